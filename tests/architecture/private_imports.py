@@ -13,6 +13,7 @@ from pathlib import Path
 MODULES = ("spec_core.errors", "spec_core.records")
 LIBRARIES = (
     "spec_kit.block_drafting",
+    "spec_kit.chain_drafting",
     "spec_kit.collectives",
     "spec_kit.drafting",
     "spec_kit.hosting",

@@ -18,8 +18,6 @@ class TestEagle3Draft(DraftSuite):
     def draft(self) -> type[Draft]:
         return Eagle3Draft
 
-    @pytest.fixture(
-        params=[{}, {"vocab_size": 60, "fc_norm": True, "norm_output": True, "loss": "lk_lambda"}]
-    )
+    @pytest.fixture(params=[{}, {"vocab_size": 60, "num_layers": 2, "loss": "lk_lambda"}])
     def options(self, request: pytest.FixtureRequest) -> dict[str, object]:
         return {"num_steps": 3, **request.param}

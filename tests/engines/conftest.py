@@ -44,6 +44,13 @@ DRAFTS = {
         "train.lr=8e-3",
         "train.steps=150",
     ],
+    "eagle3, two layers": [
+        "draft.num_layers=2",
+        "draft.num_steps=3",
+        "draft.intermediate_size=256",
+        "train.lr=4e-3",
+        "train.steps=150",
+    ],
     "dflash": [
         "draft.block_size=4",
         "draft.num_layers=2",
@@ -177,8 +184,9 @@ def trained_draft(
 
     def train(name: str) -> Trained:
         if name not in drafts:
-            output = tmp_path_factory.mktemp(f"trained-{name}")
-            words = ["--target", llama, "--data", rows, "--draft", name, "--output", output, *DRAFTS[name]]
+            draft = name.partition(",")[0]
+            output = tmp_path_factory.mktemp(f"trained-{draft}")
+            words = ["--target", llama, "--data", rows, "--draft", draft, "--output", output, *DRAFTS[name]]
             settings = ["train.warmup_steps=5", "train.global_batch_tokens=1024"]
             assert run([str(word) for word in [*words, *settings]]) == 0
             drafts[name] = Trained(name, output / "draft", prompts)

@@ -80,7 +80,7 @@ print("RESULT", json.dumps({f: read(f, m) for f, m in (word.split("=") for word 
 """
 
 EXPORTS = {
-    "eagle3": {},
+    "eagle3": {"fc_norm": False, "norm_output": False},
     "eagle3, reduced": {"vocab_size": 40},
     "eagle3, options": {
         "vocab_size": 40,

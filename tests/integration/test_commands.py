@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -210,7 +211,8 @@ def test_report_is_self_contained(trained):
 def test_same_command_again_trains_nothing_and_keeps_the_summary(words, trained, copied):
     assert run(words(copied)) == 0
     assert metrics(copied) == metrics(trained)
-    assert summary(copied) == {**summary(trained), "draft": str(copied / "draft")}
+    before = json.loads((trained / "summary.json").read_text().replace(str(trained), str(copied)))
+    assert summary(copied) == before
     assert _draft(copied) == _draft(trained)
 
 
@@ -269,7 +271,7 @@ def test_relative_paths_hold_from_any_working_directory(
     (tmp_path / "deeper" / "down").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "deeper" / "down")
     exported = command_line("export", "--checkpoint", "../../out/checkpoints/step-1", "--output", "draft")
-    assert (exported.code, exported.out) == (0, "draft: draft\n")
+    assert (exported.code, exported.out.splitlines()[0]) == (0, "draft: draft")
 
 
 @pytest.fixture
@@ -337,10 +339,22 @@ def test_tensorboard_gets_the_scalars(words, tmp_path):
 # --- drafts -----------------------------------------------------------------------------------------------------
 
 
-def test_exported_checkpoint_is_the_runs_draft_bit_for_bit(command_line, trained, tmp_path):
+def test_exported_checkpoint_is_the_runs_draft_bit_for_bit(command_line, trained, tmp_path, peaked_target):
     output = tmp_path / "drafts" / "one"
     outcome = command_line("export", "--checkpoint", trained / "checkpoints" / "step-12", "--output", output)
-    assert (outcome.code, outcome.out, outcome.err) == (0, f"draft: {output}\n", "")
+    assert (outcome.code, outcome.err) == (0, "")
+    first, length, *serve = outcome.out.splitlines()
+    assert first == f"draft: {output}"
+    assert length.startswith("acceptance length (tau): ")
+    assert [line for line in serve if line.startswith("serve it")] == [
+        f"serve it with {engine}:" for engine in ("sglang", "vllm")
+    ]
+    commands = [shlex.split(line) for line in serve if line.startswith("  ")]
+    assert [command[:3] for command in commands] == [
+        ["python", "-m", "sglang.launch_server"],
+        ["vllm", "serve", str(peaked_target)],
+    ]
+    assert all(str(output) in " ".join(command) for command in commands)
     assert _files(output) == _files(trained / "draft")
     again = command_line("export", "--checkpoint", trained / "checkpoints" / "step-12", "--output", output)
     assert again.error == f"output {output} exists; choose a new folder"
@@ -486,8 +500,18 @@ def test_evaluation_on_benchmarks(command_line, trained, peaked_target, add_char
     per_request = [row["acceptance_length_per_request"] for row in rows.values()]
     assert document["acceptance_length_per_request"] == pytest.approx(sum(per_request) / 2)
     assert "mbpp: 24 generated tokens are few, 5000 or more are advised" in document["warnings"]
-    table = command_line(*words).out.splitlines()[-4:]
-    assert [line.split()[0] for line in table] == ["benchmark", "mt_bench", "mbpp", "total"]
+    lines = command_line(*words).out.splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith("benchmark"))
+    assert [line.split()[0] for line in lines[first : first + 4]] == [
+        "benchmark",
+        "mt_bench",
+        "mbpp",
+        "total",
+    ]
+    assert [line for line in lines if line.startswith("serve it")] == [
+        "serve it with sglang:",
+        "serve it with vllm:",
+    ]
     assert command_line(*words, "--prompts", data / "mbpp.jsonl").error.startswith("evaluate needs one of")
 
 

@@ -12,6 +12,7 @@ from spec_core import EngineAbilities
 from spec_core.errors import RunError
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_engine_hf.engine import HfEngine
+from spec_engine_sglang.engine import SglangEngine
 from spec_trainer.decode import cycles
 from spec_trainer.decode.folder import DecodedFolder
 from spec_trainer.quickstart import run as quickstart
@@ -235,6 +236,15 @@ def test_a_plugin_that_cannot_is_refused_in_one_line(
     monkeypatch.setattr(plugin, ability, lost)
     _, *keys = lab.words(lab.folder / "refused", decode__on_policy=True)
     assert line in command_line("plan", *keys).error
+
+
+def test_a_draft_that_the_engine_does_not_serve_is_refused_in_one_line(command_line, lab, monkeypatch):
+    """SGLang is not installed here, so it lends its answer to the engine that is."""
+    monkeypatch.setattr(HfEngine, "check_method", SglangEngine.check_method)
+    one, two = (lab.words(lab.folder / "refused", draft__num_layers=layers)[1:] for layers in (1, 2))
+    assert command_line("plan", *one).code == 0
+    line = "engine.name=sglang: it does not serve draft 'eagle3' with these options; its serving_methods name vllm"
+    assert command_line("plan", *two).error.endswith(line)
 
 
 NOT_DECODING = {

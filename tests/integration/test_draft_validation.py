@@ -194,7 +194,7 @@ CONFIGS = {
         {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"},
         "hidden_size=None, expected a valid integer",
     ),
-    "eagle3: two layers": ({"num_hidden_layers": 2}, "num_hidden_layers=2"),
+    "eagle3: a layer more than is stored": ({"num_hidden_layers": 2}, "model.safetensors lacks layers.1."),
     "dflash: field missing": ({"hidden_size": None}, "hidden_size=None, expected a valid integer"),
     "dflash: ids that contradict": (
         {"eagle_aux_hidden_state_layer_ids": [2, 3, 4, 5, 7]},

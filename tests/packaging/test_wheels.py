@@ -27,8 +27,10 @@ OURS = {
     "spec-backend-cuda",
     "spec-core",
     "spec-draft-dflash",
+    "spec-draft-dflash2",
     "spec-draft-dspark",
     "spec-draft-eagle3",
+    "spec-draft-mtp",
     "spec-draft-peagle",
     "spec-engine-hf",
     "spec-engine-sglang",
@@ -143,8 +145,18 @@ def test_backend_brings_the_command(wheels, name):
 
 def test_command_brings_what_runs_anywhere(wheels):
     anywhere = {
-        *("backend-cpu", "draft-dflash", "draft-dspark", "draft-eagle3", "draft-peagle", "engine-hf"),
-        *("launcher-local", "strategy-fsdp", "optimizers", "trackers", "weight-transports"),
+        *(
+            "backend-cpu",
+            "draft-dflash",
+            "draft-dflash2",
+            "draft-dspark",
+            "draft-eagle3",
+            "draft-mtp",
+            "draft-peagle",
+            "engine-hf",
+            "launcher-local",
+        ),
+        *("strategy-fsdp", "optimizers", "trackers", "weight-transports"),
     }
     required = {name for name in requirements_of(wheels["spec-trainer"]) if name in OURS}
     assert required == {f"spec-{name}" for name in ("core", "kit", "processes", *anywhere)}

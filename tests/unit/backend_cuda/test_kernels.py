@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from spec_draft_dflash.kernels import scaled_softmax_
-from spec_draft_eagle3.kernels import ttt_attention, ttt_attention_backward
 from spec_kit.block_drafting import BlockLayout, block_attention, norm_rotate
+from spec_kit.chain_drafting import ttt_attention, ttt_attention_backward
 from spec_kit.drafting import plain_kernels as plain
 from spec_kit.drafting.rope import rotate
 

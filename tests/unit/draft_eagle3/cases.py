@@ -170,6 +170,7 @@ def make_setting(target: TargetSpec, module, dtype: torch.dtype) -> Setting:
         loss=config.loss,
         fc_norm=config.fc_norm,
         norm_output=config.norm_output,
+        num_layers=config.num_layers or 1,
     )
 
 

@@ -29,6 +29,7 @@ class Setting:
     loss: str = "ce"
     fc_norm: bool = False
     norm_output: bool = False
+    num_layers: int = 1
 
 
 @dataclass
@@ -77,42 +78,50 @@ def rope(x: Tensor, positions: Tensor, setting: Setting) -> Tensor:
 
 def hidden_states(weights: dict[str, Tensor], document: Document, setting: Setting) -> list[Tensor]:
     """Input of the head at each step: S tensors [T, H]."""
-    num_tokens, layer = len(document.ids), "midlayer."
+    num_tokens = len(document.ids)
     chunks = list(document.states[:, :-1].unbind(1))
     if setting.fc_norm:
         chunks = [rms(c, weights[f"fc_norm.{i}.weight"], setting.eps) for i, c in enumerate(chunks)]
     u = torch.cat(chunks, -1) @ weights["fc.weight"].T
-    time, keys, values, normed = torch.arange(num_tokens), [], [], []
+    time, normed = torch.arange(num_tokens), []
+    caches = [([], []) for _ in range(setting.num_layers)]
     for step in range(setting.num_steps):
         following = torch.clamp(
             time + 1 + step, max=num_tokens - 1
         )  # past the end: any token, never labelled
         token = setting.embedding[document.ids[following]]
-        embedded = rms(token, weights[layer + "input_layernorm.weight"], setting.eps)
-        x = torch.cat([embedded, rms(u, weights[layer + "hidden_norm.weight"], setting.eps)], -1)
-        q, k, v = (
-            (x @ weights[f"{layer}self_attn.{name}_proj.weight"].T).view(num_tokens, heads, setting.head_dim)
-            for name, heads in (
-                ("q", setting.num_heads),
-                ("k", setting.num_kv_heads),
-                ("v", setting.num_kv_heads),
-            )
-        )
-        keys.append(rope(k, time + step, setting))
-        values.append(v)
-        attended = attend(rope(q, time + step, setting), keys, values)
-        u = u + attended.flatten(1) @ weights[layer + "self_attn.o_proj.weight"].T
-        y = rms(u, weights[layer + "post_attention_layernorm.weight"], setting.eps)
-        gate = torch.nn.functional.silu(y @ weights[layer + "mlp.gate_proj.weight"].T)
-        u = (
-            u
-            + (gate * (y @ weights[layer + "mlp.up_proj.weight"].T))
-            @ weights[layer + "mlp.down_proj.weight"].T
-        )
+        for index, cache in enumerate(caches):
+            u = run_layer(weights, index, (u, token), time + step, cache, setting)
         normed.append(rms(u, weights["norm.weight"], setting.eps))
         if setting.norm_output:
             u = normed[-1]
     return normed
+
+
+def run_layer(weights, index, inputs, positions, cache, setting: Setting) -> Tensor:
+    """One layer at one step; layer 0 sees the token beside the state. ``cache``: its keys and values of all steps."""
+    (u, token), (keys, values) = inputs, cache
+    layer = f"layers.{index}." if index else "midlayer."
+    x = rms(u if index else token, weights[layer + "input_layernorm.weight"], setting.eps)
+    if not index:
+        x = torch.cat([x, rms(u, weights[layer + "hidden_norm.weight"], setting.eps)], -1)
+    q, k, v = (
+        (x @ weights[f"{layer}self_attn.{name}_proj.weight"].T).view(len(u), heads, setting.head_dim)
+        for name, heads in (
+            ("q", setting.num_heads),
+            ("k", setting.num_kv_heads),
+            ("v", setting.num_kv_heads),
+        )
+    )
+    keys.append(rope(k, positions, setting))
+    values.append(v)
+    attended = attend(rope(q, positions, setting), keys, values)
+    u = u + attended.flatten(1) @ weights[layer + "self_attn.o_proj.weight"].T
+    y = rms(u, weights[layer + "post_attention_layernorm.weight"], setting.eps)
+    gate = torch.nn.functional.silu(y @ weights[layer + "mlp.gate_proj.weight"].T)
+    return (
+        u + (gate * (y @ weights[layer + "mlp.up_proj.weight"].T)) @ weights[layer + "mlp.down_proj.weight"].T
+    )
 
 
 def attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:

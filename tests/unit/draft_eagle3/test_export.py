@@ -33,6 +33,7 @@ LAYER = [
 ]
 REDUCED = {"vocab_size": 11, "num_steps": 3}
 WITHOUT_NORMS = {"fc_norm": False, "norm_output": False}
+TWO_LAYERS = {"num_layers": 2, **REDUCED}
 EVERY_OPTION = {"fc_norm": True, "norm_output": True, "layers": (1, 3, 4, 6), "head_dim": 6, **REDUCED}
 
 
@@ -119,6 +120,37 @@ def test_config_fields_satisfy_both_engines(tmp_path):
     assert {key: fields[key] for key in expected} == expected
 
 
+def test_a_later_layer_reads_the_state_alone_and_its_norm_has_both_engines_names(tmp_path):
+    module = export(tmp_path, **TWO_LAYERS)
+    tensors = load_file(tmp_path / "model.safetensors")
+    later = {name.removeprefix("layers.1.") for name in tensors if name.startswith("layers.1.")}
+    assert later == {name.removeprefix("midlayer.") for name in LAYER}
+    assert tensors["midlayer.self_attn.q_proj.weight"].shape == (32, 32)
+    assert tensors["layers.1.self_attn.q_proj.weight"].shape == (32, 16)
+    norm = module.state_dict()["layers.1.input_layernorm.weight"]
+    for name in ("input_layernorm", "hidden_norm"):
+        assert torch.equal(tensors[f"layers.1.{name}.weight"], norm)
+    assert "layers.1.hidden_norm.weight" not in module.state_dict()
+    assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 2
+
+
+def test_only_vllm_is_named_for_several_layers(tmp_path):
+    export(tmp_path, **TWO_LAYERS)
+    assert set(Eagle3Draft.from_folder(tmp_path).serving_methods) == {"vllm"}
+    assert set(Eagle3Draft(Eagle3Config(num_layers=2)).serving_methods) == {"vllm"}
+    assert set(Eagle3Draft(Eagle3Config(num_layers=1)).serving_methods) == {"vllm", "sglang"}
+
+
+def test_several_layers_without_copies_of_norms_are_read_and_other_norms_are_not(tmp_path):
+    """The library speculators stores none; which of two different norms counts, engines do not agree on."""
+    module, name = export(tmp_path, **TWO_LAYERS), "layers.1.hidden_norm.weight"
+    edit_tensors(tmp_path, lambda tensors: tensors.pop(name))
+    again = Eagle3Draft.from_folder(tmp_path).build(make_target(), make_tensors(make_target()), None)
+    assert all(torch.equal(again.state_dict()[key], value) for key, value in module.state_dict().items())
+    edit_tensors(tmp_path, lambda tensors: tensors.update({name: torch.ones(16)}))
+    assert_damaged(tmp_path, f"{name} differs from layers.1.input_layernorm.weight")
+
+
 def test_transformers_reads_the_same_rotary_embeddings(tmp_path):
     export(tmp_path, make_target(rope={**LLAMA3, "partial_rotary_factor": 0.5}))
     config = AutoConfig.from_pretrained(tmp_path)
@@ -131,7 +163,9 @@ def test_transformers_reads_the_same_rotary_embeddings(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, WITHOUT_NORMS | REDUCED, EVERY_OPTION], ids=["full", "reduced, no norms", "every option"]
+    "options",
+    [{}, WITHOUT_NORMS | REDUCED, EVERY_OPTION, TWO_LAYERS],
+    ids=["full", "reduced, no norms", "every option", "two layers"],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_round_trip_is_exact_in_the_stored_dtype(tmp_path, options, dtype):
@@ -167,7 +201,8 @@ def test_init_from_continues_with_the_same_loss(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("vocab_size", 12), ("fc_norm", False), ("norm_output", False), ("num_heads", 2)]
+    ("option", "value"),
+    [("vocab_size", 12), ("fc_norm", False), ("norm_output", False), ("num_heads", 2), ("num_layers", 2)],
 )
 def test_init_from_refuses_an_option_that_contradicts_it(tmp_path, option, value):
     export(tmp_path, **REDUCED)
@@ -327,7 +362,8 @@ def test_damaged_tensors_are_an_artifact_error(tmp_path, edit, reason):
         ({"hidden_size": "wide"}, "hidden_size='wide'"),
         ({"draft_vocab_size": 12}, "config.json says"),
         ({"draft_vocab_size": 30}, "exceeds"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers=2"),
+        ({"num_hidden_layers": 2}, "model.safetensors lacks layers.1.input_layernorm.weight"),
+        ({"num_hidden_layers": 17}, "num_hidden_layers=17, expected less than or equal to 16"),
         ({"norm_before_residual": True}, "norm_before_residual=True"),
         ({"target_hidden_size": 32}, "target_hidden_size=32"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}, "do not name the same layers"),

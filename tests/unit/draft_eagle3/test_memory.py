@@ -8,9 +8,9 @@ import torch
 from spec_backend_cpu.attention import KERNELS
 from spec_core import FindKernel, no_kernel
 from spec_core.records import Supervision
-from spec_draft_eagle3 import attention
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
+from spec_kit.chain_drafting import attention
 from spec_kit.drafting import TargetOps
 
 from ..draft_parts import LargestOutput

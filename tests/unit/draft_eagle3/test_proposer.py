@@ -30,8 +30,8 @@ def extend(proposer, document, start, stop):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"vocab_size": 11}, {"fc_norm": False, "norm_output": False, "vocab_size": 11}],
-    ids=["plain", "reduced", "reduced, no norms"],
+    [{}, {"vocab_size": 11}, {"fc_norm": False, "norm_output": False, "vocab_size": 11}, {"num_layers": 3}],
+    ids=["plain", "reduced", "reduced, no norms", "three layers"],
 )
 @pytest.mark.parametrize("cuts", [[10], [1, 9], [3, 4, 10], list(range(1, 11))], ids=str)
 def test_chain_equals_the_unrolled_forward(options, cuts):

@@ -10,9 +10,9 @@ import torch
 from spec_backend_cpu.attention import KERNELS
 from spec_core import no_kernel
 from spec_core.records import Supervision
-from spec_draft_eagle3 import attention
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
+from spec_kit.chain_drafting import attention
 
 from ..draft_parts import assert_gradients
 from .cases import (
@@ -55,6 +55,11 @@ CASES = {
     "llama3 rope": ({}, {"rope": LLAMA3}),
     "yarn rope": ({}, {"rope": YARN}),
     "partial rope": ({}, {"rope": PARTIAL}),
+    "two layers": ({"num_layers": 2}, {}),
+    "three layers, no norms, reduced": (
+        {**WITHOUT_NORMS, "num_layers": 3, "vocab_size": 11},
+        {"rope": LLAMA3},
+    ),
     "no groups, scaled logits": ({}, {"num_kv_heads": 4, "logit_scale": 0.3}),
     "one key head": ({}, {"num_kv_heads": 1, "num_layers": 36}),
 }
@@ -227,7 +232,7 @@ def test_any_cut_into_micro_batches_gives_the_same_step(cut, gap):
 @pytest.mark.parametrize("lengths", [[], [1], [2, 1], [9, 4]], ids=str)
 @pytest.mark.parametrize("padding", [0, 3])
 def test_batch_without_labels_gives_zero_loss_and_zero_gradients(lengths, padding, kernel):
-    target, config = make_target(), Eagle3Config(num_steps=4, fc_norm=True, vocab_size=20)
+    target, config = make_target(), Eagle3Config(num_steps=4, num_layers=2, vocab_size=20)
     module = make_model(target, config, kernel=kernel)
     documents = random_documents(target, lengths, seed=1)
     for document in documents:

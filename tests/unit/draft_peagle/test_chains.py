@@ -38,7 +38,7 @@ def test_chains_end_with_the_document_and_with_the_last_guess():
 
 @pytest.mark.parametrize(("retention", "least"), [(0.7, 0.2), (0.5, 0.0), (0.9, 0.9)])
 def test_guesses_are_kept_by_the_papers_share(retention, least):
-    """Of n seeds, ⌊(n − d) · max(r^d, r_min)⌋ are kept at depth d where enough go on; depth 0 keeps all."""
+    """Depth d keeps ⌊(n − d) · max(r^d, r_min)⌋ of n seeds where enough go on; depth 0 keeps all."""
     n = 200
     kept_R, reach_R = rule(retention=retention, least_retention=least).draw(sample("1" * (n + 2)))
     counts = [int((kept_R > d).sum()) for d in range(4)]

@@ -141,6 +141,7 @@ def test_blocks_propose_less_than_their_size(draft):
         ("0.5.16", BLOCK | {"is_causal": True}, "is_causal=true with layer_types"),
         ("0.5.16", BLOCK | {"layer_types": ["sliding_attention"] * 2}, "is_causal=false with layer_types"),
         ("0.5.16", CHAIN | {"norm_before_fc": True}, "norm_before_fc=true"),
+        ("0.5.18", BLOCK | {"architectures": ["DFlash2DraftModel"]}, "which SGLang reads from 0.5.19 on"),
         ("0.5.23", CHAIN | {"norm_before_residual": True}, "norm_before_residual=true"),
     ],
 )

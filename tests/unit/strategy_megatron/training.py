@@ -17,6 +17,7 @@ from safetensors.torch import save
 
 from spec_core.strategy import StepConfig
 from spec_draft_dflash.draft import DFlashDraft
+from spec_draft_dflash2.draft import DFlash2Draft
 from spec_draft_dspark.draft import DSparkDraft
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_kit.drafting import write_draft
@@ -43,9 +44,13 @@ DRAFTS = {
     "eagle3": (Eagle3Draft, {"num_steps": 3, "vocab_size": 30, "num_kv_heads": 1}),  # replicated
     "eagle3 whole": (
         Eagle3Draft,
-        {"num_steps": 3, "fc_norm": True, "norm_output": True, "loss": "lk_lambda"},
+        {"num_steps": 3, "num_layers": 2, "loss": "lk_lambda"},
     ),
     "dflash": (DFlashDraft, {"block_size": 4, "num_layers": 2, "num_features": 3}),
+    "dflash2": (
+        DFlash2Draft,
+        {"block_size": 4, "num_layers": 2, "num_features": 3, "selector_rank": 8, "ce_weight": 0.5},
+    ),
     "dspark": (DSparkDraft, {"block_size": 4, "num_layers": 2, "num_features": 3, "markov_rank": 8}),
 }
 sys.path.append(str(Path(__file__).parents[2] / "plugins/spec-draft-medusa/src"))

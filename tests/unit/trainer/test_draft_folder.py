@@ -8,8 +8,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from spec_core import Draft, plugins
-from spec_core.errors import ArtifactError, RunError
+from spec_core.errors import ArtifactError, ConfigError, RunError
+from spec_draft_eagle3.draft import Eagle3Draft
+from spec_engine_sglang.config import SglangConfig
+from spec_engine_sglang.engine import SglangEngine
 from spec_engine_sglang.serving_format import check_sglang_folder
+from spec_engine_vllm.config import VllmConfig
+from spec_engine_vllm.engine import VllmEngine
 from spec_engine_vllm.serving_format import check_vllm_folder
 from spec_kit.drafting.draft_folder import recognise
 from spec_kit.targets.target_reader import read_target
@@ -20,12 +25,24 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 OPTIONS = {
     "eagle3": {},
     "eagle3, every option": {"vocab_size": 40, "layers": (1, 3, 6), "fc_norm": True, "norm_output": True},
+    "eagle3, two layers": {"num_layers": 2},
     "dflash": {"block_size": 4, "num_layers": 2, "num_features": 3},
     "dflash, sliding": {"block_size": 4, "num_layers": 2, "sliding_window": 8},
     "dflash, mixed": {"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 16},
+    "dflash2": {
+        "block_size": 4,
+        "num_layers": 2,
+        "conv_group_size": 8,
+        "selector_rank": 8,
+        "selector_top_k": 4,
+    },
     "dspark": {"block_size": 3, "num_layers": 2, "markov_rank": 8},
     "peagle": {"num_layers": 2, "vocab_size": 40},
 }
+
+
+class _Unnamed(Eagle3Draft):
+    serving_methods = {}  # noqa: RUF012
 
 
 @pytest.fixture
@@ -70,6 +87,8 @@ FLAWS = [
     (check_vllm_folder, "eagle3", {IDS: None, "eagle_config": None, "aux_hidden_states_layer_ids": [1]}, "names its"),
     (check_vllm_folder, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
     (check_vllm_folder, "dflash", {"dflash_config": {"target_layer_ids": None}}, "no dflash_config.target_layer_ids"),
+    (check_vllm_folder, "dflash2", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
+    (check_sglang_folder, "dflash2", {"num_target_layers": None}, "has no num_target_layers"),
     (check_vllm_folder, "dspark", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
     (check_vllm_folder, "dspark", {"dflash_config": {"target_layer_ids": None}}, "no dflash_config.target_layer_ids"),
     (check_vllm_folder, "dspark", {"markov_head_type": "gated"}, "markov_head_type is not vanilla"),
@@ -139,6 +158,28 @@ def test_mixed_layers_need_the_runner_that_the_cpu_build_lacks(export, target):
 def test_a_markov_head_needs_the_runner_that_the_cpu_build_lacks(export, target):
     folder = export("dspark")
     with pytest.raises(ArtifactError, match="needs vLLM's second model runner"):
+        check_vllm_folder(folder, target, is_cpu_build=True)
+
+
+def test_engines_say_before_there_is_a_folder_which_drafts_they_serve():
+    plugin = plugins.load(Draft, "eagle3")
+    one, two = (plugin(plugin.Config(name="eagle3", num_layers=layers)) for layers in (1, 2))
+    for draft in (one, two):
+        VllmEngine.check_method(VllmConfig(name="vllm"), draft)
+    SglangEngine.check_method(SglangConfig(name="sglang"), one)
+    with pytest.raises(ConfigError, match=r"engine.name=sglang: .*its serving_methods name vllm$"):
+        SglangEngine.check_method(SglangConfig(name="sglang"), two)
+    config = VllmConfig(name="vllm", draft_method="other")
+    VllmEngine.check_method(config, _Unnamed(plugin.Config(name="eagle3")))
+    with pytest.raises(ConfigError, match="name no engine"):
+        VllmEngine.check_method(VllmConfig(name="vllm"), _Unnamed(plugin.Config(name="eagle3")))
+
+
+def test_a_selector_needs_a_vllm_that_knows_it_and_its_second_runner(export, target):
+    folder = export("dflash2")
+    with pytest.raises(ArtifactError, match=r"vLLM knows from 0\.28 on"):
+        check_vllm_folder(folder, target, knows_selectors=False)
+    with pytest.raises(ArtifactError, match="chosen by a selector, which needs vLLM's second model runner"):
         check_vllm_folder(folder, target, is_cpu_build=True)
 
 

@@ -21,6 +21,7 @@ from spec_processes import (
     collect_rarely,
     hide_broken_extensions,
     leave_out_working_directory,
+    let_waiting_threads_sleep,
     restart_where_torch_would_fail,
 )
 from spec_trainer.command_line.console_log import log_to_stderr
@@ -77,10 +78,13 @@ def train_command(*overrides: str, flags: RunFlags = _NO_FLAGS) -> None:
     """
     run = _resolve(overrides, flags)
     from spec_trainer.commands.train import run_training
+    from spec_trainer.serving import closing_lines
 
     with unforeseen_errors(run.directory.logs):
         summary = run_training(run)
-    print_text(f"draft: {summary['draft']}\nreport: {run.directory.report}")
+    print_text(
+        "\n".join((f"draft: {summary['draft']}", f"report: {run.directory.report}", *closing_lines(summary)))
+    )
 
 
 app.default(train_command)
@@ -201,8 +205,10 @@ def export_command(*, checkpoint: Path, output: Path, target: str | None = None)
         Folder of the target, if it was moved since.
     """
     from spec_trainer.commands.export import export_checkpoint
+    from spec_trainer.serving import closing_lines
 
-    print_text(f"draft: {export_checkpoint(checkpoint, output, target)}")
+    exported = export_checkpoint(checkpoint, output, target)
+    print_text("\n".join((f"draft: {exported['draft']}", *closing_lines(exported))))
 
 
 @app.command
@@ -235,13 +241,10 @@ def evaluate(
         Options of engine and backend, such as engine.dtype=float32, and data.chat_template_kwargs.NAME=VALUE.
     """
     from spec_trainer.commands.evaluate import evaluate_draft, write_page
-    from spec_trainer.evaluation.document import benchmark_lines, load_lines
+    from spec_trainer.evaluation.tables import evaluation_lines
 
     document = evaluate_draft(request, overrides)
-    print_document(document, as_json)
-    for lines in () if as_json else (benchmark_lines(document), load_lines(document)):
-        if table := "\n".join(lines):
-            print_text(table)
+    print_lines(document, evaluation_lines(document), as_json)
     if request.report is not None:  # last, so that a full disk does not cost the figures
         write_page(document, request.report)
 
@@ -317,14 +320,18 @@ def quickstart(
     """
     hide_broken_extensions()
     from spec_trainer.quickstart.run import QuickstartSize, highlights, run_quickstart
+    from spec_trainer.serving import closing_lines
 
     summary = run_quickstart(draft, engine, output, QuickstartSize(seed=seed), backend)
     print_document(summary if as_json else highlights(summary, output), as_json)
+    if not as_json:
+        print_text("\n".join(closing_lines(summary)))
 
 
 def main() -> None:
     """Run the command line of this process and exit."""
     leave_out_working_directory()
+    let_waiting_threads_sleep()
     restart_where_torch_would_fail()
     collect_rarely()
     keep_stdout_for_documents()

@@ -134,6 +134,7 @@ def _check_decoder(parts: RunParts) -> None:
         raise ConfigError(
             f"decode.on_policy=true: engine {config.engine.name!r} does not say which guesses it judged; remove it"
         )
+    parts.engine_type.check_method(config.engine, parts.draft)
     key = "serve_every" if config.train.serve_every else "push_every"
     if (steps := getattr(config.train, key)) and not parts.engine_type.abilities.fresh_weights:
         raise ConfigError(

@@ -16,7 +16,8 @@ E6  ``health`` raises EngineError when the engine cannot serve; ``close`` is ide
 E7  ``create`` is the only constructor that the application calls, for every engine alike. An engine whose context has
     neither a transport nor a placement generates, and refuses to capture with EngineError.
 E8  ``check_draft`` finds from files alone, before anything starts, that this engine cannot serve a draft folder or
-    so many draft tokens a round: UsageError, one line. Optional: by default every draft is accepted.
+    so many draft tokens a round: UsageError, one line; ``check_method``, without a folder, that it serves none of the
+    draft's. Optional: by default every draft is accepted.
 E9  ``start`` returns when the engine is ready to capture for a schema, and raises EngineError for a schema that the
     target does not have. Calls without ``start`` are served too: they start what they need.
 E10 ``draft_replica`` is how fresh weights reach the draft that the engine serves (``spec_core.draft_replica`` has its
@@ -28,6 +29,8 @@ E13 With ``SamplingParams.with_times``, each token of an answer has its time in 
     no more than ``SamplingParams.concurrency`` prompts are answered at once. Optional: by default there are no times.
 E14 ``abilities`` declares what not every engine can do: E10, E11, ``use_proposer`` and to run in this process. What
     is declared works. Of the rest, methods raise EngineError and answers have no ``guess_places``.
+E15 ``serving_command`` returns one line for a shell that starts the stock program with a draft folder and so many
+    draft tokens a round. Optional: by default an engine has no program that users start, and returns None.
 """
 
 from __future__ import annotations
@@ -152,12 +155,30 @@ class Engine(Resource):
         """
 
     @classmethod
+    def check_method(cls, config: EngineConfig, draft: Draft) -> None:
+        """Raise ConfigError if this engine, as configured, knows no way to serve any export of the draft (E8).
+
+        Optional: by default every draft is accepted. It is asked before there is a folder.
+        """
+
+    @classmethod
     def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:
         """Raise ArtifactError if no supported version of this engine can serve the export in ``folder``.
 
         Every export is checked so by each installed engine, whether it can run on this machine or not. An error of
         one that the draft names in ``serving_methods`` refuses the export; that of another is a warning.
         """
+
+    @classmethod
+    def serving_command(
+        cls, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
+    ) -> str | None:
+        """Return the command by which a user serves ``target`` with the draft in ``folder``; None without one (E15).
+
+        The application asks only where ``check_export`` accepts the folder and the draft names this engine in
+        ``serving_methods``.
+        """
+        return None
 
     @abstractmethod
     def start(self, schema: FeatureSchema) -> None:

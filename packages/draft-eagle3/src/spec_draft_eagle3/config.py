@@ -9,6 +9,9 @@ import pydantic
 
 from spec_kit.drafting import CapturedLayers, DecoderConfig, DistilledLoss
 
+MOST_LAYERS = 16
+"""More than any published draft has; a damaged config.json does not make thousands."""
+
 
 class Eagle3Config(DecoderConfig):
     """Options of the Eagle3 draft.
@@ -27,6 +30,8 @@ class Eagle3Config(DecoderConfig):
     step_decay: float = pydantic.Field(0.8, gt=0, le=1)
     """Weight of one step relative to the one before: step s weighs step_decay ** s."""
 
+    num_layers: int | None = pydantic.Field(None, ge=1, le=MOST_LAYERS)
+    """Decoder layers. None: 1. The first reads the token and the state, each further one the state alone."""
     vocab_size: int | None = pydantic.Field(None, ge=1)
     """Rows of the draft's head: the most frequent supervised tokens. None: the target's whole vocabulary."""
     layers: CapturedLayers | None = pydantic.Field(None, min_length=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from spec_core.errors import ConfigError
+from spec_core.errors import ArtifactError, ConfigError
 from spec_core.records import FeatureSchema, ShardHints, TensorParallelHints
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.shape import ARCHITECTURE, Eagle3Shape
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
 
     from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import Supervision
-    from spec_draft_eagle3.kernels import Eagle3Kernels
     from spec_draft_eagle3.model import Eagle3Model
+    from spec_kit.chain_drafting import ChainKernels
     from spec_kit.drafting import Json
-
-_MAPPING = ("d2t", "t2d")
 
 
 class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
@@ -43,6 +41,12 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     small_run: ClassVar[Mapping[str, object]] = {"num_steps": 3, "step_decay": 1.0}
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "eagle3", "sglang": "EAGLE3"}
+
+    def __init__(self, config: DraftConfig) -> None:
+        """Leave out SGLang where there are several layers: none has been served by it yet."""
+        super().__init__(config)
+        if (self.options.num_layers or 1) > 1:
+            self.serving_methods = {"vllm": "eagle3"}
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:
@@ -64,22 +68,23 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
             "eagle_aux_hidden_state_layer_ids",
         )
         own = {name: fields[name] for name in names if name in fields}
-        fixed = {"architectures": [ARCHITECTURE], "num_hidden_layers": 1, "norm_before_residual": True}
+        fixed = {"architectures": [ARCHITECTURE], "norm_before_residual": True}
         return fixed | own  # where it does not say, vLLM norms before the residual
 
     @classmethod
     def module_name(cls, stored_name: str) -> str:
-        """Return the module's name of a tensor: published drafts call the one layer ``layers.0`` or ``midlayer``."""
+        """Return the module's name of a tensor: published drafts call the first layer ``layers.0`` too."""
         name = super().module_name(stored_name)
         return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
 
     @classmethod
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[Eagle3Shape]) -> None:
-        """Raise ArtifactError for a vocabulary mapping that is none."""
+        """Raise ArtifactError for a vocabulary mapping that is none, and for a norm that engines read differently."""
         if "d2t" in checkpoint.stored_names:
             from spec_kit.drafting import read_mapping
 
             read_mapping(checkpoint)
+        _check_copies(checkpoint)
 
     def fresh_shape(self, target: TargetSpec) -> Eagle3Shape:
         """Return the options, else the target's sizes."""
@@ -87,6 +92,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         return Eagle3Shape.for_target(
             options,
             target,
+            num_layers=options.num_layers or 1,
             vocab_size=options.vocab_size or target.vocab_size,
             captured=options.layers,
             fc_norm=bool(options.fc_norm),
@@ -123,27 +129,18 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
         Of a sample with guess places, only those at place s + 1 count.
         """
-        import torch
+        from spec_kit.chain_drafting import count_labels
 
-        steps = self.options.num_steps
-
-        def labels(sample: Supervision, step: int) -> Tensor:
-            labelled_T = sample.loss_mask[step + 2 :]
-            if sample.guess_place is not None:
-                labelled_T = labelled_T & (sample.guess_place[step + 2 :] == step + 1)
-            return labelled_T.sum()
-
-        counts = [torch.stack([labels(sample, s) for s in range(steps)]) for sample in supervision]
-        return sum(counts, torch.zeros(steps, dtype=torch.int64)).to("cpu", torch.float64)
+        return count_labels(supervision, self.options.num_steps)
 
     @classmethod
-    def kernels(cls) -> type[Eagle3Kernels]:
+    def kernels(cls) -> type[ChainKernels]:
         """Return the kernels that the draft can use (D10)."""
-        from spec_draft_eagle3.kernels import Eagle3Kernels
+        from spec_kit.chain_drafting import ChainKernels
 
-        return Eagle3Kernels
+        return ChainKernels
 
-    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: Eagle3Kernels) -> nn.Module:
+    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: ChainKernels) -> nn.Module:
         """Return the network with drawn weights."""
         from spec_draft_eagle3.model import Eagle3Model
 
@@ -167,13 +164,18 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the trained tensors, then the vocabulary mapping where there is one (D8)."""
+        """Yield the trained tensors, copies of norms, and the vocabulary mapping if there is one (D8)."""
+        from spec_kit.drafting import MAPPING
+
+        shape = self.shape(target)
         yield from super().exported_tensors(weights, target)
-        for name in _MAPPING if self.shape(target).reduced else ():
+        for name, source in shape.norm_copies.items():
+            yield name, as_served(weights[source], target).clone()  # else the two would share memory
+        for name in MAPPING if shape.reduced else ():
             yield name, as_served(weights[name], target)
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
-        """Return how tensor-parallel ranks divide the layer, the head, and ``fc`` by its inputs."""
+        """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` by its inputs."""
         shape = self.shape(target)
         own = TensorParallelHints(
             columns={"lm_head": shape.vocab_size},
@@ -186,7 +188,9 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
             all_tokens_out=("head_input",),
             kept_ids="t2d" if shape.reduced else "",
         )
-        return ShardHints(tensor_parallel=shape.layer_hints("midlayer") + own, vocabulary=("lm_head",))
+        layers = ["midlayer", *(f"layers.{index}" for index in shape.later_layers)]
+        hints = sum(map(shape.layer_hints, layers), TensorParallelHints()) + own
+        return ShardHints(tensor_parallel=hints, vocabulary=("lm_head",))
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
         """Return a fresh proposer for one sequence (D9)."""
@@ -195,3 +199,18 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
         assert isinstance(module, Eagle3Model)
         return ChainProposer(module, ops)
+
+
+def _check_copies(checkpoint: DraftCheckpoint[Eagle3Shape]) -> None:
+    """Raise ArtifactError where a folder has two norms of one input: engines differ in which they take."""
+    import torch
+
+    for name, source in checkpoint.shape.norm_copies.items():
+        if name not in checkpoint.stored_names:
+            continue
+        stored = checkpoint.load(name, source)
+        if not torch.equal(stored[name], stored[source]):
+            raise ArtifactError(
+                f"draft {checkpoint.folder}: {name} differs from {source}: vLLM would norm by the second, SGLang by "
+                "the first; store the one that was trained under both names"
+            )

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spec_draft_eagle3.attention import unrolled_attention
-from spec_draft_eagle3.loss import HeadLoss, SupervisedRows
+from spec_kit.chain_drafting import HeadLoss, SupervisedRows, step_weights, unrolled_attention
 from spec_kit.drafting import AttentionProjections, Mlp, Rope, linear
 
 if TYPE_CHECKING:
@@ -18,23 +17,24 @@ if TYPE_CHECKING:
     from spec_core import VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_eagle3.config import Eagle3Config
-    from spec_draft_eagle3.kernels import Eagle3Kernels
     from spec_draft_eagle3.shape import Eagle3Shape
+    from spec_kit.chain_drafting import ChainKernels
 
 
 class Eagle3Layer(nn.Module):
-    """One Llama-style decoder layer whose attention sees [normed token embedding ; normed hidden state].
+    """One Llama-style decoder layer; the attention of the first sees [normed token embedding ; normed hidden state].
 
     It has the projections; the attention itself spans the unrolled steps (``attention.py``).
     """
 
-    def __init__(self, shape: Eagle3Shape, kernels: Eagle3Kernels) -> None:
+    def __init__(self, shape: Eagle3Shape, kernels: ChainKernels, *, is_first: bool) -> None:
         """Make the layer; its MLP uses the backend's kernel."""
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.hidden_norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.self_attn = AttentionProjections(shape, 2 * shape.hidden_size)
+        width = shape.hidden_size
+        self.input_layernorm = nn.RMSNorm(width, shape.norm_eps)
+        self.hidden_norm = nn.RMSNorm(width, shape.norm_eps) if is_first else None
+        self.post_attention_layernorm = nn.RMSNorm(width, shape.norm_eps)
+        self.self_attn = AttentionProjections(shape, 2 * width if is_first else width)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
         self.head_dim = shape.head_dim
 
@@ -45,29 +45,45 @@ class Eagle3Layer(nn.Module):
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         return [len(projection.weight) // self.head_dim for projection in projections]
 
-    def qkv_weights(self) -> tuple[Tensor, Tensor]:
-        """Return q, k and v stacked, split by input: for the embedding, and for the hidden state.
-
-        The embedding's part does not depend on the step, so every step shares one product.
-        """
+    def qkv_weight(self) -> Tensor:
+        """Return the weights of q, k and v, stacked."""
         attention = self.self_attn
-        stacked = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
-        embedded, hidden = stacked.chunk(2, dim=1)
-        return embedded, hidden
+        return torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
 
     def embed(self, embedding_TH: Tensor, weight: Tensor) -> Tensor:
         """Return the embedding's share of q, k, v: [T, (heads + 2 kv_heads) * head_dim]."""
         return F.linear(self.input_layernorm(embedding_TH), weight)
 
-    def qkv(self, embedded: Tensor, hidden_TH: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        """Return q, k, v as [T, heads, head_dim], not rotated yet."""
-        projected = torch.addmm(embedded, self.hidden_norm(hidden_TH), weight.T)
+    def qkv(self, hidden_TH: Tensor, weight: Tensor, embedded: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return q, k, v as [T, heads, head_dim], not rotated yet; the first layer adds ``embedded``."""
+        if self.hidden_norm is None or embedded is None:
+            projected = F.linear(self.input_layernorm(hidden_TH), weight)
+        else:
+            projected = torch.addmm(embedded, self.hidden_norm(hidden_TH), weight.T)
         return projected.unflatten(1, (-1, self.head_dim)).split(self.heads, dim=1)
 
     def finish(self, hidden_TH: Tensor, attended: Tensor) -> Tensor:
         """Return the layer's output: output projection and MLP around their residuals."""
         hidden_TH = hidden_TH + self.self_attn.o_proj(attended.flatten(1))
         return hidden_TH + self.mlp(self.post_attention_layernorm(hidden_TH))
+
+
+class _UnrolledLayer:
+    """One layer over the unrolled steps, with the keys and values of those so far."""
+
+    def __init__(self, layer: Eagle3Layer, kernels: ChainKernels, bounds: list[tuple[int, int]]) -> None:
+        self._layer, self._kernels, self._bounds = layer, kernels, bounds
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def step(self, hidden_TH: Tensor, qkv: tuple[Tensor, ...], angles: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the layer's output of one more step."""
+        q, k, v = qkv
+        self._keys.append(self._kernels.rotate(k, angles))
+        self._values.append(v)
+        q = self._kernels.rotate(q, angles)
+        attended = unrolled_attention(self._kernels, q, self._keys, self._values, self._bounds)
+        return self._layer.finish(hidden_TH, attended)
 
 
 class Eagle3Model(nn.Module):
@@ -79,7 +95,7 @@ class Eagle3Model(nn.Module):
     d2t: Tensor | None
     t2d: Tensor | None
 
-    def __init__(self, shape: Eagle3Shape, config: Eagle3Config, kernels: Eagle3Kernels) -> None:
+    def __init__(self, shape: Eagle3Shape, config: Eagle3Config, kernels: ChainKernels) -> None:
         """Make the network; the vocabulary mapping is empty until it is loaded."""
         super().__init__()
         self.shape, self.config, self.kernels = shape, config, kernels
@@ -88,7 +104,9 @@ class Eagle3Model(nn.Module):
         self.fc = linear(shape.num_captured * width, width)
         chunks = shape.num_captured if shape.fc_norm else 0
         self.fc_norm = nn.ModuleList(nn.RMSNorm(width, shape.norm_eps) for _ in range(chunks))
-        self.midlayer = Eagle3Layer(shape, kernels)
+        self.midlayer = Eagle3Layer(shape, kernels, is_first=True)
+        later = {str(index): Eagle3Layer(shape, kernels, is_first=False) for index in shape.later_layers}
+        self.layers = nn.ModuleDict(later)
         self.norm = nn.RMSNorm(width, shape.norm_eps)
         self.head_input = nn.Identity()  # a name for the place where a strategy gathers tokens
         self.lm_head = linear(width, shape.vocab_size)
@@ -98,6 +116,11 @@ class Eagle3Model(nn.Module):
         self.register_buffer(
             "t2d", torch.zeros(shape.target_vocab_size, dtype=torch.bool) if shape.reduced else None
         )
+
+    @property
+    def decoder_layers(self) -> list[Eagle3Layer]:
+        """The layers in the order in which they run."""
+        return [self.midlayer, *(self.layers[str(index)] for index in self.shape.later_layers)]  # pyright: ignore[reportReturnType]
 
     @property
     def ids_V(self) -> Tensor:
@@ -123,7 +146,8 @@ class Eagle3Model(nn.Module):
             ops=ops,
             kernels=self.kernels,
         )
-        return loss(states, batch.hidden_TNH[:, -1], rows, self._step_weights(denominators, states[0]))
+        weight_S = step_weights(denominators, self.config.step_decay, states[0])
+        return loss(states, batch.hidden_TNH[:, -1], rows, weight_S)
 
     def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> list[Tensor]:
         """Return S inputs of the head [T, H], after the final norm.
@@ -131,23 +155,21 @@ class Eagle3Model(nn.Module):
         Row t of step s has token t + 1 + s as input. Past its document's end that is some other token: such a row
         is never labelled, at no later step either, and no row of its document attends it.
         """
-        steps, (num_tokens, layer) = self.config.num_steps, (len(batch.input_ids_T), self.midlayer)
-        rotate = self.kernels.rotate
-        token_weight, hidden_weight = layer.qkv_weights()
-        tokens = F.pad(layer.embed(ops.embed(batch.input_ids_T), token_weight), (0, 0, 0, steps))
+        steps, num_tokens, layers = self.config.num_steps, len(batch.input_ids_T), self.decoder_layers
+        # The embedding's part of q, k and v does not depend on the step, so every step shares one product.
+        token_weight, hidden_weight = self.midlayer.qkv_weight().chunk(2, dim=1)
+        weights = [hidden_weight, *(layer.qkv_weight() for layer in layers[1:])]
+        tokens = F.pad(self.midlayer.embed(ops.embed(batch.input_ids_T), token_weight), (0, 0, 0, steps))
         bounds = [(span.start, span.stop) for span in batch.spans]
+        unrolled = [_UnrolledLayer(layer, self.kernels, bounds) for layer in layers]
         hidden = self.fuse(batch.hidden_TNH[:, :-1])
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
         states: list[Tensor] = []
         for step in range(steps):
-            q, k, v = layer.qkv(tokens[step + 1 : step + 1 + num_tokens], hidden, hidden_weight)
-            angles = self.rope.angles(batch.position_T + step, q.dtype)
-            keys.append(rotate(k, angles))
-            values.append(v)
-            q = rotate(q, angles)
-            attended = unrolled_attention(self.kernels, q, keys, values, bounds)
-            hidden, normed = self.output(layer.finish(hidden, attended))
+            angles = self.rope.angles(batch.position_T + step, hidden.dtype)
+            embedded = tokens[step + 1 : step + 1 + num_tokens]
+            for layer, weight, over_steps in zip(layers, weights, unrolled, strict=True):
+                hidden = over_steps.step(hidden, layer.qkv(hidden, weight, embedded), angles)
+            hidden, normed = self.output(hidden)
             states.append(self.head_input(normed))
         return states
 
@@ -162,10 +184,3 @@ class Eagle3Model(nn.Module):
         """Return the next step's hidden state and the head's input, from the layer's output."""
         normed = self.norm(hidden_TH)
         return (normed if self.shape.norm_output else hidden_TH), normed
-
-    def _step_weights(self, denominators: Tensor, like: Tensor) -> Tensor:
-        """Return [S]: decay^s / n_s, and 0 where nothing is labelled."""
-        count = denominators.to(like.device)
-        decay = self.config.step_decay ** torch.arange(len(count), device=like.device, dtype=count.dtype)
-        weight = torch.where(count > 0, decay / count.clamp(min=1), 0)
-        return weight.to(torch.promote_types(like.dtype, torch.float32))

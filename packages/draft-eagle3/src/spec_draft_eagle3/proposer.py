@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
     from spec_core import VocabularyOps
-    from spec_draft_eagle3.model import Eagle3Model
+    from spec_draft_eagle3.model import Eagle3Layer, Eagle3Model
 
     Angles = tuple[Tensor, Tensor]
+    KeysValues = tuple[Tensor, Tensor]
+    """Those of one sequence in one layer, [L, kv_heads, D]."""
 
 
 class ChainProposer(Proposer):
@@ -35,7 +37,7 @@ class ChainProposer(Proposer):
         """Start with an empty cache."""
         self._network = _Network(module, ops)
         empty = module.fc.weight.new_zeros(0, module.shape.num_kv_heads, module.shape.head_dim)
-        self._keys, self._values = empty, empty
+        self._caches: list[KeysValues] = [(empty, empty)] * module.shape.num_layers
         self._last = module.fc.weight.new_zeros(module.shape.hidden_size)
 
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
@@ -58,16 +60,22 @@ class ChainProposer(Proposer):
         network, counts = proposers[0]._network, [len(ids) for ids in next_ids]
         device = network.device
         position_T = torch.cat(
-            [torch.arange(len(p._keys), len(p._keys) + n) for p, n in zip(proposers, counts, strict=True)]
+            [torch.arange(p._length, p._length + n) for p, n in zip(proposers, counts, strict=True)]
         )
-        ids_T = torch.tensor([token for ids in next_ids for token in ids], dtype=torch.int64)
+        ids_T = torch.tensor([token for ids in next_ids for token in ids], dtype=torch.int64).to(device)
         hidden_TH = network.module.fuse(torch.cat(list(hidden))[:, :-1].to(device))
-        q_T, k_T, v_T = network.qkv(ids_T.to(device), hidden_TH, network.angles(position_T.to(device)))
-        for proposer, k, v in zip(proposers, k_T.split(counts), v_T.split(counts), strict=True):
-            proposer._keys = torch.cat([proposer._keys, k])
-            proposer._values = torch.cat([proposer._values, v])
+        angles = network.angles(position_T.to(device))
+        for index, layer in enumerate(network.layers):
+            q_T, k_T, v_T = network.qkv(layer, ids_T, hidden_TH, angles)
+            for proposer, k, v in zip(proposers, k_T.split(counts), v_T.split(counts), strict=True):
+                keys, values = proposer._caches[index]
+                proposer._caches[index] = torch.cat([keys, k]), torch.cat([values, v])
+            if layer is not network.layers[-1]:
+                caches = [p._caches[index] for p in proposers]
+                hidden_TH = layer.finish(hidden_TH, _attend_new(q_T, caches, counts))
         ends = (torch.tensor(counts).cumsum(0) - 1).to(device)
-        last_BH = network.finish(hidden_TH[ends], q_T[ends], _Context(proposers, 0))
+        context = _Context([p._caches[-1] for p in proposers], 0)
+        last_BH = network.finish(network.layers[-1], hidden_TH[ends], q_T[ends], context)
         for proposer, last_H in zip(proposers, last_BH, strict=True):
             proposer._last = last_H
 
@@ -77,18 +85,20 @@ class ChainProposer(Proposer):
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
         """Guess one token of every sequence after the other, without keeping their keys and values."""
-        network, context = proposers[0]._network, _Context(proposers, num_tokens)
+        network = proposers[0]._network
+        contexts = [
+            _Context(caches, num_tokens) for caches in zip(*(p._caches for p in proposers), strict=True)
+        ]
         uniform_BK = uniform_numbers(generators, num_tokens) if temperature > 0 else None
         hidden_BH, normed_BH = network.module.output(torch.stack([p._last for p in proposers]))
-        angles = network.angles(context.guess_position_S)
+        angles = network.angles(contexts[0].guess_position_S)
         step_angles = zip(*(part.split(len(proposers)) for part in angles), strict=True)
         ids: list[Tensor] = []
         probs: list[Tensor] = []
         for step in range(num_tokens):
             if step:
-                q, k, v = network.qkv(ids[-1], hidden_BH, next(step_angles))
-                context.append(k, v)
-                hidden_BH, normed_BH = network.module.output(network.finish(hidden_BH, q, context))
+                hidden_BH = network.advance(ids[-1], hidden_BH, next(step_angles), contexts)
+                hidden_BH, normed_BH = network.module.output(hidden_BH)
             logits_BV = network.logits(normed_BH)
             if uniform_BK is None:
                 ids.append(network.token_ids(logits_BV.argmax(-1)))
@@ -100,31 +110,50 @@ class ChainProposer(Proposer):
         probs_BKV = torch.stack(probs, dim=1) if probs else [None] * len(rows)
         return [Proposal(token_ids=tuple(r), probs_KV=p) for r, p in zip(rows, probs_BKV, strict=True)]
 
+    @property
+    def _length(self) -> int:
+        return len(self._caches[0][0])
+
 
 class _Network:
-    """The draft's layer and head for positions of several sequences."""
+    """The draft's layers and head for positions of several sequences."""
 
     def __init__(self, module: Eagle3Model, ops: VocabularyOps) -> None:
         self.module, self._ops = module, ops
-        self.device = module.fc.weight.device
+        self.device, self.layers = module.fc.weight.device, module.decoder_layers
 
     def angles(self, position_T: Tensor) -> Angles:
         """Return the rotary angles of positions."""
         return self.module.rope.angles(position_T, self.module.fc.weight.dtype)
 
-    def qkv(self, ids_T: Tensor, hidden_TH: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+    def advance(
+        self, ids_B: Tensor, hidden_BH: Tensor, angles: Angles, contexts: Sequence[_Context]
+    ) -> Tensor:
+        """Return the last layer's output for one more guess of each sequence, which the contexts take in."""
+        for layer, context in zip(self.layers, contexts, strict=True):
+            q, k, v = self.qkv(layer, ids_B, hidden_BH, angles)
+            context.append(k, v)
+            hidden_BH = self.finish(layer, hidden_BH, q, context)
+        return hidden_BH
+
+    def qkv(
+        self, layer: Eagle3Layer, ids_T: Tensor, hidden_TH: Tensor, angles: Angles
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated q and k, and v, of tokens at the positions of these angles."""
-        layer, attention = self.module.midlayer, self.module.midlayer.self_attn
-        embedded_TH = layer.input_layernorm(self._ops.embed(ids_T))
-        both = torch.cat([embedded_TH, layer.hidden_norm(hidden_TH)], dim=-1)
+        attention = layer.self_attn
+        if layer.hidden_norm is None:
+            inputs = layer.input_layernorm(hidden_TH)
+        else:
+            embedded_TH = layer.input_layernorm(self._ops.embed(ids_T))
+            inputs = torch.cat([embedded_TH, layer.hidden_norm(hidden_TH)], dim=-1)
         q, k, v = (
-            project(both).unflatten(-1, (-1, layer.head_dim))
+            project(inputs).unflatten(-1, (-1, layer.head_dim))
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
         return rotate(q, angles), rotate(k, angles), v
 
-    def finish(self, hidden_BH: Tensor, q_BND: Tensor, context: _Context) -> Tensor:
-        """Return the layer's output for one query of each sequence, which attends all of its context."""
+    def finish(self, layer: Eagle3Layer, hidden_BH: Tensor, q_BND: Tensor, context: _Context) -> Tensor:
+        """Return a layer's output for one query of each sequence, which attends all of its context."""
         attended = torch.nn.functional.scaled_dot_product_attention(
             q_BND[:, :, None],
             context.keys,
@@ -132,7 +161,7 @@ class _Network:
             attn_mask=context.visible,
             enable_gqa=True,
         )
-        return self.module.midlayer.finish(hidden_BH, attended)
+        return layer.finish(hidden_BH, attended)
 
     def logits(self, normed_BH: Tensor) -> Tensor:
         """Return float32 logits over the rows of the draft's head."""
@@ -152,15 +181,15 @@ class _Network:
 
 
 class _Context:
-    """Keys and values of several sequences side by side, [B, kv_heads, L, D], with room for guesses behind them."""
+    """A layer's keys and values of several sequences side by side, [B, kv_heads, L, D], with room for guesses."""
 
-    def __init__(self, proposers: Sequence[ChainProposer], room: int) -> None:
-        device = proposers[0]._keys.device
-        self._lengths = torch.tensor([len(p._keys) for p in proposers])
+    def __init__(self, caches: Sequence[KeysValues], room: int) -> None:
+        device = caches[0][0].device
+        self._lengths = torch.tensor([len(keys) for keys, _ in caches])
         self._used, self._num_guesses = int(self._lengths.max()), 0
         self._keys, self._values = (
             torch.nn.functional.pad(pad_sequence(parts, batch_first=True).transpose(1, 2), (0, 0, 0, room))
-            for parts in ([p._keys for p in proposers], [p._values for p in proposers])
+            for parts in ([keys for keys, _ in caches], [values for _, values in caches])
         )
         length_B = self._lengths.to(device)
         self.guess_position_S = (length_B + torch.arange(room, device=device)[:, None]).flatten()
@@ -190,3 +219,16 @@ class _Context:
     def visible(self) -> Tensor:
         """Which of them are the sequence's own: bool [B, 1, 1, L]."""
         return self._visible[..., : self._used + self._num_guesses]
+
+
+def _attend_new(q_TND: Tensor, caches: Sequence[KeysValues], counts: Sequence[int]) -> Tensor:
+    """Return attention [T, heads, D] of each sequence's newest positions, each of which sees those up to its own."""
+    pieces: list[Tensor] = []
+    for q, (keys, values), count in zip(q_TND.split(counts), caches, counts, strict=True):
+        visible = torch.ones(count, len(keys), dtype=torch.bool, device=q.device).tril(len(keys) - count)
+        query, key, value = (part.transpose(0, 1)[None] for part in (q, keys, values))
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, enable_gqa=True
+        )
+        pieces.append(attended[0].transpose(0, 1))
+    return torch.cat(pieces)

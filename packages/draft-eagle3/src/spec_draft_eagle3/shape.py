@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from spec_draft_eagle3.config import MOST_LAYERS
 from spec_kit.drafting import DecoderShape, Size, decoder_fields, end_fields, head_fields, read_layers
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Eagle3Shape(DecoderShape):
         default_factory=lambda sizes: sizes["target_vocab_size"], alias="draft_vocab_size"
     )
     """Rows V' of the draft's head; equal to ``target_vocab_size`` without a reduced vocabulary."""
+    num_layers: int = Field(1, ge=1, le=MOST_LAYERS, alias="num_hidden_layers")
     captured: tuple[int, ...] | None
     """Captured layers; None: the default three."""
     fc_norm: bool = False
@@ -40,9 +42,24 @@ class Eagle3Shape(DecoderShape):
         return self.vocab_size < self.target_vocab_size
 
     @property
+    def later_layers(self) -> range:
+        """Indices of the layers behind the first."""
+        return range(1, self.num_layers)
+
+    @property
     def num_captured(self) -> int:
         """Captured layers that feed the draft."""
         return 3 if self.captured is None else len(self.captured)
+
+    @property
+    def norm_copies(self) -> dict[str, str]:
+        """Name of each exported tensor that repeats another one, and the other's name.
+
+        A later layer's input goes through ``input_layernorm`` in vLLM and through ``hidden_norm`` in SGLang, and both
+        have a place for the two (``llama_eagle3.py`` of each).
+        """
+        layers = [f"layers.{index}" for index in self.later_layers]
+        return {f"{layer}.hidden_norm.weight": f"{layer}.input_layernorm.weight" for layer in layers}
 
     def layer_ids(self, num_target_layers: int) -> tuple[int, ...]:
         """Return the captured layers: residual streams entering these layers of the target."""
@@ -57,15 +74,21 @@ class Eagle3Shape(DecoderShape):
         return {
             "fc.weight": (h, self.num_captured * h),
             **{f"midlayer.{name}": shape for name, shape in layer.items()},
+            **{
+                f"layers.{index}.{name}": shape
+                for index in self.later_layers
+                for name, shape in self.layer_shapes(h).items()
+            },
             "norm.weight": (h,),
             "lm_head.weight": (self.vocab_size, h),
             **{f"fc_norm.{chunk}.weight": (h,) for chunk in chunks},
         }
 
     def mapping_shapes(self) -> tuple[Shapes, Shapes]:
-        """Return the vocabulary mapping: required where the vocabulary is reduced, else optional."""
+        """Return the vocabulary mapping: required where the vocabulary is reduced, else optional; further norms."""
         mapping: Shapes = {"d2t": (self.vocab_size,), "t2d": (self.target_vocab_size,)}
-        return {"d2t": mapping["d2t"]} if self.reduced else {}, mapping
+        copies: Shapes = dict.fromkeys(self.norm_copies, (self.hidden_size,))
+        return {"d2t": mapping["d2t"]} if self.reduced else {}, mapping | copies
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
@@ -77,7 +100,6 @@ class Eagle3Shape(DecoderShape):
     def fixed_fields(self) -> Json:
         """Return fields of published drafts that have one value here."""
         return super().fixed_fields() | {
-            "num_hidden_layers": 1,
             "norm_before_residual": False,
             "norm_before_fc": False,
             "bias": False,
@@ -106,7 +128,7 @@ class Eagle3Shape(DecoderShape):
             "hidden_size": self.hidden_size,
             "target_hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": 1,
+            "num_hidden_layers": self.num_layers,
             **decoder_fields(self),
             "mlp_bias": False,
             "tie_word_embeddings": False,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainRule:
-    """How long chains are, and how many are kept."""
+    """Rule of how long chains are, and how many are kept."""
 
     num_guesses: int
     retention: float

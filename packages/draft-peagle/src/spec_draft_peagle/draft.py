@@ -149,9 +149,9 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         self, module: PEagleModel, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
         """Scale what was drawn; take head and final norm from the target."""
-        from spec_draft_peagle.initial_weights import initialize
+        from spec_draft_peagle.initial_weights import start_from_target
 
-        initialize(module, target, tensors, token_counts)
+        start_from_target(module, target, tensors, token_counts)
 
     def stored_state(self, checkpoint: DraftCheckpoint[PEagleShape]) -> dict[str, Tensor]:
         """Return the module's state dict, the vocabulary mapping included."""

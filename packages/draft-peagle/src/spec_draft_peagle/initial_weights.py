@@ -22,7 +22,7 @@ FUSION_GAIN = 0.1
 
 
 @torch.no_grad()
-def initialize(
+def start_from_target(
     module: PEagleModel, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
 ) -> None:
     """Scale the matrices as the module drew them, take head and final norm from the target, choose the vocabulary."""

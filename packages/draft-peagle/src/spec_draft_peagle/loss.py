@@ -27,7 +27,7 @@ _VALUES = ("accuracy", "acceptance", "guess_loss")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadLoss:
+class PEagleLoss:
     """The head, and everything that its loss compares it with."""
 
     head_VH: Tensor
@@ -60,7 +60,7 @@ class HeadLoss:
 class _Sums:
     """Sums of one forward pass over all chunks: loss, metrics, and gradients where they are wanted."""
 
-    def __init__(self, rule: HeadLoss, states_EH: Tensor, guesses_3E: Tensor, denominators: Tensor) -> None:
+    def __init__(self, rule: PEagleLoss, states_EH: Tensor, guesses_3E: Tensor, denominators: Tensor) -> None:
         self.rule, self.states_EH = rule, states_EH
         self.chain_E, self.guess_E, _ = guesses_3E
         wide = torch.promote_types(states_EH.dtype, torch.float32)

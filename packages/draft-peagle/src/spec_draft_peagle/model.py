@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from spec_core import to_device_async
 from spec_draft_peagle.attention import chain_attention, row_attention
 from spec_draft_peagle.chains import ChainRule, Chains
-from spec_draft_peagle.loss import HeadLoss
+from spec_draft_peagle.loss import PEagleLoss
 from spec_kit.drafting import AttentionProjections, Mlp, Rope, linear
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from spec_kit.block_drafting import KeysValues
 
     Past = Sequence[Sequence[KeysValues]]
-    """Of each layer, keys and values of the segments before."""
+    """Keys and values of the segments before, layer by layer."""
 
 # Nothing in it is random: the state of the generators need not be kept.
 _recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
@@ -134,7 +134,7 @@ class PEagleModel(nn.Module):
             least_retention=config.least_retention,
         )
         chains = Chains.of(batch, rule)
-        loss = HeadLoss(
+        loss = PEagleLoss(
             head_VH=self.lm_head.weight,
             ids_V=self.local_ids(ops),
             kept_V=self.t2d,

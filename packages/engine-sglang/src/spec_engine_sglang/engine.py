@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from spec_core import EngineAbilities
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.process import SglangProcess
-from spec_engine_sglang.serving_format import check_sglang_folder, check_speculation
+from spec_engine_sglang.serving_format import check_sglang_folder, check_speculation, sglang_command
 from spec_kit.hosting import SpeculativeMode, SubprocessEngine, probe_version
 
 if TYPE_CHECKING:
@@ -52,6 +52,16 @@ class SglangEngine(SubprocessEngine):
         """Raise ArtifactError if no supported SGLang can serve the export."""
         if cls.name in draft.serving_methods:
             check_sglang_folder(folder, target)
+
+    @classmethod
+    def serving_command(
+        cls, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
+    ) -> str | None:
+        """Return SGLang's launch command with the draft (E15)."""
+        mode = SpeculativeMode(
+            folder=folder, method=draft.serving_methods[cls.name], num_draft_tokens=num_draft_tokens, load=0
+        )
+        return sglang_command(target, mode)
 
     def start_program(self, mode: Mode) -> SglangProcess:
         """Start SGLang in a process of its own."""

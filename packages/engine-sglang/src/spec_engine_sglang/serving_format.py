@@ -7,6 +7,7 @@ listed here is passed on unchecked. Sources: ``arg_groups/speculative_hook.py``,
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ArtifactError, ConfigError
@@ -39,6 +40,9 @@ _UNNAMED_CHAIN = "LlamaForCausalLM"
 _BLOCK = "DFlashDraftModel"
 _MARKOV_BLOCK = "Qwen3DSparkModel"
 """A block whose first slot, the last known token's, guesses too."""
+_SELECTOR_BLOCK = "DFlash2DraftModel"
+"""A block whose guesses a selector chooses one after the other."""
+_KNOWS_SELECTORS = ">=0.5.19"
 _UNNAMED_MARKOV_BLOCK = "DSparkDraftModel"
 """SpecForge's name for the same; its fields lie where SGLang does not look."""
 _READS_CAUSALITY = ">=0.5.23"
@@ -63,6 +67,13 @@ def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
     }
 
 
+def sglang_command(target: TargetSpec, mode: SpeculativeMode) -> str:
+    """Return the shell command of a server that drafts as ``mode`` says."""
+    flags = {f"--{name.replace('_', '-')}": str(value) for name, value in speculative_arguments(mode).items()}
+    words = [word for flag in flags.items() for word in flag]
+    return shlex.join(["python", "-m", "sglang.launch_server", "--model-path", str(target.folder), *words])
+
+
 def check_sglang_folder(folder: Path, target: TargetSpec) -> None:
     """Raise ArtifactError, one line, for a folder that an SGLang from 0.5.16 on would refuse or read differently."""
     check_served("SGLang", _FLAWS, folder, target)
@@ -76,6 +87,8 @@ def check_speculation(folder: Path, num_draft_tokens: int) -> None:
     fields = _read(folder)
     if not architectures(fields).isdisjoint({_CHAIN, _BLOCK}):
         _check_switches(folder, fields)
+    if _SELECTOR_BLOCK in architectures(fields) and not probe_version(_KNOWS_SELECTORS, "sglang").ok:
+        raise config_error(folder, f"architecture {_SELECTOR_BLOCK}, which SGLang reads from 0.5.19 on")
     most = _most_guesses(folder, fields)
     if num_draft_tokens < 1 or (most is not None and num_draft_tokens > most):
         named = "or more" if most is None else f"to {most}"
@@ -132,7 +145,7 @@ def _is_misnamed_chain(draft: ServedFolder) -> bool:
 
 
 def _is_block(draft: ServedFolder) -> bool:
-    return not draft.architectures.isdisjoint({_BLOCK, _MARKOV_BLOCK})
+    return not draft.architectures.isdisjoint({_BLOCK, _MARKOV_BLOCK, _SELECTOR_BLOCK})
 
 
 def _names_layers_at_top_only(draft: ServedFolder) -> bool:

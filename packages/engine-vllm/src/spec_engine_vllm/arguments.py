@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spec_engine_vllm.draft_ranks import EXTENSION
-from spec_engine_vllm.serving_format import speculative_fields
+from spec_engine_vllm.serving_format import speculative_config
 from spec_kit.hosting import CaptureMode, SpeculativeMode
 
 if TYPE_CHECKING:
@@ -83,13 +83,7 @@ def _of_mode(config: VllmConfig, mode: Mode) -> Arguments:
         }
     if isinstance(mode, SpeculativeMode):
         return {
-            "speculative_config": {
-                **speculative_fields(mode.folder),
-                **config.draft_args,
-                "method": mode.method,
-                "model": str(mode.folder),
-                "num_speculative_tokens": mode.num_draft_tokens,
-            },
+            "speculative_config": config.draft_args | speculative_config(mode),
             "worker_extension_cls": EXTENSION,
         }
     return {}

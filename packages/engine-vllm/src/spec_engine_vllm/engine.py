@@ -8,8 +8,8 @@ from spec_core import EngineAbilities
 from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
-from spec_engine_vllm.serving_format import check_vllm_folder
-from spec_kit.hosting import SubprocessEngine, installed_version, probe_version
+from spec_engine_vllm.serving_format import check_vllm_folder, vllm_command
+from spec_kit.hosting import SpeculativeMode, SubprocessEngine, installed_version, probe_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +31,11 @@ def is_cpu_build() -> bool:
     return found is not None and found[0] == DISTRIBUTIONS[1]
 
 
+def knows_selectors() -> bool:
+    """Return whether the installed vLLM drafts with a selector between candidates; True where none is installed."""
+    return installed_version(*DISTRIBUTIONS) is None or probe_version(">=0.28", *DISTRIBUTIONS).ok
+
+
 class VllmEngine(SubprocessEngine):
     """The engine ``vllm``: captures through a KV connector, and serves drafts."""
 
@@ -49,7 +54,7 @@ class VllmEngine(SubprocessEngine):
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:
         """Raise UsageError if vLLM cannot serve the draft as configured (E8)."""
-        check_vllm_folder(folder, target, is_cpu_build=is_cpu_build())
+        check_vllm_folder(folder, target, is_cpu_build=is_cpu_build(), knows_selectors=knows_selectors())
         cls.serving_method(config, draft, folder)
 
     @classmethod
@@ -59,9 +64,19 @@ class VllmEngine(SubprocessEngine):
             check_vllm_folder(folder, target)
 
     @classmethod
-    def serving_method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:
+    def serving_command(
+        cls, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
+    ) -> str | None:
+        """Return ``vllm serve`` with the draft, or how the installed build for CPUs is started (E15)."""
+        mode = SpeculativeMode(
+            folder=folder, method=draft.serving_methods[cls.name], num_draft_tokens=num_draft_tokens, load=0
+        )
+        return vllm_command(target, mode, is_cpu_build=is_cpu_build())
+
+    @classmethod
+    def method_of(cls, config: EngineConfig, draft: Draft) -> str | None:
         """Return ``engine.draft_method``, or else the method that the draft names for vLLM."""
-        return cast("VllmConfig", config).draft_method or super().serving_method(config, draft, folder)
+        return cast("VllmConfig", config).draft_method or super().method_of(config, draft)
 
     def start_program(self, mode: Mode) -> VllmProcess:
         """Start vLLM in a process of its own."""

@@ -1,4 +1,4 @@
-"""The needs of vLLM 0.26 to 0.33 in a draft's folder, beyond what the draft's plugin has checked.
+"""vLLM's command for a draft, and the needs of vLLM 0.26 to 0.33 in its folder beyond what its plugin has checked.
 
 docs/evaluation.md has the table of fields and versions, and how each is known. A folder whose architecture is not
 listed here is passed on unchecked.
@@ -6,6 +6,8 @@ listed here is passed on unchecked.
 
 from __future__ import annotations
 
+import json
+import shlex
 from typing import TYPE_CHECKING, Any, cast
 
 from spec_kit.drafting import Flaw, architectures, check_served, read_config
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     from spec_core import TargetSpec
     from spec_kit.drafting import ServedFolder
+    from spec_kit.hosting import SpeculativeMode
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _ANGELSLIM_LAYERS = "aux_hidden_states_layer_ids"
@@ -23,10 +26,12 @@ _CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"})
 _UNNAMED_CHAIN = "LlamaForCausalLM"
 """The same in EAGLE's own files, where a draft vocabulary marks it as no whole Llama. vLLM adds the prefix."""
 _PARALLEL_CHAINS = frozenset({"PEagleDraftModel", "PeagleLlamaForCausalLM", "PeagleQwen3ForCausalLM"})
-"""The same kind of layers, which guess all tokens in one pass where vLLM is told so."""
+"""The same kind of layers, which guess all tokens in one pass with ``parallel_drafting``."""
 _BLOCKS = frozenset({"DFlashDraftModel"})
 _MARKOV_BLOCKS = frozenset({"Qwen3DSparkModel"})
 """Blocks whose guesses are tied together by a Markov head."""
+_SELECTOR_BLOCKS = frozenset({"DFlash2DraftModel"})
+"""Blocks whose guesses a selector chooses one after the other."""
 _UNNAMED_MARKOV_BLOCKS = frozenset({"DSparkDraftModel"})
 """SpecForge's name for the same, which vLLM takes for a part of a DeepSeek-V4 target."""
 _FULL = "full_attention"
@@ -36,15 +41,34 @@ _SPECULATORS = "speculators_model_type"
 """Field of folders in the layout of the library ``speculators``."""
 
 
-def check_vllm_folder(folder: Path, target: TargetSpec, *, is_cpu_build: bool = False) -> None:
+def speculative_config(mode: SpeculativeMode) -> dict[str, Any]:
+    """Return the ``speculative_config`` that makes vLLM draft as ``mode`` says."""
+    named = architectures(read_config(mode.folder) or {})
+    return {
+        "method": mode.method,
+        "model": str(mode.folder),
+        "num_speculative_tokens": mode.num_draft_tokens,
+        **({} if named.isdisjoint(_PARALLEL_CHAINS) else {"parallel_drafting": True}),
+    }
+
+
+def vllm_command(target: TargetSpec, mode: SpeculativeMode, *, is_cpu_build: bool = False) -> str:
+    """Return the shell command of a server that drafts as ``mode`` says.
+
+    The build for CPUs has a ``vllm`` command that does not start, and no graphs.
+    """
+    cpu = ["python", "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--model"]
+    start = cpu if is_cpu_build else ["vllm", "serve"]
+    drafting = ["--speculative-config", json.dumps(speculative_config(mode))]
+    return shlex.join([*start, str(target.folder), *drafting])
+
+
+def check_vllm_folder(
+    folder: Path, target: TargetSpec, *, is_cpu_build: bool = False, knows_selectors: bool = True
+) -> None:
     """Raise ArtifactError, one line, for a folder that vLLM would refuse or read differently."""
-    check_served("vLLM", (*_FLAWS, _MIXED_LAYERS, _SECOND_RUNNER) if is_cpu_build else _FLAWS, folder, target)
-
-
-def speculative_fields(folder: Path) -> dict[str, Any]:
-    """Return fields of ``speculative_config`` that vLLM needs for the draft in a folder, beside method and model."""
-    named = architectures(read_config(folder) or {})
-    return {} if named.isdisjoint(_PARALLEL_CHAINS) else {"parallel_drafting": True}
+    flaws = _FLAWS if knows_selectors else (*_FLAWS, _UNKNOWN_SELECTOR)
+    check_served("vLLM", (*flaws, *_SECOND_RUNNER) if is_cpu_build else flaws, folder, target)
 
 
 def _is_chain(draft: ServedFolder) -> bool:
@@ -64,7 +88,12 @@ def _has_no_mask_token(draft: ServedFolder) -> bool:
 
 
 def _is_block(draft: ServedFolder) -> bool:
-    return _SPECULATORS not in draft.fields and not draft.architectures.isdisjoint(_BLOCKS | _MARKOV_BLOCKS)
+    known = _BLOCKS | _MARKOV_BLOCKS | _SELECTOR_BLOCKS
+    return _SPECULATORS not in draft.fields and not draft.architectures.isdisjoint(known)
+
+
+def _is_selector_block(draft: ServedFolder) -> bool:
+    return not draft.architectures.isdisjoint(_SELECTOR_BLOCKS)
 
 
 def _is_markov_block(draft: ServedFolder) -> bool:
@@ -146,13 +175,25 @@ _FLAWS = (
         lambda draft: _is_block(draft) and not draft.nested("dflash_config", "target_layer_ids"),
     ),
 )
-_MIXED_LAYERS = Flaw(
-    "it mixes sliding-window and full-attention layers, which needs vLLM's second model runner; vLLM's CPU build has "
-    "the first one only",
-    lambda draft: _is_block(draft) and len(set(draft.fields.get("layer_types") or ())) > 1,
+_UNKNOWN_SELECTOR = Flaw(
+    "its architecture is DFlash2DraftModel, which vLLM knows from 0.28 on; earlier ones draft as DFlash, without the "
+    "selector and the convolutions",
+    _is_selector_block,
 )
-_SECOND_RUNNER = Flaw(
-    "its guesses are tied together by a Markov head, which needs vLLM's second model runner; vLLM's CPU build has "
-    "the first one only",
-    _is_markov_block,
+_SECOND_RUNNER = (
+    Flaw(
+        "it mixes sliding-window and full-attention layers, which needs vLLM's second model runner; vLLM's CPU build "
+        "has the first one only",
+        lambda draft: _is_block(draft) and len(set(draft.fields.get("layer_types") or ())) > 1,
+    ),
+    Flaw(
+        "its guesses are tied together by a Markov head, which needs vLLM's second model runner; vLLM's CPU build "
+        "has the first one only",
+        _is_markov_block,
+    ),
+    Flaw(
+        "its guesses are chosen by a selector, which needs vLLM's second model runner; vLLM's CPU build has the "
+        "first one only",
+        _is_selector_block,
+    ),
 )

@@ -1,4 +1,4 @@
-"""EngineSuite: the contract of spec_core.engine (E1–E14) as tests, against an independent run of the same target.
+"""EngineSuite: the contract of spec_core.engine (E1–E15) as tests, against an independent run of the same target.
 
 ::
 
@@ -21,6 +21,7 @@ Shapes: T tokens, N layers of the target, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -341,6 +342,21 @@ class EngineSuite(ConformanceSuite):
             pytest.skip("the engine does not declare the ability 'fresh_weights'")
         engine.load_draft(draft_folder)
         assert isinstance(engine.draft_replica(), DraftReplica)
+
+    def test_e15_a_serving_command_is_one_line_that_names_target_and_draft(
+        self, engine: Engine, draft_folder: Path
+    ) -> None:
+        """E15: a shell splits the command into words, which hold the target's folder and the draft's."""
+        draft = recognise(draft_folder, engine.target)
+        if engine.name not in draft.serving_methods:
+            pytest.skip("the draft does not name the engine")
+        command = engine.serving_command(engine.target, draft, draft_folder, 2)
+        if command is None:
+            pytest.skip("the engine has no program that users start")
+        words = shlex.split(command)
+        assert "\n" not in command
+        assert str(engine.target.folder) in words
+        assert any(str(draft_folder) in word for word in words)
 
 
 def _requests(engine: Engine, destinations: Sequence[str]) -> list[CaptureRequest]:

@@ -8,8 +8,9 @@ import pytest
 
 from spec_core.records import AcceptanceCounters, Generation, SamplingParams
 from spec_trainer.decode.passes import Pass
-from spec_trainer.evaluation.document import benchmark_lines, compare, summarise
+from spec_trainer.evaluation.document import compare, summarise
 from spec_trainer.evaluation.measure import Passes
+from spec_trainer.evaluation.tables import benchmark_lines
 from spec_trainer.evaluation.workload import Workload
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -71,6 +72,27 @@ def test_full_report(directory):
     assert [tag for tag, _ in page.tags].count("svg") == 5
     assert "<p> <del> <em>" in page.text
     assert not [attrs for tag, attrs in page.tags if tag in ("script", "img", "link") or "src" in attrs]
+
+
+def test_the_speed_up_and_the_serving_command_come_first_and_the_configuration_is_folded(directory):
+    records(directory)
+    summary = {"speedup": 1.6789, "acceptance_length": 2.5, "serve": {"vllm": "vllm serve <target>"}}
+    write_report(directory, "Training", summary)
+    page = Words(directory.report.read_text())
+    words = " ".join(page.text.split())
+    order = ("1.68 times as fast", "2.50 acceptance length", "vllm serve <target>", "Configuration")
+    places = [words.rindex(part) for part in order]
+    assert places == sorted(places)
+    assert [tag for tag, _ in page.tags if tag in ("details", "summary")] == ["details", "summary"]
+
+
+def test_a_reader_with_a_dark_screen_gets_a_dark_page(directory):
+    write_report(directory, "Training", {})
+    style = directory.report.read_text().split("<style>")[1].split("</style>")[0]
+    light, dark = style.split("prefers-color-scheme: dark")
+    named = set(re.findall(r"var\((--\w+)\)", style))
+    assert named
+    assert all(f"{name}: #" in light and f"{name}: #" in dark for name in named)
 
 
 def test_what_was_not_measured_is_left_out(directory):

@@ -17,6 +17,7 @@ from spec_trainer.evaluation.measure import (
     decode_without_draft,
 )
 from spec_trainer.evaluation.prepare import prepare
+from spec_trainer.serving import serving_commands
 from spec_trainer.training.wiring import create_engine
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
         "prompts": len(work.prompts),
         "chat_template_kwargs": evaluation.chat.chat_template_kwargs,
         **figures,
+        "serve": serving_commands(
+            evaluation.target, evaluation.draft, request.draft_model, work.num_draft_tokens
+        ),
     }
 
 

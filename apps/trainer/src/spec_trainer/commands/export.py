@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -11,15 +11,17 @@ from spec_core.errors import ArtifactError, ConfigError
 from spec_trainer.checkpoint.folder import check_whole
 from spec_trainer.checkpoint.store import read_weights
 from spec_trainer.disk import check_writable
+from spec_trainer.draft_folder import CHAIN_TOKENS
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.resolve import resolve_target, resolved_config
+from spec_trainer.serving import serving_commands
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def export_checkpoint(checkpoint: Path, output: Path, target_folder: str | None = None) -> Path:
-    """Write the draft of ``checkpoint`` into ``output``, and return that.
+def export_checkpoint(checkpoint: Path, output: Path, target_folder: str | None = None) -> dict[str, Any]:
+    """Write the draft of ``checkpoint`` into ``output``; return the folder, what is known of it, and how to serve it.
 
     The target must still be the one that the draft was trained for; ``target_folder`` is its place, if it was moved.
     """
@@ -38,5 +40,10 @@ def export_checkpoint(checkpoint: Path, output: Path, target_folder: str | None 
         raise ArtifactError(f"target {target.folder} has changed since {checkpoint} was trained on it")
     draft = types["draft"](config.draft)
     draft.check_target(target)
+    num_draft_tokens = config.decode.num_draft_tokens or draft.max_draft_tokens or CHAIN_TOKENS
     export_draft(draft, read_weights(types["strategy"], checkpoint), target, output, config.data)
-    return output
+    return {
+        "draft": str(output),
+        "eval_acceptance_length": meta.acceptance_length,
+        "serve": serving_commands(target, draft, output, num_draft_tokens),
+    }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_trainer.push.servers import open_transports
 from spec_trainer.run.dispatch import sample_bytes
+from spec_trainer.run.few_steps import few_steps_warning
 
 if TYPE_CHECKING:
     from spec_trainer.run.spec import RunSpec
@@ -39,6 +40,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         **({"serve": _measuring(run)} if config.train.serve_every else {}),
         **({"decode": _decoding(run)} if config.decode.every else {}),
         "frozen_tensor_bytes": tensors * itemsize * (1 if run.target.tied else 2),
+        "warnings": [*filter(None, [few_steps_warning(config.train, run.schedule.total_steps)])],
         "output": str(config.output),
         "identity": run.identity,
     }

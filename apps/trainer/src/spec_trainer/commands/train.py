@@ -17,6 +17,7 @@ from spec_trainer.decode.cycles import train_with_decode
 from spec_trainer.decode.inline_driver import inline_driver
 from spec_trainer.decode.measurement import Measurement
 from spec_trainer.push.servers import check_servers
+from spec_trainer.run.few_steps import few_steps_warning
 from spec_trainer.run.log import cut_records
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 def run_training(spec: RunSpec) -> dict[str, Any]:
     """Train, export, and return the summary; resume what the run directory holds."""
     check_servers(spec)
+    if few := few_steps_warning(spec.config.train, spec.schedule.total_steps):
+        log.warning("%s", few)
     with spec.directory.locked(), StopRequest() as stop:
         # train.resume_from holds for this command alone: the run directory's own configuration says "latest".
         spec.directory.open(spec.identity, spec.resuming("latest").config)

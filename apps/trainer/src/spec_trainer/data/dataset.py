@@ -173,7 +173,10 @@ class _Reader:
             raise DataError(f"data {path!r} holds no usable row ({self._report})")
         supervised = any(one.encoded.loss_mask.any() for one in found)
         if not supervised and self._row_encoder.longest_prompt is None:
-            raise DataError(f"data {path!r} holds no supervised token ({self._report})")
+            raise DataError(
+                f"data {path!r} holds no supervised token ({self._report}); "
+                "it needs answers, such as assistant turns: spec-trainer regenerate lets the target write them"
+            )
         return found
 
     def _usable(self, path: str) -> Iterator[_Found]:

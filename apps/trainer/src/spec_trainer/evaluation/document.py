@@ -10,7 +10,7 @@ from spec_trainer.evaluation.latency import break_even, describe_loads
 from spec_trainer.evaluation.validity import invalid_figures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from spec_core.records import Generation
     from spec_trainer.decode.passes import Pass
@@ -108,73 +108,6 @@ def _benchmarks(temperature: float, plain: Pass, drafted: Pass) -> dict[str, dic
 
 def _texts(one: Pass) -> list[tuple[int, ...]]:
     return [answer.token_ids for answer in one.answers]
-
-
-def benchmark_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a table: a row for each benchmark, and their total. Nothing where there are none."""
-    rows = document["benchmarks"]
-    if not rows:
-        return
-    heads = ("prompts", "tokens", "tau", "tau/request", "tokens/s", "without", "speed-up")
-    yield f"{'benchmark':<12}" + "".join(f"{head:>13}" for head in heads)
-    for name, row in (*rows.items(), ("total", document)):
-        per_request = row["acceptance_length_per_request"]
-        cells = (
-            f"{row['prompts']:,}",
-            f"{row['generated_tokens']:,}",
-            f"{row['acceptance_length']:.3f}",
-            "" if per_request is None else f"{per_request:.3f}",
-            f"{row['tokens_per_s']:,.1f}",
-            f"{row['tokens_per_s_without_draft']:,.1f}",
-            f"{row['speedup']:.2f}",
-        )
-        yield f"{name:<12}" + "".join(f"{cell:>13}" for cell in cells)
-
-
-def load_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a table with a row for each concurrency, and from which on the draft stops paying."""
-    entries = document["throughput"]
-    if not entries:
-        return
-    heads = (
-        "tokens/s",
-        "without",
-        "speed-up",
-        "TTFT ms",
-        "without",
-        "ITL ms",
-        "without",
-        "per user",
-        "without",
-    )
-    yield f"{'at once':<9}" + "".join(f"{head:>10}" for head in heads)
-    for entry in entries:
-        sides = (entry["with_draft"], entry["without_draft"])
-        users = [side["tokens_per_s_per_user"] for side in sides]
-        cells = [
-            *(f"{side['tokens_per_s']:,.1f}" for side in sides),
-            f"{entry['speedup']:.2f}",
-            *(_mean(side["time_to_first_token_ms"]) for side in sides),
-            *(_mean(side["inter_token_latency_ms"]) for side in sides),
-            *("" if speed is None else f"{speed:,.1f}" for speed in users),
-        ]
-        yield f"{entry['concurrency']:<9}" + "".join(f"{cell:>10}" for cell in cells)
-    yield break_even_sentence(document)
-
-
-def break_even_sentence(document: Mapping[str, Any]) -> str:
-    """Return from how many answers at once on the draft does not pay."""
-    sizes = [entry["concurrency"] for entry in document["throughput"]]
-    border = document["break_even_concurrency"]
-    if border is None:
-        return f"the draft pays at {max(sizes)} answers at once, the most that was measured"
-    if border <= min(sizes):
-        return f"the draft does not pay, even at {min(sizes)} answers at once"
-    return f"the draft stops paying at about {border:.0f} answers at once"
-
-
-def _mean(distribution: Mapping[str, float] | None) -> str:
-    return "" if distribution is None else f"{distribution['mean']:,.2f}"
 
 
 def _figures(temperature: float, plain: Pass, drafted: Pass) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spec_trainer.evaluation.document import benchmark_lines, break_even_sentence, load_lines
+from spec_trainer.evaluation.tables import benchmark_lines, break_even_sentence, load_lines
 from spec_trainer.report.html import figures, text
 from spec_trainer.report.page import page
 from spec_trainer.report.svg import svg

@@ -41,6 +41,7 @@ from spec_trainer.quickstart.tiny_target import (
 from spec_trainer.report.page import write_report
 from spec_trainer.resolve import resolve
 from spec_trainer.run.directory import RunDirectory
+from spec_trainer.serving import serving_commands
 from spec_trainer.training.wiring import create_engine
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ def run_quickstart(
         f"{draft} draft for a tiny target; sampling at temperature {sampling.temperature}, "
         f"{sampling.num_draft_tokens} draft tokens"
     )
+    summary["serve"] = serving_commands(run.target, run.draft, run.directory.draft, sampling.num_draft_tokens)
     run.directory.write_summary(summary)
     stages.begin(REPORT)
     write_report(run.directory, "Quickstart: a draft for a tiny target", summary)

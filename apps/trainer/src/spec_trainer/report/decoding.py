@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 DECODING_STYLE = """
 .text { white-space: break-spaces; overflow-wrap: anywhere; font: 13px/1.7 ui-monospace, monospace;
-  background: #fafbfd; border-radius: 10px; padding: .8rem 1rem; margin: .6rem 0 }
-.text i { font-style: normal; color: #7a8594 } .text b, .key b { font-weight: inherit; border-radius: 3px }
+  background: var(--box); border-radius: 10px; padding: .8rem 1rem; margin: .6rem 0 }
+.text i { font-style: normal; color: var(--soft) } .text b, .key b { font-weight: inherit; border-radius: 3px }
 .text s, .key s { color: #b3261e; font-size: 85% } dt { font-weight: 600 } dd { margin: 0 0 .5rem }
 .g1 { background: #d6ecff } .g2 { background: #aed8ff } .g3 { background: #86c3ff } .g4 { background: #5aabf5 }
+.g1, .g2, .g3, .g4 { color: #1c2430 }
 .g5 { background: #3d8fdb; color: #fff }
 """
 _LAST_SHADE = 5

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from datetime import datetime
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.disk import write_atomically
@@ -22,17 +25,24 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430 }
+:root { color-scheme: light dark; --text: #1c2430; --soft: #5b6675; --box: #f3f6fa; --line: #e4e9f0; --page: #fff }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #dde3ec; --soft: #9aa6b6; --box: #1e2631; --line: #323c4a; --page: #12171e }
+}
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
+  padding: 0 1rem; color: var(--text); background: var(--page) }
 h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
-.lead { color: #5b6675; margin-top: .2rem }
+.lead { color: var(--soft); overflow-wrap: anywhere; margin-top: .2rem }
 .figures { display: flex; flex-wrap: wrap; gap: 1rem; margin: 1.2rem 0 }
-.figure { background: #f3f6fa; border-radius: 10px; padding: .7rem 1.1rem; min-width: 8rem }
+.figure { background: var(--box); border-radius: 10px; padding: .7rem 1.1rem; min-width: 8rem }
 .figure b { display: block; font-size: 1.5rem }
-table { border-collapse: collapse } td, th { padding: .25rem .9rem .25rem 0; text-align: left; vertical-align: top }
+table { border-collapse: collapse; display: block; overflow-x: auto }
+td, th { padding: .25rem .9rem .25rem 0; text-align: left; vertical-align: top }
 th { font-weight: 600 } td.n { text-align: right; font-variant-numeric: tabular-nums }
-tr + tr td { border-top: 1px solid #e4e9f0 }
+tr + tr td { border-top: 1px solid var(--line) }
 .wide { overflow-x: auto } .panels { display: flex; flex-wrap: wrap; gap: 1rem }
-svg { max-width: 100%; height: auto } pre { background: #f3f6fa; padding: 1rem; border-radius: 10px; overflow: auto }
+svg { max-width: 100%; height: auto; background: #fff; border-radius: 10px }
+pre { background: var(--box); padding: 1rem; border-radius: 10px; overflow: auto } summary { cursor: pointer }
 """
 
 _EVALUATION_ROWS = {
@@ -48,8 +58,9 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
     records = read_metrics(directory.metrics)
     parts = [
         f"<h1>{text(title)}</h1>",
-        f"<p class=lead>{text(summary.get('description', ''))}</p>",
+        f"<p class=lead>{text(summary.get('description', ''))}<br>{text(_origin())}</p>",
         _figures(summary),
+        _serving(summary),
         _decoding(summary),
         explanations(summary),
         speed_picture(summary),
@@ -62,7 +73,7 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         _cycles(summary),
         _replacements(read_records(directory.replacements, ReplacementRow)),
         _time(summary),
-        f"<h2>Configuration</h2><pre>{text(directory.config.read_text())}</pre>",
+        f"<details><summary>Configuration</summary><pre>{text(directory.config.read_text())}</pre></details>",
     ]
     write_atomically(directory.report, page(title, parts))
 
@@ -78,6 +89,7 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 def _figures(summary: Mapping[str, Any]) -> str:
     shown = [
+        ("times as fast with the draft", summary.get("speedup"), "{:.2f}"),
         ("acceptance length τ", summary.get("acceptance_length"), "{:.2f}"),
         ("simulated τ, held out", summary.get("eval_acceptance_length"), "{:.2f}"),
         ("final loss", summary.get("loss"), "{:.3f}"),
@@ -86,6 +98,22 @@ def _figures(summary: Mapping[str, Any]) -> str:
         ("wall time", summary.get("wall_s"), "{:,.0f} s"),
     ]
     return figures(shown)
+
+
+def _origin() -> str:
+    """Return when, by which versions and on which machine the page was written."""
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("spec-trainer", "torch"))
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    return f"{datetime.now():%Y-%m-%d %H:%M}; {versions}, Python {platform.python_version()}; {machine}"
+
+
+def _serving(summary: Mapping[str, Any]) -> str:
+    """Return the command of each engine that serves the draft."""
+    commands = "".join(
+        f"<p>With {text(engine)}:</p><pre>{text(command)}</pre>"
+        for engine, command in summary.get("serve", {}).items()
+    )
+    return f"<h2>Serve the draft</h2>{commands}" if commands else ""
 
 
 def _decoding(summary: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from spec_trainer.run.log import RunLog
 from spec_trainer.run.metrics import read_metrics
 from spec_trainer.run.records import KeptSummary, read_figures
 from spec_trainer.run.timer import Timer
+from spec_trainer.serving import serving_commands
 from spec_trainer.training.loop import TrainState, train
 from spec_trainer.training.profiling import StepProfiler
 
@@ -263,6 +264,9 @@ def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
         "wall_s": state.timer.wall_s,
         "time_s": state.timer.breakdown(),
         "draft": str(directory.draft),
+        "serve": serving_commands(
+            state.spec.target, state.spec.draft, directory.draft, state.spec.num_draft_tokens
+        ),
         "data": str(state.spec.source.report),
     }
 

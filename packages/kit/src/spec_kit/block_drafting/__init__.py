@@ -9,7 +9,7 @@ from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_kit.block_drafting.attention import BlockLayout, KeysValues, block_attention
-    from spec_kit.block_drafting.backbone import BlockBackbone
+    from spec_kit.block_drafting.backbone import BlockBackbone, BlockLayer, Geometry
     from spec_kit.block_drafting.blocks import (
         BlockRule,
         Blocks,
@@ -24,7 +24,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         attention="BlockLayout KeysValues block_attention",
-        backbone="BlockBackbone",
+        backbone="BlockBackbone BlockLayer Geometry",
         blocks="BlockRule Blocks CountedGuesses guess_weights sample_generator",
         kernels="BlockKernels norm_rotate",
         proposer="BlockProposer",
@@ -37,12 +37,14 @@ __all__ = [
     "BlockConfig",
     "BlockDraft",
     "BlockKernels",
+    "BlockLayer",
     "BlockLayout",
     "BlockProposer",
     "BlockRule",
     "BlockShape",
     "Blocks",
     "CountedGuesses",
+    "Geometry",
     "GuessMetrics",
     "KeysValues",
     "block_attention",

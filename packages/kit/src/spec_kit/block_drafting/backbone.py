@@ -6,7 +6,7 @@ Shapes: A blocks, B slots, T tokens of the batch, N captured layers, H width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from torch import nn
@@ -78,15 +78,19 @@ class BlockLayer(nn.Module):
 
     def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
         """Return the same as ``forward``, given the context's keys and values."""
+        # All slots are normed, also where a rank has some of x.
+        x_ABH = x_ABH + self.attend(self.input_layernorm(x_ABH), context, geometry)
+        return x_ABH + self.mlp(self.post_attention_layernorm(x_ABH))
+
+    def attend(self, normed_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
+        """Return the attention's output [A, B, H], given the blocks' normed states."""
         attention, angles = self.self_attn, geometry.slot_angles
-        normed_ABH = self.input_layernorm(x_ABH)  # all slots, also where a rank has some of x
         blocks, normed_RH = normed_ABH.shape[:2], normed_ABH.flatten(0, 1)
         q = attention.queries(normed_RH, angles)
         k, v = attention.keys_values(normed_RH, angles)
         q, k, v = (rows.unflatten(0, blocks) for rows in (q, k, v))
         attended = self._block_attention(q, context, (k, v), geometry.layout, self.window)
-        x_ABH = x_ABH + attention.o_proj(attended.flatten(2))
-        return x_ABH + self.mlp(self.post_attention_layernorm(x_ABH))
+        return attention.o_proj(attended.flatten(2))
 
 
 class BlockBackbone(nn.Module):
@@ -95,6 +99,9 @@ class BlockBackbone(nn.Module):
     ``forward`` is the draft's own.
     """
 
+    layer_type: ClassVar[type[BlockLayer]] = BlockLayer
+    """The decoder layers' class."""
+
     def __init__(self, shape: BlockShape, embedding_scale: float, kernels: BlockKernels) -> None:
         """Make the network; ``embedding_scale``: factor on the target's embedding before its first layer."""
         super().__init__()
@@ -102,7 +109,7 @@ class BlockBackbone(nn.Module):
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         self.fc = linear(len(shape.layers) * shape.hidden_size, shape.hidden_size)
         self.hidden_norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.layers = nn.ModuleList(BlockLayer(shape, window, kernels) for window in shape.windows)
+        self.layers = nn.ModuleList(self.layer_type(shape, window, kernels) for window in shape.windows)
         self.norm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
 
     @property

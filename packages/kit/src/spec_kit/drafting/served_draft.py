@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from spec_core.kernels import FindKernel
     from spec_core.target import TargetSpec, TargetTensors
-    from spec_kit.drafting.draft_files import Json
+    from spec_kit.drafting.draft_files import Json, Shapes
 
 C = TypeVar("C", bound=DraftConfig)
 S = TypeVar("S", bound=DraftShape)
@@ -152,7 +152,7 @@ class ServedDraft(Draft, Generic[C, S]):
             return None
         with _read_as(cls.name, named):
             shape = cls.Shape.from_json(fields, folder)
-        stored, names = read_shapes(folder), dict[str, str]()
+        stored, names = cls.stored_shapes(folder), dict[str, str]()
         for name in stored:
             other = names.setdefault(cls.module_name(name), name)
             if other != name:
@@ -179,6 +179,11 @@ class ServedDraft(Draft, Generic[C, S]):
         It is asked only where ``speculators_type`` is the folder's.
         """
         return {}
+
+    @classmethod
+    def stored_shapes(cls, folder: Path) -> Shapes:
+        """Return the shapes of the draft's tensors by their names in the folder, without reading any."""
+        return read_shapes(folder)
 
     @classmethod
     def module_name(cls, stored_name: str) -> str:

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from spec_core.engine import Engine
-from spec_core.errors import ArtifactError, EngineError
+from spec_core.errors import ArtifactError, ConfigError, EngineError
 from spec_core.records import AcceptanceCounters
 from spec_kit.hosting.modes import CaptureMode, PlainMode, SpeculativeMode
 from spec_kit.hosting.replicas import ProgramReplica
@@ -58,14 +58,28 @@ class SubprocessEngine(Engine):
         """Return the most tokens of a sample, or of a prompt with its answer, and the setting that limits them."""
 
     @classmethod
+    def method_of(cls, config: EngineConfig, draft: Draft) -> str | None:
+        """Return the program's own name for how ``draft`` proposes; None where it is not known."""
+        return draft.serving_methods.get(cls.name)
+
+    @classmethod
     def serving_method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:
         """Return the program's own name for how ``draft`` proposes. Raise ArtifactError where none is known."""
-        if (method := draft.serving_methods.get(cls.name)) is None:
+        if (method := cls.method_of(config, draft)) is None:
             raise ArtifactError(
                 f"draft {folder} cannot be served by engine {cls.name!r}: plugin {draft.name!r} names no method of "
-                f"this engine; its serving_methods name {', '.join(sorted(draft.serving_methods)) or 'no engine'}"
+                f"this engine; its serving_methods name {_engines(draft)}"
             )
         return method
+
+    @classmethod
+    def check_method(cls, config: EngineConfig, draft: Draft) -> None:
+        """Raise ConfigError where no method is known (E8)."""
+        if cls.method_of(config, draft) is None:
+            raise ConfigError(
+                f"engine.name={cls.name}: it does not serve draft {draft.name!r} with these options; its "
+                f"serving_methods name {_engines(draft)}"
+            )
 
     def start(self, schema: FeatureSchema) -> None:
         """Start the program for captures and wait until it is ready (E9)."""
@@ -233,3 +247,7 @@ class SubprocessEngine(Engine):
         if process and isinstance(process.mode, SpeculativeMode) and process.mode.load == self._loads:
             return self._counted + process.acceptance()
         return self._counted
+
+
+def _engines(draft: Draft) -> str:
+    return ", ".join(sorted(draft.serving_methods)) or "no engine"

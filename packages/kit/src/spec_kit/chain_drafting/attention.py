@@ -12,14 +12,14 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from spec_draft_eagle3.kernels import grouped
+from spec_kit.chain_drafting.kernels import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from spec_draft_eagle3.kernels import Bounds, Eagle3Kernels
+    from spec_kit.chain_drafting.kernels import Bounds, ChainKernels
 
 SCORE_BYTES = 64 << 20
 """Size of a chunk's scores in the attention without a kernel: large enough that the matrix products dominate,
@@ -27,7 +27,7 @@ small against the activations of a step."""
 
 
 def unrolled_attention(
-    kernels: Eagle3Kernels, q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds
+    kernels: ChainKernels, q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds
 ) -> Tensor:
     """Return attention [T, heads, head_dim] over step 0's keys and those of the later steps.
 
@@ -48,8 +48,9 @@ class _MergedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, kernels: Eagle3Kernels, bounds: Bounds, q: Tensor, *keys_values: Tensor) -> Tensor:
+    def forward(ctx: Any, kernels: ChainKernels, bounds: Bounds, q: Tensor, *keys_values: Tensor) -> Tensor:
         keys, values = _halves(keys_values)
+        assert kernels.causal_attention is not None
         out, lse = kernels.causal_attention(q, keys[0], values[0], bounds)
         if len(keys) > 1:
             out, lse = kernels.ttt_attention(q, (out, lse), keys[1:], values[1:])
@@ -59,10 +60,11 @@ class _MergedAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         q, out, lse, *keys_values = ctx.saved_tensors
         keys, values = _halves(keys_values)
-        kernels: Eagle3Kernels = ctx.kernels
+        kernels: ChainKernels = ctx.kernels
+        assert kernels.causal_attention_backward is not None
         grads = kernels.causal_attention_backward(grad_out, (q, keys[0], values[0], out, lse), ctx.bounds)
         grad_q, grad_keys, grad_values = grads[0], [grads[1]], [grads[2]]
         if len(keys) > 1:

@@ -1,4 +1,4 @@
-"""The kernels that Eagle3 can use, and plain versions of those that are its own (see ``spec_core.kernels``).
+"""The kernels that chains of guesses can use, and plain versions of their own ones (see ``spec_core.kernels``).
 
 Training-time test: in step s a query sees the causal keys of step 0, and one key of each later step at its own index.
 
@@ -71,8 +71,8 @@ def ttt_attention_backward(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Kernels(DecoderKernels):
-    """The kernels that Eagle3 can use.
+class ChainKernels(DecoderKernels):
+    """The kernels that a draft of chains can use.
 
     ``causal_attention`` has no plain version: without it, the attention of all steps is dense, a few queries at a
     time.

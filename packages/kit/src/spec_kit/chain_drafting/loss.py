@@ -11,13 +11,11 @@ Shapes: R positions of a chunk, S steps, V rows of the draft's head (of this sha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
 
-from spec_core import to_device_async
 from spec_core.records import StepOutput
 from spec_kit.drafting import ROW_LOSSES, score, teach, with_gradients
 
@@ -26,52 +24,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core import VocabularyOps
-    from spec_core.records import DraftBatch
-    from spec_draft_eagle3.kernels import Eagle3Kernels
+    from spec_core.ops import VocabularyOps
+    from spec_kit.chain_drafting.kernels import ChainKernels
+    from spec_kit.chain_drafting.labels import SupervisedRows
     from spec_kit.drafting import DistilledLoss
-
-
-@dataclass(frozen=True)
-class SupervisedRows:
-    """The labelled (row, step) pairs, by the position u of their teacher; token u + 1 is the label."""
-
-    teacher_R: Tensor
-    """int64 [R]: u, an index into the flat batch."""
-    first_R: Tensor
-    depth_R: Tensor
-    """int64 [R]: steps ``first`` ≤ s < ``depth`` are labelled. Row u − 1 − s lies in the document iff s < u, counted
-    within the document."""
-
-    @classmethod
-    def of(cls, batch: DraftBatch) -> SupervisedRows:
-        """Return a batch's labelled pairs, worked out on the CPU: no device is waited for.
-
-        With guess places, a token at place k is the label of step k − 1 alone.
-        """
-        mask_T = batch.loss_mask_T.cpu()
-        place_T = batch.guess_place_T
-        columns = [torch.zeros(3, 0, dtype=torch.int64)]
-        for span in batch.spans:
-            depth_R = 1 + mask_T[span.start + 2 : span.stop].nonzero().squeeze(1)
-            teacher_R, first_R = span.start + depth_R, torch.zeros_like(depth_R)
-            if place_T is not None:
-                place_R = place_T[teacher_R + 1]
-                guessed_R = (place_R > 0) & (place_R <= depth_R)
-                teacher_R, depth_R = teacher_R[guessed_R], place_R[guessed_R]
-                first_R = depth_R - 1
-            columns.append(torch.stack([teacher_R, first_R, depth_R]))
-        return cls(*to_device_async(torch.cat(columns, dim=1), batch.input_ids_T.device))
-
-    def chunks(self, most: int) -> list[SupervisedRows]:
-        """Split into as few chunks as can be, of at most ``most`` positions, and about equal."""
-        if not len(self.teacher_R):
-            return []
-        size = ceil(len(self.teacher_R) / ceil(len(self.teacher_R) / most))
-        columns = (self.teacher_R, self.first_R, self.depth_R)
-        return [
-            SupervisedRows(*chunk) for chunk in zip(*(column.split(size) for column in columns), strict=True)
-        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +35,14 @@ class HeadLoss:
     """The head, and everything that its loss compares it with."""
 
     head_VH: Tensor
+    """A parameter of the draft, or the target's own head, which gets no gradient."""
     ids_V: Tensor
     """int64: target id of each row of the head."""
     kept_V: Tensor | None
     """bool over the whole target vocabulary: has a row in the head. None: all have."""
     kind: DistilledLoss
     ops: VocabularyOps
-    kernels: Eagle3Kernels
+    kernels: ChainKernels
 
     def __call__(
         self, states: Sequence[Tensor], hidden_TH: Tensor, rows: SupervisedRows, weight_S: Tensor
@@ -122,7 +79,8 @@ class _StepSums:
         if torch.is_grad_enabled():
             # One row more than there are, for the gradients of rows that are not labelled.
             self.grad_states_XH = states[0].new_zeros(num_steps * num_tokens + 1, width)
-            self.grad_head_VH = zeros(head.head_VH.shape)
+            if head.head_VH.requires_grad:
+                self.grad_head_VH = zeros(head.head_VH.shape)
 
     def add(self, chunk: SupervisedRows, hidden_RH: Tensor) -> None:
         """Scores the S rows of every position of a chunk."""
@@ -158,12 +116,13 @@ class _StepSums:
 
     def _add_gradients(self, grad_RSV: Tensor, input_RSH: Tensor, row_X: Tensor) -> None:
         """Add a chunk's gradients; each labelled row comes once in a step, so that nothing needs to be summed."""
-        if self.grad_states_XH is None or self.grad_head_VH is None:
+        if self.grad_states_XH is None:
             return
         grad_XV = grad_RSV.flatten(0, 1)
         grad_XH = self.head.ops.reduce_sum(grad_XV @ self.head.head_VH)
         self.grad_states_XH.index_copy_(0, row_X, grad_XH)
-        self.grad_head_VH += grad_XV.T @ input_RSH.flatten(0, 1)
+        if self.grad_head_VH is not None:
+            self.grad_head_VH += grad_XV.T @ input_RSH.flatten(0, 1)
 
     def output(self) -> StepOutput:
         """Return the sums.
@@ -175,8 +134,11 @@ class _StepSums:
         loss = self.loss
         if self.grad_states_XH is not None:
             grad_STH = self.grad_states_XH[:-1].view(len(self.states), *self.states[0].shape)
-            grads = (*grad_STH, self.grad_head_VH)
-            loss = with_gradients(loss, grads, (*self.states, self.head.head_VH))
+            grads, inputs = list(grad_STH), list(self.states)
+            if self.grad_head_VH is not None:
+                grads.append(self.grad_head_VH)
+                inputs.append(self.head.head_VH)
+            loss = with_gradients(loss, grads, inputs)
         return StepOutput(
             loss=loss,
             sums={**self.sums, "acceptance_length": first_rows + chains_ST.sum()},

@@ -1,0 +1,131 @@
+"""Lines of ``evaluate`` without ``--json``: tables of the figures, then what is wrong and how to serve the draft."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.serving import closing_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+def evaluation_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield every line that is shown of an evaluation's document."""
+    yield from _setting_lines(document)
+    for lines in (_way_lines, benchmark_lines, load_lines):
+        if table := list(lines(document)):
+            yield from ("", *table)
+    yield from ("", _comparison(document))
+    yield from (f"warning: {warning}" for warning in document["warnings"])
+    yield from closing_lines(document)
+
+
+def _setting_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in document["engine_versions"].items())
+    engine = f"{document['engine']}{f' ({versions})' if versions else ''}"
+    yield f"target: {document['target']}"
+    yield f"draft: {document['draft']}"
+    yield f"engine: {engine}, backend {document['backend']}"
+    yield f"{document['prompts']:,} prompts, {document['num_draft_tokens']} draft tokens"
+
+
+def _way_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a table with a row for greedy answers, one for sampled ones, and one for an untrained draft."""
+    heads = ("tokens", "tau", "tau/request", "tokens/s", "without", "speed-up")
+    yield f"{'answers':<20}" + "".join(f"{head:>13}" for head in heads) + "  accepted at each position"
+    ways = {"greedy": document["greedy"], "sampled": document["sampled"]}
+    for name, figures in ways.items():
+        if figures is not None:
+            yield _way_line(name, figures)
+    if (before := document["acceptance_length_before"]) is not None:
+        yield f"{'an untrained draft':<20}{'':>13}{before:>13.3f}"
+
+
+def _way_line(name: str, figures: Mapping[str, Any]) -> str:
+    label = name if name == "greedy" else f"sampled, T={figures['temperature']:g}"
+    shares = " ".join(f"{share:.2f}" for share in figures["acceptance_per_position"])
+    cells = (f"{figures['generated_tokens']:,}", *_lengths_and_speeds(figures))
+    return f"{label:<20}" + "".join(f"{cell:>13}" for cell in cells) + f"  {shares}"
+
+
+def _lengths_and_speeds(figures: Mapping[str, Any]) -> tuple[str, ...]:
+    per_request = figures["acceptance_length_per_request"]
+    return (
+        f"{figures['acceptance_length']:.3f}",
+        "" if per_request is None else f"{per_request:.3f}",
+        f"{figures['tokens_per_s']:,.1f}",
+        f"{figures['tokens_per_s_without_draft']:,.1f}",
+        f"{figures['speedup']:.2f}",
+    )
+
+
+def _comparison(document: Mapping[str, Any]) -> str:
+    """Return whether the draft has changed the greedy text."""
+    if document["outputs_equal"]:
+        return "greedy texts with the draft are equal to those without"
+    share = f"{100 * document['outputs_differing_share']:.0f} % of the greedy texts differ"
+    ties = {
+        True: ", each first at a near tie of two tokens, which is rounding",
+        False: ", not only at near ties: the engine or the draft is wrong",
+        None: "; the engine does not say whether at near ties",
+    }
+    return share + ties[document["outputs_differing_only_at_ties"]]
+
+
+def benchmark_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a table: a row for each benchmark, and their total. Nothing where there are none."""
+    rows = document["benchmarks"]
+    if not rows:
+        return
+    heads = ("prompts", "tokens", "tau", "tau/request", "tokens/s", "without", "speed-up")
+    yield f"{'benchmark':<12}" + "".join(f"{head:>13}" for head in heads)
+    for name, row in (*rows.items(), ("total", document)):
+        cells = (f"{row['prompts']:,}", f"{row['generated_tokens']:,}", *_lengths_and_speeds(row))
+        yield f"{name:<12}" + "".join(f"{cell:>13}" for cell in cells)
+
+
+def load_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a table with a row for each concurrency, and from which on the draft stops paying."""
+    entries = document["throughput"]
+    if not entries:
+        return
+    heads = (
+        "tokens/s",
+        "without",
+        "speed-up",
+        "TTFT ms",
+        "without",
+        "ITL ms",
+        "without",
+        "per user",
+        "without",
+    )
+    yield f"{'at once':<9}" + "".join(f"{head:>10}" for head in heads)
+    for entry in entries:
+        sides = (entry["with_draft"], entry["without_draft"])
+        users = [side["tokens_per_s_per_user"] for side in sides]
+        cells = [
+            *(f"{side['tokens_per_s']:,.1f}" for side in sides),
+            f"{entry['speedup']:.2f}",
+            *(_mean(side["time_to_first_token_ms"]) for side in sides),
+            *(_mean(side["inter_token_latency_ms"]) for side in sides),
+            *("" if speed is None else f"{speed:,.1f}" for speed in users),
+        ]
+        yield f"{entry['concurrency']:<9}" + "".join(f"{cell:>10}" for cell in cells)
+    yield break_even_sentence(document)
+
+
+def break_even_sentence(document: Mapping[str, Any]) -> str:
+    """Return from how many answers at once on the draft does not pay."""
+    sizes = [entry["concurrency"] for entry in document["throughput"]]
+    border = document["break_even_concurrency"]
+    if border is None:
+        return f"the draft pays at {max(sizes)} answers at once, the most that was measured"
+    if border <= min(sizes):
+        return f"the draft does not pay, even at {min(sizes)} answers at once"
+    return f"the draft stops paying at about {border:.0f} answers at once"
+
+
+def _mean(distribution: Mapping[str, float] | None) -> str:
+    return "" if distribution is None else f"{distribution['mean']:,.2f}"

@@ -1,0 +1,51 @@
+"""The commands that serve a draft, and the last lines of commands that made or measured one."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from spec_core.engine import Engine
+from spec_core.errors import PluginError, SpecError
+from spec_core.plugins import load_each
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from spec_core.draft import Draft
+    from spec_core.target import TargetSpec
+
+
+def serving_commands(target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int) -> dict[str, str]:
+    """Return the shell command of each engine that serves the draft in ``folder``, by the engine's name.
+
+    An engine is among them where its plugin is installed, whether its program is or not.
+    """
+    commands: dict[str, str] = {}
+    for name, engine_type in load_each(Engine):
+        if isinstance(engine_type, PluginError) or name not in draft.serving_methods:
+            continue
+        with suppress(SpecError):  # this engine cannot serve it
+            engine_type.check_export(target, draft, folder)
+            if command := engine_type.serving_command(target, draft, folder, num_draft_tokens):
+                commands[name] = command
+    return commands
+
+
+def closing_lines(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the draft is worth, and the commands that serve it: keys of a summary or of an evaluation."""
+    yield f"acceptance length (tau): {_acceptance_length(figures)}"
+    if (speedup := figures.get("speedup")) is not None:
+        engine = f" in engine {figures['engine']}" if "engine" in figures else ""
+        yield f"speed-up: {speedup:.2f} times{engine}"
+    for engine, command in figures["serve"].items():
+        yield f"serve it with {engine}:\n  {command}"
+
+
+def _acceptance_length(figures: Mapping[str, Any]) -> str:
+    if (measured := figures.get("acceptance_length")) is not None:
+        return f"{measured:.2f} tokens a pass, measured"
+    if (simulated := figures.get("eval_acceptance_length")) is not None:
+        return f"{simulated:.2f} tokens a pass, simulated on held-out data; spec-trainer evaluate measures it"
+    return "not known; spec-trainer evaluate measures it"

@@ -1,0 +1,1 @@
+"""The DFlash2 block draft."""

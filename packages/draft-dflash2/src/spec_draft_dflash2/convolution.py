@@ -1,0 +1,56 @@
+"""Convolutions around a sub-layer, along the slots of a block; each slot's state moves the taps.
+
+Shapes: A blocks, B slots, H width, K taps, G groups of channels. Parameter names are the serving format's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from spec_draft_dflash2.shape import DFlash2Shape
+
+
+class BlockConvolution(nn.Module):
+    """One convolution of a sub-layer's input and one of its output.
+
+    The moving parts of both sets of taps are made of the input, as it was before any convolution.
+    """
+
+    def __init__(self, shape: DFlash2Shape) -> None:
+        """Start as the identity: the draft is then DFlash."""
+        super().__init__()
+        base_2KH = torch.zeros(2, shape.conv_kernel_size, shape.hidden_size)
+        base_2KH[:, 0] = 1
+        self.base_kernel = nn.Parameter(base_2KH)
+        self.kernel_projection = nn.Linear(shape.hidden_size, shape.conv_taps, bias=False)
+        nn.init.zeros_(self.kernel_projection.weight)
+
+    def forward(self, x_ABH: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return ``sublayer`` of the convolved states, convolved.
+
+        It is linear in the output of ``sublayer``, which may be a rank's part of a sum.
+        """
+        num_taps = self.base_kernel.shape[1]
+        into_ABKG, out_ABKG = self.kernel_projection(x_ABH).unflatten(-1, (2, num_taps, -1)).unbind(-3)
+        inner_ABH = sublayer(convolve(x_ABH, self.base_kernel[0], into_ABKG))
+        return convolve(inner_ABH, self.base_kernel[1], out_ABKG)
+
+
+def convolve(x_ABH: Tensor, base_KH: Tensor, moving_ABKG: Tensor) -> Tensor:
+    """Return y_b = Σ_k (base_k + moving_bk) ⊙ x_(b − k) of each block; before its first slot there is nothing."""
+    groups, num_slots = (moving_ABKG.shape[-1], -1), x_ABH.shape[1]
+    x_ABGC, base_KGC = x_ABH.unflatten(-1, groups), base_KH.unflatten(-1, groups)
+    total_ABGC = torch.zeros_like(x_ABGC)
+    for tap in range(min(len(base_KH), num_slots)):
+        before_ABGC = F.pad(x_ABGC[:, : num_slots - tap], (0, 0, 0, 0, tap, 0))
+        total_ABGC = total_ABGC + (base_KGC[tap] + moving_ABKG[:, :, tap, :, None]) * before_ABGC
+    return total_ABGC.flatten(-2)

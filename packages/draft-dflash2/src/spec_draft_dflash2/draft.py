@@ -1,0 +1,106 @@
+"""DFlash2Draft: the plugin. Imports without torch; the network is in ``model.py``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from spec_draft_dflash2.config import DFlash2Config
+from spec_draft_dflash2.shape import ARCHITECTURE, OWN_FIELDS, DFlash2Shape
+from spec_kit.block_drafting import BlockDraft
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
+    from spec_core.records import ShardHints
+    from spec_kit.block_drafting import BlockKernels
+    from spec_kit.drafting import Json
+
+
+class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
+    """DFlash2 (z-lab/dflash): DFlash with local convolutions, its guesses tied together by a selector.
+
+    See ``spec_core.draft`` for the contract.
+    """
+
+    name: ClassVar[str] = "dflash2"
+    api_version: ClassVar[int] = 2
+    Config: ClassVar[type[DraftConfig]] = DFlash2Config
+    Shape = DFlash2Shape
+    architecture: ClassVar[str] = ARCHITECTURE
+    speculators_type: ClassVar[str] = "dflash2"
+    small_run: ClassVar[Mapping[str, object]] = {"block_size": 4, "num_layers": 2, "num_anchors": 64}
+    learns_from_guesses: ClassVar[bool] = True
+    serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dflash", "sglang": "DFLASH"}
+
+    @classmethod
+    def speculators_fields(cls, fields: Json, folder: Path) -> Json:
+        """Return the fields as engines read them."""
+        served = super().speculators_fields(fields, folder)
+        own = {name: fields[name] for name in OWN_FIELDS if name in fields}
+        return {**served, cls.Shape.nested: own | served[cls.Shape.nested]}
+
+    def fresh_shape(self, target: TargetSpec) -> DFlash2Shape:
+        """Return the options, else the defaults of the first trainers and the target's sizes."""
+        options = self.options
+        return DFlash2Shape.for_target(
+            options,
+            target,
+            layer_types=("full_attention",) * (options.num_layers or 5),
+            block_size=self._block_size,
+            conv_kernel_size=options.conv_kernel_size or 2,
+            conv_group_size=options.conv_group_size or 16,
+            selector_rank=options.selector_rank or 256,
+            selector_top_k=options.selector_top_k or 16,
+            **self.fresh_fields(target),
+        )
+
+    @property
+    def num_guesses(self) -> int:
+        """One less than the block's slots."""
+        return self._block_size - 1
+
+    @property
+    def guess_weights(self) -> Tensor:
+        """float64 [S]: weights of guesses."""
+        from spec_kit.block_drafting import guess_weights
+
+        return guess_weights(self.num_guesses, self.options.gamma)
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Every guess is compared with the target's distribution."""
+        return True
+
+    @classmethod
+    def kernels(cls) -> type[BlockKernels]:
+        """Return the kernels that the draft can use (D10)."""
+        from spec_kit.block_drafting import BlockKernels
+
+        return BlockKernels
+
+    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: BlockKernels) -> nn.Module:
+        """Return the network with drawn weights."""
+        from spec_draft_dflash2.model import DFlash2Model
+
+        return DFlash2Model(self.shape(target), self.options, target.embedding_scale, kernels)
+
+    def shard_hints(self, target: TargetSpec) -> ShardHints:
+        """Return the backbone's hints; the selector's tables have a row for each token."""
+        return replace(super().shard_hints(target), vocabulary=("candidate_selector",))
+
+    def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
+        """Return a fresh proposer for one sequence (D9)."""
+        from spec_draft_dflash2.model import DFlash2Model
+        from spec_draft_dflash2.proposer import DFlash2Proposer
+
+        assert isinstance(module, DFlash2Model)
+        return DFlash2Proposer(module, ops, self.num_guesses)
+
+    @property
+    def _block_size(self) -> int:
+        return self.options.block_size or 8

@@ -1,0 +1,227 @@
+"""The target's head and the selector over the guesses that count, the loss and its gradients, some blocks at a time.
+
+The wanted distribution of a guess is t = ce_weight · [the data's token] + soft_weight · p, p being the target's
+distribution. A guess costs, before its weight, −Σ t log q + selector_weight · (−Σ t log s): the first sum is over the
+vocabulary, q being the head's distribution; the second over the candidates alone, s being what the draft guesses by.
+A token that is no candidate trains the head only: the selector learns from the candidates that it will have.
+Loss, metrics and gradients come out of one pass, so logits live for one chunk.
+
+Shapes: A blocks, S guesses of a block, R counted guesses of a chunk, C candidates, r rank, V rows of the head (of
+this shard: see ``spec_core.ops``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+from spec_draft_dflash2.selector import Candidates, LocalColumns, scores
+from spec_kit.block_drafting import GuessMetrics, loss_scale
+from spec_kit.drafting import sharded_logsumexp_argmax, with_gradients
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core import VocabularyOps
+    from spec_core.records import DraftBatch, StepOutput
+    from spec_draft_dflash2.config import DFlash2Config
+    from spec_draft_dflash2.shape import DFlash2Shape
+    from spec_kit.block_drafting import BlockKernels, CountedGuesses
+    from spec_kit.drafting import Distribution
+
+_VALUES = ("accuracy", "head_accuracy", "recall", "head_loss", "selector_loss")
+_LENGTHS = ("acceptance_length",)
+
+
+@dataclass(frozen=True)
+class SelectorInputs:
+    """Everything that the loss has gradients for."""
+
+    states_ASH: Tensor
+    """Inputs of the target's head."""
+    context_ASr: Tensor
+    """The selector's share of state and token before."""
+    successor_Vr: Tensor
+    """The selector's rows of candidates, whole on every shard."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All of them."""
+        return self.states_ASH, self.context_ASr, self.successor_Vr
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectorLoss:
+    """The parts of a guess's loss, and the weight of each guess."""
+
+    ops: VocabularyOps
+    kernels: BlockKernels
+    options: DFlash2Config
+    shape: DFlash2Shape
+    weight_S: Tensor
+
+    def __call__(
+        self, inputs: SelectorInputs, batch: DraftBatch, guesses: CountedGuesses, denominators: Tensor
+    ) -> StepOutput:
+        """Return loss and metrics of the blocks, as shares over the global denominators."""
+        totals = _Sums(self, inputs, batch, denominators)
+        row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + 4)  # the teacher's are float32
+        with torch.no_grad():
+            for blocks, chunk in guesses.chunks(self.ops.chunk_bytes // row_bytes, len(self.weight_S)):
+                totals.add(blocks, chunk)
+        return totals.output()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scored:
+    """The guesses of a chunk, compared with labels and teacher. Sums over shards are done."""
+
+    head: Distribution
+    teacher: Distribution
+    label_R: Tensor
+    best_R: Tensor
+    """Token that the head finds likeliest."""
+    head_loss_R: Tensor
+    candidate_RC: Tensor
+    score_RC: Tensor
+    wanted_RC: Tensor
+    """The wanted distribution's share of each candidate."""
+
+    @property
+    def guess_R(self) -> Tensor:
+        """The likeliest candidate."""
+        return self.candidate_RC.gather(1, self.score_RC.argmax(1, keepdim=True)).squeeze(1)
+
+    @property
+    def is_label_RC(self) -> Tensor:
+        """Whether a candidate is the data's token."""
+        return self.candidate_RC == self.label_R[:, None]
+
+    @property
+    def selector_loss_R(self) -> Tensor:
+        """−Σ t log s over the candidates."""
+        return -(self.wanted_RC * self.score_RC.log_softmax(1)).sum(1)
+
+    @property
+    def selector_grad_RC(self) -> Tensor:
+        """The derivatives of ``selector_loss_R`` by the scores."""
+        return self.wanted_RC.sum(1, keepdim=True) * self.score_RC.softmax(1) - self.wanted_RC
+
+
+class _Sums:
+    """Sums of one forward pass over all chunks: loss, metrics, and gradients where they are wanted."""
+
+    def __init__(
+        self, loss: SelectorLoss, inputs: SelectorInputs, batch: DraftBatch, denominators: Tensor
+    ) -> None:
+        self.rule, self.inputs, self.batch = loss, inputs, batch
+        self.scale = loss_scale(denominators, inputs.states_ASH)
+        self.metrics = GuessMetrics(self.scale, len(loss.weight_S), _VALUES, _LENGTHS)
+        self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
+
+    def add(self, blocks: slice, guesses: CountedGuesses) -> None:
+        """Score the counted guesses of the blocks ``blocks``."""
+        place, options = (guesses.block_R, guesses.guess_R), self.rule.options
+        scored = self._score(blocks, guesses)
+        loss_R = scored.head_loss_R + options.selector_weight * scored.selector_loss_R
+        weight_R = self.rule.weight_S.to(loss_R)[guesses.guess_R] * self.scale
+        correct_R = scored.guess_R == scored.label_R
+        self.metrics.loss += (weight_R * loss_R).sum()
+        self.metrics.add(
+            guesses,
+            accuracy=correct_R,
+            head_accuracy=scored.best_R == scored.label_R,
+            recall=scored.is_label_RC.any(1),
+            head_loss=scored.head_loss_R,
+            selector_loss=scored.selector_loss_R,
+        )
+        self.metrics.add_lengths(guesses, acceptance_length=correct_R)
+        if self.grads is not None:
+            self._add_gradients(blocks, place, scored, weight_R)
+
+    def _score(self, blocks: slice, guesses: CountedGuesses) -> _Scored:
+        place, ops, kernels = (guesses.block_R, guesses.guess_R), self.rule.ops, self.rule.kernels
+        logits_RV = F.linear(self.inputs.states_ASH[blocks][place], ops.head_VH)
+        teacher_RV = ops.teacher_logits(self.batch.hidden_TNH[guesses.label_R - 1, -1])
+        ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
+        log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
+        head = logits_RV, log_sum_R
+        teacher = teacher_RV, sharded_logsumexp_argmax(teacher_RV, ids_V, ops, kernels)[0]
+        found = Candidates.of(logits_RV, ops, self.rule.shape)
+        label_R = self.batch.input_ids_T[guesses.label_R]
+        successor_RCr = self.inputs.successor_Vr[found.id_RC]
+        return _Scored(
+            head=head,
+            teacher=teacher,
+            label_R=label_R,
+            best_R=best_R,
+            head_loss_R=self._head_loss(head, teacher, label_R),
+            candidate_RC=found.id_RC,
+            score_RC=scores(found.logits_RC, self.inputs.context_ASr[blocks][place], successor_RCr),
+            wanted_RC=self._wanted(teacher, label_R, found.id_RC),
+        )
+
+    def _head_loss(self, head: Distribution, teacher: Distribution, label_R: Tensor) -> Tensor:
+        """Return −Σ t log q [R]."""
+        (logits_RV, log_sum_R), options, ops = head, self.rule.options, self.rule.ops
+        label = LocalColumns.of(label_R[:, None], ops)
+        there_R = (logits_RV.gather(1, label.column_RX).to(log_sum_R) * label.here_RX).squeeze(1)
+        one_R = torch.ones_like(log_sum_R)
+        terms = self.rule.kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher, one_R)
+        aligned_R = options.ce_weight * there_R + options.soft_weight * terms[0].squeeze(1)
+        return (options.ce_weight + options.soft_weight) * log_sum_R - ops.reduce_sum(aligned_R)
+
+    def _wanted(self, teacher: Distribution, label_R: Tensor, id_RC: Tensor) -> Tensor:
+        options, columns = self.rule.options, LocalColumns.of(id_RC, self.rule.ops)
+        prob_RC = self.rule.ops.reduce_sum(columns.probabilities(teacher) * columns.here_RX)
+        is_label_RC = (id_RC == label_R[:, None]).to(prob_RC)
+        return options.soft_weight * prob_RC + options.ce_weight * is_label_RC
+
+    def _add_gradients(
+        self, blocks: slice, place: tuple[Tensor, Tensor], scored: _Scored, weight_R: Tensor
+    ) -> None:
+        """Add the derivatives by states, contexts and rows of candidates."""
+        assert self.grads is not None
+        grad_ASH, grad_ASr, grad_Vr = self.grads
+        grad_RC = self.rule.options.selector_weight * weight_R[:, None] * scored.selector_grad_RC
+        grad_RV, ops = self._logits_gradient_(scored, weight_R, grad_RC), self.rule.ops
+        grad_ASH[blocks][place] = ops.reduce_sum(grad_RV @ ops.head_VH)
+        grad_RC = grad_RC.to(grad_Vr.dtype)
+        successor_RCr = self.inputs.successor_Vr[scored.candidate_RC]
+        grad_ASr[blocks][place] = (grad_RC[:, None] @ successor_RCr).squeeze(1)
+        rows_RCr = grad_RC[..., None] * self.inputs.context_ASr[blocks][place][:, None]
+        # In a fixed order also on GPUs, unlike index_add_: the same run gives the same bits.
+        grad_Vr.index_put_((scored.candidate_RC,), rows_RCr, accumulate=True)
+
+    def _logits_gradient_(self, scored: _Scored, weight_R: Tensor, grad_RC: Tensor) -> Tensor:
+        """Overwrite the logits by weight · ((ce + soft) · q − t), with the selector's share of candidates.
+
+        The columns of label and candidates are rounded once.
+        """
+        options, (logits_RV, log_sum_R) = self.rule.options, scored.head
+        named_RX = torch.cat([scored.candidate_RC, scored.label_R[:, None]], dim=1)
+        columns = LocalColumns.of(named_RX, self.rule.ops)
+        all_R, soft_R = ((options.ce_weight + options.soft_weight) * weight_R, options.soft_weight * weight_R)
+        there_RX = all_R[:, None] * columns.probabilities(scored.head)
+        there_RX = there_RX - soft_R[:, None] * columns.probabilities(scored.teacher)
+        is_label_RX = columns.id_RX == scored.label_R[:, None]
+        there_RX = there_RX - options.ce_weight * weight_R[:, None] * is_label_RX
+        # By token and not by place: another shard's token stands for a column here, maybe a second time.
+        same_RXC = columns.id_RX[..., None] == scored.candidate_RC[:, None]
+        there_RX = there_RX + (same_RXC * grad_RC[:, None]).sum(-1)
+        factors = all_R[:, None], torch.zeros_like(all_R)[:, None], soft_R[:, None]
+        one_R = torch.ones_like(all_R)
+        self.rule.kernels.distill_grad_(
+            logits_RV[:, None], log_sum_R[:, None], factors, scored.teacher, one_R
+        )
+        return logits_RV.scatter_(1, columns.column_RX, there_RX.to(logits_RV.dtype))
+
+    def output(self) -> StepOutput:
+        """Return the sums."""
+        loss = self.metrics.loss
+        if self.grads is not None:
+            loss = with_gradients(loss, self.grads, self.inputs.tensors)
+        return self.metrics.output(loss)

@@ -1,0 +1,89 @@
+"""The DFlash2 network: the backbone of blocks with convolutions, the selector, and the loss over what they guess."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_core import to_device_async
+from spec_draft_dflash2.convolution import BlockConvolution
+from spec_draft_dflash2.loss import SelectorInputs, SelectorLoss
+from spec_draft_dflash2.selector import CandidateSelector
+from spec_kit.block_drafting import (
+    BlockBackbone,
+    BlockLayer,
+    BlockRule,
+    Blocks,
+    CountedGuesses,
+    guess_weights,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core import VocabularyOps
+    from spec_core.records import DraftBatch, StepOutput
+    from spec_draft_dflash2.config import DFlash2Config
+    from spec_draft_dflash2.shape import DFlash2Shape
+    from spec_kit.block_drafting import BlockKernels, Geometry, KeysValues
+
+
+class DFlash2Layer(BlockLayer):
+    """A decoder layer with convolutions around its attention and around its MLP."""
+
+    def __init__(self, shape: DFlash2Shape, window: int | None, kernels: BlockKernels) -> None:
+        """Make the layer, with convolutions that do nothing yet."""
+        super().__init__(shape, window, kernels)
+        self.attention_conv = BlockConvolution(shape)
+        self.mlp_conv = BlockConvolution(shape)
+
+    def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
+        """Return the blocks' states after the layer. Only slots are convolved, the context is not."""
+        attend = partial(self.attend, context=context, geometry=geometry)
+        x_ABH = x_ABH + self.attention_conv(self.input_layernorm(x_ABH), attend)
+        return x_ABH + self.mlp_conv(self.post_attention_layernorm(x_ABH), self.mlp)
+
+
+class DFlash2Model(BlockBackbone):
+    """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``."""
+
+    layer_type = DFlash2Layer
+    shape: DFlash2Shape
+
+    def __init__(
+        self,
+        shape: DFlash2Shape,
+        config: DFlash2Config,
+        embedding_scale: float,
+        kernels: BlockKernels,
+    ) -> None:
+        """Make the network; ``embedding_scale``: factor on the target's embedding before its first layer."""
+        super().__init__(shape, embedding_scale, kernels)
+        self.config, self.kernels = config, kernels
+        self.candidate_selector = CandidateSelector(shape)
+
+    def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
+        """Return this batch's share of the loss; ``denominators``: the global batch's, float64 [1]."""
+        num_guesses, device = self.shape.block_size - 1, batch.input_ids_T.device
+        blocks = Blocks.of(batch, BlockRule(self.config.num_anchors, num_guesses))
+        states_ASH = self.states(batch, blocks, ops)[:, 1:]
+        context_ASr = self.candidate_selector.context(states_ASH, predecessors(batch, blocks, num_guesses))
+        loss = SelectorLoss(
+            ops=ops,
+            kernels=self.kernels,
+            options=self.config,
+            shape=self.shape,
+            weight_S=to_device_async(guess_weights(num_guesses, self.config.gamma), device),
+        )
+        inputs = SelectorInputs(states_ASH, context_ASr, self.candidate_selector.successor_codebook)
+        return loss(inputs, batch, CountedGuesses.of(blocks, device), denominators)
+
+
+def predecessors(batch: DraftBatch, blocks: Blocks, num_guesses: int) -> Tensor:
+    """Return int64 [A, S]: the data's token before each guess; any other where a guess does not count."""
+    device = batch.input_ids_T.device
+    anchor_A = to_device_async(blocks.anchor_A, device)
+    place_AS = anchor_A[:, None] + torch.arange(num_guesses, device=device)
+    return batch.input_ids_T[place_AS.clamp(max=len(batch.input_ids_T) - 1)]

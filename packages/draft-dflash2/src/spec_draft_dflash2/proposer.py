@@ -1,0 +1,65 @@
+"""Reference drafting: the states of a block at once, then its guesses, one after the other, out of their candidates.
+
+Shape suffixes: B sequences, K guesses, C candidates of each, H width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from spec_core import Proposal
+from spec_draft_dflash2.selector import Candidates, scores
+from spec_kit.block_drafting import BlockProposer
+from spec_kit.drafting import draw, uniform_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Generator, Tensor
+
+    from spec_draft_dflash2.model import DFlash2Model
+
+
+class DFlash2Proposer(BlockProposer):
+    """Guesses with the slots behind the last known token's; the selector sees the token before, as it was drawn.
+
+    To guess K tokens, vLLM and SGLang run a block of K + 1 slots, also where K + 1 is below the block size of
+    training; so does this.
+    """
+
+    module: DFlash2Model
+
+    @classmethod
+    def guess_all(
+        cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
+    ) -> list[Proposal]:
+        """Return the guesses of each, with the distributions over the vocabulary that they were drawn from."""
+        first, selector = proposers[0], proposers[0].module.candidate_selector
+        states_BKH = cls.states(proposers, num_tokens + 1)[:, 1:]
+        uniform_BK = uniform_numbers(generators, num_tokens).to(states_BKH.device)
+        token_B = torch.tensor([p.last_id for p in proposers], device=states_BKH.device)
+        tokens, probs = list[torch.Tensor](), list[torch.Tensor]()
+        for k in range(num_tokens):
+            logits_BV = states_BKH[:, k] @ first.ops.head_VH.T
+            found = Candidates.of(logits_BV, first.ops, first.module.shape)
+            context_Br = selector.context(states_BKH[:, k], token_B)
+            score_BC = scores(found.logits_RC, context_Br, selector.successor_codebook[found.id_RC])
+            if temperature == 0:
+                token_B = found.id_RC.gather(1, score_BC.argmax(-1, keepdim=True)).squeeze(1)
+            else:
+                probs.append(_over_vocabulary((score_BC / temperature).softmax(-1), found.id_RC, logits_BV))
+                token_B = draw(probs[-1], uniform_BK[:, k])
+            tokens.append(token_B)
+        rows: list[list[int]] = torch.stack(tokens, dim=1).tolist()
+        chances = torch.stack(probs, dim=1) if probs else [None] * len(rows)
+        return [
+            Proposal(token_ids=tuple(row), probs_KV=probs_KV)
+            for row, probs_KV in zip(rows, chances, strict=True)
+        ]
+
+
+def _over_vocabulary(prob_BC: Tensor, id_BC: Tensor, logits_BV: Tensor) -> Tensor:
+    """Return [B, V]: the candidates' probabilities, 0 for any other token."""
+    return prob_BC.new_zeros(logits_BV.shape).scatter_(1, id_BC, prob_BC)

@@ -1,0 +1,100 @@
+"""The selector: which of a guess's candidates follows the token before it.
+
+Candidates are the tokens that the target's head finds likeliest.
+
+Parameter names are the serving format's. Shapes: R guesses, C candidates of each, H width, r rank, V local rows of
+the vocabulary (see ``spec_core.ops``), X any columns; ``...`` any rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import nn
+
+from spec_kit.drafting import INIT_STD, linear, softmax
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core import VocabularyOps
+    from spec_draft_dflash2.shape import DFlash2Shape
+    from spec_kit.drafting import Distribution
+
+
+class CandidateSelector(nn.Module):
+    """Adds ⟨A[token before] ⊙ P · state, B[candidate]⟩ to a candidate's logit."""
+
+    def __init__(self, shape: DFlash2Shape) -> None:
+        """Draw both tables and the projection."""
+        super().__init__()
+        table = (shape.target_vocab_size, shape.selector_rank)
+        self.predecessor_codebook = nn.Parameter(torch.randn(table) * INIT_STD)
+        self.successor_codebook = nn.Parameter(torch.randn(table) * INIT_STD)
+        self.hidden_projection = linear(shape.hidden_size, shape.selector_rank)
+
+    def context(self, states: Tensor, before: Tensor) -> Tensor:
+        """Return A[token before] ⊙ P · state, [..., r]: all that a candidate's row of B is multiplied by."""
+        return nn.functional.embedding(before, self.predecessor_codebook) * self.hidden_projection(states)
+
+
+def scores(logits_RC: Tensor, context_Rr: Tensor, successor_RCr: Tensor) -> Tensor:
+    """Return [R, C], float32 or wider: the candidates' logits and what the selector adds."""
+    return logits_RC + (successor_RCr @ context_Rr[..., None]).squeeze(-1).to(logits_RC.dtype)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of guesses, and their logits, float32 or wider; the same on all shards."""
+
+    id_RC: Tensor
+    logits_RC: Tensor
+
+    @classmethod
+    def of(cls, logits_RV: Tensor, ops: VocabularyOps, shape: DFlash2Shape) -> Self:
+        """Return the candidates of each row of logits, the likeliest first."""
+        first, stop = ops.vocab_range
+        top_RC, column_RC = logits_RV.topk(min(shape.selector_top_k, stop - first), dim=-1)
+        top_RC = top_RC.to(torch.promote_types(top_RC.dtype, torch.float32))
+        if stop - first == shape.target_vocab_size:
+            return cls(column_RC, top_RC)
+        return cls(*_merged(top_RC, column_RC + first, ops, shape.selector_top_k))
+
+
+def _merged(top_RC: Tensor, id_RC: Tensor, ops: VocabularyOps, count: int) -> tuple[Tensor, Tensor]:
+    """Return ids and logits [R, count] of the largest of all shards' candidates; of a tie the smallest id first."""
+    ids, tops, no_id = list[torch.Tensor](), list[torch.Tensor](), torch.iinfo(torch.int64).min
+    for _ in range(count):
+        local_R, place_R = top_RC.max(-1)
+        best_R = ops.reduce_max(local_R)
+        own_R = torch.where(local_R < best_R, no_id, -id_RC.gather(1, place_R[:, None]).squeeze(1))
+        ids.append(-ops.reduce_max(own_R))
+        tops.append(best_R)
+        top_RC = top_RC.masked_fill(id_RC == ids[-1][:, None], -torch.inf)
+    return torch.stack(ids, dim=1), torch.stack(tops, dim=1)
+
+
+@dataclass(frozen=True)
+class LocalColumns:
+    """The places of tokens among the local rows of the vocabulary."""
+
+    column_RX: Tensor
+    """int64: the token's column; any where the token is on another shard."""
+    here_RX: Tensor
+    """bool: the token is on this shard."""
+    id_RX: Tensor
+    """int64: the token of ``column_RX``."""
+
+    @classmethod
+    def of(cls, id_RX: Tensor, ops: VocabularyOps) -> Self:
+        """Return the places of the tokens ``id_RX``."""
+        first, stop = ops.vocab_range
+        column_RX = (id_RX - first).clamp(0, stop - first - 1)
+        return cls(column_RX, column_RX + first == id_RX, column_RX + first)
+
+    def probabilities(self, rows: Distribution) -> Tensor:
+        """Return [R, X], float32 or wider: what the distributions give the tokens of ``column_RX``."""
+        logits_RV, log_sum_R = rows
+        return softmax(logits_RV.gather(1, self.column_RX), log_sum_R)

@@ -1,0 +1,107 @@
+"""DFlash2Shape: what fixes a DFlash2 draft's tensors and arithmetic, and its form as a served config.json."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from spec_kit.block_drafting import BlockShape
+from spec_kit.drafting import Size
+
+if TYPE_CHECKING:
+    from spec_core import TargetSpec
+    from spec_core.records import TensorParallelHints
+    from spec_kit.drafting import Json, Shapes
+
+ARCHITECTURE = "DFlash2DraftModel"
+OWN_FIELDS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+_CONVOLUTIONS = ("attention_conv", "mlp_conv")
+
+
+class DFlash2Shape(BlockShape):
+    """The sizes of one DFlash2 draft."""
+
+    layer_types: tuple[Literal["full_attention"], ...]
+    block_size: Size
+    conv_kernel_size: Size
+    conv_group_size: Size
+    selector_rank: Size
+    selector_top_k: Size
+
+    @property
+    def conv_taps(self) -> int:
+        """Taps that a slot's state makes for one sub-layer: of input and output, for each group of channels."""
+        return 2 * self.conv_kernel_size * (self.hidden_size // self.conv_group_size)
+
+    def tensor_shapes(self) -> Shapes:
+        """Return every trained tensor: the backbone's with its convolutions, and the selector's."""
+        h, r, vocabulary = self.hidden_size, self.selector_rank, self.target_vocab_size
+        own: Shapes = {
+            "candidate_selector.predecessor_codebook": (vocabulary, r),
+            "candidate_selector.successor_codebook": (vocabulary, r),
+            "candidate_selector.hidden_projection.weight": (r, h),
+        }
+        for name in self._convolutions:
+            own |= {
+                f"{name}.base_kernel": (2, self.conv_kernel_size, h),
+                f"{name}.kernel_projection.weight": (self.conv_taps, h),
+            }
+        return super().tensor_shapes() | own
+
+    def parallel_hints(self) -> TensorParallelHints:
+        """Return how tensor-parallel ranks divide the draft.
+
+        A sub-layer's output leaves behind its convolution, which every rank takes of its part of the sum. So all that
+        a rank knows of the gradient of taps is a part, too. The selector is whole on every rank.
+        """
+        hints = super().parallel_hints()
+        inner = {f"{layer}.{name}" for layer in self.layer_names for name in ("self_attn.o_proj", "mlp")}
+        leaves = tuple(name for name in hints.leaves if name not in inner)
+        return replace(hints, leaves=leaves + self._convolutions, partial=hints.partial + self._convolutions)
+
+    def fixed_fields(self) -> Json:
+        """Return fields of published drafts that have one value here."""
+        return super().fixed_fields() | {
+            "sample_from_anchor": False,
+            "projector_type": None,
+            "input_embedding_scale": 1.0,
+            "is_causal": False,
+            "causal": False,
+        }
+
+    def problem(self) -> str | None:
+        """Return why no draft can have this shape, or None."""
+        if self.block_size < 2:
+            return f"block_size={self.block_size} leaves no slot to guess"
+        if self.conv_kernel_size > self.block_size:
+            return f"conv_kernel_size={self.conv_kernel_size} is more than a block of {self.block_size} has"
+        if self.hidden_size % self.conv_group_size:
+            return f"conv_group_size={self.conv_group_size} does not divide the width {self.hidden_size}"
+        if self.selector_top_k > self.target_vocab_size:
+            return (
+                f"selector_top_k={self.selector_top_k} is more than the vocabulary's {self.target_vocab_size}"
+            )
+        return super().problem()
+
+    def to_json(self, target: TargetSpec) -> Json:
+        """Return fields that vLLM from 0.28 and SGLang from 0.5.19 on read.
+
+        The captured layers come in both conventions, as a DFlash draft has them: ``target_layer_ids`` counts outputs
+        of layers, the list at the top level streams entering them.
+        """
+        return {
+            **self.backbone_fields(ARCHITECTURE, target, tied=target.tied),
+            "is_causal": False,
+            "block_size": self.block_size,
+            "eagle_aux_hidden_state_layer_ids": list(self.layers),
+            "dflash_config": {
+                "block_size": self.block_size,
+                "mask_token_id": self.mask_token_id,
+                "target_layer_ids": self.output_ids,
+                **{name: getattr(self, name) for name in OWN_FIELDS},
+            },
+        }
+
+    @property
+    def _convolutions(self) -> tuple[str, ...]:
+        return tuple(f"{layer}.{name}" for layer in self.layer_names for name in _CONVOLUTIONS)

@@ -1,0 +1,23 @@
+"""Options of the MTP draft: section ``draft`` of the configuration."""
+
+from __future__ import annotations
+
+import pydantic
+
+from spec_kit.drafting import DecoderConfig, DistilledLoss
+
+
+class MtpConfig(DecoderConfig):
+    """Options of the MTP draft.
+
+    ``init_from`` may be the target's own folder: then training goes on from the head that the target ships with.
+    Without it the head starts from drawn weights. None means: what the folder ``init_from`` says, else the target's.
+    """
+
+    loss: DistilledLoss = "ce"
+    """``ce``: cross-entropy to the target's distribution. ``lk_alpha``: −log of the expected acceptance.
+    ``lk_lambda``: KL and acceptance mixed, ever more acceptance as it grows (arXiv 2602.23881)."""
+    num_steps: int = pydantic.Field(3, ge=1, le=1024)
+    """Unrolled steps: how many tokens ahead the head is trained. Most shipped heads were trained for one."""
+    step_decay: float = pydantic.Field(0.8, gt=0, le=1)
+    """Weight of one step relative to the one before: step s weighs step_decay ** s."""

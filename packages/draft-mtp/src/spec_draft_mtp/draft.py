@@ -1,0 +1,111 @@
+"""MtpDraft: the plugin. Imports without torch; the network is in ``model.py``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from spec_core.records import FeatureSchema, ShardHints
+from spec_draft_mtp.config import MtpConfig
+from spec_draft_mtp.shape import ARCHITECTURES, COUNT, MtpShape
+from spec_draft_mtp.stored_head import head_shapes, read_head
+from spec_kit.drafting import ServedDraft, architectures
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
+    from spec_core.records import Supervision
+    from spec_draft_mtp.model import MtpModel
+    from spec_kit.chain_drafting import ChainKernels
+    from spec_kit.drafting import DraftCheckpoint, Json, Shapes
+
+
+class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
+    """The multi-token-prediction head of dense Qwen3.5 models; see ``spec_core.draft`` for the contract."""
+
+    name: ClassVar[str] = "mtp"
+    api_version: ClassVar[int] = 2
+    Config: ClassVar[type[DraftConfig]] = MtpConfig
+    Shape = MtpShape
+    architecture: ClassVar[str] = ARCHITECTURES[0]
+    small_run: ClassVar[Mapping[str, object]] = {"num_steps": 3, "step_decay": 1.0}
+    learns_from_guesses: ClassVar[bool] = True
+    serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "mtp"}
+
+    @classmethod
+    def is_own(cls, fields: Json) -> bool:
+        """Return whether a config.json is of a model that has such a head: a target's own, or an export's."""
+        nested = fields.get("text_config")
+        counted = COUNT in fields or (isinstance(nested, dict) and COUNT in nested)
+        return counted and not architectures(fields).isdisjoint(ARCHITECTURES)
+
+    @classmethod
+    def module_name(cls, stored_name: str) -> str:
+        """Return the name as it is: targets and exports have the same."""
+        return stored_name
+
+    @classmethod
+    def stored_shapes(cls, folder: Path) -> Shapes:
+        """Return the shapes of the head's tensors; a target's others are not looked at."""
+        return head_shapes(folder)
+
+    def stored_state(self, checkpoint: DraftCheckpoint[MtpShape]) -> dict[str, Tensor]:
+        """Return the module's state dict, float32."""
+        return {name: tensor.float() for name, tensor in read_head(checkpoint.folder).items()}
+
+    def fresh_shape(self, target: TargetSpec) -> MtpShape:
+        """Return the options, else the target's sizes."""
+        return MtpShape.for_target(self.options, target)
+
+    def target_tensors(self, target: TargetSpec) -> Sequence[str]:
+        """Name the weight of the final norm: the head gets the target's states behind it (D11)."""
+        return (target.norm_name,)
+
+    def required_features(self, target: TargetSpec) -> FeatureSchema:
+        """Return the one layer that is captured: the input of the target's final norm."""
+        return FeatureSchema(layers=(target.num_layers,), hidden_size=target.hidden_size, dtype=target.dtype)
+
+    def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
+        """Return float64 [S]: the labels of each step."""
+        from spec_kit.chain_drafting import count_labels
+
+        return count_labels(supervision, self.options.num_steps)
+
+    @classmethod
+    def kernels(cls) -> type[ChainKernels]:
+        """Return the kernels that the draft can use (D10)."""
+        from spec_kit.chain_drafting import ChainKernels
+
+        return ChainKernels
+
+    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: ChainKernels) -> nn.Module:
+        """Return the network with drawn weights."""
+        from spec_draft_mtp.model import MtpModel, TargetNorm
+
+        norm = TargetNorm(
+            tensors.others[target.norm_name], float(target.norm == "rms_plus_one"), target.norm_eps
+        )
+        return MtpModel(self.shape(target), self.options, norm, kernels)
+
+    def initialize(
+        self, module: MtpModel, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
+    ) -> None:
+        """Scale what was drawn; take the last norm from the target."""
+        from spec_draft_mtp.model import scale_initial_weights
+
+        scale_initial_weights(module, tensors.norm_H)
+
+    def shard_hints(self, target: TargetSpec) -> ShardHints:
+        """Return how tensor-parallel ranks divide the layer."""
+        return ShardHints(tensor_parallel=self.shape(target).parallel_hints())
+
+    def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
+        """Return a fresh proposer for one sequence (D9)."""
+        from spec_draft_mtp.model import MtpModel
+        from spec_draft_mtp.proposer import MtpProposer
+
+        assert isinstance(module, MtpModel)
+        return MtpProposer(module, ops)

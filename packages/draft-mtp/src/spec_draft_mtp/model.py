@@ -1,0 +1,200 @@
+"""The MTP network and its unrolled steps. Parameter names are the target's own tensor names.
+
+Shapes: T tokens, H width, N heads, D channels of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from spec_kit.chain_drafting import HeadLoss, SupervisedRows, step_weights, unrolled_attention
+from spec_kit.drafting import INIT_STD, Mlp, Rope, linear
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core import VocabularyOps
+    from spec_core.records import DraftBatch, StepOutput
+    from spec_draft_mtp.config import MtpConfig
+    from spec_draft_mtp.shape import MtpShape
+    from spec_kit.chain_drafting import ChainKernels
+
+MATRIX_GAIN = 0.5
+"""A matrix starts as normal draws of standard deviation gain / √inputs: at any width its output is then as large."""
+
+
+def wide_rms_norm(x: Tensor, weight: Tensor, shift: float, eps: float) -> Tensor:
+    """Return x̂ · (weight + shift), computed in float32 or wider, in the dtype of ``x``."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return F.rms_norm(wide, weight.shape, weight.to(wide.dtype) + shift, eps).to(x.dtype)
+
+
+class CentredNorm(nn.Module):
+    """An RMS norm whose weight is stored as its difference from 1."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        """Start as a norm that scales nothing."""
+        super().__init__()
+        self.weight, self._eps = nn.Parameter(torch.zeros(width)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normed channels, like ``x`` [..., width]."""
+        return wide_rms_norm(x, self.weight, 1.0, self._eps)
+
+
+class TargetNorm(nn.Module):
+    """The target's final norm, which is neither trained nor exported."""
+
+    weight: Tensor
+
+    def __init__(self, weight_H: Tensor, shift: float, eps: float) -> None:
+        """Keep the weight as the target has it; it is multiplied with ``shift`` added."""
+        super().__init__()
+        self.register_buffer("weight", weight_H.float(), persistent=False)
+        self._shift, self._eps = shift, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the state behind the norm, like ``x`` [..., H]."""
+        return wide_rms_norm(x, self.weight, self._shift, self._eps)
+
+
+class GatedAttention(nn.Module):
+    """The projections of an attention whose output each head multiplies by a gate of its own."""
+
+    def __init__(self, shape: MtpShape) -> None:
+        """Make projections, and the norms of each head's query and key."""
+        super().__init__()
+        h, d, eps = shape.hidden_size, shape.head_dim, shape.norm_eps
+        self.q_proj = linear(h, 2 * shape.num_heads * d)
+        self.k_proj = linear(h, shape.num_kv_heads * d)
+        self.v_proj = linear(h, shape.num_kv_heads * d)
+        self.o_proj = linear(shape.num_heads * d, h)
+        self.q_norm, self.k_norm = CentredNorm(d, eps), CentredNorm(d, eps)
+
+    def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return queries, keys, values, not rotated yet, and gates, [T, N, D] each."""
+        d = len(self.q_norm.weight)
+        q, gate = self.q_proj(x_TH).unflatten(-1, (-1, 2 * d)).chunk(2, dim=-1)
+        k, v = (project(x_TH).unflatten(-1, (-1, d)) for project in (self.k_proj, self.v_proj))
+        return self.q_norm(q), self.k_norm(k), v, gate
+
+
+class MtpLayer(nn.Module):
+    """One decoder layer; the attention itself spans the unrolled steps."""
+
+    def __init__(self, shape: MtpShape, kernels: ChainKernels) -> None:
+        """Make the layer; its MLP uses the backend's kernel."""
+        super().__init__()
+        self.input_layernorm = CentredNorm(shape.hidden_size, shape.norm_eps)
+        self.self_attn = GatedAttention(shape)
+        self.post_attention_layernorm = CentredNorm(shape.hidden_size, shape.norm_eps)
+        self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
+
+    def qkv_gate(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return queries, keys, values and gates of the layer's input."""
+        return self.self_attn(self.input_layernorm(x_TH))
+
+    def finish(self, x_TH: Tensor, attended_TND: Tensor, gate_TND: Tensor) -> Tensor:
+        """Return the layer's output: gate, output projection and MLP around their residuals."""
+        gated = (attended_TND * gate_TND.sigmoid()).flatten(1)
+        x_TH = x_TH + self.self_attn.o_proj(gated)
+        return x_TH + self.mlp(self.post_attention_layernorm(x_TH))
+
+
+class MtpHead(nn.Module):
+    """The modules under the name ``mtp``."""
+
+    def __init__(self, shape: MtpShape, kernels: ChainKernels) -> None:
+        """Make the one layer and what is around it."""
+        super().__init__()
+        width, eps = shape.hidden_size, shape.norm_eps
+        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = CentredNorm(width, eps), CentredNorm(width, eps)
+        self.fc = linear(2 * width, width)
+        self.layers = nn.ModuleList([MtpLayer(shape, kernels)])
+        self.norm = CentredNorm(width, eps)
+
+    @property
+    def layer(self) -> MtpLayer:
+        """The one layer."""
+        layer = self.layers[0]
+        assert isinstance(layer, MtpLayer)
+        return layer
+
+    def join(self, embedded_TH: Tensor, state_TH: Tensor) -> Tensor:
+        """Return the layer's input, of the embedding of a token and the state before it."""
+        both = [self.pre_fc_norm_embedding(embedded_TH), self.pre_fc_norm_hidden(state_TH)]
+        return self.fc(torch.cat(both, dim=-1))
+
+
+class MtpModel(nn.Module):
+    """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``."""
+
+    def __init__(
+        self, shape: MtpShape, config: MtpConfig, target_norm: TargetNorm, kernels: ChainKernels
+    ) -> None:
+        """Make the network; ``target_norm`` makes the states that engines hand to the head."""
+        super().__init__()
+        self.shape, self.config, self.kernels = shape, config, kernels
+        self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
+        self.mtp = MtpHead(shape, kernels)
+        self.target_norm = target_norm
+
+    def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
+        """Return this batch's share of Σ_s decay^s · (Σ CE) / n_s; ``denominators``: the global n_s, float64 [S]."""
+        states, device = self.unroll(batch, ops), batch.input_ids_T.device
+        loss = HeadLoss(
+            head_VH=ops.head_VH,
+            ids_V=torch.arange(*ops.vocab_range, device=device),
+            kept_V=None,
+            kind=self.config.loss,
+            ops=ops,
+            kernels=self.kernels,
+        )
+        weight_S = step_weights(denominators, self.config.step_decay, states[0])
+        return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch), weight_S)
+
+    def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> list[Tensor]:
+        """Return S inputs of the target's head [T, H]; each is the next step's state, too.
+
+        Row t of step s has token t + 1 + s as input. Past its document's end that is some other token: such a row
+        is never labelled, at no later step either, and no row of its document attends it.
+        """
+        steps, num_tokens, layer = self.config.num_steps, len(batch.input_ids_T), self.mtp.layer
+        embedded = F.pad(ops.embed(batch.input_ids_T), (0, 0, 0, steps))
+        bounds = [(span.start, span.stop) for span in batch.spans]
+        states, keys, values = (
+            [self.first_state(batch.hidden_TNH)],
+            list[torch.Tensor](),
+            list[torch.Tensor](),
+        )
+        for step in range(steps):
+            x_TH = self.mtp.join(embedded[step + 1 : step + 1 + num_tokens], states[-1])
+            q, k, v, gate = layer.qkv_gate(x_TH)
+            angles = self.rope.angles(batch.position_T + step, q.dtype)
+            keys.append(self.kernels.rotate(k, angles))
+            values.append(v)
+            q = self.kernels.rotate(q, angles)
+            attended = unrolled_attention(self.kernels, q, keys, values, bounds)
+            states.append(self.mtp.norm(layer.finish(x_TH, attended, gate)))
+        return states[1:]
+
+    def first_state(self, hidden_TNH: Tensor) -> Tensor:
+        """Return step 0's states [T, H]: the target's *behind* its final norm, as engines hand them over.
+
+        In front of it nothing would fail, for ``pre_fc_norm_hidden`` hides the scale; guesses would be worse.
+        """
+        return self.target_norm(hidden_TNH[:, -1].to(self.mtp.fc.weight.dtype))
+
+
+@torch.no_grad()
+def scale_initial_weights(module: MtpModel, norm_H: Tensor) -> None:
+    """Scale the matrices as the module drew them, and take the last norm from the target's, ``norm_H``."""
+    for weight in module.parameters():
+        if weight.ndim == 2:
+            weight.mul_(MATRIX_GAIN / math.sqrt(weight.shape[1]) / INIT_STD)
+    module.mtp.norm.weight.copy_(norm_H.float() - 1)

@@ -1,0 +1,85 @@
+"""MtpShape: what fixes an MTP head's tensors and arithmetic, and its form as a served config.json."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from spec_kit.drafting import DecoderShape, decoder_fields, end_fields, head_fields, section
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core import TargetSpec
+    from spec_core.records import TensorParallelHints
+    from spec_kit.drafting import Json, Shapes
+
+ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
+"""Targets that ship this head; the first is the name in exports."""
+COUNT = "mtp_num_hidden_layers"
+LAYER = "mtp.layers.0"
+_PARTIAL = "partial_rotary_factor"
+
+
+class MtpShape(DecoderShape):
+    """The sizes of one MTP head."""
+
+    @classmethod
+    def for_target(cls, config: Any, target: TargetSpec, **own: object) -> Self:
+        """Return a fresh head's shape; a target that rotates all channels says so, for Qwen3.5's default differs."""
+        return super().for_target(config, target, **{"rope": {_PARTIAL: 1.0, **target.rope}, **own})
+
+    @classmethod
+    def from_json(cls, fields: Json, folder: Path) -> Self:
+        """Return the shape of the head; a multimodal target has its sizes under ``text_config``."""
+        return super().from_json({**fields, **section(fields, "text_config", folder)}, folder)
+
+    @classmethod
+    def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
+        """Return the rotary embeddings, of a quarter of the channels where config.json does not say."""
+        read = super().read_own(fields, own, folder)
+        return read | {"rope": {_PARTIAL: 0.25, **read["rope"]}}
+
+    def tensor_shapes(self) -> Shapes:
+        """Return every tensor under the target's own names; ``q_proj`` has a query and a gate for each head."""
+        h, d = self.hidden_size, self.head_dim
+        layer = self.layer_shapes(h) | {
+            "self_attn.q_proj.weight": (2 * self.num_heads * d, h),
+            "self_attn.q_norm.weight": (d,),
+            "self_attn.k_norm.weight": (d,),
+        }
+        return {
+            "mtp.fc.weight": (h, 2 * h),
+            "mtp.pre_fc_norm_embedding.weight": (h,),
+            "mtp.pre_fc_norm_hidden.weight": (h,),
+            **{f"{LAYER}.{name}": shape for name, shape in layer.items()},
+            "mtp.norm.weight": (h,),
+        }
+
+    def parallel_hints(self) -> TensorParallelHints:
+        """Return how tensor-parallel ranks divide the layer; the rest they have whole, and every token."""
+        norms = tuple(f"{LAYER}.self_attn.{name}_norm" for name in "qk")
+        return replace(self.layer_hints(LAYER), partial=norms, each_token=())
+
+    def fixed_fields(self) -> Json:
+        """Return fields that have one value here."""
+        return super().fixed_fields() | {
+            COUNT: 1,
+            "mtp_use_dedicated_embeddings": False,
+            "attn_output_gate": True,
+        }
+
+    def to_json(self, target: TargetSpec) -> Json:
+        """Return the fields of a text-only Qwen3.5 that vLLM makes its head's configuration of."""
+        return {
+            **head_fields(ARCHITECTURES[0], "qwen3_5_text", target),
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": target.num_layers,
+            **decoder_fields(self),
+            "attn_output_gate": True,
+            COUNT: 1,
+            "mtp_use_dedicated_embeddings": False,
+            "tie_word_embeddings": target.tied,
+            **end_fields(self, target),
+        }

@@ -1,0 +1,42 @@
+"""The tensors ``mtp.*`` in any folder that has them: a target's, in one file or several, or an exported head's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ArtifactError, TargetError
+from spec_kit.targets import stored_tensors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_kit.drafting import Shapes
+
+_PREFIX = "mtp."
+_FLOATS = ("F32", "BF16", "F16")
+
+
+def head_shapes(folder: Path) -> Shapes:
+    """Return the shapes of the head's tensors; ArtifactError where it is quantised or a file is damaged."""
+    try:
+        found = {name: at for name, at in stored_tensors(folder).items() if name.startswith(_PREFIX)}
+    except TargetError as error:
+        raise ArtifactError(str(error)) from error
+    for name, at in found.items():
+        if at.dtype not in _FLOATS:
+            raise ArtifactError(f"{at.file}: {name} has dtype {at.dtype}, expected {' or '.join(_FLOATS)}")
+    return {name: at.shape for name, at in found.items()}
+
+
+def read_head(folder: Path) -> dict[str, Tensor]:
+    """Return the head's tensors as stored; none where the folder has none."""
+    from safetensors import safe_open
+
+    loaded: dict[str, Tensor] = {}
+    for name, at in stored_tensors(folder).items():
+        if name.startswith(_PREFIX):
+            with safe_open(at.file, framework="pt") as file:
+                loaded[name] = file.get_tensor(name)
+    return loaded

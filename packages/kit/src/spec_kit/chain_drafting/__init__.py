@@ -1,0 +1,33 @@
+"""Library for drafts that guess a chain of tokens, as Eagle3 does (docs/libraries/chain_drafting.md).
+
+All of it needs torch, and is imported when it is asked for.
+"""
+
+from typing import TYPE_CHECKING
+
+from spec_kit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from spec_kit.chain_drafting.attention import unrolled_attention
+    from spec_kit.chain_drafting.kernels import ChainKernels, ttt_attention, ttt_attention_backward
+    from spec_kit.chain_drafting.labels import SupervisedRows, count_labels, step_weights
+    from spec_kit.chain_drafting.loss import HeadLoss
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        attention="unrolled_attention",
+        kernels="ChainKernels ttt_attention ttt_attention_backward",
+        labels="SupervisedRows count_labels step_weights",
+        loss="HeadLoss",
+    )
+
+__all__ = [
+    "ChainKernels",
+    "HeadLoss",
+    "SupervisedRows",
+    "count_labels",
+    "step_weights",
+    "ttt_attention",
+    "ttt_attention_backward",
+    "unrolled_attention",
+]

@@ -1,0 +1,21 @@
+"""Tensors that must never exist in memory."""
+
+from __future__ import annotations
+
+from ..draft_dflash.cases import make_batch, make_ops, make_target, random_documents
+from ..draft_parts import LargestOutput
+from .cases import denominators, make_config, make_model
+
+VOCAB, GUESSES = 2003, 7
+
+
+def test_no_tensor_is_as_large_as_guesses_times_vocabulary(monkeypatch):
+    monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 14)
+    monkeypatch.setattr("spec_kit.block_drafting.attention.CHUNK_BLOCKS", 4)
+    target, num_tokens = make_target(vocab_size=VOCAB), 600
+    config = make_config(block_size=GUESSES + 1, num_layers=1, num_anchors=10_000)
+    module, documents = make_model(target, config), random_documents(target, [num_tokens], 1, 6)
+    arguments = make_batch(documents, [0]), denominators(config, documents), make_ops(target)
+    with LargestOutput() as largest:
+        module(*arguments).loss.backward()
+    assert largest.numel < num_tokens * GUESSES * VOCAB / 20

@@ -1,0 +1,171 @@
+"""Trainers of DFlash2 differ in these points; each test names whose behaviour ours is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spec_draft_dflash2.draft import DFlash2Draft
+from spec_draft_dflash2.model import predecessors
+from spec_kit.block_drafting import Blocks
+
+from ..draft_dflash.cases import (
+    make_batch,
+    make_ops,
+    make_target,
+    make_tensors,
+    random_documents,
+    supervision,
+)
+from .cases import denominators, make_config, make_model
+
+TOKENS = {"ce_weight": 1.0, "soft_weight": 0.0}
+
+
+def step(documents, config, module=None):
+    """The output of one step in float64, and the module with its gradients."""
+    target = make_target()
+    module = module or make_model(target, config, torch.float64)
+    module.zero_grad()
+    batch = make_batch(documents, [0] * len(documents))
+    output = module(batch, denominators(config, documents), make_ops(target, torch.float64))
+    output.loss.backward()
+    return output, module
+
+
+def one_block(mask, length=9, seed=4):
+    """A document whose mask leaves one anchor, at 2."""
+    (document,) = random_documents(make_target(), [length], seed, 6, torch.float64)
+    document.mask[:] = False
+    document.mask[mask] = True
+    return document
+
+
+def test_defaults_are_speculators():
+    """Blocks of 8, decay 4, the target's distribution, selector 1. SpecForge and TorchSpec learn from tokens."""
+    sizes = dict.fromkeys(("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"))
+    draft = DFlash2Draft(make_config(block_size=None, num_layers=None, **sizes))
+    shape, options = draft.shape(make_target()), draft.options
+    assert (shape.block_size, shape.num_layers, shape.num_features) == (8, 5, 5)
+    assert (shape.conv_kernel_size, shape.conv_group_size) == (2, 16)
+    assert (shape.selector_rank, shape.selector_top_k) == (256, 16)
+    assert (options.gamma, options.ce_weight, options.soft_weight, options.selector_weight) == (4, 0, 1, 1)
+
+
+def labels_without_and_with_a_candidate(config):
+    """Two documents that differ in the guessed token: the head's least likely, and its likeliest."""
+    document = one_block([2, 3])
+    module = make_model(make_target(), config, torch.float64)
+    ops, blocks = make_ops(make_target(), torch.float64), Blocks(*torch.tensor([[2], [0], [1]]))
+    logits = module.states(make_batch([document], [0]), blocks, ops)[0, 1] @ ops.head_VH.T
+    for label in (logits.argmin(), logits.argmax()):
+        document.ids[3] = label
+        yield document
+
+
+def test_a_token_that_is_no_candidate_trains_the_head_alone():
+    """As SpecForge; speculators puts the label into the place of the last candidate."""
+    config = make_config(**TOKENS)
+    missing, found = (
+        {name: p.grad.abs().max().item() for name, p in module.named_parameters()} | output.metrics()
+        for document in labels_without_and_with_a_candidate(config)
+        for output, module in [step([document], config)]
+    )
+    for name in ("predecessor_codebook", "successor_codebook", "hidden_projection.weight"):
+        assert missing[f"candidate_selector.{name}"] == 0
+        assert found[f"candidate_selector.{name}"] > 1e-6
+    assert (missing["selector_loss"][0], missing["recall"][0], found["recall"][0]) == (0, 0, 1)
+    assert missing["fc.weight"] > 1e-6
+
+
+def test_the_selectors_label_is_the_wanted_distribution():
+    """The target's likeliest token alone is speculators' label. With ours the selector's loss is least where its
+    distribution is the target's over the candidates."""
+    document, config = one_block([2, 3]), make_config(selector_top_k=29)
+    target, ops = make_target(), make_ops(make_target(), torch.float64)
+    output, _ = step([document], config)
+    teacher = ops.teacher_logits(document.states[2:3, -1]).double().softmax(-1)
+    entropy = -(teacher * teacher.log()).sum().item()
+    assert output.metrics()["selector_loss"][0] > entropy > 0.01
+    assert target.vocab_size == config.selector_top_k
+
+
+def test_the_selector_sees_the_datas_token_before_a_guess():
+    """As all: the anchor before the first guess, then the tokens of the data, not those that the draft would draw."""
+    document = one_block([2, 3, 4])
+    blocks = Blocks(*torch.tensor([[2, 7], [0, 0], [2, 1]]))
+    before_AS = predecessors(make_batch([document], [0]), blocks, 3)
+    assert before_AS[0].tolist() == document.ids[2:5].tolist()
+    assert before_AS[1, :2].tolist() == document.ids[7:9].tolist()
+
+
+def test_the_selectors_loss_moves_the_states_too():
+    """As speculators, and SpecForge unless dflash2_selector_stop_gradient is set."""
+    document = one_block([2, 3])
+    for weight, moved in ((0.0, False), (1.0, True)):
+        config = make_config(ce_weight=0.0, soft_weight=1e-30, selector_weight=weight * 1e30)
+        _, module = step([document], config)
+        assert (module.fc.weight.grad.abs().max().item() > 1e-6) is moved
+
+
+def test_the_divisor_is_the_sum_of_the_weights_of_all_guesses():
+    """As DSpark's trainers. speculators divides by the count without the decay; SpecForge, if so configured, divides
+    the selector's part by the guesses whose label is a candidate."""
+    document = one_block([2, 3, 4])
+    config = make_config(gamma=2.0)
+    expected = 2 + torch.tensor(-0.5).double().exp().item()  # anchor 2 has two guesses, anchor 3 one
+    assert denominators(config, [document]).item() == pytest.approx(expected, rel=1e-7)
+
+
+def test_the_slot_of_the_last_known_token_guesses_nothing():
+    """As all, and the engines; of speculators' folders those with sample_from_anchor are refused."""
+    output, module = step([one_block([2, 3])], make_config())
+    assert output.counts["accuracy"].tolist() == [1, 0, 0]
+    assert module.shape.block_size == 4
+
+
+def test_a_guess_counts_while_all_labels_before_it_are_supervised():
+    """As our other blocks; speculators takes the mask of the slot's input."""
+    output, _ = step([one_block([2, 3, 4, 6])], make_config())
+    assert output.counts["accuracy"].tolist() == [2, 1, 0]
+
+
+def test_labels_lie_in_the_document():
+    """In a packed row speculators' labels may lie in the next document."""
+    documents = [one_block([2, 3, 4], length=5), one_block([], seed=5)]
+    documents[1].mask[:] = False
+    output, _ = step(documents, make_config())
+    assert output.counts["accuracy"].tolist() == [2, 1, 0]
+
+
+def test_no_tap_crosses_a_block_and_the_context_is_not_convolved():
+    """As all: slot 0 sees itself only. vLLM and SGLang begin anew at each served block."""
+    target, config = make_target(), make_config(num_layers=1)
+    module, ops = make_model(target, config, torch.float64), make_ops(target, torch.float64)
+    (document,) = random_documents(target, [12], 4, 6, torch.float64)
+    batch = make_batch([document], [0])
+    both = module.states(batch, Blocks(*torch.tensor([[8, 9], [0, 0], [1, 1]])), ops)
+    alone = module.states(batch, Blocks(*torch.tensor([[9], [0], [1]])), ops)
+    torch.testing.assert_close(both[1:], alone)
+
+
+def test_embedding_and_head_are_the_targets_and_not_trained():
+    target = make_target()
+    module = make_model(target, make_config())
+    shapes = {tuple(parameter.shape) for parameter in module.parameters()}
+    assert tuple(make_tensors(target).head_VH.shape) not in shapes
+
+
+def test_the_selectors_tables_are_no_hidden_matrices():
+    """An optimizer for hidden matrices leaves them to another, as z-lab's embeddings are."""
+    hints = DFlash2Draft(make_config()).shard_hints(make_target())
+    selector = "candidate_selector"
+    assert hints.is_vocabulary(f"{selector}.predecessor_codebook")
+    assert hints.is_vocabulary(f"{selector}.successor_codebook")
+    assert not hints.is_vocabulary(f"{selector}.hidden_projection.weight")
+
+
+def test_anchors_may_stand_at_the_end():
+    """speculators drops those of a pack's last slots."""
+    document = one_block([7, 8])
+    assert DFlash2Draft(make_config()).rule.draw(supervision([document])[0])[0].tolist() == [7]

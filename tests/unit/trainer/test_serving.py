@@ -1,0 +1,156 @@
+"""Last lines of commands that made or measured a draft: what it is worth, and how to serve it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from spec_core import Draft, Engine, plugins
+from spec_core.errors import EngineError
+from spec_engine_vllm.engine import VllmEngine
+from spec_trainer.evaluation.tables import evaluation_lines
+from spec_trainer.serving import closing_lines, serving_commands
+
+
+class Folder:
+    """A target that is asked for its folder only."""
+
+    folder = "/models/my target"
+
+
+@pytest.fixture
+def accepted(monkeypatch):
+    """Every engine accepts the folder, so that none has to be there."""
+    for _, engine_type in plugins.load_each(Engine):
+        monkeypatch.setattr(engine_type, "check_export", lambda *_: None)
+
+
+def draft(name, **options):
+    plugin = plugins.load(Draft, name)
+    return plugin(plugin.Config(name=name, **options))
+
+
+def served(tmp_path, name, guesses, **fields):
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    return serving_commands(Folder, draft(name), tmp_path, guesses)
+
+
+def test_each_engine_that_the_draft_names_has_its_command(accepted, tmp_path):
+    commands = served(tmp_path, "eagle3", 3)
+    assert list(commands) == ["sglang", "vllm"]
+    *start, speculation = shlex.split(commands["vllm"])
+    assert start == ["vllm", "serve", "/models/my target", "--speculative-config"]
+    assert json.loads(speculation) == {
+        "method": "eagle3",
+        "model": str(tmp_path),
+        "num_speculative_tokens": 3,
+    }
+    words = shlex.split(commands["sglang"])
+    assert words[:5] == ["python", "-m", "sglang.launch_server", "--model-path", "/models/my target"]
+    assert dict(zip(words[5::2], words[6::2], strict=True)) == {
+        "--speculative-algorithm": "EAGLE3",
+        "--speculative-draft-model-path": str(tmp_path),
+        "--speculative-num-steps": "3",
+        "--speculative-eagle-topk": "1",
+        "--speculative-num-draft-tokens": "4",
+    }
+
+
+def test_the_build_for_cpus_is_started_by_its_module(accepted, tmp_path, monkeypatch):
+    monkeypatch.setattr("spec_engine_vllm.engine.is_cpu_build", lambda: True)
+    words = shlex.split(served(tmp_path, "dspark", 7, architectures=["Qwen3DSparkModel"])["vllm"])
+    assert words[:3] == ["python", "-m", "vllm.entrypoints.openai.api_server"]
+    assert words[words.index("--model") + 1] == "/models/my target"
+    assert json.loads(words[-1])["method"] == "dspark"
+
+
+def test_an_engine_that_cannot_serve_the_draft_is_left_out(accepted, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise EngineError("not this one")
+
+    monkeypatch.setattr(VllmEngine, "check_export", refuse)
+    assert list(served(tmp_path, "eagle3", 3)) == ["sglang"]
+    assert serving_commands(Folder, draft("dspark", markov_head="rnn"), tmp_path, 7).keys() == {"sglang"}
+
+
+@pytest.mark.parametrize(
+    ("figures", "lines"),
+    [
+        (
+            {"acceptance_length": 2.838, "eval_acceptance_length": 3.0, "speedup": 1.731, "engine": "vllm"},
+            [
+                "acceptance length (tau): 2.84 tokens a pass, measured",
+                "speed-up: 1.73 times in engine vllm",
+            ],
+        ),
+        (
+            {"acceptance_length": None, "eval_acceptance_length": 2.5},
+            [
+                "acceptance length (tau): 2.50 tokens a pass, simulated on held-out data; "
+                "spec-trainer evaluate measures it"
+            ],
+        ),
+        ({}, ["acceptance length (tau): not known; spec-trainer evaluate measures it"]),
+    ],
+)
+def test_a_simulated_acceptance_length_is_never_called_measured(figures, lines):
+    closing = closing_lines({**figures, "serve": {"vllm": "vllm serve x"}})
+    assert list(closing) == [*lines, "serve it with vllm:\n  vllm serve x"]
+
+
+def figures(temperature, tau):
+    return {
+        "temperature": temperature,
+        "acceptance_length": tau,
+        "acceptance_length_per_request": None,
+        "acceptance_per_position": [0.8, 0.51],
+        "generated_tokens": 12345,
+        "tokens_per_s": 200.0,
+        "tokens_per_s_without_draft": 100.0,
+        "speedup": 2.0,
+    }
+
+
+def test_an_evaluation_is_shown_as_tables():
+    document = {
+        "target": "t",
+        "draft": "d",
+        "engine": "vllm",
+        "engine_versions": {"vllm": "0.33.0"},
+        "backend": "cuda",
+        "prompts": 32,
+        "num_draft_tokens": 2,
+        "acceptance_length_before": 1.01,
+        **figures(0.0, 2.3),
+        "greedy": figures(0.0, 2.3),
+        "sampled": figures(0.7, 2.1),
+        "benchmarks": {},
+        "throughput": [],
+        "warnings": ["few tokens"],
+        "outputs_equal": False,
+        "outputs_differing_share": 0.25,
+        "outputs_differing_only_at_ties": True,
+        "serve": {"vllm": "vllm serve t"},
+    }
+    lines = list(evaluation_lines(document))
+    assert lines[:4] == [
+        "target: t",
+        "draft: d",
+        "engine: vllm (vllm 0.33.0), backend cuda",
+        "32 prompts, 2 draft tokens",
+    ]
+    rows = {line[:20].strip(): line[20:].split() for line in lines[6:9]}
+    assert rows == {
+        "greedy": ["12,345", "2.300", "200.0", "100.0", "2.00", "0.80", "0.51"],
+        "sampled, T=0.7": ["12,345", "2.100", "200.0", "100.0", "2.00", "0.80", "0.51"],
+        "an untrained draft": ["1.010"],
+    }
+    assert lines[10:] == [
+        "25 % of the greedy texts differ, each first at a near tie of two tokens, which is rounding",
+        "warning: few tokens",
+        "acceptance length (tau): 2.30 tokens a pass, measured",
+        "speed-up: 2.00 times in engine vllm",
+        "serve it with vllm:\n  vllm serve t",
+    ]
