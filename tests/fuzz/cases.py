@@ -36,6 +36,8 @@ _TEXTS = [
     "/etc/passwd",
     "../..", ".", "nowhere", "nobody/nothing", "a" * 300, "eagle3", "dflash", "hf", "inline", "10000000",
 ]  # fmt: skip
+_WRONG_WORDS = {"words", "numbers", "servers"}
+"""Groups whose words are what is damaged."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,9 @@ def make_case(root: Path, folder: Path, draw: random.Random, groups: Sequence[st
     return Case(group, what, list(map(str, words)), folder, *(may_change or [folder / "nothing"]), root)
 
 
-def violations(words: list[str], code: int, out: str, err: str) -> list[str]:
-    """Return the promises that a command line has broken."""
+def violations(case: Case, code: int, out: str, err: str) -> list[str]:
+    """Return the promises that a command has broken, and whether the case itself is a wrong command line."""
+    words = case.words
     plans, reports = words[0] == "plan", servers.reports_on_output(words, code, err)
     lines = [line for line in err.splitlines() if not _LOG_LINE.match(line)]
     found = servers.violations(words, out) if reports else []
@@ -77,6 +80,8 @@ def violations(words: list[str], code: int, out: str, err: str) -> list[str]:
         found.append("a long line")
     if "\x1b" in err + out:
         found.append("an escape code")
+    if "--help" in err and case.group not in _WRONG_WORDS:
+        found.append("a command line that no command takes")
     return found
 
 

@@ -124,7 +124,7 @@ def _wait(running: dict[int, Running]) -> tuple[Running, int, int]:
 
 
 def _found(one: Running, code: int, out: str, err: str, bytes_used: int) -> list[str]:
-    found = cases.violations(one.case.words, code, out, err)
+    found = cases.violations(one.case, code, out, err)
     found += cases.changes(one.case, one.before)
     if bytes_used > LARGEST_BYTES:
         found.append(f"more than {LARGEST_BYTES >> 30} GiB")

@@ -37,7 +37,7 @@ def run_directory(root: Path, folder: Path, draw: random.Random) -> tuple[str, l
     command = draw.choice(["resume", "resume", "go on", "export", "evaluate", "plan"])
     words = material.run_words(root, kind, run)
     if command == "export":
-        words = ["export", draw.choice(steps), folder / "exported"]
+        words = ["export", "--checkpoint", draw.choice(steps), "--output", folder / "exported"]
     elif command == "evaluate":
         draft = ["--draft-model", run / "draft", "--prompts", root / "tokens.jsonl"]
         words = ["evaluate", "--target", root / "target", *draft, "--max-new-tokens", 1, "--no-untrained"]

@@ -45,7 +45,7 @@ def special_file(root: Path, folder: Path, draw: random.Random) -> tuple[str, li
         more = (
             ["--config", folder / "given"] if kind == "config" else [f"data.chat_template={folder / 'given'}"]
         )
-    words = ["--target", target, "--data", data, "--output", folder / "out", *more]
+    words = ["--target", target, "--data", data, "--output", folder / "out"]
     if draft is not None and draw.random() < 0.5:
         prompts = ["--target", target, "--draft-model", draft, "--prompts", root / "tokens.jsonl"]
         return what, ["evaluate", *prompts, "--max-new-tokens", 1, "--temperature", 0, "--no-untrained"]

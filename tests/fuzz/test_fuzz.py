@@ -62,7 +62,7 @@ def test_whatever_is_damaged_a_command_ends_in_one_line_and_creates_nothing(
         with alarm(cases.LONGEST_S):
             code = run(case.words)
         out, err = capfd.readouterr()
-        found = cases.violations(case.words, code, out, err)
+        found = cases.violations(case, code, out, err)
         found += cases.changes(case, before)
         if found:
             kept.append(f"case {number}, {case.group}, {case.what}: {', '.join(found)}: {err[-500:]}")

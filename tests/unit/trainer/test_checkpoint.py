@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -413,10 +414,17 @@ def test_a_step_that_is_not_the_folder_s_is_refused(three, step):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [("dtype", "nn"), ("dtype", "float16"), ("shape", [10**12]), ("shape", [3]), ("parts", [])],
+    ("key", "value", "said"),
+    [
+        ("dtype", "nn", "'nn' is no dtype"),
+        ("dtype", "float16", "index.json says torch.float16"),
+        ("shape", [10**12], "do not make a tensor of shape [1000000000000]"),
+        ("shape", [3], "lies outside of shape [3]"),
+        ("shape", [2, 2], "is none of a tensor of shape [2, 2]"),
+        ("parts", [], "do not make a tensor"),
+    ],
 )
-def test_a_forged_index_of_a_checkpoint_is_refused(three, key, value):
+def test_a_forged_index_of_a_checkpoint_is_refused(three, key, value, said):
     folder = three.folder(3)
     file = folder / "state" / "index.json"
     index = json.loads(file.read_text())
@@ -424,8 +432,9 @@ def test_a_forged_index_of_a_checkpoint_is_refused(three, key, value):
     file.write_text(json.dumps(index))
     reseal(folder)
     for read in (read_weights, lambda folder: three.load(Weights(0.0), folder)):
-        with pytest.raises(ArtifactError, match=r"index\.json"):
+        with pytest.raises(ArtifactError, match=re.escape(said)) as raised:
             read(folder)
+        assert "index.json" in str(raised.value)
 
 
 def test_a_state_that_is_a_pickle_is_one_line(store):

@@ -85,3 +85,21 @@ def test_a_version_with_too_little_traffic_is_compared_with_nothing_and_is_no_re
         canary.end()
         assert judging.result(60) is None
     assert canary.judge(["a"]) is None
+
+
+def test_after_a_revert_what_serves_again_is_counted_on():
+    """A lucky count would else be the reference until a version is as lucky."""
+    server = Counting(rounds(100, 150))
+    canary = Canary({"a": server}, margin=0.1, rounds=100)
+    canary.look(["a"])
+    server.counted = [rounds(100, 100)]
+    assert canary.judge(["a"]).has_fallen
+    for _ in range(2):  # a push that is committed nowhere changes nothing
+        server.counted = [rounds(300, 290)]
+        canary.look(["a"])
+    server.counted = [rounds(100, 101)]
+    verdict = canary.judge(["a"])
+    assert (verdict.before, verdict.has_fallen) == (rounds(400, 440), False)
+    canary.look(["a"])
+    server.counted = [rounds(100, 100)]
+    assert canary.judge(["a"]).before == rounds(100, 101)

@@ -19,6 +19,7 @@ from spec_trainer.run.records import (
         (StepRow, "no JSON", "Invalid JSON"),
         (StepRow, '{"step": -1, "loss": 1.0}', "step: "),
         (StepRow, '{"step": 1, "loss": 1.0, "push_version": "<b>"}', "push_version: "),
+        (StepRow, '{"step": 1, "loss": 1.0, "samples": "<b>"}', "samples: "),
         (StepRow, '{"step": 1, "loss": "high"}', "loss: "),
         (StepRow, "\0" * (2 << 20), "Invalid JSON"),
         (ReplacementRow, '{"step": "<b>", "time": 0, "worker": "e", "cause": "c"}', "step: "),

@@ -42,6 +42,8 @@ class Canary:
         """Watch ``servers``; ``margin`` is in tokens of acceptance length."""
         self._servers, self._margin, self._rounds = servers, margin, rounds
         self._reference: AcceptanceCounters | None = None
+        self._earlier = AcceptanceCounters()
+        """What the version that serves was worth before another one was reverted."""
         self._count: _Count | None = None
         self._ended = False
 
@@ -50,7 +52,7 @@ class Canary:
 
         Called before each push.
         """
-        counted = AcceptanceCounters()
+        counted = self._earlier
         for name in names:
             with contextlib.suppress(EngineError):  # the publisher says which one is lost
                 counted += self._servers[name].acceptance()
@@ -62,13 +64,16 @@ class Canary:
 
         Return None where there is none, and where ``end`` is called before there was traffic enough.
         """
+        self._earlier = AcceptanceCounters()
         if self._reference is None:
             return None
         self._count = _Count([self._servers[name] for name in names], self._rounds)
         if self._ended or (after := self._count.wait()).rounds < self._rounds:
             return None
-        fall = self._reference.acceptance_length - after.acceptance_length
-        return CanaryVerdict(before=self._reference, after=after, has_fallen=fall > self._margin)
+        has_fallen = self._reference.acceptance_length - after.acceptance_length > self._margin
+        if has_fallen:  # and goes: what it is compared with serves again, and a lucky count of it evens out
+            self._earlier = self._reference
+        return CanaryVerdict(before=self._reference, after=after, has_fallen=has_fallen)
 
     def end(self) -> None:
         """Judge nothing any more, also not what is waited for; any thread may call it."""

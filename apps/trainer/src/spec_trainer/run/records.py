@@ -64,6 +64,7 @@ class StepRow(Row, PushFigures):
     eval_lr: float = 0.0
     eval_acceptance_length: float = 0.0
     tokens: _Count = 0
+    samples: _Count = 0
     serve_wait_s: float = 0.0
 
 

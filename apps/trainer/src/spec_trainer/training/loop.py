@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import RunError
-from spec_trainer.checkpoint.folder import CheckpointMeta
+from spec_trainer.checkpoint.folder import CheckpointMeta, step_of
 from spec_trainer.command_line.stop_request import Interrupted
 from spec_trainer.draft_trainer import BatchShare
 from spec_trainer.training.learning_rate import learning_rate
@@ -157,9 +157,16 @@ def _check_finite(state: TrainState, record: dict[str, Any]) -> None:
             f"{values}, before any weight has changed: target {state.spec.target.folder}, its features or the draft "
             "of draft.init_from hold values that are not finite; check those files"
         )
-    newest = state.checkpoints.newest
-    left = "no checkpoint was written" if newest is None else f"checkpoint {newest} is sound"
+    left = _what_is_left(state.checkpoints.newest, record["step"])
     raise RunError(f"{values}; {left}: lower train.lr or train.clip and start anew")
+
+
+def _what_is_left(newest: Path | None, step: int) -> str:
+    if newest is None:
+        return "no checkpoint was written"
+    if step_of(newest) == step - 1:
+        return f"checkpoint {newest} holds the weights that gave this, an earlier one may be sound"
+    return f"checkpoint {newest} is sound"
 
 
 def _checkpoint(state: TrainState, record: dict[str, Any]) -> None:

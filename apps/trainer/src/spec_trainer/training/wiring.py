@@ -281,7 +281,7 @@ def _measured(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
 def _trained_tokens(state: TrainState) -> int:
     """Return the tokens of every step of the run, whichever command has trained it."""
     if state.spec.prompts is not None:  # each cycle has answers of its own
-        return sum(record["tokens"] for record in read_metrics(state.spec.directory.metrics))
+        return sum(record.get("tokens", 0) for record in read_metrics(state.spec.directory.metrics))
     lengths, schedule = state.spec.dataset.lengths, state.spec.schedule
     items = map(schedule.train_item, range(state.done_steps))
     return sum(lengths[sample_id] for item in items for sample_id in item.sample_ids)

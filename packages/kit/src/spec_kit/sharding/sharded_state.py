@@ -93,7 +93,11 @@ class IndexEntry(Config):
         if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise ValueError(f"{self.dtype!r} is no dtype")
         for part in self.parts:
-            places = zip(part.offset, part.shape, self.shape, strict=True)  # ValueError for another number
+            if {len(part.offset), len(part.shape)} != {len(self.shape)}:
+                raise ValueError(
+                    f"a part of shape {list(part.shape)} is none of a tensor of shape {list(self.shape)}"
+                )
+            places = zip(part.offset, part.shape, self.shape, strict=True)
             if any(first + length > whole for first, length, whole in places):
                 raise ValueError(
                     f"a part of shape {list(part.shape)} lies outside of shape {list(self.shape)}"
