@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import pydantic
@@ -55,7 +54,7 @@ def suggestion(word: str, known: Sequence[str]) -> str:
         return f" (known: {', '.join(sorted(known))})"
     # Of two that are as close, the one that begins as the word does.
     likeness = {name: difflib.SequenceMatcher(None, name, word).ratio() for name in close}
-    best = max(close, key=lambda name: (likeness[name], len(commonprefix([name, word]))))
+    best = max(close, key=lambda name: (likeness[name], name[:1] == word[:1]))
     return f" (did you mean {best!r}?)"
 
 
