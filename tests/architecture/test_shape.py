@@ -23,7 +23,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_ABSTRACT_METHODS = 8
 
-PLUGIN_NAMES = "cuda|ascend|npu|cpu|eagle3|dflash2|dflash|dspark|mtp|vllm|sglang|hf|fsdp|megatron|nccl|hccl"
+PLUGIN_NAMES = (
+    "cuda|ascend|npu|cpu|eagle3|dflash2|dflash|dspark|mtp|peagle|vllm|sglang|hf|fsdp|megatron|nccl|hccl"
+)
 BRANCH_ON_A_NAME = re.compile(rf"[=!]= ?['\"]({PLUGIN_NAMES})['\"]|['\"]({PLUGIN_NAMES})['\"] ?[=!]=")
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from spec_core import Draft, plugins
 from spec_engine_sglang.serving_format import speculative_arguments
+from spec_engine_vllm.serving_format import speculative_config
 from spec_kit.hosting import SpeculativeMode
 
 ROOT = Path(__file__).parents[2]
@@ -57,10 +58,27 @@ VLLM = servers("vllm", "--speculative-config")
 SGLANG = servers("sglang", "--speculative-algorithm")
 
 
-@pytest.mark.parametrize(("given", "block"), VLLM)
+IN_ONE_PASS = [given for given, _ in VLLM if "parallel_drafting" in given]
+"""Commands for a chain whose tokens are guessed together, which any number of them may be."""
+
+
+@pytest.mark.parametrize(("given", "block"), [pair for pair in VLLM if pair[0] not in IN_ONE_PASS])
 def test_vllm_drafts_as_many_tokens_as_the_draft_has_slots(given, block):
     assert given.keys() == {"method", "model", "num_speculative_tokens"}
     assert given["num_speculative_tokens"] == GUESSES[block]
+
+
+@pytest.mark.parametrize("given", IN_ONE_PASS)
+def test_vllm_guesses_a_chain_at_once_as_its_plugin_makes_it(given, tmp_path):
+    draft = plugins.load(Draft, "peagle")
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [draft.architecture]}))
+    mode = SpeculativeMode(
+        folder=tmp_path,
+        method=draft.serving_methods["vllm"],
+        num_draft_tokens=given["num_speculative_tokens"],
+        load=0,
+    )
+    assert speculative_config(mode) == given | {"model": str(tmp_path)}
 
 
 @pytest.mark.parametrize(("given", "block"), SGLANG)
@@ -81,6 +99,7 @@ def test_sglang_drafts_with_the_arguments_of_its_plugin(given, block, tmp_path):
 
 
 def test_the_pages_start_both_programs_with_each_draft():
+    assert IN_ONE_PASS
     assert {given["method"] for given, _ in VLLM} == set(drafts("vllm"))
     assert {given["speculative_algorithm"] for given, _ in SGLANG} == set(drafts("sglang"))
 

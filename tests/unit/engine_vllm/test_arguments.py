@@ -84,6 +84,14 @@ def test_drafting_names_folder_method_and_tokens(target) -> None:
     }
 
 
+@pytest.mark.parametrize("architecture", ["PEagleDraftModel", "LlamaForCausalLMEagle3"])
+def test_a_chain_that_guesses_all_tokens_at_once_is_told_so(target, tmp_path, architecture) -> None:
+    (tmp_path / "config.json").write_text(f'{{"architectures": ["{architecture}"]}}')
+    given = engine_arguments(VllmConfig(), target, context(), drafting(folder=tmp_path))
+    is_parallel = given["speculative_config"].get("parallel_drafting", False)
+    assert is_parallel == (architecture == "PEagleDraftModel")
+
+
 def test_a_mode_changes_with_all_that_a_restart_is_needed_for() -> None:
     assert drafting() == drafting()
     others = [

@@ -37,6 +37,7 @@ OPTIONS = {
         "selector_top_k": 4,
     },
     "dspark": {"block_size": 3, "num_layers": 2, "markov_rank": 8},
+    "peagle": {"num_layers": 2, "vocab_size": 40},
 }
 
 
@@ -93,6 +94,7 @@ FLAWS = [
     (check_vllm_folder, "dspark", {"markov_head_type": "gated"}, "markov_head_type is not vanilla"),
     (check_vllm_folder, "dspark", {"architectures": ["DSparkDraftModel"]}, "takes for a part of the target"),
     (check_vllm_folder, "dspark", {"speculators_model_type": "dspark"}, "takes each guess for the token after"),
+    (check_vllm_folder, "peagle", {"pard_token": None}, "no pard_token"),
     (check_sglang_folder, "dspark", {"markov_head_type": None}, "no markov_head_type, which SGLang needs"),
     (check_sglang_folder, "dspark", {"architectures": ["DSparkDraftModel"]}, "whose fields lie where SGLang"),
     (check_sglang_folder, "dspark", {"num_target_layers": None}, "has no num_target_layers"),

@@ -49,8 +49,13 @@ def _integers(value: object, key: str = "") -> Iterator[tuple[str, int]]:
 
 def suggestion(word: str, known: Sequence[str]) -> str:
     """Return `` (did you mean 'x'?)`` or, if no known word is close, the list of them."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(sorted(known))})"
+    close = difflib.get_close_matches(word, known, cutoff=0.6)
+    if not close:
+        return f" (known: {', '.join(sorted(known))})"
+    # Of two that are as close, the one that begins as the word does.
+    likeness = {name: difflib.SequenceMatcher(None, name, word).ratio() for name in close}
+    best = max(close, key=lambda name: (likeness[name], name[:1] == word[:1]))
+    return f" (did you mean {best!r}?)"
 
 
 def _explain(model: type[Config], error: pydantic.ValidationError) -> str:

@@ -33,7 +33,12 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
     Shape = DFlash2Shape
     architecture: ClassVar[str] = ARCHITECTURE
     speculators_type: ClassVar[str] = "dflash2"
-    small_run: ClassVar[Mapping[str, object]] = {"block_size": 4, "num_layers": 2, "num_anchors": 64}
+    small_run: ClassVar[Mapping[str, object]] = {
+        "block_size": 4,
+        "num_layers": 2,
+        "num_anchors": 64,
+        "gamma": 2.0,  # a small draft accepts few
+    }
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dflash", "sglang": "DFLASH"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from spec_core.errors import ArtifactError, ConfigError
 from spec_core.records import FeatureSchema, ShardHints, TensorParallelHints
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from spec_draft_eagle3.model import Eagle3Model
     from spec_kit.chain_drafting import ChainKernels
     from spec_kit.drafting import Json
-
-_MAPPING = ("d2t", "t2d")
 
 
 class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
@@ -83,7 +81,9 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[Eagle3Shape]) -> None:
         """Raise ArtifactError for a vocabulary mapping that is none, and for a norm that engines read differently."""
         if "d2t" in checkpoint.stored_names:
-            _read_mapping(checkpoint)
+            from spec_kit.drafting import read_mapping
+
+            read_mapping(checkpoint)
         _check_copies(checkpoint)
 
     def fresh_shape(self, target: TargetSpec) -> Eagle3Shape:
@@ -156,18 +156,22 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
     def stored_state(self, checkpoint: DraftCheckpoint[Eagle3Shape]) -> dict[str, Tensor]:
         """Return the module's state dict, the vocabulary mapping included."""
-        mapping = _read_mapping(checkpoint) if checkpoint.shape.reduced else {}
+        from spec_kit.drafting import read_mapping
+
+        mapping = read_mapping(checkpoint) if checkpoint.shape.reduced else {}
         return super().stored_state(checkpoint) | mapping
 
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the trained tensors, copies of norms, and the vocabulary mapping if there is one (D8)."""
+        from spec_kit.drafting import MAPPING
+
         shape = self.shape(target)
         yield from super().exported_tensors(weights, target)
         for name, source in shape.norm_copies.items():
             yield name, as_served(weights[source], target).clone()  # else the two would share memory
-        for name in _MAPPING if shape.reduced else ():
+        for name in MAPPING if shape.reduced else ():
             yield name, as_served(weights[name], target)
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
@@ -210,28 +214,3 @@ def _check_copies(checkpoint: DraftCheckpoint[Eagle3Shape]) -> None:
                 f"draft {checkpoint.folder}: {name} differs from {source}: vLLM would norm by the second, SGLang by "
                 "the first; store the one that was trained under both names"
             )
-
-
-def _read_mapping(checkpoint: DraftCheckpoint[Eagle3Shape]) -> dict[str, Any]:
-    """Return the vocabulary mapping, checked: ArtifactError where it is none."""
-    import torch
-
-    from spec_draft_eagle3.vocabulary import mapping
-
-    shape, where = checkpoint.shape, f"draft {checkpoint.folder}"
-    stored = checkpoint.load(*(name for name in _MAPPING if name in checkpoint.stored_names))
-    ids_V = torch.arange(shape.vocab_size) + stored["d2t"].long()
-    total = shape.target_vocab_size
-    if ids_V.min() < 0 or ids_V.max() >= total:
-        raise ArtifactError(
-            f"{where}: d2t maps rows to ids {int(ids_V.min())} to {int(ids_V.max())}, the target's vocabulary has "
-            f"0 to {total - 1}"
-        )
-    if not bool((ids_V.diff() > 0).all()):
-        raise ArtifactError(f"{where}: d2t does not map its rows to strictly ascending ids")
-    if not shape.reduced and stored["d2t"].any():
-        raise ArtifactError(f"{where}: d2t permutes a full vocabulary; it must be 0 or absent")
-    expected = mapping(ids_V, total)
-    if "t2d" in stored and not torch.equal(stored["t2d"].bool(), expected["t2d"]):
-        raise ArtifactError(f"{where}: t2d and d2t do not describe the same vocabulary")
-    return expected

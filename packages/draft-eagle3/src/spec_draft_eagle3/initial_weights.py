@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_draft_eagle3.vocabulary import mapping, select_tokens
-from spec_kit.drafting import INIT_STD
+from spec_kit.drafting import INIT_STD, mapping, select_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -116,7 +116,16 @@ class HfModel:
     @cached_property
     def takes_positions(self) -> bool:
         """Whether a forward pass takes the positions of its tokens; else the attention mask says them."""
-        return "position_ids" in inspect.signature(self.causal_lm.forward).parameters
+        return "position_ids" in self._forward_arguments
+
+    @cached_property
+    def cache_argument(self) -> str:
+        """The argument by which a forward pass takes its KV cache: ``cache`` since Transformers 5.24."""
+        return "cache" if "cache" in self._forward_arguments else "past_key_values"
+
+    @cached_property
+    def _forward_arguments(self) -> frozenset[str]:
+        return frozenset(inspect.signature(self.causal_lm.forward).parameters)
 
     @cached_property
     def counts_positions(self) -> bool:
@@ -221,9 +230,9 @@ class Session:
         with taps, _target_errors(model.target):
             output = model.causal_lm(
                 ids_BT,
-                past_key_values=self._cache.past,
                 use_cache=True,
                 logits_to_keep=keep,
+                **{model.cache_argument: self._cache.past},
                 **self._places(len(rows[0])),
             )
         empty_BTNH = torch.empty(*ids_BT.shape, 0, model.target.hidden_size, device=model.device)

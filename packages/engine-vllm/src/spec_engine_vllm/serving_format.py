@@ -10,7 +10,7 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Any, cast
 
-from spec_kit.drafting import Flaw, check_served
+from spec_kit.drafting import Flaw, architectures, check_served, read_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +25,8 @@ _CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"})
 """One autoregressive layer; vLLM knows it by both names."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
 """The same in EAGLE's own files, where a draft vocabulary marks it as no whole Llama. vLLM adds the prefix."""
+_PARALLEL_CHAINS = frozenset({"PEagleDraftModel", "PeagleLlamaForCausalLM", "PeagleQwen3ForCausalLM"})
+"""The same kind of layers, which guess all tokens in one pass with ``parallel_drafting``."""
 _BLOCKS = frozenset({"DFlashDraftModel"})
 _MARKOV_BLOCKS = frozenset({"Qwen3DSparkModel"})
 """Blocks whose guesses are tied together by a Markov head."""
@@ -41,10 +43,12 @@ _SPECULATORS = "speculators_model_type"
 
 def speculative_config(mode: SpeculativeMode) -> dict[str, Any]:
     """Return the ``speculative_config`` that makes vLLM draft as ``mode`` says."""
+    named = architectures(read_config(mode.folder) or {})
     return {
         "method": mode.method,
         "model": str(mode.folder),
         "num_speculative_tokens": mode.num_draft_tokens,
+        **({} if named.isdisjoint(_PARALLEL_CHAINS) else {"parallel_drafting": True}),
     }
 
 
@@ -71,7 +75,16 @@ def _is_chain(draft: ServedFolder) -> bool:
     if _SPECULATORS in draft.fields:  # vLLM translates the fields itself
         return False
     unnamed = _UNNAMED_CHAIN in draft.architectures and "draft_vocab_size" in draft.fields
-    return unnamed or not draft.architectures.isdisjoint(_CHAINS)
+    return unnamed or not draft.architectures.isdisjoint(_CHAINS | _PARALLEL_CHAINS)
+
+
+def _has_no_mask_token(draft: ServedFolder) -> bool:
+    places = (
+        draft.nested("dflash_config", "mask_token_id"),
+        *map(draft.fields.get, ("pard_token", "ptd_token_id")),
+    )
+    is_parallel = _SPECULATORS not in draft.fields and not draft.architectures.isdisjoint(_PARALLEL_CHAINS)
+    return is_parallel and all(place is None for place in places)
 
 
 def _is_block(draft: ServedFolder) -> bool:
@@ -152,6 +165,7 @@ _FLAWS = (
         "it has a d2t although its vocabulary is the target's; vLLM has no place for it: remove it",
         _maps_whole_vocabulary,
     ),
+    Flaw("its config.json has no pard_token, where vLLM looks for its mask token", _has_no_mask_token),
     Flaw(
         "its config.json has no dflash_config.mask_token_id, where vLLM looks for it",
         lambda draft: _is_block(draft) and draft.nested("dflash_config", "mask_token_id") is None,

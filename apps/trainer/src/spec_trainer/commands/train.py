@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 def run_training(spec: RunSpec) -> dict[str, Any]:
     """Train, export, and return the summary; resume what the run directory holds."""
     check_servers(spec)
-    if few := few_steps_warning(spec.config.train, spec.schedule.total_steps):
-        log.warning("%s", few)
     with spec.directory.locked(), StopRequest() as stop:
         # train.resume_from holds for this command alone: the run directory's own configuration says "latest".
         spec.directory.open(spec.identity, spec.resuming("latest").config)
@@ -43,6 +41,8 @@ def run_training(spec: RunSpec) -> dict[str, Any]:
         )
         if checkpoints.first is not None:
             check_strategy(spec.strategy_type, checkpoints.first)
+        if few := few_steps_warning(spec.config.train, spec.schedule.total_steps):
+            log.warning("%s", few)
         start, asked, limit = checkpoints.first, spec, spec.config.train.restarts
         for restart in range(limit):
             try:

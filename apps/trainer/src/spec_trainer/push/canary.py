@@ -43,7 +43,7 @@ class Canary:
         self._servers, self._margin, self._rounds = servers, margin, rounds
         self._reference: AcceptanceCounters | None = None
         self._earlier = AcceptanceCounters()
-        """What the version that serves was worth before another one was reverted."""
+        """Counts of the version that serves, from before another one was reverted."""
         self._count: _Count | None = None
         self._ended = False
 

@@ -10,7 +10,13 @@ from spec_kit.lazy import lazy_names
 if TYPE_CHECKING:
     from spec_kit.block_drafting.attention import BlockLayout, KeysValues, block_attention
     from spec_kit.block_drafting.backbone import BlockBackbone, BlockLayer, Geometry
-    from spec_kit.block_drafting.blocks import BlockRule, Blocks, CountedGuesses, guess_weights
+    from spec_kit.block_drafting.blocks import (
+        BlockRule,
+        Blocks,
+        CountedGuesses,
+        guess_weights,
+        sample_generator,
+    )
     from spec_kit.block_drafting.kernels import BlockKernels, norm_rotate
     from spec_kit.block_drafting.metrics import GuessMetrics, loss_scale
     from spec_kit.block_drafting.proposer import BlockProposer
@@ -19,7 +25,7 @@ else:
         __name__,
         attention="BlockLayout KeysValues block_attention",
         backbone="BlockBackbone BlockLayer Geometry",
-        blocks="BlockRule Blocks CountedGuesses guess_weights",
+        blocks="BlockRule Blocks CountedGuesses guess_weights sample_generator",
         kernels="BlockKernels norm_rotate",
         proposer="BlockProposer",
         metrics="GuessMetrics loss_scale",
@@ -47,4 +53,5 @@ __all__ = [
     "guess_weights",
     "loss_scale",
     "norm_rotate",
+    "sample_generator",
 ]

@@ -47,7 +47,7 @@ class BlockRule:
             starts_T, counted_T = mask_T[:-1] & mask_T[1:], _run_lengths(mask_T)
         anchor_A = starts_T.nonzero().squeeze(1)
         if len(anchor_A) > self.num_anchors:
-            chosen = torch.randperm(len(anchor_A), generator=_generator(sample))[: self.num_anchors]
+            chosen = torch.randperm(len(anchor_A), generator=sample_generator(sample))[: self.num_anchors]
             anchor_A = anchor_A[chosen].sort().values
         return anchor_A, counted_T[anchor_A + 1].clamp(max=self.num_guesses)
 
@@ -154,7 +154,7 @@ def _rounds(place_T: Tensor) -> tuple[Tensor, Tensor]:
     return place_T[1:] == 1, 1 + following_T
 
 
-def _generator(sample: Supervision) -> torch.Generator:
+def sample_generator(sample: Supervision) -> torch.Generator:
     """Return a generator seeded by a hash: neighbouring sample ids must not give related draws."""
     key = f"{sample.seed} {sample.epoch} {sample.sample_id}".encode()
     number = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "little")

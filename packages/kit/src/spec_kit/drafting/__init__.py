@@ -31,6 +31,7 @@ from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_kit.drafting.decoder_parts import INIT_STD, AttentionProjections, Mlp, linear
+    from spec_kit.drafting.draft_vocabulary import MAPPING, mapping, read_mapping, select_tokens
     from spec_kit.drafting.drawing import draw, uniform_numbers
     from spec_kit.drafting.loss_parts import LabelColumns, sharded_logsumexp_argmax, with_gradients
     from spec_kit.drafting.plain_kernels import DecoderKernels, Distribution, softmax
@@ -42,6 +43,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         decoder_parts="INIT_STD AttentionProjections Mlp linear",
+        draft_vocabulary="MAPPING mapping read_mapping select_tokens",
         drawing="draw uniform_numbers",
         loss_parts="LabelColumns sharded_logsumexp_argmax with_gradients",
         plain_kernels="DecoderKernels Distribution softmax",
@@ -54,6 +56,7 @@ else:
 __all__ = [
     "EMBEDDING",
     "INIT_STD",
+    "MAPPING",
     "ROW_LOSSES",
     "AttentionProjections",
     "CapturedLayers",
@@ -88,13 +91,16 @@ __all__ = [
     "head_problem",
     "layer_range_problem",
     "linear",
+    "mapping",
     "present",
     "read_config",
     "read_layers",
+    "read_mapping",
     "recognise",
     "rotate",
     "score",
     "section",
+    "select_tokens",
     "sharded_logsumexp_argmax",
     "softmax",
     "teach",

@@ -1,0 +1,72 @@
+"""Attention of rows and of chains.
+
+Rows are causal inside their document. A mask token sees its document's rows up to its chain's own, and the mask
+tokens before it in the chain.
+
+Shapes: R rows of a segment, P rows up to the segment's end, A chains, C mask tokens; q ``[R, heads, D]``, keys and
+values ``[…, kv_heads, D]``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+from spec_kit.block_drafting import BlockLayout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_draft_peagle.chains import Segment
+    from spec_draft_peagle.kernels import PEagleKernels
+    from spec_kit.block_drafting import KeysValues
+
+EVERYTHING = 1 << 30
+"""A window wider than any document: a sliding layer, whose slots see those before them, that forgets nothing."""
+
+
+def row_attention(q: Tensor, keys_values: KeysValues, segment: Segment) -> Tensor:
+    """Return the rows' attention [R, heads, D] to rows of their documents, of this segment and those before."""
+    pieces: list[Tensor] = []
+    for start, stop in segment.bounds:
+        first, last = max(start, segment.first), min(stop, segment.stop)
+        if first < last:
+            k, v = (tensor[start:last] for tensor in keys_values)
+            pieces.append(_causal(q[first - segment.first : last - segment.first], k, v))
+    if not pieces:  # a gradient (of zero) must reach every input
+        return q + sum(tensor.sum() for tensor in keys_values)
+    return torch.cat(pieces)
+
+
+def chain_attention(
+    kernels: PEagleKernels, qkv: tuple[Tensor, ...], rows: KeysValues, segment: Segment
+) -> Tensor:
+    """Return the mask tokens' attention [C, heads, D]; ``qkv``: theirs, ``rows``: keys and values of all rows."""
+    q, k, v = (_by_chain(tensor, segment) for tensor in qkv)
+    layout = BlockLayout(segment.anchor_A + 1, segment.start_A, q.device)
+    attended = kernels.block_attention(q, rows, (k, v), layout, EVERYTHING)
+    return attended[segment.chain_C.to(q.device), segment.slot_C.to(q.device)]
+
+
+def _by_chain(value_C: Tensor, segment: Segment) -> Tensor:
+    """Return [A, longest chain, heads, D], zeros behind a chain's end, where nothing of the chain looks."""
+    longest = int(segment.count_A.max()) if len(segment.count_A) else 1
+    zeros = value_C.new_zeros(len(segment.count_A), longest, *value_C.shape[1:])
+    place = segment.chain_C.to(value_C.device), segment.slot_C.to(value_C.device)
+    return zeros.index_put(place, value_C)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return attention of the last len(q) of the rows that k and v have."""
+    group, is_whole = q.shape[1] // k.shape[1], len(q) == len(k)
+    heads = q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    mask = None
+    if not is_whole:
+        row = torch.arange(len(k), device=q.device)
+        mask = row <= row[len(k) - len(q) :, None]
+    out = F.scaled_dot_product_attention(
+        *(tensor.transpose(0, 1)[None] for tensor in heads), attn_mask=mask, is_causal=is_whole
+    )
+    return out[0].transpose(0, 1)

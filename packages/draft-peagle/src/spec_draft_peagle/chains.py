@@ -1,0 +1,172 @@
+"""Chains: which guesses a document trains, drawn from its mask alone (COD, conditional drop: paper arXiv 2602.01469).
+
+Row a of a document has the target's state at token a, and token a + 1: its last known token. Its chain are guesses
+k = 0, 1, … for tokens a + 2 + k; guess 0 is of the row itself, each later one of a mask token behind it. A guess can
+count iff its token and those of all guesses before are in the document and supervised. Of the chains that go on, a
+share is kept at random, guess by guess; a chain ends where it is dropped, so that kept ones are nested.
+
+Everything here happens on the CPU, before any forward pass. Shapes: R rows, A chains with mask tokens, C mask tokens,
+E counted guesses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from spec_core.records import Supervision
+from spec_kit.block_drafting import sample_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from spec_core.records import DraftBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainRule:
+    """Rule of how long chains are, and how many are kept."""
+
+    num_guesses: int
+    retention: float
+    least_retention: float
+
+    def draw(self, sample: Supervision) -> tuple[Tensor, Tensor]:
+        """Return int64 [R] twice: the guesses of each row that are kept, and those that could be.
+
+        The draw is a function of (seed, epoch, sample id, mask). Of a sample with guess places, the chains are the
+        engine's rounds, and none is dropped.
+        """
+        reach_R = self._reach(sample)
+        if sample.guess_place is not None:
+            return reach_R, reach_R
+        kept_R = reach_R.clamp(max=1)
+        row_A = kept_R.nonzero().squeeze(1)
+        num_seeds, generator = len(row_A), sample_generator(sample)
+        for guess in range(1, self.num_guesses):
+            row_A = row_A[reach_R[row_A] > guess]
+            share = max(self.retention**guess, self.least_retention)
+            size = max(0, int((num_seeds - guess) * share))
+            row_A = row_A[torch.randperm(len(row_A), generator=generator)[:size]]
+            kept_R[row_A] += 1
+        return kept_R, reach_R
+
+    def _reach(self, sample: Supervision) -> Tensor:
+        """Return int64 [R]: guesses of each row that can count."""
+        mask_T, place_T = sample.loss_mask, sample.guess_place
+        going_R = torch.ones(max(0, len(mask_T) - 1), dtype=torch.bool)
+        reach_R = torch.zeros(len(going_R), dtype=torch.int64)
+        for guess in range(min(self.num_guesses, len(going_R))):
+            counts_T = mask_T[guess + 2 :]
+            if place_T is not None:
+                counts_T = counts_T & (place_T[guess + 2 :] == guess + 1)
+            going_R[: len(counts_T)] &= counts_T
+            going_R[len(counts_T) :] = False
+            reach_R += going_R
+        return reach_R
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Rows ``first`` to ``stop`` of a batch, and the mask tokens of chains that begin there."""
+
+    first: int
+    stop: int
+    bounds: tuple[tuple[int, int], ...]
+    """First row and one past the last of each document."""
+    anchor_A: Tensor
+    """int64 [A], ascending: row of each chain with mask tokens."""
+    start_A: Tensor
+    """int64 [A]: first row of its document."""
+    count_A: Tensor
+    """int64 [A]: its mask tokens, at least 1."""
+
+    @property
+    def chain_C(self) -> Tensor:
+        """Chain of each mask token, int64 [C]."""
+        return torch.arange(len(self.count_A)).repeat_interleave(self.count_A)
+
+    @property
+    def slot_C(self) -> Tensor:
+        """Place of each mask token in its chain, from 0 on, int64 [C]."""
+        chain_C = self.chain_C
+        return torch.arange(len(chain_C)) - (self.count_A.cumsum(0) - self.count_A)[chain_C]
+
+    @property
+    def position(self) -> Tensor:
+        """Position, in its document, of each row and then of each mask token, int64."""
+        row = torch.arange(self.first, self.stop)
+        for start, stop in self.bounds:
+            row[max(start - self.first, 0) : max(stop - self.first, 0)] -= start
+        behind_C = (self.anchor_A - self.start_A)[self.chain_C] + 1 + self.slot_C
+        return torch.cat([row, behind_C])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chains:
+    """The rows of a batch, document after document without padding, and their chains."""
+
+    token_R: Tensor
+    """int64 [R]: index of each row in the flat batch."""
+    bounds: tuple[tuple[int, int], ...]
+    kept_R: Tensor
+    """int64 [R]: guesses of the row that count."""
+    reach_R: Tensor
+    """int64 [R]: guesses that could count, were none dropped."""
+
+    @classmethod
+    def of(cls, batch: DraftBatch, rule: ChainRule) -> Self:
+        """Draw the chains of every document of a batch."""
+        mask_T, place_T = batch.loss_mask_T.cpu(), batch.guess_place_T
+        columns, bounds, cursor = [torch.zeros(3, 0, dtype=torch.int64)], list[tuple[int, int]](), 0
+        for span in batch.spans:
+            sample = Supervision(
+                sample_id=span.sample_id,
+                epoch=span.epoch,
+                loss_mask=mask_T[span.start : span.stop],
+                guess_place=None if place_T is None else place_T[span.start : span.stop],
+                seed=batch.seed,
+            )
+            kept_R, reach_R = rule.draw(sample)
+            columns.append(torch.stack([torch.arange(len(kept_R)) + span.start, kept_R, reach_R]))
+            bounds.append((cursor, cursor + len(kept_R)))
+            cursor += len(kept_R)
+        token_R, kept_R, reach_R = torch.cat(columns, dim=1)
+        return cls(token_R=token_R, bounds=tuple(bounds), kept_R=kept_R, reach_R=reach_R)
+
+    def segments(self, num_rows: int | None) -> Iterator[Segment]:
+        """Yield the batch in segments of so many rows; at least one, which may be empty."""
+        start_R = torch.zeros_like(self.kept_R)
+        for start, stop in self.bounds:
+            start_R[start:stop] = start
+        total = len(self.kept_R)
+        size = num_rows or max(1, total)
+        for first in range(0, max(1, total), size):
+            stop = min(first + size, total)
+            anchor_A = first + (self.kept_R[first:stop] > 1).nonzero().squeeze(1)
+            yield Segment(
+                first=first,
+                stop=stop,
+                bounds=self.bounds,
+                anchor_A=anchor_A,
+                start_A=start_R[anchor_A],
+                count_A=self.kept_R[anchor_A] - 1,
+            )
+
+    def guesses(self, num_rows: int | None) -> Tensor:
+        """Return int64 [3, E]: chain, guess, and the token before the guessed one, whose state the teacher needs.
+
+        They are in the order of the segments' rows and mask tokens. Chains are numbered by row, tokens along the flat
+        batch.
+        """
+        columns = [torch.zeros(3, 0, dtype=torch.int64)]
+        for segment in self.segments(num_rows):
+            row = torch.arange(segment.first, segment.stop)[self.kept_R[segment.first : segment.stop] > 0]
+            chain = torch.cat([row, segment.anchor_A[segment.chain_C]])
+            guess = torch.cat([torch.zeros_like(row), segment.slot_C + 1])
+            columns.append(torch.stack([chain, guess, self.token_R[chain] + 1 + guess]))
+        return torch.cat(columns, dim=1)

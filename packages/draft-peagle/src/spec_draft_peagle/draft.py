@@ -1,0 +1,183 @@
+"""PEagleDraft: the plugin. Imports without torch; the network is in ``model.py``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from spec_core.errors import ConfigError
+from spec_core.records import FeatureSchema, ShardHints
+from spec_draft_peagle.config import PEagleConfig
+from spec_draft_peagle.shape import ARCHITECTURE, MASK_TOKEN, PEagleShape
+from spec_kit.block_drafting import choose_mask_token
+from spec_kit.drafting import (
+    DraftCheckpoint,
+    ServedDraft,
+    architectures,
+    as_served,
+    layer_range_problem,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
+    from spec_core.records import Supervision
+    from spec_draft_peagle.kernels import PEagleKernels
+    from spec_draft_peagle.model import PEagleModel
+    from spec_kit.drafting import Json
+
+_NAMES = frozenset({ARCHITECTURE, "PeagleLlamaForCausalLM"})
+"""vLLM's names of such a draft of Llama layers."""
+
+
+class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
+    """P-EAGLE (arXiv 2602.01469): Eagle3 that guesses all tokens in one pass; see ``spec_core.draft``."""
+
+    name: ClassVar[str] = "peagle"
+    api_version: ClassVar[int] = 2
+    Config: ClassVar[type[DraftConfig]] = PEagleConfig
+    Shape = PEagleShape
+    architecture: ClassVar[str] = ARCHITECTURE
+    speculators_type: ClassVar[str] = "peagle"
+    small_run: ClassVar[Mapping[str, object]] = {"num_guesses": 3, "num_layers": 2, "retention": 1.0}
+    learns_from_guesses: ClassVar[bool] = True
+    serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "eagle3"}
+
+    @classmethod
+    def is_own(cls, fields: Json) -> bool:
+        """Return whether the architecture is P-EAGLE's."""
+        return not architectures(fields).isdisjoint(_NAMES)
+
+    @classmethod
+    def speculators_fields(cls, fields: Json, folder: Path) -> Json:
+        """Return the fields under the names that they also have there; layers are those entered, as vLLM's."""
+        names = (
+            "draft_vocab_size",
+            "target_hidden_size",
+            "norm_before_residual",
+            "norm_before_fc",
+            "fc_norm",
+            "norm_output",
+            "eagle_aux_hidden_state_layer_ids",
+        )
+        own = {name: fields[name] for name in names if name in fields}
+        fixed = {"architectures": [ARCHITECTURE], MASK_TOKEN: fields.get("mask_token_id")}
+        return (
+            fixed | {"norm_before_residual": True} | own
+        )  # where it does not say, vLLM norms before the residual
+
+    @classmethod
+    def check_checkpoint(cls, checkpoint: DraftCheckpoint[PEagleShape]) -> None:
+        """Raise ArtifactError for a vocabulary mapping that is none."""
+        if "d2t" in checkpoint.stored_names:
+            from spec_kit.drafting import read_mapping
+
+            read_mapping(checkpoint)
+
+    def fresh_shape(self, target: TargetSpec) -> PEagleShape:
+        """Return the options, else the target's sizes."""
+        options, mask_token_id = self.options, self.options.mask_token_id
+        return PEagleShape.for_target(
+            options,
+            target,
+            num_layers=options.num_layers or 4,
+            vocab_size=options.vocab_size or target.vocab_size,
+            mask_token_id=choose_mask_token(target) if mask_token_id is None else mask_token_id,
+            captured=options.layers,
+        )
+
+    def check_target(self, target: TargetSpec) -> None:
+        """Raise TargetError for a target that the draft cannot express (D2), ConfigError for too few rows."""
+        super().check_target(target)
+        if len(target.eos_token_ids) > (size := self.shape(target).vocab_size):
+            raise ConfigError(
+                f"draft.vocab_size={size} does not hold the target's {len(target.eos_token_ids)} end tokens; raise it"
+            )
+
+    def target_problem(self, target: TargetSpec) -> str | None:
+        """Return what is wrong with the captured layers, or None."""
+        shape, wanted = self.shape(target), self.options.layers
+        if shape.captured is None and target.num_layers < 7:
+            return (
+                f"it has {target.num_layers} layers, at least 7 are needed unless draft.layers names others"
+            )
+        layers = shape.layer_ids(target.num_layers)
+        if wanted not in (None, layers):
+            return f"draft.layers={list(wanted)} contradicts draft.init_from, whose layers are {list(layers)}"
+        return layer_range_problem(layers, target)
+
+    def required_features(self, target: TargetSpec) -> FeatureSchema:
+        """Return the captured layers and the input of the final norm, which the teacher needs."""
+        layers = (*self.shape(target).layer_ids(target.num_layers), target.num_layers)
+        return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
+
+    def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
+        """Return float64 [2 K]: guesses by place in their chain; those that count, then all that could."""
+        import torch
+
+        from spec_draft_peagle.chains import ChainRule
+
+        options = self.options
+        rule = ChainRule(
+            num_guesses=options.num_guesses,
+            retention=options.retention,
+            least_retention=options.least_retention,
+        )
+        place_K = torch.arange(options.num_guesses)
+        counts = torch.zeros(2, options.num_guesses, dtype=torch.float64)
+        for sample in supervision:
+            counts += torch.stack([(length_R[:, None] > place_K).sum(0) for length_R in rule.draw(sample)])
+        return counts.flatten()
+
+    @classmethod
+    def kernels(cls) -> type[PEagleKernels]:
+        """Return the kernels that the draft can use (D10)."""
+        from spec_draft_peagle.kernels import PEagleKernels
+
+        return PEagleKernels
+
+    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: PEagleKernels) -> nn.Module:
+        """Return the network with drawn weights."""
+        from spec_draft_peagle.model import PEagleModel
+
+        return PEagleModel(self.shape(target), self.options, kernels)
+
+    def initialize(
+        self, module: PEagleModel, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
+    ) -> None:
+        """Scale what was drawn; take head and final norm from the target."""
+        from spec_draft_peagle.initial_weights import start_from_target
+
+        start_from_target(module, target, tensors, token_counts)
+
+    def stored_state(self, checkpoint: DraftCheckpoint[PEagleShape]) -> dict[str, Tensor]:
+        """Return the module's state dict, the vocabulary mapping included."""
+        from spec_kit.drafting import read_mapping
+
+        mapping = read_mapping(checkpoint) if checkpoint.shape.reduced else {}
+        return super().stored_state(checkpoint) | mapping
+
+    def exported_tensors(
+        self, weights: Mapping[str, Tensor], target: TargetSpec
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the trained tensors, then the vocabulary mapping where there is one (D8)."""
+        from spec_kit.drafting import MAPPING
+
+        yield from super().exported_tensors(weights, target)
+        for name in MAPPING if self.shape(target).reduced else ():
+            yield name, as_served(weights[name], target)
+
+    def shard_hints(self, target: TargetSpec) -> ShardHints:
+        """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` by its inputs."""
+        return ShardHints(tensor_parallel=self.shape(target).parallel_hints(), vocabulary=("lm_head",))
+
+    def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
+        """Return a fresh proposer for one sequence (D9)."""
+        from spec_draft_peagle.model import PEagleModel
+        from spec_draft_peagle.proposer import PEagleProposer
+
+        assert isinstance(module, PEagleModel)
+        return PEagleProposer(module, ops)

@@ -1,0 +1,46 @@
+"""The kernels that P-EAGLE can use (see ``spec_core.kernels``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_kit.block_drafting import BlockLayout, block_attention
+from spec_kit.drafting import DecoderKernels, rotate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
+
+    from spec_kit.block_drafting import KeysValues
+
+
+@dataclass(frozen=True, kw_only=True)
+class PEagleKernels(DecoderKernels):
+    """The kernels that P-EAGLE can use: those of decoders, and the attention of blocks for its chains."""
+
+    rotate: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor] = rotate
+    block_attention: Callable[[Tensor, KeysValues, KeysValues, BlockLayout, int | None], Tensor] = (
+        block_attention
+    )
+
+    @classmethod
+    def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
+        """Return arguments to compare each kernel with its plain version on."""
+        angle = draw(7, 1, 16)
+        layout = BlockLayout(torch.tensor([1, 3, 9]), torch.tensor([0, 0, 5]), angle.device)
+        context, own = ([draw(*shape, 2, 32).requires_grad_() for _ in range(2)] for shape in ((10,), (3, 4)))
+        return {
+            **super().examples(draw),
+            "rotate": (draw(7, 3, 32).requires_grad_(), (angle.cos(), angle.sin())),
+            "block_attention": (
+                draw(3, 4, 4, 32).requires_grad_(),
+                tuple(context),
+                tuple(own),
+                layout,
+                1 << 30,
+            ),
+        }

@@ -1,0 +1,121 @@
+"""The head over the guesses that count, its loss against the target's distribution, metrics and gradients.
+
+All come out of one pass, some guesses at a time, so that logits live for one chunk. Every guess weighs the same.
+
+Shapes: E counted guesses, K guesses of a chain, V rows of the draft's head (of this shard: see ``spec_core.ops``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+from spec_core.records import StepOutput
+from spec_kit.drafting import ROW_LOSSES, score, teach, with_gradients
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core import VocabularyOps
+    from spec_draft_peagle.kernels import PEagleKernels
+    from spec_kit.drafting import DistilledLoss
+
+_VALUES = ("accuracy", "acceptance", "guess_loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PEagleLoss:
+    """The head, and everything that its loss compares it with."""
+
+    head_VH: Tensor
+    ids_V: Tensor
+    """int64: target id of each row of the head."""
+    kept_V: Tensor | None
+    """bool over the whole target vocabulary: has a row in the head. None: all have."""
+    kind: DistilledLoss
+    ops: VocabularyOps
+    kernels: PEagleKernels
+
+    def __call__(
+        self, states_EH: Tensor, hidden_TH: Tensor, guesses_3E: Tensor, denominators: Tensor
+    ) -> StepOutput:
+        """Return loss and metrics of the guesses.
+
+        ``hidden_TH``: inputs of the target's final norm; ``guesses_3E``: as ``Chains.guesses``; ``denominators``:
+        float64 [2 K], the global batch's counted guesses by place, then those that could count.
+        """
+        totals = _Sums(self, states_EH, guesses_3E, denominators)
+        row_bytes = 4 * self.ops.shard_rows + self.head_VH.element_size() * len(self.head_VH)
+        size = max(1, self.ops.chunk_bytes // row_bytes)
+        with torch.no_grad():
+            for first in range(0, len(states_EH), size):
+                chunk = slice(first, first + size)
+                totals.add(chunk, hidden_TH[guesses_3E[2, chunk]])
+        return totals.output(len(hidden_TH))
+
+
+class _Sums:
+    """Sums of one forward pass over all chunks: loss, metrics, and gradients where they are wanted."""
+
+    def __init__(self, rule: PEagleLoss, states_EH: Tensor, guesses_3E: Tensor, denominators: Tensor) -> None:
+        self.rule, self.states_EH = rule, states_EH
+        self.chain_E, self.guess_E, _ = guesses_3E
+        wide = torch.promote_types(states_EH.dtype, torch.float32)
+        self.kept_K, self.reached_K = denominators.to(states_EH.device).chunk(2)
+        total = self.kept_K.sum()
+        self.scale = torch.where(total > 0, 1 / total.clamp(min=1), 0).to(wide)
+        zeros = self.scale.new_zeros
+        self.loss, self.sums = zeros(()), {name: zeros(len(self.kept_K)) for name in _VALUES}
+        self.agreed_E = zeros(len(states_EH))
+        self.grads: tuple[Tensor, Tensor] | None = None
+        if torch.is_grad_enabled():
+            self.grads = torch.zeros_like(states_EH), zeros(rule.head_VH.shape)
+
+    def add(self, chunk: slice, hidden_RH: Tensor) -> None:
+        """Scores the guesses of a chunk."""
+        rule, guess_R, input_RH = self.rule, self.guess_E[chunk], self.states_EH[chunk]
+        logits_RV, ops, kernels = F.linear(input_RH, rule.head_VH), rule.ops, rule.kernels
+        teacher = teach(ops, kernels, hidden_RH, rule.ids_V, rule.kept_V)
+        scored = score(logits_RV[:, None], rule.ids_V, teacher, ops, kernels)
+        value_R1, factors = ROW_LOSSES[rule.kind](scored, teacher, ops, kernels)
+        trained_R1 = teacher.kept_R[:, None].to(self.scale.dtype)
+        self.loss += (value_R1 * trained_R1).sum() * self.scale
+        self.agreed_E[chunk] = (scored.best_RS[:, 0] == teacher.best_R).to(self.scale.dtype)
+        self.sums["guess_loss"].index_add_(0, guess_R, (value_R1 * trained_R1)[:, 0].to(self.scale.dtype))
+        self.sums["acceptance"].index_add_(0, guess_R, scored.overlap_RS[:, 0].to(self.scale.dtype))
+        self.sums["accuracy"].index_add_(0, guess_R, self.agreed_E[chunk])
+        if self.grads is None:
+            return
+        a, b, c = (factor * trained_R1 * self.scale for factor in factors)
+        grad_RV = kernels.distill_grad_(
+            logits_RV[:, None], scored.log_sum_RS, (a, b, c), teacher.distribution, teacher.kept_mass_R
+        )[:, 0]
+        self.grads[0][chunk] = ops.reduce_sum(grad_RV @ rule.head_VH)
+        self.grads[1].add_(grad_RV.T @ input_RH)
+
+    def output(self, most_chains: int) -> StepOutput:
+        """Return the sums, of at most so many chains.
+
+        A chain's acceptance length is 1 + its agreements up to the first disagreement. What was dropped at random is
+        estimated by what was kept: prefixes of k guesses weigh as many as could be of them, over those that are.
+        """
+        counts_K = torch.zeros_like(self.kept_K, dtype=torch.int64)
+        counts_K.index_add_(0, self.guess_E, torch.ones_like(self.guess_E))
+        weight_K = torch.where(self.kept_K > 0, self.reached_K / self.kept_K.clamp(min=1), 0)
+        lengths = counts_K[0] + (self._prefixes(most_chains) * weight_K.to(self.scale.dtype)).sum()
+        loss = self.loss
+        if self.grads is not None:
+            loss = with_gradients(loss, self.grads, (self.states_EH, self.rule.head_VH))
+        return StepOutput(
+            loss=loss,
+            sums={**self.sums, "acceptance_length": lengths},
+            counts={**dict.fromkeys(self.sums, counts_K), "acceptance_length": counts_K[0]},
+        )
+
+    def _prefixes(self, most_chains: int) -> Tensor:
+        """Return [K]: how many chains agree in all guesses up to each."""
+        agreed = self.scale.new_zeros(most_chains, len(self.kept_K))
+        return agreed.index_put((self.chain_E, self.guess_E), self.agreed_E).cumprod(1).sum(0)

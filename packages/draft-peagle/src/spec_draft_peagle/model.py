@@ -1,0 +1,194 @@
+"""The P-EAGLE network. Parameter names are the serving format's tensor names.
+
+Shapes: R rows of a segment, C mask tokens, X both, one after the other; H width, N captured layers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from spec_core import to_device_async
+from spec_draft_peagle.attention import chain_attention, row_attention
+from spec_draft_peagle.chains import ChainRule, Chains
+from spec_draft_peagle.loss import PEagleLoss
+from spec_kit.drafting import AttentionProjections, Mlp, Rope, linear
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from spec_core import VocabularyOps
+    from spec_core.records import DraftBatch, StepOutput
+    from spec_draft_peagle.chains import Segment
+    from spec_draft_peagle.config import PEagleConfig
+    from spec_draft_peagle.kernels import PEagleKernels
+    from spec_draft_peagle.shape import PEagleShape
+    from spec_kit.block_drafting import KeysValues
+
+    Past = Sequence[Sequence[KeysValues]]
+    """Keys and values of the segments before, layer by layer."""
+
+# Nothing in it is random: the state of the generators need not be kept.
+_recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+
+
+class PEagleLayer(nn.Module):
+    """One Llama-style decoder layer. The first one's attention sees [normed embedding ; normed hidden state]."""
+
+    def __init__(self, shape: PEagleShape, kernels: PEagleKernels, *, is_first: bool) -> None:
+        """Make the layer; attention and MLP use the backend's kernels."""
+        super().__init__()
+        width = shape.hidden_size
+        self.input_layernorm = nn.RMSNorm(width, shape.norm_eps)
+        self.hidden_norm = nn.RMSNorm(width, shape.norm_eps) if is_first else None
+        self.post_attention_layernorm = nn.RMSNorm(width, shape.norm_eps)
+        self.self_attn = AttentionProjections(shape, 2 * width if is_first else width)
+        self.mlp = Mlp(width, shape.intermediate_size, kernels.swiglu_mlp)
+        self._head_dim, self._kernels = shape.head_dim, kernels
+
+    def forward(
+        self,
+        states: tuple[Tensor, Tensor],
+        angles: tuple[Tensor, Tensor],
+        segment: Segment,
+        past: Sequence[KeysValues],
+    ) -> tuple[Tensor, KeysValues]:
+        """Return the segment's states behind the layer, and keys and values of its rows.
+
+        ``states``: hidden states [X, H], and embeddings, which the first layer takes.
+        """
+        hidden_XH, attention, rows = states[0], self.self_attn, segment.stop - segment.first
+        normed = self._inputs(*states)
+        q, k, v = (
+            project(normed).unflatten(-1, (-1, self._head_dim))
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        q, k = self._kernels.rotate(q, angles), self._kernels.rotate(k, angles)
+        own = k[:rows], v[:rows]
+        known = torch.cat([*(keys for keys, _ in past), own[0]]), torch.cat([*(v for _, v in past), own[1]])
+        attended = torch.cat(
+            [
+                row_attention(q[:rows], known, segment),
+                chain_attention(self._kernels, (q[rows:], k[rows:], v[rows:]), known, segment),
+            ]
+        )
+        hidden_XH = hidden_XH + attention.o_proj(attended.flatten(1))
+        return hidden_XH + self.mlp(self.post_attention_layernorm(hidden_XH)), own
+
+    def _inputs(self, hidden_XH: Tensor, embedded_XH: Tensor) -> Tensor:
+        if self.hidden_norm is None:
+            return self.input_layernorm(hidden_XH)
+        return torch.cat([self.input_layernorm(embedded_XH), self.hidden_norm(hidden_XH)], dim=-1)
+
+
+class PEagleModel(nn.Module):
+    """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``.
+
+    Buffers, only with a reduced vocabulary: ``d2t`` int64 [V'], target id = row + d2t[row]; ``t2d`` bool [V].
+    """
+
+    d2t: Tensor | None
+    t2d: Tensor | None
+
+    def __init__(self, shape: PEagleShape, config: PEagleConfig, kernels: PEagleKernels) -> None:
+        """Make the network; the vocabulary mapping is empty until it is loaded."""
+        super().__init__()
+        self.shape, self.config, self.kernels = shape, config, kernels
+        self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
+        width, inputs = shape.hidden_size, shape.num_captured * shape.hidden_size
+        self.mask_hidden = nn.Parameter(torch.randn(1, 1, inputs))
+        self.fc = linear(inputs, width)
+        self.layers = nn.ModuleList(
+            PEagleLayer(shape, kernels, is_first=index == 0) for index in range(shape.num_layers)
+        )
+        self.norm = nn.RMSNorm(width, shape.norm_eps)
+        self.lm_head = linear(width, shape.vocab_size)
+        sizes = (shape.vocab_size, torch.int64), (shape.target_vocab_size, torch.bool)
+        for name, (size, dtype) in zip(("d2t", "t2d"), sizes, strict=True):
+            self.register_buffer(name, torch.zeros(size, dtype=dtype) if shape.reduced else None)
+
+    @property
+    def ids_V(self) -> Tensor:
+        """Target id of each row of the head, int64 [V']."""
+        rows = torch.arange(self.shape.vocab_size, device=self.lm_head.weight.device)
+        return rows if self.d2t is None else rows + self.d2t
+
+    def local_ids(self, ops: VocabularyOps) -> Tensor:
+        """Return the target id of each row that this rank has of the head: those of ``ops.vocab_range``."""
+        ids_V, (first, _) = self.ids_V, ops.vocab_range
+        rows = torch.arange(len(self.lm_head.weight), device=ids_V.device)
+        return ids_V[(ids_V < first).sum() + rows]
+
+    def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
+        """Return this batch's share of the mean loss of counted guesses; ``denominators``: see the plugin's."""
+        config = self.config
+        rule = ChainRule(
+            num_guesses=config.num_guesses,
+            retention=config.retention,
+            least_retention=config.least_retention,
+        )
+        chains = Chains.of(batch, rule)
+        loss = PEagleLoss(
+            head_VH=self.lm_head.weight,
+            ids_V=self.local_ids(ops),
+            kept_V=self.t2d,
+            kind=config.loss,
+            ops=ops,
+            kernels=self.kernels,
+        )
+        guesses = to_device_async(chains.guesses(config.segment_tokens), batch.input_ids_T.device)
+        return loss(self.states(batch, chains, ops), batch.hidden_TNH[:, -1], guesses, denominators)
+
+    def states(self, batch: DraftBatch, chains: Chains, ops: VocabularyOps) -> Tensor:
+        """Return inputs of the head [E, H] of the guesses that count.
+
+        With several segments, each is computed again in the backward pass: what stays of it are keys and values of
+        its rows, which later segments see, and these states.
+        """
+        device, pieces = batch.input_ids_T.device, list[torch.Tensor]()
+        segments = list(chains.segments(self.config.segment_tokens))
+        past: list[list[KeysValues]] = [[] for _ in range(len(self.layers))]
+        for segment in segments:
+            rows = slice(segment.first, segment.stop)
+            token_R = to_device_async(chains.token_R[rows], device)
+            inputs = batch.input_ids_T[token_R + 1], batch.hidden_TNH[token_R, :-1]
+            counted_R = (chains.kept_R[rows] > 0).nonzero().squeeze(1)
+            mask_X = torch.arange(int(segment.count_A.sum())) + segment.stop - segment.first
+            chosen = to_device_async(torch.cat([counted_R, mask_X]), device)
+            advance = self.advance if len(segments) == 1 else partial(_recomputed, self.advance)
+            normed_XH, own = advance(segment, inputs, [list(layer) for layer in past], ops)
+            for layer, keys_values in zip(past, own, strict=True):
+                layer.append(keys_values)
+            pieces.append(normed_XH[chosen])
+        return torch.cat(pieces)
+
+    def advance(
+        self, segment: Segment, inputs: tuple[Tensor, Tensor], past: Past, ops: VocabularyOps
+    ) -> tuple[Tensor, list[KeysValues]]:
+        """Return states [X, H] behind the final norm, and of each layer keys and values of the segment's rows.
+
+        ``inputs``: of each row the token behind it, int64 [R], and captured states [R, N, H].
+        """
+        next_R, hidden_RNH = inputs
+        mask_C = next_R.new_full((int(segment.count_A.sum()),), self.shape.mask_token_id)
+        embedded_XH = ops.embed(torch.cat([next_R, mask_C]))
+        fused_RH = self.fc(hidden_RNH.to(self.fc.weight.dtype).flatten(1))
+        masked_1H = self.fc(self.mask_hidden.squeeze(0).to(self.fc.weight.dtype))
+        hidden_XH = torch.cat([fused_RH, masked_1H.expand(len(mask_C), -1)])
+        angles = self.rope.angles(to_device_async(segment.position, next_R.device), hidden_XH.dtype)
+        kept: list[KeysValues] = []
+        for layer, known in zip(self.decoder_layers, past, strict=True):
+            hidden_XH, own = layer((hidden_XH, embedded_XH), angles, segment, known)
+            kept.append(own)
+        return self.norm(hidden_XH), kept
+
+    @property
+    def decoder_layers(self) -> list[PEagleLayer]:
+        """The decoder layers, first to last."""
+        return [cast("PEagleLayer", layer) for layer in self.layers]
