@@ -74,7 +74,7 @@ def test_vllm_guesses_a_chain_at_once_as_its_plugin_makes_it(given, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [draft.architecture]}))
     mode = SpeculativeMode(
         folder=tmp_path,
-        method=draft.serving_methods["vllm"],
+        method=given["method"],
         num_draft_tokens=given["num_speculative_tokens"],
         load=0,
     )

@@ -82,8 +82,8 @@ def test_a_draft_of_another_project_is_evaluated_and_converted(
     ("changed", "problem"),
     [
         (
-            {"speculators_model_type": "peagle"},
-            "it is in the layout of speculators, of the algorithm 'peagle'",
+            {"speculators_model_type": "hydra"},
+            "it is in the layout of speculators, of the algorithm 'hydra'",
         ),
         ({"draft_vocab_size": 50}, "draft_vocab_size=50: expected 97"),
         ({"sliding_window_non_causal": True}, "causal=False: expected no such field"),

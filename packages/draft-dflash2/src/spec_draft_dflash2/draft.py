@@ -38,6 +38,7 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
         "num_layers": 2,
         "num_anchors": 64,
         "gamma": 2.0,  # a small draft accepts few
+        "selector_top_k": 64,  # where temperature is high, 16 candidates hold too little of the distribution
     }
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dflash", "sglang": "DFLASH"}

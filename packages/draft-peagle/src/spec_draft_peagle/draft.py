@@ -44,7 +44,8 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
     speculators_type: ClassVar[str] = "peagle"
     small_run: ClassVar[Mapping[str, object]] = {"num_guesses": 3, "num_layers": 2, "retention": 1.0}
     learns_from_guesses: ClassVar[bool] = True
-    serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "eagle3"}
+    serving_methods: ClassVar[Mapping[str, str]] = {}
+    """None: vLLM 0.32 refuses an export by its architecture."""
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:
