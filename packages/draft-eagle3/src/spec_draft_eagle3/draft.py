@@ -150,9 +150,9 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         self, module: Eagle3Model, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
         """Scale what was drawn; take head and final norm from the target."""
-        from spec_draft_eagle3.initial_weights import initialize
+        from spec_kit.drafting import start_from_target
 
-        initialize(module, target, tensors, token_counts)
+        start_from_target(module, target, tensors, token_counts)
 
     def stored_state(self, checkpoint: DraftCheckpoint[Eagle3Shape]) -> dict[str, Tensor]:
         """Return the module's state dict, the vocabulary mapping included."""

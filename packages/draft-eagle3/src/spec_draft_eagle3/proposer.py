@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Angles = tuple[Tensor, Tensor]
     KeysValues = tuple[Tensor, Tensor]
-    """Those of one sequence in one layer, [L, kv_heads, D]."""
+    """Keys or values of one sequence in one layer, [L, kv_heads, D]."""
 
 
 class ChainProposer(Proposer):

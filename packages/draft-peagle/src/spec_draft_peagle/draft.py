@@ -150,7 +150,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         self, module: PEagleModel, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
         """Scale what was drawn; take head and final norm from the target."""
-        from spec_draft_peagle.initial_weights import start_from_target
+        from spec_kit.drafting import start_from_target
 
         start_from_target(module, target, tensors, token_counts)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from spec_kit.drafting.decoder_parts import INIT_STD, AttentionProjections, Mlp, linear
     from spec_kit.drafting.draft_vocabulary import MAPPING, mapping, read_mapping, select_tokens
     from spec_kit.drafting.drawing import draw, uniform_numbers
+    from spec_kit.drafting.initial_weights import start_from_target
     from spec_kit.drafting.loss_parts import LabelColumns, sharded_logsumexp_argmax, with_gradients
     from spec_kit.drafting.plain_kernels import DecoderKernels, Distribution, softmax
     from spec_kit.drafting.rope import Rope, rotate
@@ -45,6 +46,7 @@ else:
         decoder_parts="INIT_STD AttentionProjections Mlp linear",
         draft_vocabulary="MAPPING mapping read_mapping select_tokens",
         drawing="draw uniform_numbers",
+        initial_weights="start_from_target",
         loss_parts="LabelColumns sharded_logsumexp_argmax with_gradients",
         plain_kernels="DecoderKernels Distribution softmax",
         rope="Rope rotate",
@@ -103,6 +105,7 @@ __all__ = [
     "select_tokens",
     "sharded_logsumexp_argmax",
     "softmax",
+    "start_from_target",
     "teach",
     "uniform_numbers",
     "verify_greedy",

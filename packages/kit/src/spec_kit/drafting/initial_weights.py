@@ -1,0 +1,42 @@
+"""The initial weights of a fresh Eagle3 or P-EAGLE draft; docs/decisions/014-initial-weights.md has the figures."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_kit.drafting.decoder_parts import INIT_STD
+from spec_kit.drafting.draft_vocabulary import mapping, select_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from spec_core import TargetSpec, TargetTensors
+
+MATRIX_GAIN = 0.5
+"""A matrix starts as normal draws of standard deviation gain / √inputs: at any width its output is then as large."""
+FUSION_GAIN = 0.1
+"""Gain of ``fc``. Its output is the residual stream that the layers must outvote, and its random part stays."""
+
+
+@torch.no_grad()
+def start_from_target(
+    module: nn.Module, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
+) -> None:
+    """Scale the matrices as the module drew them, take head and final norm from the target, choose the vocabulary.
+
+    The module has ``fc``, ``norm`` and ``lm_head``, whose rows are the draft's vocabulary.
+    """
+    head_VH = module.get_parameter("lm_head.weight")
+    for name, weight in module.named_parameters():
+        if weight.ndim == 2 and weight is not head_VH:
+            gain = FUSION_GAIN if name == "fc.weight" else MATRIX_GAIN
+            weight.mul_(gain / math.sqrt(weight.shape[1]) / INIT_STD)
+    size, total = len(head_VH), target.vocab_size
+    ids_V = select_tokens(token_counts, total, size, target.eos_token_ids)
+    head_VH.copy_(tensors.head_VH[ids_V].float() * target.logit_scale)
+    module.get_parameter("norm.weight").copy_(tensors.norm_H)
+    if size < total:
+        module.load_state_dict(mapping(ids_V, total), strict=False)
