@@ -134,6 +134,20 @@ def block_weights(setting: Setting, crosses: list[Tensor]) -> list[float]:
     return [sum(reached[k:]) for k in range(len(reached))]
 
 
+def lk_lambda(probs: Tensor, log_q: Tensor) -> Tensor:
+    """λ · KL + (1 − λ)(1 − α) with a constant λ = exp(−3 α) (arXiv 2602.23881)."""
+    alpha = torch.minimum(probs, log_q.exp()).sum()
+    share = math.exp(-3 * float(alpha.detach()))
+    return share * (probs * (probs.log() - log_q)).sum() + (1 - share) * (1 - alpha)
+
+
+SOFT = {
+    "soft": lambda probs, log_q: -(probs * log_q).sum(),
+    "lk_alpha": lambda probs, log_q: -torch.minimum(probs, log_q.exp()).sum().log(),
+    "lk_lambda": lk_lambda,
+}
+
+
 def dense_dflash(weights: dict[str, Tensor], documents: list[Document], setting: Setting) -> Result:
     """Loss of the documents as one global batch, with metrics."""
     slots = setting.block_size - 1
@@ -145,10 +159,10 @@ def dense_dflash(weights: dict[str, Tensor], documents: list[Document], setting:
             crosses, length, alive = [], 1, True
             for k in range(1, counted_slots(document, anchor, setting.block_size) + 1):
                 logits, label = states[k] @ setting.target_head.T, int(document.ids[anchor + k])
-                if setting.loss == "soft":
+                if setting.loss in SOFT:
                     state = rms(document.states[anchor + k - 1, -1], setting.target_norm, setting.eps)
                     probs = (setting.target_head @ state).softmax(-1)
-                    crosses.append(-(probs * logits.log_softmax(-1)).sum())
+                    crosses.append(SOFT[setting.loss](probs, logits.log_softmax(-1)))
                 else:
                     crosses.append(-logits.log_softmax(-1)[label])
                 correct = int(logits.argmax()) == label

@@ -99,6 +99,7 @@ def test_options_that_make_no_sense_are_config_errors(options):
         (94, {}, (2, 25, 47, 69, 92)),  # 23.5 and 68.5 are rounded, to the even 24 and 68
         (36, {"layers": (5, 35)}, (5, 35)),
         (8, {"loss": "soft"}, (2, 3, 4, 5, 6, 8)),
+        (8, {"loss": "lk_lambda"}, (2, 3, 4, 5, 6, 8)),
     ],
     ids=str,
 )

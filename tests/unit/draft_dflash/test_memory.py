@@ -40,7 +40,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr("spec_kit.block_drafting.attention.CHUNK_BLOCKS", 4)
 
 
-@pytest.mark.parametrize("kind", ["ce", "dpace", "soft"])
+@pytest.mark.parametrize("kind", ["ce", "dpace", "soft", "lk_alpha", "lk_lambda"])
 @pytest.mark.usefixtures("small_chunks")
 def test_no_tensor_is_as_large_as_slots_times_vocabulary_or_times_context(kind):
     num_tokens = 600

@@ -32,7 +32,7 @@ def run(ops, kind):
     return output, states.grad
 
 
-@pytest.mark.parametrize("kind", ["ce", "dpace", "soft"])
+@pytest.mark.parametrize("kind", ["ce", "dpace", "soft", "lk_alpha", "lk_lambda"])
 def test_shards_agree_with_the_whole(kind):
     target, exchange = make_target(), Exchange()
     whole, expected = run(make_ops(target, torch.float64), kind)

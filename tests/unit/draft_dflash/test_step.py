@@ -23,7 +23,7 @@ from .cases import (
     make_target,
     random_documents,
 )
-from .dense_reference import Document, counted_slots, dense_dflash
+from .dense_reference import SOFT, Document, counted_slots, dense_dflash
 
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -39,6 +39,8 @@ CASES = {
     "d-pace": ({"loss": "dpace"}, {}),
     "d-pace, sliding, other alpha": ({"loss": "dpace", "sliding_window": 6, "dpace_alpha": 0.2}, {}),
     "soft": ({"loss": "soft"}, {}),
+    "lk_alpha": ({"loss": "lk_alpha"}, {}),
+    "lk_lambda": ({"loss": "lk_lambda", "sliding_window": 6}, {}),
     "soft, sliding": ({"loss": "soft", "sliding_window": 8}, {}),
     "blocks of two": ({"block_size": 2}, {}),
     "blocks of sixteen": ({"block_size": 16, "num_layers": 1}, {}),
@@ -62,7 +64,7 @@ def make_config(**options):
 
 def num_states(config):
     features = len(config.layers or ()) or config.num_features or 5
-    return features + (config.loss == "soft")
+    return features + (config.loss in SOFT)
 
 
 def gradients(module):
@@ -104,7 +106,7 @@ def test_loss_and_every_gradient_equal_the_dense_reference(options, changes, dty
     assert_gradients(gradients(module), expected, tolerance)
 
 
-@pytest.mark.parametrize("kind", ["ce", "dpace", "soft"])
+@pytest.mark.parametrize("kind", ["ce", "dpace", *SOFT])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 @pytest.mark.usefixtures("small_chunks")
 def test_guesses_that_were_judged_equal_the_dense_reference(kind, dtype, tolerance):
@@ -135,7 +137,7 @@ def test_random_documents_and_layouts_equal_the_dense_reference(seed):
     draw = random.Random(seed)
     block = draw.randint(2, 9)
     config = make_config(
-        loss=draw.choice(["ce", "dpace", "soft"]),
+        loss=draw.choice(["ce", "dpace", *SOFT]),
         block_size=block,
         num_layers=3,
         layer_types=tuple(draw.choice([FULL, SLIDING]) for _ in range(3)),
@@ -155,7 +157,7 @@ def test_random_documents_and_layouts_equal_the_dense_reference(seed):
         torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["ce", "dpace", "soft"])
+@pytest.mark.parametrize("kind", ["ce", "dpace", *SOFT])
 def test_metrics_and_denominator_equal_the_dense_reference(kind):
     """Three tokens: guesses are right often enough for prefixes of every length."""
     target = make_target(vocab_size=3, eos_token_ids=(0,))
@@ -175,7 +177,7 @@ def test_metrics_and_denominator_equal_the_dense_reference(kind):
     assert metrics["acceptance_length"] == pytest.approx(sum(result.lengths) / len(result.lengths), rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["ce", "dpace", "soft"])
+@pytest.mark.parametrize("kind", ["ce", "dpace", *SOFT])
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 @pytest.mark.parametrize("gap", [0, 6])
 def test_any_number_of_ranks_draws_the_same_anchors_and_takes_the_same_step(kind, num_ranks, gap):
@@ -205,7 +207,7 @@ def test_any_number_of_ranks_draws_the_same_anchors_and_takes_the_same_step(kind
 
 @pytest.mark.parametrize("lengths", [[], [1], [2, 1], [9, 4]], ids=str)
 @pytest.mark.parametrize("padding", [0, 3])
-@pytest.mark.parametrize("kind", ["ce", "dpace", "soft"])
+@pytest.mark.parametrize("kind", ["ce", "dpace", *SOFT])
 def test_batch_without_anchors_gives_zero_loss_and_zero_gradients(lengths, padding, kind):
     """Every other token is supervised: there are labels, but no anchor has one behind it."""
     target, config = make_target(), make_config(loss=kind)

@@ -7,8 +7,11 @@ from typing import Literal, Self
 import pydantic
 
 from spec_kit.block_drafting import MOST_LAYERS, BlockConfig
+from spec_kit.drafting import DistilledLoss  # noqa: TC001 (pydantic evaluates annotations)
 
-LossKind = Literal["ce", "dpace", "soft"]
+LossKind = Literal["ce", "dpace", "soft", "lk_alpha", "lk_lambda"]
+SOFT_LOSSES: dict[str, DistilledLoss] = {"soft": "ce", "lk_alpha": "lk_alpha", "lk_lambda": "lk_lambda"}
+"""The losses whose targets are the target's distributions, by their names between two distributions."""
 LayerType = Literal["full_attention", "sliding_attention"]
 DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 
@@ -22,8 +25,9 @@ class DFlashConfig(BlockConfig):
 
     loss: LossKind = "ce"
     """``ce``: cross-entropy to the next tokens, early slots first. ``dpace``: the same, but each slot weighs what it
-    adds to the expected accepted length. ``soft``: cross-entropy to the target's distribution; its last state is
-    captured."""
+    adds to the expected accepted length. ``soft``: cross-entropy to the target's distribution. ``lk_alpha``: −log of
+    the expected acceptance. ``lk_lambda``: KL and acceptance mixed, ever more acceptance as it grows (arXiv
+    2602.23881). The last three capture the target's last state, too."""
     gamma: float | None = pydantic.Field(None, gt=0)
     """Slot k weighs exp(−(k − 1) / gamma), unless the loss is ``dpace``. None: 7, 5, 4 for blocks of 16, 10, 8, else
     half a block."""

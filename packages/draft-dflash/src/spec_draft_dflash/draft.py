@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from spec_core.errors import ArtifactError
-from spec_draft_dflash.config import DFlashConfig
+from spec_draft_dflash.config import SOFT_LOSSES, DFlashConfig
 from spec_draft_dflash.shape import ARCHITECTURE, FULL, SLIDING, DFlashShape
 from spec_kit.block_drafting import BlockDraft
 from spec_kit.drafting import DraftCheckpoint, section
@@ -88,7 +88,7 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
     @property
     def needs_teacher(self) -> bool:
         """Whether targets are the target's distributions."""
-        return self.options.loss == "soft"
+        return self.options.loss in SOFT_LOSSES
 
     @classmethod
     def kernels(cls) -> type[DFlashKernels]:

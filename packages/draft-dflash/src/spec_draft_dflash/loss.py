@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
+from spec_draft_dflash.config import SOFT_LOSSES
 from spec_draft_dflash.targets import HardTargets, SoftTargets
 from spec_kit.block_drafting import GuessMetrics, loss_scale
-from spec_kit.drafting import sharded_logsumexp_argmax, with_gradients
+from spec_kit.drafting import with_gradients
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +47,7 @@ class BlockLoss:
     ) -> StepOutput:
         """Return loss and metrics of the blocks' states [A, S, H], as shares over the global denominators."""
         totals = _BlockSums(self, states_ASH, batch, denominators)
-        teacher_size = 4 if self.kind == "soft" else 0
+        teacher_size = 4 if self.kind in SOFT_LOSSES else 0
         row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + teacher_size)
         num_rows = self.ops.chunk_bytes // row_bytes
         with torch.no_grad():
@@ -59,22 +60,21 @@ class BlockLoss:
 
         A soft target is what the target's state one token earlier says.
         """
-        if self.kind == "soft":
-            logits_RV = self.ops.teacher_logits(batch.hidden_TNH[label_R - 1, -1])
-            return SoftTargets.of(logits_RV, self.ops, self.kernels)
+        if soft := SOFT_LOSSES.get(self.kind):
+            return SoftTargets.of(batch.hidden_TNH[label_R - 1, -1], soft, self.ops, self.kernels)
         return HardTargets.of(batch.input_ids_T[label_R], self.ops, self.kernels)
 
-    def weights(self, cross_R: Tensor, guesses: CountedGuesses) -> Tensor:
-        """Return the weights [A, S] of the guesses of some blocks, given their cross-entropies.
+    def weights(self, loss_R: Tensor, guesses: CountedGuesses) -> Tensor:
+        """Return the weights [A, S] of the guesses of some blocks, given their losses.
 
         A guess that does not count weighs 0.
         """
         num_guesses = len(self.weight_S)
-        counted_AS = guesses.table(torch.ones_like(cross_R), num_guesses)
+        counted_AS = guesses.table(torch.ones_like(loss_R), num_guesses)
         if self.kind != "dpace":
-            return counted_AS * self.weight_S.to(cross_R)
+            return counted_AS * self.weight_S.to(loss_R)
         # D-PACE: P_k is the (smoothed) chance that slots 1 to k are accepted; slot k weighs what it can still add.
-        accepted_R = (1 - self.alpha) * (-cross_R).exp() + self.alpha
+        accepted_R = (1 - self.alpha) * (-loss_R).exp() + self.alpha
         reached_AS = guesses.table(accepted_R, num_guesses).cumprod(1)
         return reached_AS.flip(1).cumsum(1).flip(1) * counted_AS
 
@@ -93,17 +93,14 @@ class _BlockSums:
         """Score the counted guesses of the blocks ``blocks``."""
         place, ops = (guesses.block_R, guesses.guess_R), self.rule.ops
         logits_RV = F.linear(self.states_ASH[blocks][place], ops.head_VH)
-        ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
-        log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, self.rule.kernels)
-        correct_R = best_R == self.batch.input_ids_T[guesses.label_R]
-        targets = self.rule.targets(self.batch, guesses.label_R)
-        cross_R = log_sum_R - ops.reduce_sum(targets.aligned(logits_RV, log_sum_R))
-        weight_R = self.rule.weights(cross_R, guesses)[place] * self.scale
-        self.metrics.loss += (weight_R * cross_R).sum()
-        self.metrics.add(guesses, accuracy=correct_R, slot_loss=cross_R)
+        compared = self.rule.targets(self.batch, guesses.label_R).compare(logits_RV)
+        correct_R = compared.best_R == self.batch.input_ids_T[guesses.label_R]
+        weight_R = self.rule.weights(compared.loss_R, guesses)[place] * self.scale
+        self.metrics.loss += (weight_R * compared.loss_R).sum()
+        self.metrics.add(guesses, accuracy=correct_R, slot_loss=compared.loss_R)
         self.metrics.add_lengths(guesses, acceptance_length=correct_R)
         if self.grad_ASH is not None:
-            grad_RH = targets.gradient_(logits_RV, log_sum_R, weight_R) @ ops.head_VH
+            grad_RH = compared.gradient_(weight_R) @ ops.head_VH
             self.grad_ASH[blocks][place] = ops.reduce_sum(grad_RH)
 
     def output(self) -> StepOutput:

@@ -1,75 +1,95 @@
-"""The targets of slots, tokens or the target's distributions, with their share of a cross-entropy and its gradient.
+"""The targets of slots, tokens or the target's distributions: what each slot loses, and the gradient by hand.
 
-Cross-entropy is log-sum-exp of the logits − ``aligned``. Shapes: R counted slots, V local rows of the vocabulary.
+Shapes: R counted slots, V local rows of the vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from spec_kit.drafting import LabelColumns, sharded_logsumexp_argmax
+from spec_kit.drafting import ROW_LOSSES, LabelColumns, score, sharded_logsumexp_argmax, teach
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Self
 
     from torch import Tensor
 
     from spec_core import VocabularyOps
     from spec_draft_dflash.kernels import DFlashKernels
-    from spec_kit.drafting import Distribution
+    from spec_kit.drafting import DistilledLoss, Teacher
+
+
+class Compared(NamedTuple):
+    """Slots' logits next to their targets."""
+
+    best_R: Tensor
+    """int64: the slot's arg-max over all shards."""
+    loss_R: Tensor
+    gradient_: Callable[[Tensor], Tensor]
+    """Overwrites the logits [R, V] by the gradient of the losses, each times its weight [R]."""
 
 
 @dataclass(frozen=True)
 class HardTargets:
-    """Tokens of the data as targets."""
+    """Tokens of the data as targets: cross-entropy."""
 
     labels: LabelColumns
+    ops: VocabularyOps
     kernels: DFlashKernels
 
     @classmethod
     def of(cls, id_R: Tensor, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
         """Return the targets ``id_R`` in terms of the local shard."""
-        return cls(LabelColumns.of(id_R, ops), kernels)
+        return cls(LabelColumns.of(id_R, ops), ops, kernels)
 
-    def aligned(self, logits_RV: Tensor, log_sum_R: Tensor) -> Tensor:
-        """Return the label's logit [R], the local share."""
-        return self.labels.logits(logits_RV, log_sum_R.dtype)
+    def compare(self, logits_RV: Tensor) -> Compared:
+        """Return losses and gradients of the logits."""
+        ids_V = torch.arange(*self.ops.vocab_range, device=logits_RV.device)
+        log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, self.ops, self.kernels)
+        loss_R = log_sum_R - self.ops.reduce_sum(self.labels.logits(logits_RV, log_sum_R.dtype))
 
-    def gradient_(self, logits_RV: Tensor, log_sum_R: Tensor, weight_R: Tensor) -> Tensor:
-        """Overwrite the logits by weight · (softmax − label); at the label's column it is rounded once."""
-        column_R1, here_R1 = self.labels.column_R1, self.labels.here_R1
-        prob_R1 = (logits_RV.gather(1, column_R1).to(log_sum_R.dtype) - log_sum_R[:, None]).exp()
-        there_R1 = ((prob_R1 - here_R1.to(prob_R1.dtype)) * weight_R[:, None]).to(logits_RV.dtype)
-        self.kernels.scaled_softmax_(logits_RV, log_sum_R, weight_R)
-        return logits_RV.scatter_(1, column_R1, there_R1)
+        def gradient_(weight_R: Tensor) -> Tensor:
+            """Overwrite the logits by weight · (softmax − label); at the label's column it is rounded once."""
+            column_R1, here_R1 = self.labels.column_R1, self.labels.here_R1
+            prob_R1 = (logits_RV.gather(1, column_R1).to(log_sum_R.dtype) - log_sum_R[:, None]).exp()
+            there_R1 = ((prob_R1 - here_R1.to(prob_R1.dtype)) * weight_R[:, None]).to(logits_RV.dtype)
+            self.kernels.scaled_softmax_(logits_RV, log_sum_R, weight_R)
+            return logits_RV.scatter_(1, column_R1, there_R1)
+
+        return Compared(best_R, loss_R, gradient_)
 
 
 @dataclass(frozen=True)
 class SoftTargets:
-    """The target's distributions as targets."""
+    """The target's distributions as targets: any loss between distributions."""
 
-    distribution: Distribution
+    teacher: Teacher
+    loss: DistilledLoss
+    ops: VocabularyOps
     kernels: DFlashKernels
 
     @classmethod
-    def of(cls, logits_RV: Tensor, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
-        """Return the distributions of the target's logits."""
-        ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
-        log_sum_R, _ = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
-        return cls((logits_RV, log_sum_R), kernels)
+    def of(cls, hidden_RH: Tensor, loss: DistilledLoss, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
+        """Return what the target says of its states ``hidden_RH``, the inputs of its final norm."""
+        ids_V = torch.arange(*ops.vocab_range, device=hidden_RH.device)
+        return cls(teach(ops, kernels, hidden_RH, ids_V, None), loss, ops, kernels)
 
-    def aligned(self, logits_RV: Tensor, log_sum_R: Tensor) -> Tensor:
-        """Return Σ p · logit [R], the local share; p: the target's distribution."""
-        one_R = torch.ones_like(log_sum_R)
-        terms = self.kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], self.distribution, one_R)
-        return terms[0].squeeze(1)
+    def compare(self, logits_RV: Tensor) -> Compared:
+        """Return losses and gradients of the logits."""
+        ids_V = torch.arange(*self.ops.vocab_range, device=logits_RV.device)
+        teacher, logits_R1V = self.teacher, logits_RV[:, None]
+        scored = score(logits_R1V, ids_V, teacher, self.ops, self.kernels)
+        loss_R1, factors = ROW_LOSSES[self.loss](scored, teacher, self.ops, self.kernels)
 
-    def gradient_(self, logits_RV: Tensor, log_sum_R: Tensor, weight_R: Tensor) -> Tensor:
-        """Overwrite the logits by weight · (softmax − p); p: the target's distribution."""
-        weight_R1, one_R = weight_R[:, None], torch.ones_like(log_sum_R)
-        factors = weight_R1, torch.zeros_like(weight_R1), weight_R1
-        self.kernels.distill_grad_(logits_RV[:, None], log_sum_R[:, None], factors, self.distribution, one_R)
-        return logits_RV
+        def gradient_(weight_R: Tensor) -> Tensor:
+            every, below, taught = (factor_R1 * weight_R[:, None] for factor_R1 in factors)
+            self.kernels.distill_grad_(
+                logits_R1V, scored.log_sum_RS, (every, below, taught), teacher.distribution, teacher.kept_mass_R
+            )
+            return logits_RV
+
+        return Compared(scored.best_RS.squeeze(1), loss_R1.squeeze(1), gradient_)

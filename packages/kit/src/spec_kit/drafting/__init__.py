@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from spec_kit.drafting.loss_parts import LabelColumns, sharded_logsumexp_argmax, with_gradients
     from spec_kit.drafting.plain_kernels import DecoderKernels, Distribution, softmax
     from spec_kit.drafting.rope import Rope, rotate
-    from spec_kit.drafting.row_loss import ROW_LOSSES, score, teach
+    from spec_kit.drafting.row_loss import ROW_LOSSES, Teacher, score, teach
     from spec_kit.drafting.target_ops import TargetOps
     from spec_kit.drafting.verification import Verdict, distribution, verify_greedy, verify_sampled
 else:
@@ -50,7 +50,7 @@ else:
         loss_parts="LabelColumns sharded_logsumexp_argmax with_gradients",
         plain_kernels="DecoderKernels Distribution softmax",
         rope="Rope rotate",
-        row_loss="ROW_LOSSES score teach",
+        row_loss="ROW_LOSSES Teacher score teach",
         target_ops="TargetOps",
         verification="Verdict distribution verify_greedy verify_sampled",
     )
@@ -79,6 +79,7 @@ __all__ = [
     "Shapes",
     "Size",
     "TargetOps",
+    "Teacher",
     "Verdict",
     "architectures",
     "as_served",
