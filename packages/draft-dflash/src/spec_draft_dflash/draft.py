@@ -34,10 +34,10 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
     speculators_type: ClassVar[str] = "dflash"
     small_run: ClassVar[Mapping[str, object]] = {
         "block_size": 4,
-        "num_layers": 2,
-        "num_anchors": 64,
+        "num_layers": 3,
+        "num_anchors": 128,
         "loss": "soft",  # where tokens are few, the target's distribution says more than one token
-        "gamma": 2.0,  # a small draft accepts few
+        "gamma": 1.0,  # a small draft accepts few
     }
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dflash", "sglang": "DFLASH"}

@@ -35,7 +35,12 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
     architecture: ClassVar[str] = ARCHITECTURE
     speculators_type: ClassVar[str] = "dspark"
     may_copy_head: ClassVar[bool] = True  # DeepSpec's folders do
-    small_run: ClassVar[Mapping[str, object]] = {"block_size": 3, "num_layers": 2, "num_anchors": 64}
+    small_run: ClassVar[Mapping[str, object]] = {
+        "block_size": 3,
+        "num_layers": 2,
+        "num_anchors": 64,
+        "gamma": 2.0,  # a small draft accepts few
+    }
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dspark", "sglang": "DSPARK"}
 

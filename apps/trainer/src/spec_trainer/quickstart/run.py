@@ -83,6 +83,9 @@ class QuickstartSize:
         "train.warmup_steps=20",
         # So few steps cannot wait for a slow mean (docs/decisions/014-initial-weights.md).
         "optimizer.betas=[0.8,0.95]",
+        # Matrices at 0.02: of five seeds each, the worst with Muon is above the mean without (docs/choose-a-draft.md).
+        "optimizer.name=muon",
+        "optimizer.matrix_rate=2.857",
         "train.eval_every=80",
         "train.save_every=80",
         "data.max_length=256",
