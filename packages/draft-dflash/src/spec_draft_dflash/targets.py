@@ -87,9 +87,8 @@ class SoftTargets:
 
         def gradient_(weight_R: Tensor) -> Tensor:
             every, below, taught = (factor_R1 * weight_R[:, None] for factor_R1 in factors)
-            self.kernels.distill_grad_(
-                logits_R1V, scored.log_sum_RS, (every, below, taught), teacher.distribution, teacher.kept_mass_R
-            )
+            weighed, target = (every, below, taught), (teacher.distribution, teacher.kept_mass_R)
+            self.kernels.distill_grad_(logits_R1V, scored.log_sum_RS, weighed, *target)
             return logits_RV
 
         return Compared(scored.best_RS.squeeze(1), loss_R1.squeeze(1), gradient_)

@@ -83,7 +83,7 @@ class QuickstartSize:
         "train.warmup_steps=20",
         # So few steps cannot wait for a slow mean (docs/decisions/014-initial-weights.md).
         "optimizer.betas=[0.8,0.95]",
-        # Matrices at 0.02: of five seeds each, the worst with Muon is above the mean without (docs/choose-a-draft.md).
+        # Matrices at 0.02: the worst of five seeds is above the mean with AdamW (docs/choose-a-draft.md).
         "optimizer.name=muon",
         "optimizer.matrix_rate=2.857",
         "train.eval_every=80",
