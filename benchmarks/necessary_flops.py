@@ -21,17 +21,23 @@ if TYPE_CHECKING:
 def eagle3_flops(problem: Problem) -> float:
     """Return the floating-point operations of one Eagle3 step.
 
-    What does not depend on the unrolled step (fusing the features; the embedding's half of q, k, v) counts once;
-    causal attention at half its square.
+    What does not depend on the unrolled step (fusing the features; the embedding's half of q, k, v) counts once, and
+    so do the first step's keys and values of every row; all else counts for the rows that a loss reads.
     """
+    from spec_kit.chain_drafting import NeededRows
+
     case, target = problem.case, problem.target
     width, queries = target.hidden_size, target.num_heads * target.head_dim
     total, keys = case.sequences * case.tokens, target.num_kv_heads * target.head_dim
+    needed = NeededRows.of(problem.batch, case.num_steps)
     once = 3 * width**2 + width * (queries + 2 * keys)
-    per_step = width * (2 * queries + 2 * keys) + 3 * width * target.intermediate_size
-    attention = queries * case.tokens  # 2 products of 2 · queries per pair, over half the pairs: per token
+    per_row = width * 2 * queries + 3 * width * target.intermediate_size
     labelled_S = problem.denominators.tolist()
-    trained = total * (2 * once + case.num_steps * (2 * per_step + 2 * attention))
+    trained = 2 * (total * (once + 2 * width * keys) + sum(needed.counts) * per_row)
+    trained += 2 * sum(needed.counts[1:]) * 2 * width * keys
+    for step in range(case.num_steps):
+        pairs = int((problem.batch.position_T[needed.of_step(step)] + 1 + step).sum())
+        trained += 2 * 2 * queries * pairs
     trained += 2 * sum(labelled_S) * case.draft_vocab_size * width
     return 3 * trained + 2 * labelled_S[0] * case.vocab_size * width
 
