@@ -45,7 +45,7 @@ def eagle3_flops(problem: Problem) -> float:
 def dflash_flops(problem: Problem) -> float:
     """Return the floating-point operations of one DFlash step.
 
-    The context's products run on every token, the layers on every slot, the head on counted slots only.
+    The context's products run on every token that a block sees, the layers on every slot, the head on counted slots only.
     """
     case = problem.case
     blocks = _blocks(problem, case.block_size - 1)
@@ -77,7 +77,8 @@ def _backbone_flops(problem: Problem, blocks: Blocks, num_features: int) -> floa
     case, target = problem.case, problem.target
     width, queries = target.hidden_size, target.num_heads * target.head_dim
     keys, slots = target.num_kv_heads * target.head_dim, len(blocks.anchor_A) * case.block_size
-    context = case.sequences * case.tokens * (num_features * width**2 + case.num_layers * 2 * width * keys)
+    seen_tokens = len(blocks.context_rows(problem.batch))
+    context = seen_tokens * (num_features * width**2 + case.num_layers * 2 * width * keys)
     per_slot = width * (2 * queries + 2 * keys) + 3 * width * target.intermediate_size
     seen = int((blocks.anchor_A - blocks.start_A).sum()) * case.block_size + slots * case.block_size
     return 2 * context + case.num_layers * (2 * slots * per_slot + 4 * queries * seen)
