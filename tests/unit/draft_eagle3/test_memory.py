@@ -11,7 +11,7 @@ from spec_core import FindKernel, no_kernel
 from spec_core.records import Supervision
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
-from spec_kit.chain_drafting import NeededRows, attention
+from spec_kit.chain_drafting import attention
 from spec_kit.drafting import TargetOps
 
 from ..draft_parts import LargestOutput
@@ -84,7 +84,7 @@ def products(num_layers: int, num_prompt: int, num_answer: int, num_tail: int) -
     document.mask[num_prompt : num_prompt + num_answer] = True
     batch = make_batch([document], [0], padding=3)
     with FlopCounterMode(display=False) as counter:
-        states = make_model(target, config).unroll(batch, NeededRows.of(batch, NUM_STEPS), make_ops(target))
+        states, _ = make_model(target, config).unroll(batch, make_ops(target))
         torch.cat(states).sum().backward()
     by_product = counter.get_flop_counts()["Global"]
     return sum(by_product.get(name, 0) for name in (torch.ops.aten.mm, torch.ops.aten.addmm)) // 2

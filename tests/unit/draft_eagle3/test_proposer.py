@@ -7,7 +7,6 @@ import torch
 
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
-from spec_kit.chain_drafting import NeededRows
 
 from .cases import make_batch, make_model, make_ops, make_target, random_documents
 from .dense_reference import Document
@@ -36,9 +35,8 @@ def unrolled(module, document, ops):
         states=torch.cat([document.states, document.states[-NUM_TOKENS:]]),
         mask=torch.ones(len(document.ids) + NUM_TOKENS, dtype=torch.bool),
     )
-    batch = make_batch([longer], [0])
-    needed = NeededRows.of(batch, module.config.num_steps)
-    return [state_NH[needed.place_T[9]] for state_NH in module.unroll(batch, needed, ops)]
+    states, needed = module.unroll(make_batch([longer], [0]), ops)
+    return [state_NH[needed.place_T[9]] for state_NH in states]
 
 
 @pytest.mark.parametrize(

@@ -168,8 +168,7 @@ class Eagle3Model(nn.Module):
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """Return this batch's share of Σ_s decay^s · (Σ CE) / n_s; ``denominators``: the global n_s, float64 [S]."""
-        needed = NeededRows.of(batch, self.config.num_steps)
-        states = self.unroll(batch, needed, ops)
+        states, needed = self.unroll(batch, ops)
         loss = HeadLoss(
             head_VH=self.lm_head.weight,
             ids_V=self.local_ids(ops),
@@ -181,8 +180,8 @@ class Eagle3Model(nn.Module):
         weight_S = step_weights(denominators, self.config.step_decay, states[0])
         return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch), weight_S, needed)
 
-    def unroll(self, batch: DraftBatch, needed: NeededRows, ops: VocabularyOps) -> list[Tensor]:
-        """Return S inputs of the head, after the final norm: [N, H] of the rows that each step needs.
+    def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> tuple[list[Tensor], NeededRows]:
+        """Return S inputs of the head, [N, H] of the rows that each step needs, after the final norm; and these rows.
 
         Row t of step s has token t + 1 + s as input. Past its document's end that is some other token: such a row
         is never labelled, at no later step either, and no row of its document attends it.
@@ -195,6 +194,7 @@ class Eagle3Model(nn.Module):
         bounds = [(span.start, span.stop) for span in batch.spans]
         unrolled = [_UnrolledLayer(layer, self.kernels, bounds) for layer in layers]
         hidden = self.fuse(batch.hidden_TNH[:, :-1])
+        needed = NeededRows.of(batch, steps)  # on the CPU, while a device computes what is above
         states: list[Tensor] = []
         for step in range(steps):
             row_N = needed.of_step(step)
@@ -216,7 +216,7 @@ class Eagle3Model(nn.Module):
                 hidden = over_steps.step(hidden, qkv, (angles_N if narrows else angles, angles), row_Q)
             hidden, normed = self.output(hidden)
             states.append(self.head_input(normed))
-        return states
+        return states, needed
 
     def select(self, hidden_RH: Tensor, rows: Tensor | slice) -> Tensor:
         """Return some rows of what layers hand on, of which a rank may have a part."""

@@ -153,8 +153,7 @@ class MtpModel(nn.Module):
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """Return this batch's share of Σ_s decay^s · (Σ CE) / n_s; ``denominators``: the global n_s, float64 [S]."""
-        needed, device = NeededRows.of(batch, self.config.num_steps), batch.input_ids_T.device
-        states = self.unroll(batch, needed, ops)
+        (states, needed), device = self.unroll(batch, ops), batch.input_ids_T.device
         loss = HeadLoss(
             head_VH=ops.head_VH,
             ids_V=torch.arange(*ops.vocab_range, device=device),
@@ -166,8 +165,10 @@ class MtpModel(nn.Module):
         weight_S = step_weights(denominators, self.config.step_decay, states[0])
         return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch), weight_S, needed)
 
-    def unroll(self, batch: DraftBatch, needed: NeededRows, ops: VocabularyOps) -> list[Tensor]:
-        """Return S inputs of the target's head, [N, H] of a step's needed rows; each is the next step's state, too.
+    def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> tuple[list[Tensor], NeededRows]:
+        """Return S inputs of the target's head, [N, H] of the rows that each step needs; and these rows.
+
+        Each is the next step's state, too.
 
         Row t of step s has token t + 1 + s as input. Past its document's end that is some other token: such a row
         is never labelled, at no later step either, and no row of its document attends it.
@@ -180,6 +181,7 @@ class MtpModel(nn.Module):
             list[torch.Tensor](),
             list[torch.Tensor](),
         )
+        needed = NeededRows.of(batch, steps)
         for step in range(steps):
             row_N = needed.of_step(step)
             # Of step 0, every row has a key.
@@ -194,7 +196,7 @@ class MtpModel(nn.Module):
                 q, gate, x_KH = (take_rows(part, row_N) for part in (q, gate, x_KH))
             attended = unrolled_attention(self.kernels, q, keys, values, bounds, row_N)
             states.append(self.mtp.norm(layer.finish(x_KH, attended, gate)))
-        return states[1:]
+        return states[1:], needed
 
     def first_state(self, hidden_TNH: Tensor) -> Tensor:
         """Return step 0's states [T, H]: the target's *behind* its final norm, as engines hand them over.
