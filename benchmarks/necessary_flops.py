@@ -45,7 +45,8 @@ def eagle3_flops(problem: Problem) -> float:
 def dflash_flops(problem: Problem) -> float:
     """Return the floating-point operations of one DFlash step.
 
-    The context's products run on every token that a block sees, the layers on every slot, the head on counted slots only.
+    The context's products run on every token that a block sees, the layers on every slot, the head on counted slots
+    only.
     """
     case = problem.case
     blocks = _blocks(problem, case.block_size - 1)
