@@ -21,17 +21,23 @@ if TYPE_CHECKING:
 def eagle3_flops(problem: Problem) -> float:
     """Return the floating-point operations of one Eagle3 step.
 
-    What does not depend on the unrolled step (fusing the features; the embedding's half of q, k, v) counts once;
-    causal attention at half its square.
+    What does not depend on the unrolled step (fusing the features; the embedding's half of q, k, v) counts once, and
+    so do the first step's keys and values of every row; all else counts for the rows that a loss reads.
     """
+    from spec_kit.chain_drafting import NeededRows
+
     case, target = problem.case, problem.target
     width, queries = target.hidden_size, target.num_heads * target.head_dim
     total, keys = case.sequences * case.tokens, target.num_kv_heads * target.head_dim
+    needed = NeededRows.of(problem.batch, case.num_steps)
     once = 3 * width**2 + width * (queries + 2 * keys)
-    per_step = width * (2 * queries + 2 * keys) + 3 * width * target.intermediate_size
-    attention = queries * case.tokens  # 2 products of 2 · queries per pair, over half the pairs: per token
+    per_row = width * 2 * queries + 3 * width * target.intermediate_size
     labelled_S = problem.denominators.tolist()
-    trained = total * (2 * once + case.num_steps * (2 * per_step + 2 * attention))
+    trained = 2 * (total * (once + 2 * width * keys) + sum(needed.counts) * per_row)
+    trained += 2 * sum(needed.counts[1:]) * 2 * width * keys
+    for step in range(case.num_steps):
+        pairs = int((problem.batch.position_T[needed.of_step(step)] + 1 + step).sum())
+        trained += 2 * 2 * queries * pairs
     trained += 2 * sum(labelled_S) * case.draft_vocab_size * width
     return 3 * trained + 2 * labelled_S[0] * case.vocab_size * width
 
@@ -39,7 +45,8 @@ def eagle3_flops(problem: Problem) -> float:
 def dflash_flops(problem: Problem) -> float:
     """Return the floating-point operations of one DFlash step.
 
-    The context's products run on every token, the layers on every slot, the head on counted slots only.
+    The context's products run on every token that a block sees, the layers on every slot, the head on counted slots
+    only.
     """
     case = problem.case
     blocks = _blocks(problem, case.block_size - 1)
@@ -71,7 +78,8 @@ def _backbone_flops(problem: Problem, blocks: Blocks, num_features: int) -> floa
     case, target = problem.case, problem.target
     width, queries = target.hidden_size, target.num_heads * target.head_dim
     keys, slots = target.num_kv_heads * target.head_dim, len(blocks.anchor_A) * case.block_size
-    context = case.sequences * case.tokens * (num_features * width**2 + case.num_layers * 2 * width * keys)
+    seen_tokens = len(blocks.context_rows(problem.batch))
+    context = seen_tokens * (num_features * width**2 + case.num_layers * 2 * width * keys)
     per_slot = width * (2 * queries + 2 * keys) + 3 * width * target.intermediate_size
     seen = int((blocks.anchor_A - blocks.start_A).sum()) * case.block_size + slots * case.block_size
     return 2 * context + case.num_layers * (2 * slots * per_slot + 4 * queries * seen)

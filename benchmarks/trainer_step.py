@@ -76,8 +76,8 @@ class Case:
     num_layers: int = 5
     num_anchors: int = 512
     """Anchors per sequence; for drafts of blocks, like the two before it."""
-    answer: float | None = None
-    """Supervised share of each sequence, at its end; None: a dialogue of short turns."""
+    unsupervised: float | None = None
+    """Share of each sequence, at its front, that no loss reads; None: a dialogue of short turns."""
     tokens: int = 1024
     """Tokens per sequence."""
     sequences: int = 1

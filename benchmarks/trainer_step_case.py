@@ -221,9 +221,9 @@ def _randn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def _mask(case: Case, generator: torch.Generator) -> Tensor:
-    if case.answer is None:
+    if case.unsupervised is None:
         return _turns(case.tokens, generator)
-    return torch.arange(case.tokens, device=generator.device) >= round(case.tokens * (1 - case.answer))
+    return torch.arange(case.tokens, device=generator.device) >= round(case.tokens * case.unsupervised)
 
 
 def _turns(num_tokens: int, generator: torch.Generator) -> Tensor:

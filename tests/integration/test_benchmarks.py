@@ -69,7 +69,9 @@ def test_trainer_step_scales_along_three_axes(monkeypatch, capsys):
 
 @pytest.mark.parametrize("draft", ["dflash", "dspark"])
 def test_trainer_step_measures_blocks_with_a_profile(draft):
-    done = run("--toy", "--draft", draft, "--parts", "--answer", "0.7", "--profile", "--peak-tflops", "0.1")
+    done = run(
+        "--toy", "--draft", draft, "--parts", "--unsupervised", "0.3", "--profile", "--peak-tflops", "0.1"
+    )
     assert done.returncode == 0, done.stderr
     row = json.loads(done.stdout)["step"]
     assert row["losses"][0] > row["losses"][-1] > 0

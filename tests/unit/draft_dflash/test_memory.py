@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from spec_draft_dflash.config import DFlashConfig
 from spec_kit.block_drafting import BlockLayout, block_attention
@@ -71,6 +72,26 @@ def test_head_is_only_asked_about_slots_that_count():
     module = make_model(target, config)
     output = module(make_batch(documents, [0, 2, 0, 0]), denominators(config, documents), ops)
     assert ops.rows == int(output.counts["accuracy"].sum()) > 100
+
+
+@pytest.mark.parametrize(
+    ("tail", "padding", "rows"), [(0, 0, 50), (0, 4, 54), (0, 9, 48), (20, 5, 28), (40, 0, 8)]
+)
+def test_context_that_no_block_sees_costs_nothing(tail, padding, rows):
+    """The last ``tail`` of 50 tokens are not supervised; a few rows too many cost less than a copy of the others."""
+    target, config = make_target(), DFlashConfig(block_size=5, num_layers=2, num_anchors=100, num_features=3)
+    module, (document,) = make_model(target, config), random_documents(target, [50], 1, 3)
+    document.mask[:] = torch.arange(50) < 50 - tail
+    batch = make_batch([document], [0], padding=padding)
+    with FlopCounterMode(display=False) as counter:
+        module(batch, denominators(config, [document]), make_ops(target)).loss.backward()
+    anchors = 49 - tail
+    width, inner, queries, pairs = 16, 24, 4 * 8, 2 * 2 * 8
+    per_row = 2 * 3 * width * width + 2 * 3 * width * pairs  # features get no gradient
+    per_slot = 2 * 3 * (width * (2 * queries + pairs) + 3 * width * inner)
+    guesses = sum(min(4, anchors - anchor) for anchor in range(anchors))
+    expected = rows * per_row + anchors * 5 * per_slot + 2 * guesses * width * 29
+    assert counter.get_flop_counts()["Global"][torch.ops.aten.mm] == 2 * expected
 
 
 @pytest.mark.parametrize("window", [None, 16])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from spec_backend_cpu.attention import KERNELS
 from spec_core import FindKernel, no_kernel
@@ -72,3 +73,35 @@ def test_teacher_is_computed_once_per_supervised_position(monkeypatch):
     make_model(target, config)(make_batch(documents, [0, 2, 0, 0]), counts, ops)
     assert ops.rows == int(counts[0])
     assert ops.largest == chunk_rows
+
+
+def products(num_layers: int, num_prompt: int, num_answer: int, num_tail: int) -> int:
+    """Multiplications in the matrix products of a step up to the head, on a document with one answer, and padding."""
+    target = make_target()
+    config = Eagle3Config(num_steps=NUM_STEPS, num_layers=num_layers, fc_norm=False)
+    (document,) = random_documents(target, [num_prompt + num_answer + num_tail], seed=1)
+    document.mask[:] = False
+    document.mask[num_prompt : num_prompt + num_answer] = True
+    batch = make_batch([document], [0], padding=3)
+    with FlopCounterMode(display=False) as counter:
+        states, _ = make_model(target, config).unroll(batch, make_ops(target))
+        torch.cat(states).sum().backward()
+    by_product = counter.get_flop_counts()["Global"]
+    return sum(by_product.get(name, 0) for name in (torch.ops.aten.mm, torch.ops.aten.addmm)) // 2
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+@pytest.mark.parametrize(("prompt", "answer", "tail"), [(0, 30, 0), (9, 21, 5), (40, 12, 0), (50, 2, 7)])
+def test_rows_that_no_loss_reads_cost_keys_and_values_only(num_layers, prompt, answer, tail):
+    width, inner, queries, pairs = 16, 24, 4 * 8, 2 * 2 * 8
+    rows = prompt + answer + tail + 3
+    # A row of step s guesses the token two and s further on; it is needed where that or a later step's is supervised.
+    end, first = prompt + answer - 2, max(0, prompt - 1 - NUM_STEPS)
+    needed = [end - step - first for step in range(NUM_STEPS)]
+    own = width * queries + queries * width + 3 * width * inner  # query, output projection, MLP
+    whole = own + width * pairs
+    trained = rows * width * (queries + pairs)  # the embedding's share
+    trained += rows * (num_layers - 1) * whole + rows * width * pairs + needed[0] * own
+    trained += num_layers * sum(needed[1:]) * whole
+    fused = rows * 3 * width * width  # of features, which get no gradient
+    assert products(num_layers, prompt, answer, tail) == 3 * trained + 2 * fused

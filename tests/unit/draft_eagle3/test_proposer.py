@@ -28,6 +28,17 @@ def extend(proposer, document, start, stop):
     proposer.extend(document.ids[start + 1 : stop + 1].tolist(), document.states[start:stop])
 
 
+def unrolled(module, document, ops):
+    """The head's input of row 9 at each step; supervised tokens behind the document label it at every one."""
+    longer = Document(
+        ids=torch.cat([document.ids, torch.ones(NUM_TOKENS, dtype=torch.int64)]),
+        states=torch.cat([document.states, document.states[-NUM_TOKENS:]]),
+        mask=torch.ones(len(document.ids) + NUM_TOKENS, dtype=torch.bool),
+    )
+    states, needed = module.unroll(make_batch([longer], [0]), ops)
+    return [state_NH[needed.place_T[9]] for state_NH in states]
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"vocab_size": 11}, {"fc_norm": False, "norm_output": False, "vocab_size": 11}, {"num_layers": 3}],
@@ -46,9 +57,8 @@ def test_chain_equals_the_unrolled_forward(options, cuts):
         states=torch.cat([document.states[:10], torch.randn(1 + NUM_TOKENS, *document.states.shape[1:])]),
         mask=torch.ones(11 + NUM_TOKENS, dtype=torch.bool),
     )
-    states = module.unroll(make_batch([guessed], [0]), ops)
-    for step, state_TH in enumerate(states):
-        probs = (module.lm_head(state_TH[9]) / 0.7).softmax(-1)
+    for step, state_H in enumerate(unrolled(module, guessed, ops)):
+        probs = (module.lm_head(state_H) / 0.7).softmax(-1)
         expected = torch.zeros(29).index_copy(0, module.ids_V, probs)
         torch.testing.assert_close(proposal.probs_KV[step], expected, rtol=1e-4, atol=1e-6)
 
@@ -57,9 +67,9 @@ def test_temperature_zero_takes_arg_maxima_without_probabilities():
     module, ops, document, proposer = setup(vocab_size=11)
     extend(proposer, document, 0, 10)
     proposal = proposer.propose(1, 0.0, torch.Generator())
-    states = module.unroll(make_batch([document], [0]), ops)
+    states = unrolled(module, document, ops)
     assert proposal.probs_KV is None
-    assert proposal.token_ids == (int(module.ids_V[module.lm_head(states[0][9]).argmax()]),)
+    assert proposal.token_ids == (int(module.ids_V[module.lm_head(states[0]).argmax()]),)
 
 
 def test_proposing_leaves_no_trace():

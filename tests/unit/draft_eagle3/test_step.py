@@ -138,6 +138,29 @@ def test_random_documents_and_layouts_equal_the_dense_reference(seed):
         torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.2, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("has_prompts", [True, False], ids=["prompts first", "scattered"])
+def test_any_share_of_supervised_tokens_equals_the_dense_reference(num_layers, share, has_prompts, kernel):
+    """Rows that no loss reads are left out: behind it the reference computes every row of every step."""
+    target, config = make_target(), Eagle3Config(num_steps=4, num_layers=num_layers, vocab_size=20)
+    module, documents = (
+        make_model(target, config, torch.float64, kernel),
+        random_documents(target, LENGTHS, seed=7),
+    )
+    for document in documents:
+        document.states, length = document.states.double(), len(document.ids)
+        place = torch.arange(length) / length if has_prompts else torch.rand(length)
+        document.mask = place >= 1 - share
+    batch = make_batch(documents, GAPS, padding=2)
+    output = module(batch, denominators(config, documents), make_ops(target, torch.float64))
+    output.loss.backward()
+    result, expected = run_reference(module, documents, target)
+    torch.testing.assert_close(output.loss.detach(), result.loss.detach(), rtol=1e-9, atol=1e-12)
+    for name, grad in gradients(module).items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("kind", ["ce", "lk_alpha", "lk_lambda"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 def test_guesses_that_were_judged_equal_the_dense_reference(kind, dtype, tolerance, monkeypatch):

@@ -185,6 +185,8 @@ class DraftBatch:
     """int64 [T], on the CPU: ``Supervision.guess_place``; None where no sample has one."""
     seed: int = 0
     """Seed of the run; a draft's random draws are a function of (seed, epoch, sample id)."""
+    rows_multiple: int = 1
+    """A draft that leaves out rows of the batch keeps a multiple of this number; T is one."""
 
     def to(self, device: torch.device) -> DraftBatch:
         """Return the batch on ``device``, except the mask; a copy from pinned memory is asynchronous."""
@@ -306,7 +308,7 @@ class TensorParallelHints:
     the gradients of their weights are summed over ranks. Empty: the draft is not for sequence parallel."""
     all_tokens_in: Mapping[str, int] = field(default_factory=dict[str, int])
     """Modules whose first input has all tokens even so: a rank's part is cut out of it. The number next to each says
-    how many tokens its dimension has; 0: those of the batch, which is padded."""
+    how many tokens its dimension has; 0: those of the batch, or some of them, a multiple of ``rows_multiple``."""
     all_tokens_out: tuple[str, ...] = ()
     """Modules whose output goes, for all tokens, into code that every rank runs alike, such as the loss: it is
     gathered."""

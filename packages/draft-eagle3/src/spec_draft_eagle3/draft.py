@@ -184,8 +184,8 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
             enters=("midlayer.hidden_norm",),
             leaves=("fc",),
             each_token=("midlayer.hidden_norm", "norm"),
-            all_tokens_in={"midlayer.input_layernorm": 0},
-            all_tokens_out=("head_input",),
+            all_tokens_in={"midlayer.input_layernorm": 0, "rank_rows": 0},
+            all_tokens_out=("head_input", "whole_rows"),
             kept_ids="t2d" if shape.reduced else "",
         )
         layers = ["midlayer", *(f"layers.{index}" for index in shape.later_layers)]

@@ -8,7 +8,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spec_kit.chain_drafting import HeadLoss, SupervisedRows, step_weights, unrolled_attention
+from spec_kit.chain_drafting import (
+    HeadLoss,
+    NeededRows,
+    SupervisedRows,
+    step_weights,
+    take_rows,
+    unrolled_attention,
+)
 from spec_kit.drafting import AttentionProjections, Mlp, Rope, linear
 
 if TYPE_CHECKING:
@@ -19,6 +26,8 @@ if TYPE_CHECKING:
     from spec_draft_eagle3.config import Eagle3Config
     from spec_draft_eagle3.shape import Eagle3Shape
     from spec_kit.chain_drafting import ChainKernels
+
+    Angles = tuple[Tensor, Tensor]
 
 
 class Eagle3Layer(nn.Module):
@@ -54,13 +63,26 @@ class Eagle3Layer(nn.Module):
         """Return the embedding's share of q, k, v: [T, (heads + 2 kv_heads) * head_dim]."""
         return F.linear(self.input_layernorm(embedding_TH), weight)
 
-    def qkv(self, hidden_TH: Tensor, weight: Tensor, embedded: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return q, k, v as [T, heads, head_dim], not rotated yet; the first layer adds ``embedded``."""
-        if self.hidden_norm is None or embedded is None:
-            projected = F.linear(self.input_layernorm(hidden_TH), weight)
-        else:
-            projected = torch.addmm(embedded, self.hidden_norm(hidden_TH), weight.T)
-        return projected.unflatten(1, (-1, self.head_dim)).split(self.heads, dim=1)
+    def qkv(
+        self, hidden_TH: Tensor, weight: Tensor, embedded: Tensor | None = None, row_N: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return q [N, heads, head_dim], k and v [T, heads, head_dim], not rotated yet.
+
+        ``row_N``: the rows that have a query; None: all. ``embedded``: the first layer's share from the embedding.
+        """
+        norm = self.input_layernorm if self.hidden_norm is None else self.hidden_norm
+        normed_TH = norm(hidden_TH)
+        if row_N is None:
+            return self._project(normed_TH, weight, embedded).split(self.heads, dim=1)
+        width = self.heads[0] * self.head_dim
+        added = (None, None) if embedded is None else (embedded[:, :width], embedded[:, width:])
+        added_NQ = None if added[0] is None else take_rows(added[0], row_N)
+        q = self._project(take_rows(normed_TH, row_N), weight[:width], added_NQ)
+        return q, *self._project(normed_TH, weight[width:], added[1]).split(self.heads[1:], dim=1)
+
+    def _project(self, normed_RH: Tensor, weight: Tensor, added: Tensor | None) -> Tensor:
+        projected = F.linear(normed_RH, weight) if added is None else torch.addmm(added, normed_RH, weight.T)
+        return projected.unflatten(1, (-1, self.head_dim))
 
     def finish(self, hidden_TH: Tensor, attended: Tensor) -> Tensor:
         """Return the layer's output: output projection and MLP around their residuals."""
@@ -76,14 +98,23 @@ class _UnrolledLayer:
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
-    def step(self, hidden_TH: Tensor, qkv: tuple[Tensor, ...], angles: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the layer's output of one more step."""
+    def step(
+        self, hidden_NH: Tensor, qkv: tuple[Tensor, ...], angles: tuple[Angles, Angles], row_N: Tensor | None
+    ) -> Tensor:
+        """Return the layer's output of one more step, [N, H].
+
+        ``angles``: of the queries, and of the keys; ``row_N``: the rows of the queries, the first of those of the
+        step before; None: all.
+        """
         q, k, v = qkv
-        self._keys.append(self._kernels.rotate(k, angles))
+        q = self._kernels.rotate(q, angles[0])
+        self._keys.append(self._kernels.rotate(k, angles[1]))
         self._values.append(v)
-        q = self._kernels.rotate(q, angles)
-        attended = unrolled_attention(self._kernels, q, self._keys, self._values, self._bounds)
-        return self._layer.finish(hidden_TH, attended)
+        keys, values = (
+            [first, *(part[: len(q)] for part in later)] for first, *later in (self._keys, self._values)
+        )
+        attended = unrolled_attention(self._kernels, q, keys, values, self._bounds, row_N)
+        return self._layer.finish(hidden_NH, attended)
 
 
 class Eagle3Model(nn.Module):
@@ -108,7 +139,8 @@ class Eagle3Model(nn.Module):
         later = {str(index): Eagle3Layer(shape, kernels, is_first=False) for index in shape.later_layers}
         self.layers = nn.ModuleDict(later)
         self.norm = nn.RMSNorm(width, shape.norm_eps)
-        self.head_input = nn.Identity()  # a name for the place where a strategy gathers tokens
+        # Names for the places where a strategy gathers tokens, and where it divides them.
+        self.head_input, self.whole_rows, self.rank_rows = nn.Identity(), nn.Identity(), nn.Identity()
         self.lm_head = linear(width, shape.vocab_size)
         self.register_buffer(
             "d2t", torch.zeros(shape.vocab_size, dtype=torch.int64) if shape.reduced else None
@@ -136,8 +168,7 @@ class Eagle3Model(nn.Module):
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """Return this batch's share of Σ_s decay^s · (Σ CE) / n_s; ``denominators``: the global n_s, float64 [S]."""
-        rows = SupervisedRows.of(batch)
-        states = self.unroll(batch, ops)
+        states, needed = self.unroll(batch, ops)
         loss = HeadLoss(
             head_VH=self.lm_head.weight,
             ids_V=self.local_ids(ops),
@@ -147,10 +178,10 @@ class Eagle3Model(nn.Module):
             kernels=self.kernels,
         )
         weight_S = step_weights(denominators, self.config.step_decay, states[0])
-        return loss(states, batch.hidden_TNH[:, -1], rows, weight_S)
+        return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch), weight_S, needed)
 
-    def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> list[Tensor]:
-        """Return S inputs of the head [T, H], after the final norm.
+    def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> tuple[list[Tensor], NeededRows]:
+        """Return S inputs of the head, [N, H] of the rows that each step needs, after the final norm; and these rows.
 
         Row t of step s has token t + 1 + s as input. Past its document's end that is some other token: such a row
         is never labelled, at no later step either, and no row of its document attends it.
@@ -163,15 +194,34 @@ class Eagle3Model(nn.Module):
         bounds = [(span.start, span.stop) for span in batch.spans]
         unrolled = [_UnrolledLayer(layer, self.kernels, bounds) for layer in layers]
         hidden = self.fuse(batch.hidden_TNH[:, :-1])
+        needed = NeededRows.of(batch, steps)  # on the CPU, while a device computes what is above
         states: list[Tensor] = []
         for step in range(steps):
-            angles = self.rope.angles(batch.position_T + step, hidden.dtype)
-            embedded = tokens[step + 1 : step + 1 + num_tokens]
+            row_N = needed.of_step(step)
+            angles_N = angles = self.rope.angles(batch.position_T[row_N] + step, hidden.dtype)
+            if step > 0:
+                hidden = self.select(hidden, slice(len(row_N)))
+                embedded = take_rows(tokens, row_N + 1 + step)
+            else:
+                angles = self.rope.angles(batch.position_T, hidden.dtype)
+                embedded = tokens[1 : 1 + num_tokens]
             for layer, weight, over_steps in zip(layers, weights, unrolled, strict=True):
-                hidden = over_steps.step(hidden, layer.qkv(hidden, weight, embedded), angles)
+                # Of step 0, every row is read: as keys and values, and by the next layer.
+                narrows = step == 0 and layer is layers[-1]
+                row_Q = row_N if step > 0 or narrows else None
+                added = embedded if layer is self.midlayer else None
+                qkv = layer.qkv(hidden, weight, added, row_N if narrows else None)
+                if narrows:
+                    hidden = self.select(hidden, row_N)
+                hidden = over_steps.step(hidden, qkv, (angles_N if narrows else angles, angles), row_Q)
             hidden, normed = self.output(hidden)
             states.append(self.head_input(normed))
-        return states
+        return states, needed
+
+    def select(self, hidden_RH: Tensor, rows: Tensor | slice) -> Tensor:
+        """Return some rows of what layers hand on, of which a rank may have a part."""
+        whole_RH = self.whole_rows(hidden_RH)
+        return self.rank_rows(whole_RH[rows] if isinstance(rows, slice) else take_rows(whole_RH, rows))
 
     def fuse(self, hidden_TNH: Tensor) -> Tensor:
         """Return the first step's hidden state [T, H] from captured states [T, N, H]."""

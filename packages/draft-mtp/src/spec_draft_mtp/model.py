@@ -12,7 +12,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spec_kit.chain_drafting import HeadLoss, SupervisedRows, step_weights, unrolled_attention
+from spec_kit.chain_drafting import (
+    HeadLoss,
+    NeededRows,
+    SupervisedRows,
+    step_weights,
+    take_rows,
+    unrolled_attention,
+)
 from spec_kit.drafting import INIT_STD, Mlp, Rope, linear
 
 if TYPE_CHECKING:
@@ -146,7 +153,7 @@ class MtpModel(nn.Module):
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         """Return this batch's share of Σ_s decay^s · (Σ CE) / n_s; ``denominators``: the global n_s, float64 [S]."""
-        states, device = self.unroll(batch, ops), batch.input_ids_T.device
+        (states, needed), device = self.unroll(batch, ops), batch.input_ids_T.device
         loss = HeadLoss(
             head_VH=ops.head_VH,
             ids_V=torch.arange(*ops.vocab_range, device=device),
@@ -156,10 +163,12 @@ class MtpModel(nn.Module):
             kernels=self.kernels,
         )
         weight_S = step_weights(denominators, self.config.step_decay, states[0])
-        return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch), weight_S)
+        return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch), weight_S, needed)
 
-    def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> list[Tensor]:
-        """Return S inputs of the target's head [T, H]; each is the next step's state, too.
+    def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> tuple[list[Tensor], NeededRows]:
+        """Return S inputs of the target's head, [N, H] of the rows that each step needs; and these rows.
+
+        Each is the next step's state, too.
 
         Row t of step s has token t + 1 + s as input. Past its document's end that is some other token: such a row
         is never labelled, at no later step either, and no row of its document attends it.
@@ -172,16 +181,22 @@ class MtpModel(nn.Module):
             list[torch.Tensor](),
             list[torch.Tensor](),
         )
+        needed = NeededRows.of(batch, steps)
         for step in range(steps):
-            x_TH = self.mtp.join(embedded[step + 1 : step + 1 + num_tokens], states[-1])
-            q, k, v, gate = layer.qkv_gate(x_TH)
-            angles = self.rope.angles(batch.position_T + step, q.dtype)
-            keys.append(self.kernels.rotate(k, angles))
-            values.append(v)
+            row_N = needed.of_step(step)
+            # Of step 0, every row has a key.
+            row_K = row_N if step > 0 else torch.arange(num_tokens, device=row_N.device)
+            x_KH = self.mtp.join(embedded[row_K + 1 + step], states[-1][: len(row_K)])
+            q, k, v, gate = layer.qkv_gate(x_KH)
+            angles = self.rope.angles(batch.position_T[row_K] + step, q.dtype)
             q = self.kernels.rotate(q, angles)
-            attended = unrolled_attention(self.kernels, q, keys, values, bounds)
-            states.append(self.mtp.norm(layer.finish(x_TH, attended, gate)))
-        return states[1:]
+            keys = [*keys[:1], *(key[: len(row_K)] for key in keys[1:]), self.kernels.rotate(k, angles)]
+            values = [*values[:1], *(value[: len(row_K)] for value in values[1:]), v]
+            if step == 0:
+                q, gate, x_KH = (take_rows(part, row_N) for part in (q, gate, x_KH))
+            attended = unrolled_attention(self.kernels, q, keys, values, bounds, row_N)
+            states.append(self.mtp.norm(layer.finish(x_KH, attended, gate)))
+        return states[1:], needed
 
     def first_state(self, hidden_TNH: Tensor) -> Tensor:
         """Return step 0's states [T, H]: the target's *behind* its final norm, as engines hand them over.

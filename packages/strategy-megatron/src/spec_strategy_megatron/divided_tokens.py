@@ -29,6 +29,7 @@ def pad_tokens(batch: DraftBatch, multiple: int) -> DraftBatch:
     """Return the batch with padding at its end: at least ``multiple`` tokens, and a multiple of that."""
     num_tokens, place_T = len(batch.input_ids_T), batch.guess_place_T
     missing = max(multiple, num_tokens + -num_tokens % multiple) - num_tokens
+    batch = replace(batch, rows_multiple=multiple)
     if not missing:
         return batch
     return replace(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import torch
 from torch import nn
 
+from spec_core.host_tensors import to_device_async
 from spec_kit.block_drafting.attention import BlockLayout
 from spec_kit.drafting import AttentionProjections, Mlp, Rope, linear
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from spec_kit.block_drafting.block_shape import BlockShape
     from spec_kit.block_drafting.blocks import Blocks
     from spec_kit.block_drafting.kernels import Angles, BlockKernels
+
+
+WORTH_A_COPY = 7 / 8
+"""Share of a batch's tokens below which those that blocks see are copied together; a few more cost less than that."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +124,20 @@ class BlockBackbone(nn.Module):
 
     def states(self, batch: DraftBatch, blocks: Blocks, ops: VocabularyOps) -> Tensor:
         """Return [A, B, H]: inputs of the head, after the final norm."""
-        context_TH = self.context(batch.hidden_TNH)
-        layout = BlockLayout(blocks.anchor_A, blocks.start_A, context_TH.device)
-        geometry = self.geometry(layout, self.shape.block_size, batch.position_T, context_TH.dtype)
-        anchor_A, _ = layout.places
-        x_ABH = self.embed(batch.input_ids_T[anchor_A], self.shape.block_size, ops)
+        hidden_TNH, position_T, device = batch.hidden_TNH, batch.position_T, batch.input_ids_T.device
+        anchor_A, start_A, seen_C = blocks.anchor_A, blocks.start_A, blocks.context_rows(batch)
+        if len(seen_C) < WORTH_A_COPY * len(position_T):
+            # All between a block's start and its anchor stay side by side, so that positions are what they were.
+            anchor_A, start_A = (torch.searchsorted(seen_C, places_A) for places_A in (anchor_A, start_A))
+            row_C = to_device_async(seen_C, device)
+            hidden_TNH, position_T = hidden_TNH[row_C], position_T[row_C]
+        context_CH = self.context(hidden_TNH)
+        layout = BlockLayout(anchor_A, start_A, device)
+        geometry = self.geometry(layout, self.shape.block_size, position_T, context_CH.dtype)
+        known_A = batch.input_ids_T[to_device_async(blocks.anchor_A, device)]
+        x_ABH = self.embed(known_A, self.shape.block_size, ops)
         for layer in self.decoder_layers:
-            x_ABH = layer(x_ABH, context_TH, geometry)
+            x_ABH = layer(x_ABH, context_CH, geometry)
         return self.norm(x_ABH)
 
     def context(self, hidden_TNH: Tensor) -> Tensor:

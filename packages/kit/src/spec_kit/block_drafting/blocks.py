@@ -79,6 +79,21 @@ class Blocks:
             columns.append(torch.stack([anchor_A + span.start, start_A, counted_A]))
         return cls(*torch.cat(columns, dim=1))
 
+    def context_rows(self, batch: DraftBatch) -> Tensor:
+        """Return int64 [C], ascending: the tokens that some block sees before its anchor.
+
+        Further ones make them at least one where the batch has any, for every parameter to get a gradient, and a
+        multiple of ``batch.rows_multiple``.
+        """
+        num_tokens, one_A = len(batch.loss_mask_T), torch.ones_like(self.anchor_A)
+        begun_T = torch.zeros(num_tokens + 1, dtype=torch.int64)
+        begun_T.index_add_(0, self.start_A, one_A).index_add_(0, self.anchor_A, -one_A)
+        seen_T = begun_T.cumsum(0)[:num_tokens] > 0
+        count = max(min(1, num_tokens), int(seen_T.sum()))
+        missing = count + -count % batch.rows_multiple - int(seen_T.sum())
+        seen_T[(~seen_T).nonzero().squeeze(1)[:missing]] = True
+        return seen_T.nonzero().squeeze(1)
+
 
 @dataclass(frozen=True)
 class CountedGuesses:

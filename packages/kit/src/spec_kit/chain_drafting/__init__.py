@@ -8,25 +8,27 @@ from typing import TYPE_CHECKING
 from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from spec_kit.chain_drafting.attention import unrolled_attention
+    from spec_kit.chain_drafting.attention import take_rows, unrolled_attention
     from spec_kit.chain_drafting.kernels import ChainKernels, ttt_attention, ttt_attention_backward
-    from spec_kit.chain_drafting.labels import SupervisedRows, count_labels, step_weights
+    from spec_kit.chain_drafting.labels import NeededRows, SupervisedRows, count_labels, step_weights
     from spec_kit.chain_drafting.loss import HeadLoss
 else:
     __getattr__ = lazy_names(
         __name__,
-        attention="unrolled_attention",
+        attention="take_rows unrolled_attention",
         kernels="ChainKernels ttt_attention ttt_attention_backward",
-        labels="SupervisedRows count_labels step_weights",
+        labels="NeededRows SupervisedRows count_labels step_weights",
         loss="HeadLoss",
     )
 
 __all__ = [
     "ChainKernels",
     "HeadLoss",
+    "NeededRows",
     "SupervisedRows",
     "count_labels",
     "step_weights",
+    "take_rows",
     "ttt_attention",
     "ttt_attention_backward",
     "unrolled_attention",

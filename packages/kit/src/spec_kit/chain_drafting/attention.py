@@ -27,16 +27,47 @@ small against the activations of a step."""
 
 
 def unrolled_attention(
-    kernels: ChainKernels, q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds
+    kernels: ChainKernels,
+    q: Tensor,
+    keys: list[Tensor],
+    values: list[Tensor],
+    bounds: Bounds,
+    row_R: Tensor | None = None,
 ) -> Tensor:
-    """Return attention [T, heads, head_dim] over step 0's keys and those of the later steps.
+    """Return attention, like ``q`` [R, heads, head_dim], over step 0's keys and those of the later steps.
 
-    ``keys[0]`` are step 0's, ``keys[1:]`` those of the later steps up to the query's. Rows outside ``bounds``
-    (the documents) hold finite values without meaning.
+    ``keys[0]`` [T, kv_heads, head_dim] are step 0's, ``keys[1:]`` [R, kv_heads, head_dim] those of the later steps up
+    to the query's. ``row_R``: int64, distinct, the rows of the queries among the T; None: all of them. Rows outside
+    ``bounds`` (the documents) hold finite values without meaning.
     """
-    if kernels.causal_attention is None:
+    if kernels.causal_attention is not None:
+        return _MergedAttention.apply(kernels, bounds, row_R, q, *keys, *values)
+    if row_R is None:
         return _chunked_attention(q, keys, values, bounds)
-    return _MergedAttention.apply(kernels, bounds, q, *keys, *values)
+    whole_q, *later = (_spread(part, row_R, len(keys[0])) for part in (q, *keys[1:], *values[1:]))
+    later_keys, later_values = _halves(later)
+    attended = _chunked_attention(whole_q, [keys[0], *later_keys], [values[0], *later_values], bounds)
+    return take_rows(attended, row_R)
+
+
+def take_rows(rows: Tensor, row_R: Tensor) -> Tensor:
+    """Return distinct rows: their gradients are copied to their places, since nothing needs to be summed there."""
+    result: Tensor = _TakenRows.apply(rows, row_R)
+    return result
+
+
+class _TakenRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, row_R: Tensor) -> Tensor:
+        ctx.save_for_backward(row_R)
+        ctx.num_rows = len(rows)
+        return rows.index_select(0, row_R)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (row_R,) = ctx.saved_tensors
+        return _spread(grad, row_R, ctx.num_rows), None
 
 
 class _MergedAttention(torch.autograd.Function):
@@ -48,13 +79,24 @@ class _MergedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, kernels: ChainKernels, bounds: Bounds, q: Tensor, *keys_values: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        kernels: ChainKernels,
+        bounds: Bounds,
+        row_R: Tensor | None,
+        q: Tensor,
+        *keys_values: Tensor,
+    ) -> Tensor:
         keys, values = _halves(keys_values)
         assert kernels.causal_attention is not None
-        out, lse = kernels.causal_attention(q, keys[0], values[0], bounds)
+        # The kernel's queries are as many as its keys: those of the other rows are 0, and their results are dropped.
+        whole_q = _spread(q, row_R, len(keys[0]))
+        out, lse = (
+            _take(part, row_R) for part in kernels.causal_attention(whole_q, keys[0], values[0], bounds)
+        )
         if len(keys) > 1:
             out, lse = kernels.ttt_attention(q, (out, lse), keys[1:], values[1:])
-        ctx.kernels, ctx.bounds = kernels, bounds
+        ctx.kernels, ctx.bounds, ctx.row_R = kernels, bounds, row_R
         ctx.save_for_backward(q, out, lse, *keys_values)
         return out
 
@@ -65,14 +107,16 @@ class _MergedAttention(torch.autograd.Function):
         keys, values = _halves(keys_values)
         kernels: ChainKernels = ctx.kernels
         assert kernels.causal_attention_backward is not None
-        grads = kernels.causal_attention_backward(grad_out, (q, keys[0], values[0], out, lse), ctx.bounds)
-        grad_q, grad_keys, grad_values = grads[0], [grads[1]], [grads[2]]
+        whole_grad, *whole = (_spread(part, ctx.row_R, len(keys[0])) for part in (grad_out, q, out, lse))
+        saved = whole[0], keys[0], values[0], *whole[1:]
+        grads = kernels.causal_attention_backward(whole_grad, saved, ctx.bounds)
+        grad_q, grad_keys, grad_values = _take(grads[0], ctx.row_R), [grads[1]], [grads[2]]
         if len(keys) > 1:
             later = kernels.ttt_attention_backward(grad_out, (q, out, lse), keys[1:], values[1:], grad_q)
             grad_q = later[0]
             grad_keys += later[1]
             grad_values += later[2]
-        return None, None, grad_q, *grad_keys, *grad_values
+        return None, None, None, grad_q, *grad_keys, *grad_values
 
 
 def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds) -> Tensor:
@@ -108,6 +152,17 @@ def _dense_chunk(q: Tensor, key: Tensor, value: Tensor, *own_keys_values: Tensor
     for weight, own in zip(own_probs, values, strict=True):
         out = out + weight * own[:, :, None]
     return out.reshape(q.shape).to(q.dtype)
+
+
+def _take(rows: Tensor, row_R: Tensor | None) -> Tensor:
+    return rows if row_R is None else rows.index_select(0, row_R)
+
+
+def _spread(rows: Tensor, row_R: Tensor | None, num_rows: int) -> Tensor:
+    """Put rows in their places among ``num_rows``; the others are 0."""
+    if row_R is None:
+        return rows
+    return rows.new_zeros(num_rows, *rows.shape[1:]).index_copy_(0, row_R, rows)
 
 
 def _halves(keys_values: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

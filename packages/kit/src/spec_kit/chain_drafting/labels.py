@@ -1,4 +1,4 @@
-"""The labels of a chain's unrolled steps: which rows count, how many, and what each weighs."""
+"""The labels of a chain's unrolled steps: which rows count, how many, and what each weighs; which rows they need."""
 
 from __future__ import annotations
 
@@ -35,19 +35,7 @@ class SupervisedRows:
 
         With guess places, a token at place k is the label of step k − 1 alone.
         """
-        mask_T = batch.loss_mask_T.cpu()
-        place_T = batch.guess_place_T
-        columns = [torch.zeros(3, 0, dtype=torch.int64)]
-        for span in batch.spans:
-            depth_R = 1 + mask_T[span.start + 2 : span.stop].nonzero().squeeze(1)
-            teacher_R, first_R = span.start + depth_R, torch.zeros_like(depth_R)
-            if place_T is not None:
-                place_R = place_T[teacher_R + 1]
-                guessed_R = (place_R > 0) & (place_R <= depth_R)
-                teacher_R, depth_R = teacher_R[guessed_R], place_R[guessed_R]
-                first_R = depth_R - 1
-            columns.append(torch.stack([teacher_R, first_R, depth_R]))
-        return cls(*to_device_async(torch.cat(columns, dim=1), batch.input_ids_T.device))
+        return cls(*to_device_async(_labelled(batch), batch.input_ids_T.device))
 
     def chunks(self, most: int) -> list[SupervisedRows]:
         """Split into as few chunks as can be, of at most ``most`` positions, and about equal."""
@@ -58,6 +46,43 @@ class SupervisedRows:
         return [
             SupervisedRows(*chunk) for chunk in zip(*(column.split(size) for column in columns), strict=True)
         ]
+
+
+@dataclass(frozen=True)
+class NeededRows:
+    """The rows that some loss reads, at a step or through a later one; of all others, step 0's keys and values do.
+
+    Rows stay needed up to their last labelled step. They are in the order of that step, the last first, so that the
+    rows of a step are the first of those of the step before.
+    """
+
+    row_N: Tensor
+    """int64 [N]: indices into the flat batch."""
+    counts: Sequence[int]
+    """Rows of each step: at least one where the batch has any, for every parameter to get a gradient."""
+    place_T: Tensor
+    """int64 [T]: the place of the batch's row among ``row_N``; any of them where it has none."""
+
+    @classmethod
+    def of(cls, batch: DraftBatch, num_steps: int) -> NeededRows:
+        """Return a batch's needed rows, worked out on the CPU: no device is waited for."""
+        device, (teacher_R, first_R, depth_R) = batch.input_ids_T.device, _labelled(batch)
+        steps_T = torch.zeros(len(batch.input_ids_T), dtype=torch.int64)
+        for step in range(num_steps):
+            labelled_R = (first_R <= step) & (step < depth_R)
+            steps_T[teacher_R[labelled_R] - 1 - step] = step + 1
+        order_T = steps_T.argsort(descending=True, stable=True)
+        least, multiple = min(1, len(order_T)), batch.rows_multiple
+        needed = [max(least, int((steps_T > step).sum())) for step in range(num_steps)]
+        counts = [count + -count % multiple for count in needed]
+        row_N = order_T[: counts[0]]
+        place_T = torch.zeros_like(steps_T)
+        place_T[row_N] = torch.arange(len(row_N))
+        return cls(to_device_async(row_N, device), counts, to_device_async(place_T, device))
+
+    def of_step(self, step: int) -> Tensor:
+        """Return the rows of a step, int64."""
+        return self.row_N[: self.counts[step]]
 
 
 def count_labels(supervision: Sequence[Supervision], num_steps: int) -> Tensor:
@@ -85,3 +110,19 @@ def step_weights(denominators: Tensor, decay: float, like: Tensor) -> Tensor:
     factor = decay ** torch.arange(len(count), device=like.device, dtype=count.dtype)
     weight = torch.where(count > 0, factor / count.clamp(min=1), 0)
     return weight.to(torch.promote_types(like.dtype, torch.float32))
+
+
+def _labelled(batch: DraftBatch) -> Tensor:
+    """Return int64 [3, R], on the CPU: the columns of ``SupervisedRows``."""
+    mask_T, place_T = batch.loss_mask_T.cpu(), batch.guess_place_T
+    columns = [torch.zeros(3, 0, dtype=torch.int64)]
+    for span in batch.spans:
+        depth_R = 1 + mask_T[span.start + 2 : span.stop].nonzero().squeeze(1)
+        teacher_R, first_R = span.start + depth_R, torch.zeros_like(depth_R)
+        if place_T is not None:
+            place_R = place_T[teacher_R + 1]
+            guessed_R = (place_R > 0) & (place_R <= depth_R)
+            teacher_R, depth_R = teacher_R[guessed_R], place_R[guessed_R]
+            first_R = depth_R - 1
+        columns.append(torch.stack([teacher_R, first_R, depth_R]))
+    return torch.cat(columns, dim=1)

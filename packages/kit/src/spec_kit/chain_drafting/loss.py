@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from spec_core.ops import VocabularyOps
     from spec_kit.chain_drafting.kernels import ChainKernels
-    from spec_kit.chain_drafting.labels import SupervisedRows
+    from spec_kit.chain_drafting.labels import NeededRows, SupervisedRows
     from spec_kit.drafting import DistilledLoss
 
 
@@ -45,14 +45,19 @@ class HeadLoss:
     kernels: ChainKernels
 
     def __call__(
-        self, states: Sequence[Tensor], hidden_TH: Tensor, rows: SupervisedRows, weight_S: Tensor
+        self,
+        states: Sequence[Tensor],
+        hidden_TH: Tensor,
+        rows: SupervisedRows,
+        weight_S: Tensor,
+        needed: NeededRows | None = None,
     ) -> StepOutput:
         """Return loss and metrics of all steps.
 
-        ``states``: S inputs of the head [T, H]; ``hidden_TH``: inputs of the target's final norm; ``weight_S``:
-        factor on what a labelled row of step s adds to the loss.
+        ``states``: S inputs of the head, of the ``needed`` rows or, None, of all [T, H]; ``hidden_TH``: inputs of the
+        target's final norm; ``weight_S``: factor on what a labelled row of step s adds to the loss.
         """
-        totals = _StepSums(self, states, weight_S)
+        totals = _StepSums(self, states, weight_S, None if needed is None else needed.place_T)
         with torch.no_grad():
             for chunk in rows.chunks(self._chunk_rows(len(states))):
                 totals.add(chunk, hidden_TH[chunk.teacher_R])
@@ -67,8 +72,10 @@ class HeadLoss:
 class _StepSums:
     """Sums of one forward pass over all chunks: loss, metrics, and gradients where they are wanted."""
 
-    def __init__(self, head: HeadLoss, states: Sequence[Tensor], weight_S: Tensor) -> None:
-        self.head, self.states, self.weight_S = head, states, weight_S
+    def __init__(
+        self, head: HeadLoss, states: Sequence[Tensor], weight_S: Tensor, place_T: Tensor | None
+    ) -> None:
+        self.head, self.states, self.weight_S, self.place_T = head, states, weight_S, place_T
         num_steps, (num_tokens, width) = len(states), states[0].shape
         zeros = weight_S.new_zeros
         self.loss = zeros(())
@@ -86,8 +93,10 @@ class _StepSums:
         """Scores the S rows of every position of a chunk."""
         head, step_S = self.head, torch.arange(len(self.states), device=self.weight_S.device)
         labelled_RS = (step_S >= chunk.first_R[:, None]) & (step_S < chunk.depth_R[:, None])
-        # A row before the document's start is some other row, with weight 0.
         row_RS = (chunk.teacher_R[:, None] - 1 - step_S).clamp(min=0)
+        if self.place_T is not None:
+            row_RS = self.place_T[row_RS]
+        row_RS = torch.where(labelled_RS, row_RS, 0)  # what is not labelled is some other row, with weight 0
         input_RSH = torch.stack([state[row_RS[:, s]] for s, state in enumerate(self.states)], dim=1)
         logits_RSV = F.linear(input_RSH, head.head_VH)
         ops, kernels = head.ops, head.kernels
@@ -134,7 +143,8 @@ class _StepSums:
         loss = self.loss
         if self.grad_states_XH is not None:
             grad_STH = self.grad_states_XH[:-1].view(len(self.states), *self.states[0].shape)
-            grads, inputs = list(grad_STH), list(self.states)
+            inputs = list(self.states)
+            grads = [grad_TH[: len(state)] for grad_TH, state in zip(grad_STH, inputs, strict=True)]
             if self.grad_head_VH is not None:
                 grads.append(self.grad_head_VH)
                 inputs.append(self.head.head_VH)
