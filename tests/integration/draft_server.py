@@ -29,7 +29,7 @@ from urllib.parse import parse_qs, urlsplit
 from spec_core import Engine, EngineContext, UpdateId, UpdateOrder, plugins
 from spec_core.errors import SpecError
 from spec_core.records import SamplingParams
-from spec_kit.hosting import AnswerCounts, AnswerTally
+from spec_kit.hosting import AnswerCounts, AnswerRounds
 from spec_kit.targets import read_target
 from spec_testing.reference import reference_backend
 
@@ -134,10 +134,10 @@ class Served:
 
 
 def _count(counts: AnswerCounts, answer: Generation) -> None:
-    tally = AnswerTally()
+    had = AnswerRounds()
     for accepted, rounds in enumerate(answer.verifications):
         for _ in range(rounds):
-            tally = counts.add(tally, accepted)
+            had = counts.add(had, accepted)
 
 
 class Routes(BaseHTTPRequestHandler):

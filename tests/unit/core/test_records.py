@@ -128,7 +128,7 @@ def test_counters_of_rounds_with_fewer_tokens_count_where_they_reach():
 
 
 def test_the_error_of_the_acceptance_length_is_that_of_means_over_answers():
-    """Of answers of equal length, τ is the mean of their own; their variance counts, with n − 6 for n − 1."""
+    """τ is the mean of each answer's own where all are as long; their variance counts, with n − 6 for n − 1."""
     accepted = [0, 4, 8, 8, 2, 6, 7, 3, 1, 5]
     counters = AcceptanceCounters(
         rounds=40,
@@ -147,7 +147,7 @@ def test_the_error_of_the_acceptance_length_is_that_of_means_over_answers():
     assert twice - counters == counters
 
 
-def test_few_answers_tell_nothing_of_the_error():
+def test_few_answers_say_nothing_of_the_error():
     assert AcceptanceCounters(rounds=100, accepted=50, answers=6).acceptance_length_error == math.inf
     assert AcceptanceCounters(rounds=0, answers=100).acceptance_length_error == math.inf
     assert AcceptanceCounters.of_rounds(3, 2, rounds=100).acceptance_length_error == math.inf

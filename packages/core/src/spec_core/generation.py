@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from itertools import zip_longest
 
 _TOO_FEW_ANSWERS = 6
-"""Answers that tell nothing of how far chance moves the acceptance length."""
+"""Number of answers that do not show how far chance moves the acceptance length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class AcceptanceCounters:
     accepted_per_position: tuple[int, ...] = ()
     """Rounds in which draft position k was accepted."""
     answers: int = 0
-    """Answers that the rounds belong to; 0, with the three sums over answers below, where they are not told apart."""
+    """Answers that the rounds belong to; 0, with the three sums over answers below, where they are not kept apart."""
     squared_rounds: int = 0
     squared_accepted: int = 0
     rounds_times_accepted: int = 0
@@ -102,7 +102,7 @@ class AcceptanceCounters:
 
     @property
     def acceptance_length_error(self) -> float:
-        """Standard error of ``acceptance_length`` by chance alone; infinite where there are too few answers to tell.
+        """Standard error of ``acceptance_length`` by chance alone; infinite where there are too few answers to say.
 
         Rounds of one answer are alike, so answers are the sample: the error of a ratio of sums over them (Cochran,
         *Sampling Techniques*, 2.11). With n − 6 for n − 1, three errors leave as little to chance as Student's t

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from spec_core import UpdateId
 from spec_core.errors import EngineError
-from spec_kit.hosting import AnswerCounts, AnswerTally, DraftRank
+from spec_kit.hosting import AnswerCounts, AnswerRounds, DraftRank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,8 @@ ANSWER = "spec_draft"
 _MARK = "spec-draft:"
 _RANK = "_spec_draft_rank"
 """Attribute of a scheduler with its DraftRank."""
-_TALLY = "_spec_draft_tally"
-"""Attribute of a request with its AnswerTally."""
+_ROUNDS = "_spec_draft_rounds"
+"""Attribute of a request with its AnswerRounds."""
 
 
 class _Requests:
@@ -56,8 +56,8 @@ class _Requests:
 
     def count(self, request: Any, num_correct_drafts: int) -> None:
         if request.time_stats.forward_entry_time > self._begun_s:
-            tally = getattr(request, _TALLY, AnswerTally())
-            setattr(request, _TALLY, self.counts.add(tally, num_correct_drafts))
+            had = getattr(request, _ROUNDS, AnswerRounds())
+            setattr(request, _ROUNDS, self.counts.add(had, num_correct_drafts))
 
 
 _requests = _Requests()

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spec_core.records import AcceptanceCounters
-from spec_kit.hosting import AnswerCounts, AnswerTally
+from spec_kit.hosting import AnswerCounts, AnswerRounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,7 @@ class RoundCounter:
         self._num_draft_tokens = num_draft_tokens
         self._begun_s = 0.0
         """Time by ``time.monotonic``, the clock of vLLM's engine core, too."""
-        self._running: dict[str, tuple[int, AnswerTally]] = {}
+        self._running: dict[str, tuple[int, AnswerRounds]] = {}
         """Tokens that each answer had after the last step, and its verifications."""
         self._counts = AnswerCounts()
 
@@ -82,7 +82,7 @@ class RoundCounter:
             if state.stats is None or state.stats.scheduled_ts <= self._begun_s:
                 continue
             tokens = state.stats.num_generation_tokens
-            known, answer = before.get(name, (0, AnswerTally()))
+            known, answer = before.get(name, (0, AnswerRounds()))
             if has_verified and 0 < known < tokens:  # the first token is the prompt's
                 answer = self._counts.add(answer, min(tokens - known - 1, self._num_draft_tokens))
             self._running[name] = tokens, answer

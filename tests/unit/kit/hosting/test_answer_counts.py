@@ -5,19 +5,19 @@ from __future__ import annotations
 import random
 
 from spec_core.records import AcceptanceCounters
-from spec_kit.hosting import AnswerCounts, AnswerTally
+from spec_kit.hosting import AnswerCounts, AnswerRounds
 
 
 def test_counts_are_sums_over_whole_answers():
     draw = random.Random(0)
     answers = [[draw.randint(0, 3) for _ in range(length)] for length in (1, 7, 3, 12)]
     counts = AnswerCounts()
-    tallies = {}
+    had = {}
     for step in range(12):
         for name, verifications in enumerate(answers):
             if step < len(verifications):
-                tallies[name] = counts.add(tallies.get(name, AnswerTally()), verifications[step])
-    assert [tuple(tally) for tally in tallies.values()] == [(len(answer), sum(answer)) for answer in answers]
+                had[name] = counts.add(had.get(name, AnswerRounds()), verifications[step])
+    assert [tuple(had) for had in had.values()] == [(len(answer), sum(answer)) for answer in answers]
     assert counts.counted(3) == AcceptanceCounters(
         rounds=23,
         drafted=3 * 23,

@@ -16,7 +16,7 @@ import pytest
 
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters
-from spec_kit.hosting import AnswerCounts, AnswerTally
+from spec_kit.hosting import AnswerCounts, AnswerRounds
 from spec_trainer.push import canary as canary_module
 from spec_trainer.push.canary import Canary
 
@@ -80,7 +80,7 @@ class Traffic:
 
     def _new(self, length):
         left = 1 + int(self._draw.expovariate(1 / length))
-        return {"left": left, "share": self._draw.betavariate(2, 3), "tally": AnswerTally()}
+        return {"left": left, "share": self._draw.betavariate(2, 3), "had": AnswerRounds()}
 
     def _step(self):
         for place, answer in enumerate(self._answers):
@@ -92,7 +92,7 @@ class Traffic:
                 accepted = 0
                 while accepted < 3 and self._draw.random() < answer["share"] * self._quality:
                     accepted += 1
-                answer["tally"] = self._counts.add(answer["tally"], accepted)
+                answer["had"] = self._counts.add(answer["had"], accepted)
                 self._rounds += 1
 
 

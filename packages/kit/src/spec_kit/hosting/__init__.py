@@ -1,6 +1,6 @@
 """Library for engines whose program runs the target in processes of its own (docs/libraries/hosting.md)."""
 
-from spec_kit.hosting.answer_counts import AnswerCounts, AnswerTally
+from spec_kit.hosting.answer_counts import AnswerCounts, AnswerRounds
 from spec_kit.hosting.backend_search import backend_for
 from spec_kit.hosting.capture_controller import CAPTURE_VARIABLE
 from spec_kit.hosting.draft_middleware import DraftMiddleware
@@ -19,7 +19,7 @@ __all__ = [
     "CAPTURE_VARIABLE",
     "DRAFT_TOKEN_VARIABLE",
     "AnswerCounts",
-    "AnswerTally",
+    "AnswerRounds",
     "CaptureMode",
     "DraftMiddleware",
     "DraftRank",

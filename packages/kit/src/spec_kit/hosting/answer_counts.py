@@ -8,7 +8,7 @@ from typing import NamedTuple
 from spec_core.records import AcceptanceCounters
 
 
-class AnswerTally(NamedTuple):
+class AnswerRounds(NamedTuple):
     """Verifications of one answer so far, and the guesses that they have accepted."""
 
     rounds: int = 0
@@ -16,7 +16,7 @@ class AnswerTally(NamedTuple):
 
 
 class AnswerCounts:
-    """Counts verifications one by one, in a few additions each; the caller keeps the tally of each answer."""
+    """Counts verifications one by one, in a few additions each; the caller keeps what each answer has had so far."""
 
     def __init__(self) -> None:
         """Count from now on."""
@@ -24,9 +24,9 @@ class AnswerCounts:
         """Verifications by the number of guesses that they have accepted."""
         self._answers = self._squared_rounds = self._squared_accepted = self._rounds_times_accepted = 0
 
-    def add(self, answer: AnswerTally, accepted: int) -> AnswerTally:
-        """Count one more verification of an answer; return the answer's new tally."""
-        new = AnswerTally(answer.rounds + 1, answer.accepted + accepted)
+    def add(self, answer: AnswerRounds, accepted: int) -> AnswerRounds:
+        """Count one more verification of an answer; return what the answer has had now."""
+        new = AnswerRounds(answer.rounds + 1, answer.accepted + accepted)
         self._accepted[accepted] += 1
         self._answers += answer.rounds == 0
         self._squared_rounds += new.rounds**2 - answer.rounds**2
