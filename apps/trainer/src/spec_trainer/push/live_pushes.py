@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections import deque
@@ -227,9 +228,11 @@ class _Pusher(Resource):
             log.info("version %d is not judged: there was too little traffic", report.version)
             return
         before, after = verdict.before.acceptance_length, verdict.after.acceptance_length
-        found = (
-            f"acceptance length {after:.2f} over {verdict.after.rounds} rounds, {before:.2f} before; chance alone "
-            f"moves their difference by up to {verdict.chance:.2f}"
+        found = f"acceptance length {after:.2f} over {verdict.after.rounds} rounds, {before:.2f} before; " + (
+            f"chance alone moves their difference by up to {verdict.chance:.2f}"
+            if math.isfinite(verdict.chance)
+            else f"too few answers were counted to compare: {verdict.after.answers}, "
+            f"{verdict.before.answers} before"
         )
         if not verdict.has_fallen:
             log.info("version %d stays: %s", report.version, found)
