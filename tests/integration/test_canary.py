@@ -73,7 +73,7 @@ class LoadedServer:
 @pytest.mark.parametrize("lengths", [[40] * 8, [40, 40, 700, 700, 700]], ids=["short", "mostly long"])
 def test_its_verdict_is_right_20_of_20_times_each_way(lengths) -> None:
     server = LoadedServer(lengths, seed=0)
-    canary = Canary({"a": server}, margin=0.3, rounds=ROUNDS)
+    canary = Canary({"a": server}, margin=0.1, rounds=ROUNDS)
     server.acceptance(ROUNDS)
     verdicts = []
     for pushed in ["diverged", "sane"] * 20:

@@ -275,10 +275,10 @@ def test_a_canary_reverts_a_version_that_is_worse_and_no_other(command_line, lab
         "train__push_every": 10,
         "train__steps": 10,
         "push__canary_margin": 0.1,
-        "push__canary_rounds": 40,
+        "push__canary_rounds": 200,
     }
     with draft_server.serving(lab.keys["target"], drafts["trained"]) as url:
-        until(lambda: (served(command_line, url)["rounds"] or 0) > 40)
+        until(lambda: (served(command_line, url)["rounds"] or 0) > 200)
         worse = {"draft__init_from": drafts["trained"], "train__lr": 0.5, "push__to": f"[{url}]"}
         lab.train_here(lab.folder / "worse", **keys, **worse)
         now = served(command_line, url)
@@ -289,7 +289,7 @@ def test_a_canary_reverts_a_version_that_is_worse_and_no_other(command_line, lab
         assert verdict["push_acceptance_after"] < verdict["push_acceptance_before"] - 0.1
 
         equal = {"draft__init_from": drafts["trained"], "train__lr": 1e-9, "push__to": f"[{url}]"}
-        until(lambda: (served(command_line, url)["rounds"] or 0) > 40)
+        until(lambda: (served(command_line, url)["rounds"] or 0) > 200)
         lab.train_here(lab.folder / "equal", **keys, **equal)
         now = served(command_line, url)
         assert (now["state"], now["version"]) == ("committed", 11)  # version 10 is the one that was reverted

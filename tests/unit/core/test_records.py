@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 
 import pytest
 import torch
@@ -123,6 +125,32 @@ def test_counters_of_rounds_with_fewer_tokens_count_where_they_reach():
     total = one + two + nothing_proposed
     assert total == AcceptanceCounters(rounds=3, drafted=4, accepted=3, accepted_per_position=(2, 1, 0))
     assert total - one == AcceptanceCounters(rounds=2, drafted=3, accepted=2, accepted_per_position=(1, 1, 0))
+
+
+def test_the_error_of_the_acceptance_length_is_that_of_means_over_answers():
+    """τ is the mean of each answer's own where all are as long; their variance counts, with n − 6 for n − 1."""
+    accepted = [0, 4, 8, 8, 2, 6, 7, 3, 1, 5]
+    counters = AcceptanceCounters(
+        rounds=40,
+        accepted=sum(accepted),
+        answers=10,
+        squared_rounds=10 * 4**2,
+        squared_accepted=sum(number**2 for number in accepted),
+        rounds_times_accepted=sum(4 * number for number in accepted),
+    )
+    own = [1 + number / 4 for number in accepted]
+    assert counters.acceptance_length == pytest.approx(statistics.mean(own))
+    expected = math.sqrt(statistics.variance(own) / 10 * (10 - 1) / (10 - 6))
+    assert counters.acceptance_length_error == pytest.approx(expected)
+    twice = counters + counters
+    assert (twice.answers, twice.squared_accepted) == (20, 2 * counters.squared_accepted)
+    assert twice - counters == counters
+
+
+def test_few_answers_say_nothing_of_the_error():
+    assert AcceptanceCounters(rounds=100, accepted=50, answers=6).acceptance_length_error == math.inf
+    assert AcceptanceCounters(rounds=0, answers=100).acceptance_length_error == math.inf
+    assert AcceptanceCounters.of_rounds(3, 2, rounds=100).acceptance_length_error == math.inf
 
 
 def test_a_distribution_is_available_where_it_is_installed():

@@ -26,16 +26,23 @@ def scheduled():
     return SimpleNamespace(time_stats=SimpleNamespace(forward_entry_time=time.perf_counter()))
 
 
+def counted(requests):
+    counted = requests.counts.counted(3)
+    return counted.rounds, counted.accepted, counted.answers
+
+
 def test_verifications_of_requests_from_before_do_not_count(requests):
     running = scheduled()
     count_verification(None, running, 2)
-    assert requests.accepted == {2: 1}
+    assert counted(requests) == (1, 2, 1)
     requests.begin(None)
     begun = scheduled()
     for _ in range(80):
         count_verification(None, running, 0)
     count_verification(None, begun, 3)
-    assert requests.accepted == {3: 1}
+    assert counted(requests) == (1, 3, 1)
+    count_verification(None, begun, 1)
+    assert counted(requests) == (2, 4, 1)
 
 
 @pytest.mark.parametrize("own", [None, "tenant"])

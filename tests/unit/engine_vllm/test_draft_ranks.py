@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -115,16 +116,11 @@ def test_ranks_that_differ_are_quarantined() -> None:
 
 def test_acceptance_counts_anew_from_a_commit(counted) -> None:
     ranks = VllmRanks(Ranks("received"), EngineTotals())
-    assert ranks.acceptance() == COUNTED | {"accepted_per_position": (4, 2, 0)}
+    assert ranks.acceptance() == asdict(AcceptanceCounters(**COUNTED | {"accepted_per_position": (4, 2, 0)}))
     asyncio.run(ranks.call("commit", NAME))
     assert ranks.acceptance()["rounds"] == 0
     counted.update(rounds=7, accepted_per_position=[5, 3, 1])
-    assert ranks.acceptance() == {
-        "rounds": 2,
-        "drafted": 0,
-        "accepted": 0,
-        "accepted_per_position": (1, 1, 1),
-    }
+    assert ranks.acceptance() == asdict(AcceptanceCounters(rounds=2, accepted_per_position=(1, 1, 1)))
 
 
 def test_a_change_that_another_frontend_has_made_counts_anew_once_it_is_seen() -> None:

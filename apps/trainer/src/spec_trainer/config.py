@@ -154,9 +154,10 @@ class PushConfig(Config):
     timeout_s: Seconds = 60.0
     """Longest time for one push."""
     canary_margin: PositiveFloat | None = None
-    """Fall of the acceptance length, in tokens, by more than which a version is reverted; by default none is."""
+    """Fall of the acceptance length, in tokens, beyond which a version is reverted once chance cannot explain it; by
+    default none is."""
     canary_rounds: PositiveInt = 1000
-    """Verifications on live traffic, of all servers together, over which versions are compared."""
+    """Verifications on live traffic, of all servers together, after which a version stays that chance may explain."""
 
 
 class DecodeConfig(Config):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from itertools import zip_longest
+
+_TOO_FEW_ANSWERS = 6
+"""Number of answers that do not show how far chance moves the acceptance length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +79,11 @@ class AcceptanceCounters:
     accepted: int = 0
     accepted_per_position: tuple[int, ...] = ()
     """Rounds in which draft position k was accepted."""
+    answers: int = 0
+    """Answers that the rounds belong to; 0, with the three sums over answers below, where they are not kept apart."""
+    squared_rounds: int = 0
+    squared_accepted: int = 0
+    rounds_times_accepted: int = 0
 
     @classmethod
     def of_rounds(cls, drafted: int, accepted: int, rounds: int = 1) -> AcceptanceCounters:
@@ -92,6 +101,22 @@ class AcceptanceCounters:
         return 1 + self.accepted / self.rounds if self.rounds else 1.0
 
     @property
+    def acceptance_length_error(self) -> float:
+        """Standard error of ``acceptance_length`` by chance alone; infinite where there are too few answers to say.
+
+        Rounds of one answer are alike, so answers are the sample: the error of a ratio of sums over them (Cochran,
+        *Sampling Techniques*, 2.11). With n − 6 for n − 1, three errors leave as little to chance as Student's t
+        does with few answers.
+        """
+        if min(self.answers, self.rounds) <= _TOO_FEW_ANSWERS:
+            return math.inf
+        share = self.accepted / self.rounds
+        squares = (
+            self.squared_accepted - 2 * share * self.rounds_times_accepted + share**2 * self.squared_rounds
+        )
+        return math.sqrt(max(0.0, squares) / (1 - _TOO_FEW_ANSWERS / self.answers)) / self.rounds
+
+    @property
     def acceptance_per_position(self) -> list[float]:
         """Share of the rounds in which each draft position was accepted."""
         return [count / self.rounds if self.rounds else 0.0 for count in self.accepted_per_position]
@@ -106,9 +131,10 @@ class AcceptanceCounters:
 
     def _combined(self, other: AcceptanceCounters, sign: int) -> AcceptanceCounters:
         positions = zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
+        sums = {name: getattr(self, name) + sign * getattr(other, name) for name in _SUMS}
         return AcceptanceCounters(
-            rounds=self.rounds + sign * other.rounds,
-            drafted=self.drafted + sign * other.drafted,
-            accepted=self.accepted + sign * other.accepted,
-            accepted_per_position=tuple(one + sign * two for one, two in positions),
+            accepted_per_position=tuple(one + sign * two for one, two in positions), **sums
         )
+
+
+_SUMS = [field.name for field in fields(AcceptanceCounters) if field.name != "accepted_per_position"]

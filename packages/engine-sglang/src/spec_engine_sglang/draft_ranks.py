@@ -21,7 +21,7 @@ class SglangRanks(DraftRanks):
         """Ask through SGLang's tokenizer manager."""
         super().__init__()
         self._manager = tokenizer_manager
-        self._counted = AcceptanceCounters()
+        self._counted = asdict(AcceptanceCounters())
 
     async def answers(self, name: str, argument: str) -> list[Fields]:
         """Return the answers of all ranks, and note what they have counted."""
@@ -41,15 +41,12 @@ class SglangRanks(DraftRanks):
             raise EngineError(
                 "this SGLang serves no draft with weights; start it with --speculative-algorithm"
             )
-        drafted = states[0]["drafted"]
-        self._counted = AcceptanceCounters()
-        for accepted, rounds in states[0]["accepted"]:
-            self._counted += AcceptanceCounters.of_rounds(drafted, accepted, rounds)
+        self._counted = states[0]["acceptance"]
         return states[0]["answers"]
 
     def acceptance(self) -> Fields:
         """Return what the first rank's scheduler had counted since the draft changed, when it was last asked."""
-        return asdict(self._counted)
+        return self._counted
 
     def count_anew(self) -> None:
         """Do nothing: the scheduler begins anew by itself, in the same step."""

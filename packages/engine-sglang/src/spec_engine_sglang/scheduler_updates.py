@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from spec_core import UpdateId
 from spec_core.errors import EngineError
-from spec_kit.hosting import DraftRank
+from spec_kit.hosting import AnswerCounts, AnswerRounds, DraftRank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +31,8 @@ ANSWER = "spec_draft"
 _MARK = "spec-draft:"
 _RANK = "_spec_draft_rank"
 """Attribute of a scheduler with its DraftRank."""
+_ROUNDS = "_spec_draft_rounds"
+"""Attribute of a request with its AnswerRounds."""
 
 
 class _Requests:
@@ -40,21 +42,22 @@ class _Requests:
     """
 
     def __init__(self) -> None:
-        self.accepted: Counter[int] = Counter()
-        """How many of their verifications accepted so many draft tokens."""
+        self.counts = AnswerCounts()
+        """Their verifications."""
         self.salt = ""
         """A part of the keys of their cached prefixes, once a draft was reverted."""
         self._begun_s = 0.0
 
     def begin(self, reverted: UpdateId | None) -> None:
         self._begun_s = time.perf_counter()  # SGLang's clock of requests
-        self.accepted.clear()
+        self.counts = AnswerCounts()
         if reverted is not None:
             self.salt = f"draft-{reverted.fence}-{reverted.number}"
 
     def count(self, request: Any, num_correct_drafts: int) -> None:
         if request.time_stats.forward_entry_time > self._begun_s:
-            self.accepted[num_correct_drafts] += 1
+            had = getattr(request, _ROUNDS, AnswerRounds())
+            setattr(request, _ROUNDS, self.counts.add(had, num_correct_drafts))
 
 
 _requests = _Requests()
@@ -76,8 +79,7 @@ def answer_state(original: Callable[..., Any], scheduler: Any, request: Any) -> 
     if call in ("commit", "revert") and not any("refused" in answer for answer in answers):
         _requests.begin(UpdateId.decode(argument) if call == "revert" else None)
     drafted = (scheduler.server_args.speculative_num_draft_tokens or 1) - 1
-    accepted = [[min(count, drafted), rounds] for count, rounds in _requests.accepted.items()]
-    state = {ANSWER: {"answers": answers, "drafted": drafted, "accepted": accepted}}
+    state = {ANSWER: {"answers": answers, "acceptance": asdict(_requests.counts.counted(drafted))}}
     return GetInternalStateReqOutput(internal_state=state)
 
 

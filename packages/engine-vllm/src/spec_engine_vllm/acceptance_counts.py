@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spec_core.records import AcceptanceCounters
+from spec_kit.hosting import AnswerCounts, AnswerRounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,35 +62,30 @@ class RoundCounter:
         self._num_draft_tokens = num_draft_tokens
         self._begun_s = 0.0
         """Time by ``time.monotonic``, the clock of vLLM's engine core, too."""
-        self._tokens: dict[str, int] = {}
-        """Tokens that each answer had after the last step."""
-        self._accepted: Counter[int] = Counter()
-        """Verifications by the number of tokens that they have accepted."""
+        self._running: dict[str, tuple[int, AnswerRounds]] = {}
+        """Tokens that each answer had after the last step, and its verifications."""
+        self._counts = AnswerCounts()
 
     def begin(self) -> None:
         """Count anew from now on."""
         self._begun_s = time.monotonic()
-        self._accepted.clear()
+        self._counts = AnswerCounts()
 
     def counted(self) -> Fields:
         """Return the counts, by the names of AcceptanceCounters."""
-        counts = (
-            AcceptanceCounters.of_rounds(self._num_draft_tokens, accepted, rounds)
-            for accepted, rounds in self._accepted.items()
-        )
-        return asdict(sum(counts, AcceptanceCounters()))
+        return asdict(self._counts.counted(self._num_draft_tokens))
 
     def note(self, running: Mapping[str, Any], has_verified: bool) -> None:
         """Count a step, which may have verified drafts; ``running`` are vLLM's states of all requests, by name."""
-        begun_s, before = self._begun_s, self._tokens
-        self._tokens = {
-            name: state.stats.num_generation_tokens
-            for name, state in running.items()
-            if state.stats is not None and state.stats.scheduled_ts > begun_s
-        }
-        for name, tokens in self._tokens.items() if has_verified else ():
-            if 0 < (known := before.get(name, 0)) < tokens:  # the first token is the prompt's
-                self._accepted[min(tokens - known - 1, self._num_draft_tokens)] += 1
+        before, self._running = self._running, {}
+        for name, state in running.items():
+            if state.stats is None or state.stats.scheduled_ts <= self._begun_s:
+                continue
+            tokens = state.stats.num_generation_tokens
+            known, answer = before.get(name, (0, AnswerRounds()))
+            if has_verified and 0 < known < tokens:  # the first token is the prompt's
+                answer = self._counts.add(answer, min(tokens - known - 1, self._num_draft_tokens))
+            self._running[name] = tokens, answer
 
 
 def rounds_of(llm: Any) -> RoundCounter:

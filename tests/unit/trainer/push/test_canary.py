@@ -1,14 +1,22 @@
-"""A canary compares what servers count, over enough traffic, and only where there is something to compare with."""
+"""A canary compares what servers count until chance is out of the question, where there is something to compare with.
+
+In simulated traffic, answers differ: each has its own chance that a guess is accepted.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import random
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters
+from spec_kit.hosting import AnswerCounts, AnswerRounds
 from spec_trainer.push import canary as canary_module
 from spec_trainer.push.canary import Canary
 
@@ -27,8 +35,68 @@ class Counting:
         return now
 
 
+def spread(number, full):
+    """Return the counts of answers of one round each: ``full`` of them have accepted three guesses, others none."""
+    return AcceptanceCounters(
+        rounds=number,
+        drafted=3 * number,
+        accepted=3 * full,
+        answers=number,
+        squared_rounds=number,
+        rounds_times_accepted=3 * full,
+        squared_accepted=9 * full,
+    )
+
+
 def rounds(number, accepted):
-    return AcceptanceCounters(rounds=number, drafted=3 * number, accepted=accepted)
+    """Return the counts of equal answers of one round each: nothing is left to chance."""
+    return AcceptanceCounters(
+        rounds=number,
+        drafted=3 * number,
+        accepted=accepted,
+        answers=number,
+        squared_rounds=number,
+        rounds_times_accepted=accepted,
+        squared_accepted=accepted**2 // number if number else 0,
+    )
+
+
+class Traffic:
+    """A server that answers all the time; ``lengths`` are mean verifications of the answers side by side."""
+
+    def __init__(self, lengths, seed):
+        self._draw, self._lengths = random.Random(seed), lengths
+        self.serve(1.0)
+        self._answers = [self._new(length) for length in lengths]
+
+    def serve(self, quality):
+        """Serve another draft; 0 is the quality of one whose guesses are never accepted."""
+        self._quality, self._counts, self._rounds, self._begun = quality, AnswerCounts(), 0, set()
+
+    def acceptance(self, rounds=0, wait_s=0.0):
+        while self._rounds < rounds:
+            self._step()
+        return self._counts.counted(3)
+
+    def _new(self, length):
+        left = 1 + int(self._draw.expovariate(1 / length))
+        return {"left": left, "share": self._draw.betavariate(2, 3), "had": AnswerRounds()}
+
+    def _step(self):
+        for place, answer in enumerate(self._answers):
+            if answer["left"] == 0:
+                self._answers[place] = answer = self._new(self._lengths[place])
+                self._begun.add(place)
+            answer["left"] -= 1
+            if place in self._begun:
+                accepted = 0
+                while accepted < 3 and self._draw.random() < answer["share"] * self._quality:
+                    accepted += 1
+                answer["had"] = self._counts.add(answer["had"], accepted)
+                self._rounds += 1
+
+
+LOADS = pytest.mark.parametrize("lengths", [[20] * 12, [20] * 12 + [350] * 2], ids=["short", "mixed"])
 
 
 @pytest.fixture(autouse=True)
@@ -41,20 +109,78 @@ def test_a_fall_by_more_than_the_margin_shows(accepted, has_fallen):
     server = Counting(rounds(100, 100))
     canary = Canary({"a": server}, margin=0.1, rounds=100)
     canary.look(["a"])
-    server.counted = [rounds(0, 0), rounds(99, 0), rounds(100, accepted)]
+    server.counted = [rounds(0, 0), rounds(24, 0), rounds(100, accepted)]
     verdict = canary.judge(["a"])
-    assert server.asked == [0, 100, 100, 100]
-    assert verdict.has_fallen is has_fallen
+    assert server.asked == [0, 25, 25, 25]
+    assert verdict.has_fallen is has_fallen is not verdict.has_stayed
     assert (verdict.before.acceptance_length, verdict.after.acceptance_length) == (2.0, 1 + accepted / 100)
+
+
+def test_a_fall_that_may_be_chance_is_watched_to_the_windows_end_and_no_reason_to_revert():
+    """The mean falls by 0.4 over answers that accept three guesses in each verification, or none in any."""
+    server = Counting(spread(40, 20))
+    canary = Canary({"a": server}, margin=0.1, rounds=40)
+    canary.look(["a"])
+    server.counted = [spread(10, 4), spread(20, 8), spread(30, 11), spread(40, 15)]
+    verdict = canary.judge(["a"])
+    assert server.asked == [0, 10, 20, 30, 40]
+    assert (verdict.has_fallen, verdict.has_stayed, verdict.after.rounds) == (False, False, 40)
+    assert verdict.fall == pytest.approx(3 * 5 / 40)
+    # Of n answers with variance p (1 - p) 3²; n - 6 in place of n - 1.
+    expected = 3 * 3 * math.sqrt(0.5 * 0.5 / (40 - 6) + 0.375 * 0.625 / (40 - 6))
+    assert verdict.chance == pytest.approx(expected)
+
+
+def test_few_answers_lengthen_the_window_up_to_four_times():
+    few = dataclasses.replace(rounds(100, 0), answers=6)
+    server = Counting(rounds(100, 100))
+    canary = Canary({"a": server}, margin=0.1, rounds=4)
+    canary.look(["a"])
+    server.counted = [few]
+    assert not canary.judge(["a"]).has_fallen
+    assert server.asked == list(range(17))
+    server.counted, server.asked = [few] * 10 + [dataclasses.replace(few, answers=10)], []
+    assert canary.judge(["a"]).has_fallen
+    assert server.asked == list(range(1, 12))
+
+
+@LOADS
+def test_at_most_one_of_100_sane_versions_is_reverted(lengths):
+    """Chance moves τ by more than the margin in many of the comparisons."""
+    server = Traffic(lengths, seed=0)
+    canary = Canary({"a": server}, margin=0.1, rounds=1000)
+    server.acceptance(1000)
+    verdicts = []
+    for _ in range(100):
+        canary.look(["a"])
+        server.serve(1.0)
+        verdicts.append(canary.judge(["a"]))
+    assert sum(verdict.fall > 0.1 for verdict in verdicts) > 10
+    assert sum(verdict.has_fallen for verdict in verdicts) <= 1
+
+
+@LOADS
+def test_every_diverged_version_is_reverted_within_half_the_window(lengths):
+    server = Traffic(lengths, seed=0)
+    canary = Canary({"a": server}, margin=0.1, rounds=1000)
+    needed = Counter()
+    for _ in range(50):
+        server.acceptance(1000)
+        canary.look(["a"])
+        server.serve(0.0)
+        verdict = canary.judge(["a"])
+        needed[verdict.has_fallen, math.ceil(verdict.after.rounds / 500)] += 1
+        server.serve(1.0)
+    assert needed == {(True, 1): 50}
 
 
 def test_servers_count_together_and_a_lost_one_not_at_all():
     servers = {
-        "a": Counting(rounds(50, 50)),
-        "b": Counting(rounds(50, 0)),
+        "a": Counting(rounds(200, 200)),
+        "b": Counting(rounds(200, 0)),
         "c": Counting(EngineError("gone")),
     }
-    canary = Canary(servers, margin=0.1, rounds=100)
+    canary = Canary(servers, margin=0.1, rounds=400)
     canary.look(servers)
     servers["a"].counted = [rounds(100, 100)]
     assert canary.judge(["a"]).after.acceptance_length == 2.0
@@ -99,7 +225,7 @@ def test_after_a_revert_what_serves_again_is_counted_on():
         canary.look(["a"])
     server.counted = [rounds(100, 101)]
     verdict = canary.judge(["a"])
-    assert (verdict.before, verdict.has_fallen) == (rounds(400, 440), False)
+    assert (verdict.before.rounds, verdict.before.accepted, verdict.has_fallen) == (400, 440, False)
     canary.look(["a"])
     server.counted = [rounds(100, 100)]
     assert canary.judge(["a"]).before == rounds(100, 101)

@@ -213,11 +213,17 @@ def test_closing_cuts_the_connections_to_a_server_that_does_not_answer(spec, pub
 
 
 def test_a_server_that_could_not_revert_is_named(resolved, publisher, monkeypatch, caplog):
-    accepted = iter([100, 10])  # before and after
+    means = iter([1, 0])  # before and after
 
     class Counting(Hanging):
         def acceptance(self, rounds=0, wait_s=0.0):
-            return AcceptanceCounters(rounds=100, drafted=300, accepted=next(accepted))
+            mean = next(means)
+            sums = {
+                "squared_rounds": 100,
+                "squared_accepted": 100 * mean**2,
+                "rounds_times_accepted": 100 * mean,
+            }
+            return AcceptanceCounters(rounds=100, drafted=300, accepted=100 * mean, answers=100, **sums)
 
     def revert(timeout_s):
         outcomes = Future()

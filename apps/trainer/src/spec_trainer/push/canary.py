@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +20,13 @@ _HELD_S = 10.0
 """Longest time for which a server holds back its answer: a server that stops waits for it."""
 _AGAIN_S = 1.0
 """Time until a server is asked again that is lost, or has answered without traffic enough."""
+_SURE = 3.0
+"""Standard errors that leave nothing to chance: one time in 740 it goes further to one side."""
+_LOOKS = 4
+"""Times to compare within a window: each one is another chance to err."""
+_LEAST_ANSWERS = 10
+"""Answers that end a window; with fewer it lasts up to ``_LONGEST`` windows."""
+_LONGEST = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +35,36 @@ class CanaryVerdict:
 
     before: AcceptanceCounters
     after: AcceptanceCounters
-    has_fallen: bool
-    """Whether the acceptance length has fallen by more than the margin."""
+    margin: float
+
+    @property
+    def fall(self) -> float:
+        """Return by how much the acceptance length is lower than before."""
+        return self.before.acceptance_length - self.after.acceptance_length
+
+    @property
+    def chance(self) -> float:
+        """Return how far chance alone may move ``fall``, to either side."""
+        errors = self.before.acceptance_length_error, self.after.acceptance_length_error
+        return _SURE * math.hypot(*errors)
+
+    @property
+    def has_fallen(self) -> bool:
+        """Whether the acceptance length has fallen by more than the margin, beyond chance."""
+        return self.fall - self.chance > self.margin
+
+    @property
+    def has_stayed(self) -> bool:
+        """Whether it has not fallen by more than the margin, beyond chance."""
+        return self.fall + self.chance <= self.margin
 
 
 class Canary:
     """Compares the acceptance length of each version with that of the last one that has stayed.
 
     Servers count requests alone that began after their draft last changed: others keep keys and values that another
-    draft has computed. A version is compared over ``rounds`` verifications, of all servers together.
+    draft has computed. A version is compared until the verdict is beyond chance, or over a window of ``rounds``
+    verifications, of all servers together.
     """
 
     def __init__(self, servers: Mapping[str, HttpReplica], margin: float, rounds: int) -> None:
@@ -62,18 +91,26 @@ class Canary:
     def judge(self, names: Iterable[str]) -> CanaryVerdict | None:
         """Wait for traffic on the servers that have committed a version, and compare it with the reference.
 
-        Return None where there is none, and where ``end`` is called before there was traffic enough.
+        Return None where there is no reference, and where ``end`` is called before there is a verdict.
         """
         self._earlier = AcceptanceCounters()
         if self._reference is None:
             return None
-        self._count = _Count([self._servers[name] for name in names], self._rounds)
-        if self._ended or (after := self._count.wait()).rounds < self._rounds:
-            return None
-        has_fallen = self._reference.acceptance_length - after.acceptance_length > self._margin
-        if has_fallen:  # and goes: what it is compared with serves again, and a lucky count of it evens out
-            self._earlier = self._reference
-        return CanaryVerdict(before=self._reference, after=after, has_fallen=has_fallen)
+        servers = [self._servers[name] for name in names]
+        wanted = 0
+        while True:
+            wanted += math.ceil(self._rounds / _LOOKS)
+            self._count = _Count(servers, wanted)
+            if self._ended or (after := self._count.wait()).rounds < wanted:
+                return None
+            verdict = CanaryVerdict(before=self._reference, after=after, margin=self._margin)
+            if (
+                verdict.has_fallen
+            ):  # and goes: its reference serves again, and a lucky count of that evens out
+                self._earlier = self._reference
+            window = self._rounds if after.answers >= _LEAST_ANSWERS else self._rounds * _LONGEST
+            if verdict.has_fallen or verdict.has_stayed or wanted >= window:
+                return verdict
 
     def end(self) -> None:
         """Judge nothing any more, also not what is waited for; any thread may call it."""

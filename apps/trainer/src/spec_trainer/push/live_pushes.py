@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections import deque
@@ -227,11 +228,16 @@ class _Pusher(Resource):
             log.info("version %d is not judged: there was too little traffic", report.version)
             return
         before, after = verdict.before.acceptance_length, verdict.after.acceptance_length
-        if verdict.has_fallen:
-            log.warning(
-                "version %d is reverted: acceptance length %.2f over %d rounds, %.2f before",
-                *(report.version, after, verdict.after.rounds, before),
-            )
+        found = f"acceptance length {after:.2f} over {verdict.after.rounds} rounds, {before:.2f} before; " + (
+            f"chance alone moves their difference by up to {verdict.chance:.2f}"
+            if math.isfinite(verdict.chance)
+            else f"too few answers were counted to compare: {verdict.after.answers}, "
+            f"{verdict.before.answers} before"
+        )
+        if not verdict.has_fallen:
+            log.info("version %d stays: %s", report.version, found)
+        else:
+            log.warning("version %d is reverted: %s", report.version, found)
             outcomes = self._publisher.revert(self._config.timeout_s).result()
             if failures := _failures(outcomes, "reverted"):
                 log.warning("version %d may still be served: %s", report.version, failures)

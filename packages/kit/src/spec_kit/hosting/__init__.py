@@ -1,5 +1,6 @@
 """Library for engines whose program runs the target in processes of its own (docs/libraries/hosting.md)."""
 
+from spec_kit.hosting.answer_counts import AnswerCounts, AnswerRounds
 from spec_kit.hosting.backend_search import backend_for
 from spec_kit.hosting.capture_controller import CAPTURE_VARIABLE
 from spec_kit.hosting.draft_middleware import DraftMiddleware
@@ -17,6 +18,8 @@ from spec_kit.hosting.subprocess_main import EngineLink
 __all__ = [
     "CAPTURE_VARIABLE",
     "DRAFT_TOKEN_VARIABLE",
+    "AnswerCounts",
+    "AnswerRounds",
     "CaptureMode",
     "DraftMiddleware",
     "DraftRank",

@@ -54,9 +54,12 @@ class ServerAnswer(WireRecord):
     @pydantic.field_validator("acceptance")
     @classmethod
     def _counts(cls, acceptance: AcceptanceCounters) -> AcceptanceCounters:
-        totals = acceptance.rounds, acceptance.drafted, acceptance.accepted
+        totals = acceptance.rounds, acceptance.drafted, acceptance.accepted, acceptance.answers
         if not all(0 <= count <= _LARGEST_COUNT for count in (*totals, *acceptance.accepted_per_position)):
             raise ValueError(f"expected counts of 0 to {_LARGEST_COUNT}")
+        squares = acceptance.squared_rounds, acceptance.squared_accepted, acceptance.rounds_times_accepted
+        if not all(0 <= square <= _LARGEST_COUNT**2 for square in squares):
+            raise ValueError(f"expected squares of 0 to {_LARGEST_COUNT**2}")
         return acceptance
 
 
