@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from spec_trainer.data.sources import DataRow
 
 ALONE_S = 5.0
-"""Seconds of rows before other processes take over: about what one takes to start and load a tokenizer."""
+"""CPU seconds of rows before other processes take over: about what one takes to start and load a tokenizer."""
 _MOST_PROCESSES = 16
 """Each takes 0.4 GB of memory."""
 _CHUNK_ROWS = 32
@@ -100,10 +100,10 @@ def encode_rows(
     Raise DataError, in its turn, where no row can be encoded or the source cannot be read further.
     """
     num_processes = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
-    until = time.monotonic() + ALONE_S
+    until = time.thread_time() + ALONE_S
     for row in rows:
         yield row.where, row_encoder.encode(row)
-        if num_processes > 1 and time.monotonic() > until:
+        if num_processes > 1 and time.thread_time() > until:
             yield from _by_processes(num_processes, row_encoder, rows)
 
 
