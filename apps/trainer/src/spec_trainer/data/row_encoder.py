@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spec_core.errors import DataError, RunError
-from spec_processes import die_with_parent
+from spec_processes import collect_rarely, die_with_parent
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rows import Chat, Text, parse_row
 from spec_trainer.data.tokens import Encoded, Encoder
@@ -158,6 +158,7 @@ def _begin(row_encoder: RowEncoder) -> None:
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():  # it died before the line above
         os._exit(1)
+    collect_rarely()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     _mine.append(row_encoder)
 
