@@ -544,3 +544,16 @@ def test_two_types_of_target_of_one_name_are_both_named(install):
     install("another-planted", GIANT, name="giant", group="target_types")
     with pytest.raises(PluginConflict, match=r"by another-planted 3\.1 and spec-planted 3\.1; uninstall one"):
         target_type_of("giant")
+
+
+def test_what_was_installed_since_the_last_look_is_found(install):
+    folder = install("spec-planted")
+    assert plugins.find(Backend, "planted").owner == "spec-planted 3.1"
+    info = folder / "later-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: later\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[spec_core.backends]\nlater = spec_planted:Planted\n")
+    assert plugins.find(Backend, "later").owner == "later 1.0"
+    assert "spec_planted" in plugins.packages()
+    sys.path.remove(str(folder))
+    refusal(PluginNotFound, name="later")

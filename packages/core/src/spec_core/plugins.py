@@ -7,8 +7,11 @@ Nothing here imports torch; a plugin's entry-point module must import without to
 from __future__ import annotations
 
 import inspect
+import os
 import re
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,6 +50,8 @@ _KERNELS = "spec_core.kernels"
 """Group of the entry points of kernels, which are called ``DEVICE_TYPE:NAME``."""
 _TARGET_TYPES = "spec_core.target_types"
 """Group of the entry points of types of targets, which are called like the ``model_type`` of a config.json."""
+_OURS = re.compile(r"spec[-_]core\b", re.IGNORECASE)
+"""Begins a group of this project's name, also where it is misspelt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,21 +91,12 @@ def installed(interface: type[P]) -> list[PluginRecord]:
 
 
 def _records(group: str, kind: str) -> list[PluginRecord]:
+    # An editable install and its source folder can both be on the path: one distribution, listed once.
     records: dict[tuple[str, str, str], PluginRecord] = {}
-    for distribution in metadata.distributions():
-        for entry_point in distribution.entry_points.select(group=group):
-            # An editable install and its source folder can both be on the path: one distribution, listed once.
-            key = (entry_point.name, distribution.name, entry_point.value)
-            records.setdefault(
-                key,
-                PluginRecord(
-                    kind=kind,
-                    name=entry_point.name,
-                    distribution=distribution.name,
-                    version=distribution.version,
-                    entry_point=entry_point,
-                ),
-            )
+    for record in _entry_points():
+        if record.kind == group:
+            key = (record.name, record.distribution, record.entry_point.value)
+            records.setdefault(key, replace(record, kind=kind))
     return [records[key] for key in sorted(records)]
 
 
@@ -110,19 +106,42 @@ def unknown_groups() -> list[PluginRecord]:
     The kind of each is its group.
     """
     known = _groups()
-    found: dict[tuple[str, str, str], PluginRecord] = {}
-    for distribution in metadata.distributions():
-        for point in distribution.entry_points:
-            if re.match(r"spec[-_]core\b", point.group, re.IGNORECASE) and point.group not in known:
-                record = PluginRecord(
-                    kind=point.group,
-                    name=point.name,
-                    distribution=distribution.name,
-                    version=distribution.version,
-                    entry_point=point,
-                )
-                found[point.group, point.name, distribution.name] = record
+    unknown = [record for record in _entry_points() if record.kind not in known]
+    found = {(record.kind, record.name, record.distribution): record for record in unknown}
     return [found[key] for key in sorted(found)]
+
+
+def _entry_points() -> tuple[PluginRecord, ...]:
+    """Return every entry point in a group of this project's name; the kind of each is its group.
+
+    A process asks dozens of times. It reads the metadata of all distributions again where a folder has changed.
+    """
+    return _read_entry_points(tuple((folder, _changed_at(folder)) for folder in sys.path))
+
+
+@lru_cache(maxsize=1)
+def _read_entry_points(_folders: tuple[tuple[str, int], ...]) -> tuple[PluginRecord, ...]:
+    return tuple(
+        PluginRecord(
+            kind=point.group,
+            name=point.name,
+            distribution=distribution.name,
+            version=distribution.version,
+            entry_point=point,
+        )
+        for distribution in metadata.distributions()
+        if _OURS.search(distribution.read_text("entry_points.txt") or "")
+        for point in distribution.entry_points
+        if _OURS.match(point.group)
+    )
+
+
+def _changed_at(folder: str) -> int:
+    """Return when a distribution was last put into a folder of the path, or taken out, in nanoseconds; 0 for none."""
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def unknown_group_problem(group: str) -> str:
@@ -132,8 +151,8 @@ def unknown_group_problem(group: str) -> str:
 
 def packages() -> set[str]:
     """Return the top-level packages of every installed plugin; the names of their loggers begin with these."""
-    groups = map(_group, INTERFACES)
-    points = [point for group in groups for point in metadata.entry_points(group=group)]
+    groups = set(map(_group, INTERFACES))
+    points = [record.entry_point for record in _entry_points() if record.kind in groups]
     return {point.module.partition(".")[0] for point in points}
 
 

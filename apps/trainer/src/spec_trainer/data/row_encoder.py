@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spec_core.errors import DataError, RunError
-from spec_processes import die_with_parent
+from spec_processes import collect_rarely, die_with_parent
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rows import Chat, Text, parse_row
 from spec_trainer.data.tokens import Encoded, Encoder
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from spec_trainer.data.sources import DataRow
 
 ALONE_S = 5.0
-"""Seconds of rows before other processes take over: about what one takes to start and load a tokenizer."""
+"""CPU seconds of rows before other processes take over: about what one takes to start and load a tokenizer."""
 _MOST_PROCESSES = 16
 """Each takes 0.4 GB of memory."""
 _CHUNK_ROWS = 32
@@ -100,10 +100,10 @@ def encode_rows(
     Raise DataError, in its turn, where no row can be encoded or the source cannot be read further.
     """
     num_processes = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
-    until = time.monotonic() + ALONE_S
+    until = time.thread_time() + ALONE_S
     for row in rows:
         yield row.where, row_encoder.encode(row)
-        if num_processes > 1 and time.monotonic() > until:
+        if num_processes > 1 and time.thread_time() > until:
             yield from _by_processes(num_processes, row_encoder, rows)
 
 
@@ -158,6 +158,7 @@ def _begin(row_encoder: RowEncoder) -> None:
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():  # it died before the line above
         os._exit(1)
+    collect_rarely()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     _mine.append(row_encoder)
 

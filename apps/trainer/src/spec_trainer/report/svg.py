@@ -12,16 +12,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_AXES = (0.2, 0.17, 0.77, 0.66)
+"""Left, bottom, width, height as shares of a panel: room for numbers of seven digits, both names, and a factor
+below the title. To find such a place, matplotlib's own layouts draw each panel twice."""
+
+
 def svg(draw: Callable[[Sequence[Axes]], None], panels: int) -> str:
     """Return a row of panels that ``draw`` fills."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    figures = [Figure(figsize=(4.2, 3.0), layout="constrained") for _ in range(panels)]
+    figures = [Figure(figsize=(4.2, 3.0)) for _ in range(panels)]
     axes: list[Axes] = []
     for figure in figures:
         FigureCanvasSVG(figure)
-        axis = figure.add_subplot()
+        axis = figure.add_axes(_AXES)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
         axes.append(axis)
@@ -30,7 +35,10 @@ def svg(draw: Callable[[Sequence[Axes]], None], panels: int) -> str:
 
 
 def _text(figure: Figure) -> str:
+    from matplotlib import rc_context
+
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg")
+    with rc_context({"svg.fonttype": "none"}):  # letters stay letters, not outlines
+        figure.savefig(buffer, format="svg")
     text = buffer.getvalue()
     return text[text.index("<svg") :]
