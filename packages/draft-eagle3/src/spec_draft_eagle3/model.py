@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from spec_draft_eagle3.attention import GroupedQueryAttention
+from spec_draft_eagle3.mla import LatentAttention
 from spec_kit.chain_drafting import HeadLoss, SupervisedRows, step_weights, unrolled_attention
-from spec_kit.drafting import AttentionProjections, Mlp, Rope, linear
+from spec_kit.drafting import Mlp, Rope, linear
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from spec_core import VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
+    from spec_draft_eagle3.attention import Turn
     from spec_draft_eagle3.config import Eagle3Config
     from spec_draft_eagle3.shape import Eagle3Shape
     from spec_kit.chain_drafting import ChainKernels
 
 
-class Eagle3Layer(nn.Module):
-    """One Llama-style decoder layer; the attention of the first sees [normed token embedding ; normed hidden state].
+ATTENTIONS: Mapping[str, Any] = {"gqa": GroupedQueryAttention, "mla": LatentAttention}
+"""The attention modules by ``draft.attention``."""
 
-    It has the projections; the attention itself spans the unrolled steps (``attention.py``).
+
+class Eagle3Layer(nn.Module):
+    """One decoder layer; the attention of the first sees [normed token embedding ; normed hidden state].
+
+    It has the projections; the attention itself spans the unrolled steps.
     """
 
     def __init__(self, shape: Eagle3Shape, kernels: ChainKernels, *, is_first: bool) -> None:
@@ -34,37 +43,34 @@ class Eagle3Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(width, shape.norm_eps)
         self.hidden_norm = nn.RMSNorm(width, shape.norm_eps) if is_first else None
         self.post_attention_layernorm = nn.RMSNorm(width, shape.norm_eps)
-        self.self_attn = AttentionProjections(shape, 2 * width if is_first else width)
+        self.self_attn = ATTENTIONS[shape.attention](shape, 2 * width if is_first else width)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
-        self.head_dim = shape.head_dim
-
-    @property
-    def heads(self) -> list[int]:
-        """Heads of q, k and v; a tensor-parallel rank has its part of them."""
-        attention = self.self_attn
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        return [len(projection.weight) // self.head_dim for projection in projections]
 
     def qkv_weight(self) -> Tensor:
-        """Return the weights of q, k and v, stacked."""
-        attention = self.self_attn
-        return torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+        """Return the weights of the projections of the attention's input, stacked."""
+        return torch.cat([projection.weight for projection in self.self_attn.input_projections])
 
     def embed(self, embedding_TH: Tensor, weight: Tensor) -> Tensor:
-        """Return the embedding's share of q, k, v: [T, (heads + 2 kv_heads) * head_dim]."""
+        """Return the embedding's share of what the input is projected to, [T, rows of ``weight``]."""
         return F.linear(self.input_layernorm(embedding_TH), weight)
 
-    def qkv(self, hidden_TH: Tensor, weight: Tensor, embedded: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return q, k, v as [T, heads, head_dim], not rotated yet; the first layer adds ``embedded``."""
+    def project(self, hidden_TH: Tensor, weight: Tensor, embedded: Tensor | None = None) -> Tensor:
+        """Return what the attention's input is projected to; the first layer adds ``embedded``."""
         if self.hidden_norm is None or embedded is None:
-            projected = F.linear(self.input_layernorm(hidden_TH), weight)
-        else:
-            projected = torch.addmm(embedded, self.hidden_norm(hidden_TH), weight.T)
-        return projected.unflatten(1, (-1, self.head_dim)).split(self.heads, dim=1)
+            return F.linear(self.input_layernorm(hidden_TH), weight)
+        return torch.addmm(embedded, self.hidden_norm(hidden_TH), weight.T)
+
+    def qkv(self, projected: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q and k, both rotated by ``turn``, and v as [T, heads, channels]."""
+        attention = self.self_attn
+        width = len(attention.input_projections[0].weight)
+        return attention.queries(projected[:, :width], turn), *attention.keys_values(
+            projected[:, width:], turn
+        )
 
     def finish(self, hidden_TH: Tensor, attended: Tensor) -> Tensor:
         """Return the layer's output: output projection and MLP around their residuals."""
-        hidden_TH = hidden_TH + self.self_attn.o_proj(attended.flatten(1))
+        hidden_TH = hidden_TH + self.self_attn.output(attended)
         return hidden_TH + self.mlp(self.post_attention_layernorm(hidden_TH))
 
 
@@ -76,12 +82,11 @@ class _UnrolledLayer:
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
-    def step(self, hidden_TH: Tensor, qkv: tuple[Tensor, ...], angles: tuple[Tensor, Tensor]) -> Tensor:
+    def step(self, hidden_TH: Tensor, projected: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         """Return the layer's output of one more step."""
-        q, k, v = qkv
-        self._keys.append(self._kernels.rotate(k, angles))
+        q, k, v = self._layer.qkv(projected, lambda heads: self._kernels.rotate(heads, angles))
+        self._keys.append(k)
         self._values.append(v)
-        q = self._kernels.rotate(q, angles)
         attended = unrolled_attention(self._kernels, q, self._keys, self._values, self._bounds)
         return self._layer.finish(hidden_TH, attended)
 
@@ -168,7 +173,7 @@ class Eagle3Model(nn.Module):
             angles = self.rope.angles(batch.position_T + step, hidden.dtype)
             embedded = tokens[step + 1 : step + 1 + num_tokens]
             for layer, weight, over_steps in zip(layers, weights, unrolled, strict=True):
-                hidden = over_steps.step(hidden, layer.qkv(hidden, weight, embedded), angles)
+                hidden = over_steps.step(hidden, layer.project(hidden, weight, embedded), angles)
             hidden, normed = self.output(hidden)
             states.append(self.head_input(normed))
         return states
