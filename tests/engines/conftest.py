@@ -36,6 +36,27 @@ VLLM_ARGS = {"distributed_executor_backend": "uni"}
 
 _SHAPE = {"hidden_size": 64, "head_dim": 32, "initializer_range": 0.25}
 """vLLM's attention on a processor takes heads of 32 and more."""
+_LATENT = {
+    "hidden_size": 64,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 32,
+    "first_k_dense_replace": 8,
+    "initializer_range": 0.25,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+}
+"""DeepSeek V3 with dense layers alone; vLLM's latent attention on a processor takes a cache of 512 + 64 channels."""
 DRAFTS = {
     "eagle3": [
         "draft.vocab_size=80",
@@ -46,6 +67,14 @@ DRAFTS = {
     ],
     "eagle3, two layers": [
         "draft.num_layers=2",
+        "draft.num_steps=3",
+        "draft.intermediate_size=256",
+        "train.lr=4e-3",
+        "train.steps=150",
+    ],
+    "eagle3, mla": [
+        "draft.attention=mla",
+        "draft.vocab_size=80",
         "draft.num_steps=3",
         "draft.intermediate_size=256",
         "train.lr=4e-3",
@@ -69,6 +98,11 @@ def llama(make_target, add_characters) -> Path:
     folder = make_target("llama", **_SHAPE)
     add_characters(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def deepseek(make_target) -> Path:
+    return make_target("deepseek_v3", **_LATENT)
 
 
 @pytest.fixture(scope="session")
@@ -145,6 +179,7 @@ def sharing_engine(
 @dataclass(frozen=True)
 class Trained:
     name: str
+    target: Path
     folder: Path
     prompts: list[list[int]]
     """The draft has learned the target's answers to every second one of them."""
@@ -168,20 +203,26 @@ def medusa(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def trained_draft(
-    llama: Path, medusa: None, tmp_path_factory: pytest.TempPathFactory
+    llama: Path, deepseek: Path, medusa: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Trained]:
-    """``trained_draft(name)``: a draft that has learned a little of the Llama target's own answers, exported."""
-    prompts, rows = _answered_prompts(llama, tmp_path_factory.mktemp("answers") / "rows.jsonl")
+    """``trained_draft(name)``: a draft that has learned a little of its target's own answers, exported.
+
+    The target is the Llama, but for the draft with latent attention.
+    """
     drafts: dict[str, Trained] = {}
+    answers: dict[Path, tuple[list[list[int]], Path]] = {}
 
     def train(name: str) -> Trained:
         if name not in drafts:
-            draft = name.partition(",")[0]
+            draft, target = name.partition(",")[0], deepseek if "mla" in name else llama
+            if target not in answers:
+                answers[target] = _answered_prompts(target, tmp_path_factory.mktemp("answers") / "rows.jsonl")
+            prompts, rows = answers[target]
             output = tmp_path_factory.mktemp(f"trained-{draft}")
-            words = ["--target", llama, "--data", rows, "--draft", draft, "--output", output, *DRAFTS[name]]
+            words = ["--target", target, "--data", rows, "--draft", draft, "--output", output, *DRAFTS[name]]
             settings = ["train.warmup_steps=5", "train.global_batch_tokens=1024"]
             assert run([str(word) for word in [*words, *settings]]) == 0
-            drafts[name] = Trained(name, output / "draft", prompts)
+            drafts[name] = Trained(name, target, output / "draft", prompts)
         return drafts[name]
 
     return train

@@ -37,16 +37,16 @@ def trained(request, trained_draft) -> Trained:
     return trained_draft(request.param)
 
 
-def test_the_draft_is_served_with_the_acceptance_of_the_reference(llama, trained, sharing_engine) -> None:
+def test_the_draft_is_served_with_the_acceptance_of_the_reference(trained, sharing_engine) -> None:
     """Greedy text with the draft is the plain greedy text, and both engines accept alike, over 5,000 tokens."""
-    served = sharing_engine(llama)
+    served = sharing_engine(trained.target)
     plain = served.generate(trained.prompts, PLAIN)
     assert sum(len(answer.token_ids) for answer in plain) >= 5000
     served.load_draft(trained.folder)
     drafted = served.generate(trained.prompts, DRAFTED)
     assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in plain]
     context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
-    with HfEngine.create(HfConfig(), read_target(llama), context) as reference:
+    with HfEngine.create(HfConfig(), read_target(trained.target), context) as reference:
         reference.load_draft(trained.folder)
         reference.generate(trained.prompts, DRAFTED)
         expected, counted = reference.acceptance(), served.acceptance()
@@ -57,9 +57,9 @@ def test_the_draft_is_served_with_the_acceptance_of_the_reference(llama, trained
 
 
 def test_vllm_drafts_the_tokens_that_our_own_forward_pass_drafts(
-    llama, trained, sharing_engine, draft_notes
+    trained, sharing_engine, draft_notes
 ) -> None:
-    served = sharing_engine(llama)
+    served = sharing_engine(trained.target)
     served.load_draft(trained.folder)
     prompt = trained.prompts[0]
     served.generate([prompt], DRAFTED)  # vLLM has started
@@ -67,7 +67,7 @@ def test_vllm_drafts_the_tokens_that_our_own_forward_pass_drafts(
     (answer,) = served.generate([prompt], DRAFTED)
     noted = [json.loads(line) for line in draft_notes.read_text().splitlines()[already:]]
     guesses = [tuple(drafts) for step in noted for drafts in step.values()]
-    steps = _Steps(llama, trained.folder, prompt, answer.token_ids).replay(guesses)
+    steps = _Steps(trained.target, trained.folder, prompt, answer.token_ids).replay(guesses)
     assert len(steps) >= 10
     assert [step.theirs for step in steps] == [step.ours for step in steps]
 

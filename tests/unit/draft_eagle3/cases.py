@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import LlamaConfig
+from transformers import DeepseekV3Config, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from spec_backend_cpu.attention import KERNELS
@@ -16,13 +17,21 @@ from spec_core.records import DraftBatch, Span
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_kit.drafting import TargetOps
 
-from .dense_reference import Document, Setting
+from .dense_reference import Document, Latent, Setting
 
 if TYPE_CHECKING:
     from spec_core import FindKernel
     from spec_draft_eagle3.config import Eagle3Config
 
 CPU = torch.device("cpu")
+MLA = {
+    "attention": "mla",
+    "q_lora_rank": 12,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 7,
+}
 
 
 def make_target(**changes) -> TargetSpec:
@@ -152,7 +161,8 @@ def make_batch(documents: list[Document], gaps: list[int], padding: int = 0) -> 
 def make_setting(target: TargetSpec, module, dtype: torch.dtype) -> Setting:
     """The same problem for the dense reference; rotary frequencies come from transformers."""
     tensors, config = make_tensors(target), module.config
-    inv_freq, scale = transformers_rope(target)
+    latent = make_latent(target, config) if config.attention == "mla" else None
+    inv_freq, scale = transformers_rope(target, config)
     return Setting(
         embedding=tensors.embedding_VH.to(dtype),
         target_head=tensors.head_VH.to(dtype),
@@ -171,10 +181,35 @@ def make_setting(target: TargetSpec, module, dtype: torch.dtype) -> Setting:
         fc_norm=config.fc_norm,
         norm_output=config.norm_output,
         num_layers=config.num_layers or 1,
+        latent=latent,
     )
 
 
-def transformers_rope(target: TargetSpec) -> tuple[torch.Tensor, float]:
+def make_latent(target: TargetSpec, config: Eagle3Config) -> Latent:
+    mscale = 0.1 * math.log(target.rope.get("factor", 1.0)) + 1
+    return Latent(
+        kv_rank=config.kv_lora_rank,
+        nope=config.qk_nope_head_dim,
+        rope=config.qk_rope_head_dim,
+        value=config.v_head_dim,
+        score_scale=mscale**2,
+    )
+
+
+def latent_rope(target: TargetSpec) -> dict[str, object]:
+    """YaRN as DeepSeek V3's: the temperature is in the scores alone."""
+    plain = {"factor": 1.0, "original_max_position_embeddings": target.max_positions}
+    return {**plain, **target.rope, "rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0}
+
+
+def transformers_rope(target: TargetSpec, options: Eagle3Config) -> tuple[torch.Tensor, float]:
+    if options.attention == "mla":
+        config = DeepseekV3Config(
+            qk_rope_head_dim=options.qk_rope_head_dim,
+            max_position_embeddings=target.max_positions,
+            rope_parameters=latent_rope(target),
+        )
+        return ROPE_INIT_FUNCTIONS["yarn"](config, CPU)
     config = LlamaConfig(
         hidden_size=target.hidden_size,
         num_attention_heads=target.num_heads,

@@ -10,6 +10,17 @@ from torch import Tensor
 
 
 @dataclass
+class Latent:
+    """Sizes of multi-head latent attention, and the factor on its scores beside 1 / √(nope + rope)."""
+
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+    score_scale: float
+
+
+@dataclass
 class Setting:
     """Everything besides the draft's weights and the documents."""
 
@@ -30,6 +41,7 @@ class Setting:
     fc_norm: bool = False
     norm_output: bool = False
     num_layers: int = 1
+    latent: Latent | None = None  # None: grouped queries
 
 
 @dataclass
@@ -105,23 +117,56 @@ def run_layer(weights, index, inputs, positions, cache, setting: Setting) -> Ten
     x = rms(u if index else token, weights[layer + "input_layernorm.weight"], setting.eps)
     if not index:
         x = torch.cat([x, rms(u, weights[layer + "hidden_norm.weight"], setting.eps)], -1)
-    q, k, v = (
-        (x @ weights[f"{layer}self_attn.{name}_proj.weight"].T).view(len(u), heads, setting.head_dim)
-        for name, heads in (
-            ("q", setting.num_heads),
-            ("k", setting.num_kv_heads),
-            ("v", setting.num_kv_heads),
-        )
-    )
-    keys.append(rope(k, positions, setting))
+    heads = grouped_heads if setting.latent is None else latent_heads
+    q, k, v = heads(weights, layer + "self_attn.", x, positions, setting)
+    keys.append(k)
     values.append(v)
-    attended = attend(rope(q, positions, setting), keys, values)
+    attended = attend(q, keys, values)
     u = u + attended.flatten(1) @ weights[layer + "self_attn.o_proj.weight"].T
     y = rms(u, weights[layer + "post_attention_layernorm.weight"], setting.eps)
     gate = torch.nn.functional.silu(y @ weights[layer + "mlp.gate_proj.weight"].T)
     return (
         u + (gate * (y @ weights[layer + "mlp.up_proj.weight"].T)) @ weights[layer + "mlp.down_proj.weight"].T
     )
+
+
+def grouped_heads(weights, attention, x, positions, setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (
+        (x @ weights[f"{attention}{name}_proj.weight"].T).view(len(x), heads, setting.head_dim)
+        for name, heads in (
+            ("q", setting.num_heads),
+            ("k", setting.num_kv_heads),
+            ("v", setting.num_kv_heads),
+        )
+    )
+    return rope(q, positions, setting), rope(k, positions, setting), v
+
+
+def latent_heads(weights, attention, x, positions, setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
+    """DeepSeek-V2's equations 37 to 47, head by head; the scale of the scores is in the queries."""
+    sizes, queries, keys, values = setting.latent, [], [], []
+    normed_q = rms(
+        x @ weights[attention + "q_a_proj.weight"].T, weights[attention + "q_a_layernorm.weight"], setting.eps
+    )
+    compressed = x @ weights[attention + "kv_a_proj_with_mqa.weight"].T
+    latent = rms(compressed[:, : sizes.kv_rank], weights[attention + "kv_a_layernorm.weight"], setting.eps)
+    shared = rotate_pairs(compressed[:, sizes.kv_rank :], positions, setting)
+    up_q = weights[attention + "q_b_proj.weight"].view(setting.num_heads, sizes.nope + sizes.rope, -1)
+    up_kv = weights[attention + "kv_b_proj.weight"].view(setting.num_heads, sizes.nope + sizes.value, -1)
+    for head in range(setting.num_heads):
+        q = normed_q @ up_q[head].T
+        rotated = rotate_pairs(q[:, sizes.nope :], positions, setting)
+        queries.append(torch.cat([q[:, : sizes.nope], rotated], -1) * sizes.score_scale)
+        keys.append(torch.cat([latent @ up_kv[head, : sizes.nope].T, shared], -1))
+        values.append(latent @ up_kv[head, sizes.nope :].T)
+    return torch.stack(queries, 1), torch.stack(keys, 1), torch.stack(values, 1)
+
+
+def rotate_pairs(x: Tensor, positions: Tensor, setting: Setting) -> Tensor:
+    """x [T, channels]; the pair (2i, 2i + 1) is a complex number that is turned."""
+    angle = positions.to(x.dtype)[:, None] * setting.inv_freq.to(x.dtype)
+    turned = torch.view_as_complex(x.reshape(len(x), -1, 2)) * torch.polar(torch.ones_like(angle), angle)
+    return torch.view_as_real(turned).flatten(1) * setting.rope_scale
 
 
 def attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:

@@ -34,8 +34,8 @@ def test_the_layer_outvotes_the_residual_that_it_starts_from():
     features_TNH = torch.randn(50, 3, 16, generator=torch.Generator().manual_seed(1))
     fused_TH = module.fuse(features_TNH)
     attended = module.midlayer.self_attn.v_proj(torch.cat([module.midlayer.hidden_norm(fused_TH)] * 2, dim=1))
-    heads = attended.unflatten(1, (-1, module.midlayer.head_dim))
-    group = module.midlayer.heads[0] // module.midlayer.heads[1]
+    heads = attended.unflatten(1, (-1, module.shape.head_dim))
+    group = module.shape.num_heads // module.shape.num_kv_heads
     added_TH = module.midlayer.finish(fused_TH, heads.repeat_interleave(group, 1)) - fused_TH
     assert fused_TH.norm() < 0.5 * added_TH.norm()
 

@@ -8,7 +8,7 @@ import torch
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
-from .cases import make_batch, make_model, make_ops, make_target, random_documents
+from .cases import MLA, make_batch, make_model, make_ops, make_target, random_documents
 from .dense_reference import Document
 from .test_step import LLAMA3
 
@@ -41,8 +41,15 @@ def unrolled(module, document, ops):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"vocab_size": 11}, {"fc_norm": False, "norm_output": False, "vocab_size": 11}, {"num_layers": 3}],
-    ids=["plain", "reduced", "reduced, no norms", "three layers"],
+    [
+        {},
+        {"vocab_size": 11},
+        {"fc_norm": False, "norm_output": False, "vocab_size": 11},
+        {"num_layers": 3},
+        MLA,
+        {**MLA, "num_layers": 2, "vocab_size": 11},
+    ],
+    ids=["plain", "reduced", "reduced, no norms", "three layers", "mla", "mla, two layers, reduced"],
 )
 @pytest.mark.parametrize("cuts", [[10], [1, 9], [3, 4, 10], list(range(1, 11))], ids=str)
 def test_chain_equals_the_unrolled_forward(options, cuts):

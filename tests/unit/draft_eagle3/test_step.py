@@ -16,6 +16,7 @@ from spec_kit.chain_drafting import attention
 
 from ..draft_parts import assert_gradients
 from .cases import (
+    MLA,
     decode,
     guess_place,
     make_batch,
@@ -61,6 +62,10 @@ CASES = {
         {"rope": LLAMA3},
     ),
     "no groups, scaled logits": ({}, {"num_kv_heads": 4, "logit_scale": 0.3}),
+    "mla": (MLA, {}),
+    "mla, yarn": (MLA, {"rope": YARN}),
+    "mla, two layers, no norms, reduced": ({**MLA, **WITHOUT_NORMS, "num_layers": 2, "vocab_size": 11}, {}),
+    "mla, one head, values as wide as keys": ({**MLA, "v_head_dim": 10}, {"num_heads": 1, "num_kv_heads": 1}),
     "one key head": ({}, {"num_kv_heads": 1, "num_layers": 36}),
 }
 LENGTHS = [9, 1, 14, 2, 3, 23]
@@ -123,6 +128,7 @@ def test_random_documents_and_layouts_equal_the_dense_reference(seed):
     draw = random.Random(seed)
     kind = draw.choice(["ce", "lk_alpha", "lk_lambda"])
     options = {"vocab_size": draw.choice([None, 5, 20]), "fc_norm": draw.random() < 0.5, "loss": kind}
+    options |= MLA if seed % 2 else {}
     config = Eagle3Config(num_steps=draw.randint(1, 6), norm_output=draw.random() < 0.5, **options)
     target, lengths = make_target(), [draw.randint(1, 17) for _ in range(draw.randint(1, 5))]
     module, documents = make_model(target, config, torch.float64), random_documents(target, lengths, seed)
@@ -230,8 +236,9 @@ def test_fully_supervised_chain_that_always_agrees_has_full_length():
     "cut", [[[0], [1], [2], [3], [4], [5]], [[0, 1], [2, 3], [4, 5]], [[5, 3, 0], [4, 1, 2]]]
 )
 @pytest.mark.parametrize("gap", [0, 6])
-def test_any_cut_into_micro_batches_gives_the_same_step(cut, gap):
-    target, config = make_target(), Eagle3Config(num_steps=4, vocab_size=20)
+@pytest.mark.parametrize("attention", [{}, MLA], ids=["gqa", "mla"])
+def test_any_cut_into_micro_batches_gives_the_same_step(cut, gap, attention):
+    target, config = make_target(), Eagle3Config(num_steps=4, vocab_size=20, **attention)
     module, documents = make_model(target, config, torch.float64), random_documents(target, LENGTHS, seed=5)
     for document in documents:
         document.states = document.states.double()

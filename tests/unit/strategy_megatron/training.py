@@ -46,6 +46,17 @@ DRAFTS = {
         Eagle3Draft,
         {"num_steps": 3, "num_layers": 2, "loss": "lk_lambda"},
     ),
+    "eagle3 mla": (
+        Eagle3Draft,
+        {"num_steps": 3, "num_layers": 2, "vocab_size": 30, "attention": "mla"}
+        | {
+            "q_lora_rank": 12,
+            "kv_lora_rank": 10,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 6,
+        },
+    ),
     "dflash": (DFlashDraft, {"block_size": 4, "num_layers": 2, "num_features": 3}),
     "dflash2": (
         DFlash2Draft,

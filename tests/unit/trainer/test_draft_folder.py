@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from spec_core import Draft, plugins
 from spec_core.errors import ArtifactError, ConfigError, RunError
+from spec_core.target import LatentSizes
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
@@ -22,10 +24,18 @@ from spec_trainer.commands.evaluate import export_untrained
 from spec_trainer.draft_trainer import export_draft
 
 IDS = "eagle_aux_hidden_state_layer_ids"
+LATENT = {
+    "q_lora_rank": 12,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 7,
+}
 OPTIONS = {
     "eagle3": {},
     "eagle3, every option": {"vocab_size": 40, "layers": (1, 3, 6), "fc_norm": True, "norm_output": True},
     "eagle3, two layers": {"num_layers": 2},
+    "eagle3, mla": {"attention": "mla", "vocab_size": 40, **LATENT},
     "dflash": {"block_size": 4, "num_layers": 2, "num_features": 3},
     "dflash, sliding": {"block_size": 4, "num_layers": 2, "sliding_window": 8},
     "dflash, mixed": {"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 16},
@@ -85,6 +95,11 @@ def test_exports_are_read_alike_by_both(export, target, case):
 FLAWS = [
     (check_vllm_folder, "eagle3", {IDS: None}, "names its layers in eagle_config"),
     (check_vllm_folder, "eagle3", {IDS: None, "eagle_config": None, "aux_hidden_states_layer_ids": [1]}, "names its"),
+    (check_vllm_folder, "eagle3, mla", {IDS: None}, "names its layers in eagle_config"),
+    (check_vllm_folder, "eagle3, mla", {"model_type": "deepseek_v3"}, "its model_type is deepseek_v3"),
+    (check_sglang_folder, "eagle3, mla", {"num_hidden_layers": 2}, "latent attention in several layers"),
+    (check_sglang_folder, "eagle3, mla", {"architectures": ["Eagle3DeepseekV3ForCausalLM"]}, "SGLang does not know"),
+    (check_sglang_folder, "eagle3, mla", {"draft_vocab_size": None}, "has no draft_vocab_size"),
     (check_vllm_folder, "dflash", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
     (check_vllm_folder, "dflash", {"dflash_config": {"target_layer_ids": None}}, "no dflash_config.target_layer_ids"),
     (check_vllm_folder, "dflash2", {"dflash_config": {"mask_token_id": None}}, "no dflash_config.mask_token_id"),
@@ -178,9 +193,34 @@ def test_engines_say_before_there_is_a_folder_which_drafts_they_serve():
 def test_a_selector_needs_a_vllm_that_knows_it_and_its_second_runner(export, target):
     folder = export("dflash2")
     with pytest.raises(ArtifactError, match=r"vLLM knows from 0\.28 on"):
-        check_vllm_folder(folder, target, knows_selectors=False)
+        check_vllm_folder(folder, target, is_before_28=True)
     with pytest.raises(ArtifactError, match="chosen by a selector, which needs vLLM's second model runner"):
         check_vllm_folder(folder, target, is_cpu_build=True)
+
+
+def test_latent_attention_before_vllm_0_28(export, target):
+    """Exports have no plain rotary embeddings; the build for CPUs had no such attention at all."""
+    folder = export("eagle3, mla")
+    check_vllm_folder(folder, target, is_before_28=True)
+    with pytest.raises(ArtifactError, match=r"vLLM's CPU build has from 0\.28 on"):
+        check_vllm_folder(folder, target, is_cpu_build=True, is_before_28=True)
+    edit(folder, {"rope_parameters": {"rope_type": "default"}, "rope_scaling": None})
+    check_vllm_folder(folder, target)
+    with pytest.raises(ArtifactError, match="takes for YaRN without a factor"):
+        check_vllm_folder(folder, target, is_before_28=True)
+
+
+def test_latent_attention_in_vllms_build_for_cpus(export, target):
+    """The target has it too, and the cache has the one width that the kernel is compiled for."""
+    folder = export("eagle3, mla")
+    with pytest.raises(ArtifactError, match="share no size of cache blocks"):
+        check_vllm_folder(folder, target, is_cpu_build=True)
+    sizes = LatentSizes(**LATENT)
+    latent = replace(target, latent=sizes)
+    with pytest.raises(ArtifactError, match="kv_lora_rank=512 and qk_rope_head_dim=64 alone"):
+        check_vllm_folder(folder, latent, is_cpu_build=True)
+    edit(folder, {"kv_lora_rank": 512, "qk_rope_head_dim": 64})
+    check_vllm_folder(folder, latent, is_cpu_build=True)
 
 
 @pytest.mark.parametrize("head", ["gated", "rnn"])

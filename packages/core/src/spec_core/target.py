@@ -19,6 +19,21 @@ NormKind = Literal["rms", "rms_plus_one", "layer"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatentSizes:
+    """Sizes of a multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), under their keys of config.json."""
+
+    q_lora_rank: int | None
+    """Width that queries are compressed to; None: they are not."""
+    kv_lora_rank: int
+    """Width that keys and values are compressed to together."""
+    qk_nope_head_dim: int
+    """Channels of a query's and a key's head that are not rotated."""
+    qk_rope_head_dim: int
+    """Rotated ones, which all heads of the keys share."""
+    v_head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class TargetSpec:
     """Shapes, names and numbers of a causal language model, from its config.json and safetensors headers."""
 
@@ -57,6 +72,8 @@ class TargetSpec:
     rope: Mapping[str, Any]
     """Hugging Face ``rope_parameters``: rope_theta, rope_type, partial_rotary_factor and the scaling's own."""
     eos_token_ids: tuple[int, ...] = ()
+    latent: LatentSizes | None = None
+    """Sizes of its multi-head latent attention; None: it has another attention."""
 
     @property
     def tied(self) -> bool:

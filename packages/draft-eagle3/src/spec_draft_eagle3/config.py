@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 (pydantic evaluates annotations)
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import pydantic
 
@@ -11,6 +11,10 @@ from spec_kit.drafting import CapturedLayers, DecoderConfig, DistilledLoss
 
 MOST_LAYERS = 16
 """More than any published draft has; a damaged config.json does not make thousands."""
+
+
+LatentSize = Annotated[int | None, pydantic.Field(ge=1, exclude_if=lambda size: size is None)]
+"""A size of multi-head latent attention. It is left out where it has no value, as in run directories of before."""
 
 
 class Eagle3Config(DecoderConfig):
@@ -30,6 +34,19 @@ class Eagle3Config(DecoderConfig):
     step_decay: float = pydantic.Field(0.8, gt=0, le=1)
     """Weight of one step relative to the one before: step s weighs step_decay ** s."""
 
+    attention: Literal["gqa", "mla"] = pydantic.Field("gqa", exclude_if=lambda kind: kind == "gqa")
+    """``gqa``: grouped queries, as Llama's. ``mla``: multi-head latent attention, as DeepSeek V3's and Kimi K2's,
+    whose sizes are the next five keys."""
+    q_lora_rank: LatentSize = None
+    """Width that queries are compressed to. None, for all five: the target's, else DeepSeek V3's: 1536."""
+    kv_lora_rank: LatentSize = None
+    """Width that keys and values are compressed to together: what an engine caches. DeepSeek V3's: 512."""
+    qk_nope_head_dim: LatentSize = None
+    """Channels of a query's and a key's head without rotary embeddings. DeepSeek V3's: 128."""
+    qk_rope_head_dim: LatentSize = None
+    """Those with rotary embeddings, which all heads of the keys share. DeepSeek V3's: 64."""
+    v_head_dim: LatentSize = None
+    """Channels of a value's head. DeepSeek V3's: 128."""
     num_layers: int | None = pydantic.Field(None, ge=1, le=MOST_LAYERS)
     """Decoder layers. None: 1. The first reads the token and the state, each further one the state alone."""
     vocab_size: int | None = pydantic.Field(None, ge=1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from spec_core.errors import ArtifactError, ConfigError
 from spec_core.records import FeatureSchema, ShardHints, TensorParallelHints
 from spec_draft_eagle3.config import Eagle3Config
+from spec_draft_eagle3.mla_shape import LATENT_SIZES, MLA_ARCHITECTURE, MlaShape
 from spec_draft_eagle3.shape import ARCHITECTURE, Eagle3Shape
 from spec_kit.drafting import (
     DraftCheckpoint,
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from spec_kit.drafting import Json
 
 
+_MLA_NAMES = {MLA_ARCHITECTURE, "Eagle3DeepseekV3ForCausalLM"}
+"""vLLM knows it by both names."""
+
+
 class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     """EAGLE-3 (arXiv 2503.01840) with training-time test; see ``spec_core.draft`` for the contract."""
 
@@ -43,8 +48,12 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "eagle3", "sglang": "EAGLE3"}
 
     def __init__(self, config: DraftConfig) -> None:
-        """Leave out SGLang where there are several layers: none has been served by it yet."""
+        """Leave out SGLang where there are several layers: none has been served by it yet.
+
+        Raise ConfigError for sizes of an attention that the draft does not have.
+        """
         super().__init__(config)
+        _check_sizes(self.options, is_fresh=self.checkpoint is None)
         if (self.options.num_layers or 1) > 1:
             self.serving_methods = {"vllm": "eagle3"}
 
@@ -53,7 +62,13 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         """Return whether the architecture is Eagle3's; EAGLE's own files are known by their draft vocabulary."""
         named = architectures(fields)
         unnamed = "LlamaForCausalLM" in named and "draft_vocab_size" in fields
-        return super().is_own(fields) or "Eagle3LlamaForCausalLM" in named or unnamed
+        others = _MLA_NAMES | {"Eagle3LlamaForCausalLM"}
+        return super().is_own(fields) or not named.isdisjoint(others) or unnamed
+
+    @classmethod
+    def shape_type(cls, fields: Json) -> type[Eagle3Shape]:
+        """Return the shape with the attention that the architecture names."""
+        return Eagle3Shape if architectures(fields).isdisjoint(_MLA_NAMES) else MlaShape
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
@@ -89,7 +104,8 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def fresh_shape(self, target: TargetSpec) -> Eagle3Shape:
         """Return the options, else the target's sizes."""
         options = self.options
-        return Eagle3Shape.for_target(
+        shape = MlaShape if options.attention == "mla" else Eagle3Shape
+        return shape.for_target(
             options,
             target,
             num_layers=options.num_layers or 1,
@@ -181,15 +197,14 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
             columns={"lm_head": shape.vocab_size},
             rows={"fc": shape.num_captured * shape.hidden_size},
             whole_inputs=("fc",),
-            enters=("midlayer.hidden_norm",),
             leaves=("fc",),
-            each_token=("midlayer.hidden_norm", "norm"),
+            each_token=("norm",),
             all_tokens_in={"midlayer.input_layernorm": 0, "rank_rows": 0},
             all_tokens_out=("head_input", "whole_rows"),
             kept_ids="t2d" if shape.reduced else "",
         )
         layers = ["midlayer", *(f"layers.{index}" for index in shape.later_layers)]
-        hints = sum(map(shape.layer_hints, layers), TensorParallelHints()) + own
+        hints = sum(map(shape.layer_hints, layers), shape.norm_hints("midlayer.hidden_norm")) + own
         return ShardHints(tensor_parallel=hints, vocabulary=("lm_head",))
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
@@ -199,6 +214,18 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
         assert isinstance(module, Eagle3Model)
         return ChainProposer(module, ops)
+
+
+def _check_sizes(options: Eagle3Config, *, is_fresh: bool) -> None:
+    """Raise ConfigError for a written size of the other kind of attention; a folder has fixed those of its own."""
+    mla = options.attention == "mla"
+    others = ("num_kv_heads", "head_dim") if mla and is_fresh else () if mla else tuple(LATENT_SIZES)
+    for key in others:
+        if (value := getattr(options, key)) is not None:
+            raise ConfigError(
+                f"draft.{key}={value} is no size of draft.attention={options.attention}; remove it, or set "
+                f"draft.attention={'gqa' if mla else 'mla'}"
+            )
 
 
 def _check_copies(checkpoint: DraftCheckpoint[Eagle3Shape]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from spec_draft_eagle3.attention import GroupedQueryAttention
+from spec_draft_eagle3.mla import LatentAttention
 from spec_kit.chain_drafting import (
     HeadLoss,
     NeededRows,
@@ -16,9 +18,11 @@ from spec_kit.chain_drafting import (
     take_rows,
     unrolled_attention,
 )
-from spec_kit.drafting import AttentionProjections, Mlp, Rope, linear
+from spec_kit.drafting import Mlp, Rope, linear
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from spec_core import VocabularyOps
@@ -30,10 +34,14 @@ if TYPE_CHECKING:
     Angles = tuple[Tensor, Tensor]
 
 
-class Eagle3Layer(nn.Module):
-    """One Llama-style decoder layer; the attention of the first sees [normed token embedding ; normed hidden state].
+ATTENTIONS: Mapping[str, Any] = {"gqa": GroupedQueryAttention, "mla": LatentAttention}
+"""The attention modules by ``draft.attention``."""
 
-    It has the projections; the attention itself spans the unrolled steps (``attention.py``).
+
+class Eagle3Layer(nn.Module):
+    """One decoder layer; the attention of the first sees [normed token embedding ; normed hidden state].
+
+    It has the projections; the attention itself spans the unrolled steps.
     """
 
     def __init__(self, shape: Eagle3Shape, kernels: ChainKernels, *, is_first: bool) -> None:
@@ -43,51 +51,42 @@ class Eagle3Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(width, shape.norm_eps)
         self.hidden_norm = nn.RMSNorm(width, shape.norm_eps) if is_first else None
         self.post_attention_layernorm = nn.RMSNorm(width, shape.norm_eps)
-        self.self_attn = AttentionProjections(shape, 2 * width if is_first else width)
+        self.self_attn = ATTENTIONS[shape.attention](shape, 2 * width if is_first else width)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
-        self.head_dim = shape.head_dim
-
-    @property
-    def heads(self) -> list[int]:
-        """Heads of q, k and v; a tensor-parallel rank has its part of them."""
-        attention = self.self_attn
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        return [len(projection.weight) // self.head_dim for projection in projections]
 
     def qkv_weight(self) -> Tensor:
-        """Return the weights of q, k and v, stacked."""
-        attention = self.self_attn
-        return torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+        """Return the weights of the projections of the attention's input, stacked."""
+        return torch.cat([projection.weight for projection in self.self_attn.input_projections])
 
     def embed(self, embedding_TH: Tensor, weight: Tensor) -> Tensor:
-        """Return the embedding's share of q, k, v: [T, (heads + 2 kv_heads) * head_dim]."""
+        """Return the embedding's share of what the input is projected to, [T, rows of ``weight``]."""
         return F.linear(self.input_layernorm(embedding_TH), weight)
 
-    def qkv(
+    def project(
         self, hidden_TH: Tensor, weight: Tensor, embedded: Tensor | None = None, row_N: Tensor | None = None
-    ) -> tuple[Tensor, ...]:
-        """Return q [N, heads, head_dim], k and v [T, heads, head_dim], not rotated yet.
+    ) -> tuple[Tensor, Tensor]:
+        """Return what queries [N, channels], and what keys and values [T, channels] are made of.
 
         ``row_N``: the rows that have a query; None: all. ``embedded``: the first layer's share from the embedding.
         """
         norm = self.input_layernorm if self.hidden_norm is None else self.hidden_norm
-        normed_TH = norm(hidden_TH)
+        normed_TH, width = norm(hidden_TH), len(self.self_attn.input_projections[0].weight)
         if row_N is None:
-            return self._project(normed_TH, weight, embedded).split(self.heads, dim=1)
-        width = self.heads[0] * self.head_dim
+            projected = _product(normed_TH, weight, embedded)
+            return projected[:, :width], projected[:, width:]
         added = (None, None) if embedded is None else (embedded[:, :width], embedded[:, width:])
         added_NQ = None if added[0] is None else take_rows(added[0], row_N)
-        q = self._project(take_rows(normed_TH, row_N), weight[:width], added_NQ)
-        return q, *self._project(normed_TH, weight[width:], added[1]).split(self.heads[1:], dim=1)
-
-    def _project(self, normed_RH: Tensor, weight: Tensor, added: Tensor | None) -> Tensor:
-        projected = F.linear(normed_RH, weight) if added is None else torch.addmm(added, normed_RH, weight.T)
-        return projected.unflatten(1, (-1, self.head_dim))
+        queries = _product(take_rows(normed_TH, row_N), weight[:width], added_NQ)
+        return queries, _product(normed_TH, weight[width:], added[1])
 
     def finish(self, hidden_TH: Tensor, attended: Tensor) -> Tensor:
         """Return the layer's output: output projection and MLP around their residuals."""
-        hidden_TH = hidden_TH + self.self_attn.o_proj(attended.flatten(1))
+        hidden_TH = hidden_TH + self.self_attn.output(attended)
         return hidden_TH + self.mlp(self.post_attention_layernorm(hidden_TH))
+
+
+def _product(normed_RH: Tensor, weight: Tensor, added: Tensor | None) -> Tensor:
+    return F.linear(normed_RH, weight) if added is None else torch.addmm(added, normed_RH, weight.T)
 
 
 class _UnrolledLayer:
@@ -99,16 +98,21 @@ class _UnrolledLayer:
         self._values: list[Tensor] = []
 
     def step(
-        self, hidden_NH: Tensor, qkv: tuple[Tensor, ...], angles: tuple[Angles, Angles], row_N: Tensor | None
+        self,
+        hidden_NH: Tensor,
+        projected: tuple[Tensor, Tensor],
+        angles: tuple[Angles, Angles],
+        row_N: Tensor | None,
     ) -> Tensor:
         """Return the layer's output of one more step, [N, H].
 
         ``angles``: of the queries, and of the keys; ``row_N``: the rows of the queries, the first of those of the
         step before; None: all.
         """
-        q, k, v = qkv
-        q = self._kernels.rotate(q, angles[0])
-        self._keys.append(self._kernels.rotate(k, angles[1]))
+        attention, rotate = self._layer.self_attn, self._kernels.rotate
+        q = attention.queries(projected[0], lambda heads: rotate(heads, angles[0]))
+        k, v = attention.keys_values(projected[1], lambda heads: rotate(heads, angles[1]))
+        self._keys.append(k)
         self._values.append(v)
         keys, values = (
             [first, *(part[: len(q)] for part in later)] for first, *later in (self._keys, self._values)
@@ -210,10 +214,10 @@ class Eagle3Model(nn.Module):
                 narrows = step == 0 and layer is layers[-1]
                 row_Q = row_N if step > 0 or narrows else None
                 added = embedded if layer is self.midlayer else None
-                qkv = layer.qkv(hidden, weight, added, row_N if narrows else None)
+                projected = layer.project(hidden, weight, added, row_N if narrows else None)
                 if narrows:
                     hidden = self.select(hidden, row_N)
-                hidden = over_steps.step(hidden, qkv, (angles_N if narrows else angles, angles), row_Q)
+                hidden = over_steps.step(hidden, projected, (angles_N if narrows else angles, angles), row_Q)
             hidden, normed = self.output(hidden)
             states.append(self.head_input(normed))
         return states, needed

@@ -36,7 +36,7 @@ class ChainProposer(Proposer):
     def __init__(self, module: Eagle3Model, ops: VocabularyOps) -> None:
         """Start with an empty cache."""
         self._network = _Network(module, ops)
-        empty = module.fc.weight.new_zeros(0, module.shape.num_kv_heads, module.shape.head_dim)
+        empty = module.fc.weight.new_zeros(0, *module.shape.cache_shape)
         self._caches: list[KeysValues] = [(empty, empty)] * module.shape.num_layers
         self._last = module.fc.weight.new_zeros(module.shape.hidden_size)
 
@@ -140,17 +140,18 @@ class _Network:
         self, layer: Eagle3Layer, ids_T: Tensor, hidden_TH: Tensor, angles: Angles
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated q and k, and v, of tokens at the positions of these angles."""
-        attention = layer.self_attn
         if layer.hidden_norm is None:
             inputs = layer.input_layernorm(hidden_TH)
         else:
             embedded_TH = layer.input_layernorm(self._ops.embed(ids_T))
             inputs = torch.cat([embedded_TH, layer.hidden_norm(hidden_TH)], dim=-1)
-        q, k, v = (
-            project(inputs).unflatten(-1, (-1, layer.head_dim))
-            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        return rotate(q, angles), rotate(k, angles), v
+        attention = layer.self_attn
+        first, *others = (projection(inputs) for projection in attention.input_projections)
+
+        def turn(heads: Tensor) -> Tensor:
+            return rotate(heads, angles)
+
+        return attention.queries(first, turn), *attention.keys_values(torch.cat(others, dim=-1), turn)
 
     def finish(self, layer: Eagle3Layer, hidden_BH: Tensor, q_BND: Tensor, context: _Context) -> Tensor:
         """Return a layer's output for one query of each sequence, which attends all of its context."""

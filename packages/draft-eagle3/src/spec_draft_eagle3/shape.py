@@ -25,6 +25,10 @@ class Eagle3Shape(DecoderShape):
     """The sizes of one Eagle3 draft."""
 
     nested: ClassVar[str] = "eagle_config"
+    architecture: ClassVar[str] = ARCHITECTURE
+    model_type: ClassVar[str] = "llama"
+    attention: ClassVar[str] = "gqa"
+    """Value of ``draft.attention``."""
 
     vocab_size: Size = Field(
         default_factory=lambda sizes: sizes["target_vocab_size"], alias="draft_vocab_size"
@@ -50,6 +54,11 @@ class Eagle3Shape(DecoderShape):
     def num_captured(self) -> int:
         """Captured layers that feed the draft."""
         return 3 if self.captured is None else len(self.captured)
+
+    @property
+    def cache_shape(self) -> tuple[int, int]:
+        """Heads of the keys and values of a token, and channels of each."""
+        return self.num_kv_heads, self.head_dim
 
     @property
     def norm_copies(self) -> dict[str, str]:
@@ -123,7 +132,7 @@ class Eagle3Shape(DecoderShape):
         """
         layers = self.layer_ids(target.num_layers)
         return {
-            **head_fields(ARCHITECTURE, "llama", target),
+            **head_fields(self.architecture, self.model_type, target),
             "draft_vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
             "target_hidden_size": self.hidden_size,

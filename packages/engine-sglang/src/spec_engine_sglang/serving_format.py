@@ -1,8 +1,8 @@
 """SGLang's arguments for a draft, and what it needs in a draft's folder beyond what the draft's plugin has checked.
 
 docs/evaluation.md has the table of fields and versions, and how each is known. A folder whose architecture is not
-listed here is passed on unchecked. Sources: ``arg_groups/speculative_hook.py``, ``models/dflash.py`` and
-``models/llama_eagle3.py`` of 0.5.16 and 0.5.23.
+listed here is passed on unchecked. Sources: ``arg_groups/speculative_hook.py``, ``models/dflash.py``,
+``models/llama_eagle3.py`` and ``models/kimi_k25_eagle3.py`` of 0.5.16 and 0.5.23.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _CHAIN = "LlamaForCausalLMEagle3"
-_VLLM_CHAIN = "Eagle3LlamaForCausalLM"
+_LATENT_CHAIN = "Eagle3DeepseekV2ForCausalLM"
+"""A chain with multi-head latent attention."""
+_VLLM_CHAINS = frozenset({"Eagle3LlamaForCausalLM", "Eagle3DeepseekV3ForCausalLM"})
+"""Names that vLLM knows besides."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
 """The same in EAGLE's own files, where a draft vocabulary marks it as no whole Llama."""
 _BLOCK = "DFlashDraftModel"
@@ -85,7 +88,7 @@ def check_speculation(folder: Path, num_draft_tokens: int) -> None:
     Raise ConfigError for more draft tokens than the draft can propose.
     """
     fields = _read(folder)
-    if not architectures(fields).isdisjoint({_CHAIN, _BLOCK}):
+    if not architectures(fields).isdisjoint({_CHAIN, _LATENT_CHAIN, _BLOCK}):
         _check_switches(folder, fields)
     if _SELECTOR_BLOCK in architectures(fields) and not probe_version(_KNOWS_SELECTORS, "sglang").ok:
         raise config_error(folder, f"architecture {_SELECTOR_BLOCK}, which SGLang reads from 0.5.19 on")
@@ -135,13 +138,13 @@ def _check_switches(folder: Path, fields: Json) -> None:
 
 
 def _is_chain(draft: ServedFolder) -> bool:
-    return _CHAIN in draft.architectures
+    return not draft.architectures.isdisjoint({_CHAIN, _LATENT_CHAIN})
 
 
 def _is_misnamed_chain(draft: ServedFolder) -> bool:
     named = draft.architectures
     unnamed = _UNNAMED_CHAIN in named and "draft_vocab_size" in draft.fields
-    return not _is_chain(draft) and (_VLLM_CHAIN in named or unnamed)
+    return not _is_chain(draft) and (not named.isdisjoint(_VLLM_CHAINS) or unnamed)
 
 
 def _is_block(draft: ServedFolder) -> bool:
@@ -162,12 +165,17 @@ def _lacks_target_depth(draft: ServedFolder) -> bool:
 
 _FLAWS = (
     Flaw(
+        "it has latent attention in several layers, and SGLang has one layer with it",
+        lambda draft: _LATENT_CHAIN in draft.architectures and draft.fields.get("num_hidden_layers") != 1,
+    ),
+    Flaw(
         "it is in the layout of speculators, which SGLang does not read; write it in the engines' own layout "
         "(spec-trainer convert)",
         lambda draft: "speculators_model_type" in draft.fields,
     ),
     Flaw(
-        f"its architecture has a name that SGLang does not know; SGLang serves the same draft as {_CHAIN}",
+        f"its architecture has a name that SGLang does not know; SGLang serves the same draft as {_CHAIN}, or as "
+        f"{_LATENT_CHAIN} if its attention is latent",
         _is_misnamed_chain,
     ),
     Flaw(

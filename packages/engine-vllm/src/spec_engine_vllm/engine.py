@@ -31,9 +31,10 @@ def is_cpu_build() -> bool:
     return found is not None and found[0] == DISTRIBUTIONS[1]
 
 
-def knows_selectors() -> bool:
-    """Return whether the installed vLLM drafts with a selector between candidates; True where none is installed."""
-    return installed_version(*DISTRIBUTIONS) is None or probe_version(">=0.28", *DISTRIBUTIONS).ok
+def is_before_28() -> bool:
+    """Return whether the installed vLLM is older than 0.28, which reads some drafts differently."""
+    found = installed_version(*DISTRIBUTIONS)
+    return found is not None and not probe_version(">=0.28", *DISTRIBUTIONS).ok
 
 
 class VllmEngine(SubprocessEngine):
@@ -54,7 +55,7 @@ class VllmEngine(SubprocessEngine):
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:
         """Raise UsageError if vLLM cannot serve the draft as configured (E8)."""
-        check_vllm_folder(folder, target, is_cpu_build=is_cpu_build(), knows_selectors=knows_selectors())
+        check_vllm_folder(folder, target, is_cpu_build=is_cpu_build(), is_before_28=is_before_28())
         cls.serving_method(config, draft, folder)
 
     @classmethod

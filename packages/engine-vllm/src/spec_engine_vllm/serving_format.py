@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _ANGELSLIM_LAYERS = "aux_hidden_states_layer_ids"
-_CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"})
-"""One autoregressive layer; vLLM knows it by both names."""
+_LATENT_CHAINS = frozenset({"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM"})
+"""One autoregressive layer with multi-head latent attention; vLLM knows it by both names."""
+_CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}) | _LATENT_CHAINS
+"""One autoregressive layer; vLLM knows each by two names."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
 """The same in EAGLE's own files, where a draft vocabulary marks it as no whole Llama. vLLM adds the prefix."""
 _PARALLEL_CHAINS = frozenset({"PEagleDraftModel", "PeagleLlamaForCausalLM", "PeagleQwen3ForCausalLM"})
@@ -64,11 +66,14 @@ def vllm_command(target: TargetSpec, mode: SpeculativeMode, *, is_cpu_build: boo
 
 
 def check_vllm_folder(
-    folder: Path, target: TargetSpec, *, is_cpu_build: bool = False, knows_selectors: bool = True
+    folder: Path, target: TargetSpec, *, is_cpu_build: bool = False, is_before_28: bool = False
 ) -> None:
     """Raise ArtifactError, one line, for a folder that vLLM would refuse or read differently."""
-    flaws = _FLAWS if knows_selectors else (*_FLAWS, _UNKNOWN_SELECTOR)
-    check_served("vLLM", (*flaws, *_SECOND_RUNNER) if is_cpu_build else flaws, folder, target)
+    flaws = [*_FLAWS]
+    flaws += _BEFORE_28 if is_before_28 else ()
+    flaws += (_NO_LATENT_ON_CPU,) if is_cpu_build and is_before_28 else ()
+    flaws += (*_LATENT_ON_CPU, *_SECOND_RUNNER) if is_cpu_build else ()
+    check_served("vLLM", flaws, folder, target)
 
 
 def _is_chain(draft: ServedFolder) -> bool:
@@ -85,6 +90,16 @@ def _has_no_mask_token(draft: ServedFolder) -> bool:
     )
     is_parallel = _SPECULATORS not in draft.fields and not draft.architectures.isdisjoint(_PARALLEL_CHAINS)
     return is_parallel and all(place is None for place in places)
+
+
+def _is_latent_chain(draft: ServedFolder) -> bool:
+    return not draft.architectures.isdisjoint(_LATENT_CHAINS)
+
+
+def _is_plainly_rotated(draft: ServedFolder) -> bool:
+    """Return whether rotary embeddings are plain; a folder has them under one of two keys, the kind under two."""
+    rope: Any = draft.fields.get("rope_parameters") or draft.fields.get("rope_scaling") or {}
+    return rope.get("rope_type", rope.get("type", "default")) == "default"
 
 
 def _is_block(draft: ServedFolder) -> bool:
@@ -165,6 +180,11 @@ _FLAWS = (
         "it has a d2t although its vocabulary is the target's; vLLM has no place for it: remove it",
         _maps_whole_vocabulary,
     ),
+    Flaw(
+        "its model_type is deepseek_v3, with which vLLM takes it for the MTP head of a target; write deepseek_v2 "
+        "(spec-trainer convert)",
+        lambda draft: _is_latent_chain(draft) and draft.fields.get("model_type") == "deepseek_v3",
+    ),
     Flaw("its config.json has no pard_token, where vLLM looks for its mask token", _has_no_mask_token),
     Flaw(
         "its config.json has no dflash_config.mask_token_id, where vLLM looks for it",
@@ -175,11 +195,35 @@ _FLAWS = (
         lambda draft: _is_block(draft) and not draft.nested("dflash_config", "target_layer_ids"),
     ),
 )
+_PLAIN_ROTATION = Flaw(
+    "its latent attention has plain rotary embeddings, which vLLM before 0.28 takes for YaRN without a factor, and "
+    "stops; write them as YaRN of factor 1 (spec-trainer convert)",
+    lambda draft: _is_latent_chain(draft) and _is_plainly_rotated(draft),
+)
+_NO_LATENT_ON_CPU = Flaw(
+    "it has multi-head latent attention, which vLLM's CPU build has from 0.28 on", _is_latent_chain
+)
+_LATENT_ON_CPU = (
+    Flaw(
+        "it has multi-head latent attention and the target has another one, which vLLM's CPU build does not serve "
+        "together: their kernels share no size of cache blocks",
+        lambda draft: _is_latent_chain(draft) and draft.target.latent is None,
+    ),
+    Flaw(
+        "vLLM's CPU build has latent attention with kv_lora_rank=512 and qk_rope_head_dim=64 alone",
+        lambda draft: (
+            _is_latent_chain(draft)
+            and (draft.fields.get("kv_lora_rank"), draft.fields.get("qk_rope_head_dim")) != (512, 64)
+        ),
+    ),
+)
 _UNKNOWN_SELECTOR = Flaw(
     "its architecture is DFlash2DraftModel, which vLLM knows from 0.28 on; earlier ones draft as DFlash, without the "
     "selector and the convolutions",
     _is_selector_block,
 )
+_BEFORE_28 = (_UNKNOWN_SELECTOR, _PLAIN_ROTATION)
+"""Flaws for versions before 0.28 alone."""
 _SECOND_RUNNER = (
     Flaw(
         "it mixes sliding-window and full-attention layers, which needs vLLM's second model runner; vLLM's CPU build "

@@ -6,12 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from spec_core.errors import TargetError
+from spec_core.target import LatentSizes
 from spec_kit.targets.target_reader import read_target, read_target_tensors
 
 LLAMA3_ROPE = {
@@ -62,6 +64,47 @@ def test_llama_spec_holds_shapes_names_and_numbers(tiny_llama):
     assert (target.embedding_scale, target.logit_scale, target.logit_softcap) == (1.0, 1.0, None)
     assert target.rope == {"rope_theta": 10000.0, "rope_type": "default"}
     assert target.eos_token_ids == (2,)
+
+
+LATENT = {"kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+
+
+@pytest.mark.parametrize("q_lora_rank", [12, None])
+def test_sizes_of_latent_attention_are_those_of_its_keys(make_target, q_lora_rank):
+    sizes = {**LATENT, "q_lora_rank": q_lora_rank}
+    target = read_target(
+        make_target("deepseek_v3", head_dim=4, num_key_value_heads=4, first_k_dense_replace=8, **sizes)
+    )
+    assert target.latent == LatentSizes(**sizes)
+
+
+@pytest.mark.parametrize("value", [None, 0, "absent"])
+def test_a_target_with_a_part_of_these_keys_has_another_attention(damaged, value):
+    set_config(damaged, **{**LATENT, "v_head_dim": value})
+    assert read_target(damaged).latent is None
+
+
+def test_a_size_that_is_no_number_is_refused(damaged):
+    set_config(damaged, **{**LATENT, "v_head_dim": "wide"})
+    with pytest.raises(TargetError, match="v_head_dim='wide', expected a positive integer"):
+        read_target(damaged)
+
+
+def test_kimi_k2_is_read_as_deepseek_v3(make_target, tmp_path):
+    """Transformers reads its folders by code inside them alone; both engines take them for a DeepSeek V3."""
+    options = {
+        "head_dim": 4,
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 8,
+        "q_lora_rank": 12,
+        **LATENT,
+    }
+    folder = shutil.copytree(make_target("deepseek_v3", **options), tmp_path / "kimi")
+    expected = read_target(folder)
+    set_config(folder, model_type="kimi_k2")
+    found = read_target(folder)
+    assert found.model_type == "kimi_k2"
+    assert replace(found, model_type=expected.model_type, digest=expected.digest) == expected
 
 
 def test_reading_a_target_imports_neither_torch_nor_transformers(tiny_llama):

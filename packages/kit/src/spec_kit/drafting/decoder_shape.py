@@ -82,39 +82,57 @@ class DecoderShape(DraftShape):
         return {"rope": read_rope(fields)}
 
     def layer_shapes(self, inputs: int) -> Shapes:
-        """Return the tensors of AttentionProjections of ``inputs`` channels, Mlp, and the norms before both."""
+        """Return the tensors of an attention of ``inputs`` channels, Mlp, and the norms before both."""
         h, wide = self.hidden_size, self.intermediate_size
-        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        attention = self.attention_shapes(inputs)
         return {
             "input_layernorm.weight": (h,),
             "post_attention_layernorm.weight": (h,),
-            "self_attn.q_proj.weight": (q, inputs),
-            "self_attn.k_proj.weight": (kv, inputs),
-            "self_attn.v_proj.weight": (kv, inputs),
-            "self_attn.o_proj.weight": (h, q),
+            **{f"self_attn.{name}": shape for name, shape in attention.items()},
             "mlp.gate_proj.weight": (wide, h),
             "mlp.up_proj.weight": (wide, h),
             "mlp.down_proj.weight": (h, wide),
         }
 
+    def attention_shapes(self, inputs: int) -> Shapes:
+        """Return the tensors of AttentionProjections of ``inputs`` channels."""
+        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return {
+            "q_proj.weight": (q, inputs),
+            "k_proj.weight": (kv, inputs),
+            "v_proj.weight": (kv, inputs),
+            "o_proj.weight": (self.hidden_size, q),
+        }
+
     def layer_hints(self, layer: str) -> TensorParallelHints:
         """Return how ranks divide the decoder layer of that name, which has the modules of ``layer_shapes``."""
-        attention, mlp, inner = f"{layer}.self_attn", f"{layer}.mlp", self.intermediate_size
-        norms = f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"
+        mlp, norm, inner = f"{layer}.mlp", f"{layer}.post_attention_layernorm", self.intermediate_size
+        own = TensorParallelHints(
+            columns={f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner},
+            rows={f"{mlp}.down_proj": inner},
+            enters=(norm,),
+            leaves=(mlp,),
+            each_token=(norm,),
+        )
+        attention = self.attention_hints(f"{layer}.self_attn")
+        return attention + self.norm_hints(f"{layer}.input_layernorm") + own
+
+    def attention_hints(self, attention: str) -> TensorParallelHints:
+        """Return how ranks divide the attention of that name."""
         return TensorParallelHints(
             columns={
                 f"{attention}.q_proj": self.num_heads,
                 f"{attention}.k_proj": self.num_kv_heads,
                 f"{attention}.v_proj": self.num_kv_heads,
-                f"{mlp}.gate_proj": inner,
-                f"{mlp}.up_proj": inner,
             },
             replicated=(f"{attention}.k_proj", f"{attention}.v_proj"),
-            rows={f"{attention}.o_proj": self.num_heads, f"{mlp}.down_proj": inner},
-            enters=norms,
-            leaves=(f"{attention}.o_proj", mlp),
-            each_token=norms,
+            rows={f"{attention}.o_proj": self.num_heads},
+            leaves=(f"{attention}.o_proj",),
         )
+
+    def norm_hints(self, norm: str) -> TensorParallelHints:
+        """Return what the norm of that name, before an attention, gives to it."""
+        return TensorParallelHints(enters=(norm,), each_token=(norm,))
 
     def fixed_fields(self) -> Json:
         """Return fields that have one value for every draft of these layers."""

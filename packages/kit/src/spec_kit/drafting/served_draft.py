@@ -151,7 +151,7 @@ class ServedDraft(Draft, Generic[C, S]):
         if not cls.is_own(fields):
             return None
         with _read_as(cls.name, named):
-            shape = cls.Shape.from_json(fields, folder)
+            shape = cls.shape_type(fields).from_json(fields, folder)
         stored, names = cls.stored_shapes(folder), dict[str, str]()
         for name in stored:
             other = names.setdefault(cls.module_name(name), name)
@@ -171,6 +171,11 @@ class ServedDraft(Draft, Generic[C, S]):
     def is_own(cls, fields: Json) -> bool:
         """Return whether a config.json is of this algorithm."""
         return cls.architecture in architectures(fields)
+
+    @classmethod
+    def shape_type(cls, fields: Json) -> type[DraftShape]:
+        """Return the shape that reads a config.json of this algorithm: for most there is one."""
+        return cls.Shape
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:

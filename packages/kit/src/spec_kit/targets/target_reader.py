@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from spec_core.errors import TargetError
 from spec_core.foreign import foreign_errors, read_bytes, read_json_object
-from spec_core.target import TargetSpec, TargetTensors
+from spec_core.target import LatentSizes, TargetSpec, TargetTensors
 from spec_kit.targets.safetensors_index import read_header, sampled_blocks, stored_tensors, weight_files
 from spec_kit.targets.target_config import TargetConfig
 from spec_kit.targets.target_rope import target_rope
@@ -121,7 +121,17 @@ def _describe(config: TargetConfig, described: TargetType, tensors: Mapping[str,
         logit_softcap=described.logit_softcap(config),
         rope=target_rope(config, max_positions),
         eos_token_ids=_eos_token_ids(config),
+        latent=_latent(config),
     )
+
+
+def _latent(config: TargetConfig) -> LatentSizes | None:
+    """Return the sizes of a latent attention, which config.json names by these keys alone."""
+    keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    if any(not config.get(key) for key in keys):
+        return None
+    queries = config.integer("q_lora_rank") if config.get("q_lora_rank") else None
+    return LatentSizes(q_lora_rank=queries, **{key: config.integer(key) for key in keys})
 
 
 def _load_tensor(target: TargetSpec, name: str) -> Tensor:

@@ -68,7 +68,7 @@ _LAYER: dict[str, Any] = {"norm": "layer", "theta": None}
 
 TARGET_TYPES: Mapping[str, TargetType] = {
     **_all("llama qwen2 qwen2_moe qwen3 qwen3_moe mistral ministral olmo2 olmoe phi3 seed_oss"),
-    **_all("deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa exaone4 exaone_moe youtu"),
+    **_all("deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm4_moe_lite glm_moe_dsa exaone4 exaone_moe youtu"),
     **_all("hunyuan_v1_dense hunyuan_v1_moe arcee aria_text axk1 axk2 diffllama doge dots1"),
     **_all("internlm3 iquestcoder jetmoe kolibri1"),
     **_all("olmo_hybrid zamba2 flint"),

@@ -1,0 +1,76 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries, and keys with values, from narrow latents.
+
+Training and reference drafting expand the latents; engines cache them. Shapes: T tokens; D = nope + rope channels of
+a query's and a key's head, of which rope are rotated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from spec_kit.drafting import linear
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_draft_eagle3.attention import Turn
+    from spec_draft_eagle3.mla_shape import MlaShape
+
+
+class LatentAttention(nn.Module):
+    """The attention of DeepSeek V3 and Kimi K2, with their names of tensors; methods as GroupedQueryAttention."""
+
+    def __init__(self, shape: MlaShape, inputs: int) -> None:
+        """Make the projections of ``inputs`` channels."""
+        super().__init__()
+        heads, self._nope, self._rope = shape.num_heads, shape.qk_nope_head_dim, shape.qk_rope_head_dim
+        self._value, self._latent, self._score_scale = shape.v_head_dim, shape.kv_lora_rank, shape.score_scale
+        self.q_a_proj = linear(inputs, shape.q_lora_rank)
+        self.q_a_layernorm = nn.RMSNorm(shape.q_lora_rank, shape.norm_eps)
+        self.q_b_proj = linear(shape.q_lora_rank, heads * (self._nope + self._rope))
+        self.kv_a_proj_with_mqa = linear(inputs, self._latent + self._rope)
+        self.kv_a_layernorm = nn.RMSNorm(self._latent, shape.norm_eps)
+        self.kv_b_proj = linear(self._latent, heads * (self._nope + self._value))
+        self.o_proj = linear(heads * self._value, shape.hidden_size)
+        self.rotated_key = nn.Identity()  # a name for the place where a strategy sums gradients over heads
+
+    @property
+    def input_projections(self) -> tuple[nn.Linear, ...]:
+        """The projections of the layer's input; the first is that of the queries."""
+        return self.q_a_proj, self.kv_a_proj_with_mqa
+
+    def queries(self, projected: Tensor, turn: Turn) -> Tensor:
+        """Return queries [T, heads, D], their rotated channels first, from the first projection's output."""
+        # Attention divides by √D; what scores are multiplied by besides, the narrow latent takes.
+        latent = self.q_a_layernorm(projected) * self._score_scale
+        heads = self.q_b_proj(latent).unflatten(-1, (-1, self._nope + self._rope))
+        nope, rope = heads.split([self._nope, self._rope], dim=-1)
+        return torch.cat([turn(_in_halves(rope)), nope], dim=-1)
+
+    def keys_values(self, projected: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+        """Return keys, rotated channels first, and values, [T, heads, D] each, from the other projection's output.
+
+        Kernels take heads of one width: behind the values are zeros.
+        """
+        latent, rope = projected.split([self._latent, self._rope], dim=-1)
+        heads = self.kv_b_proj(self.kv_a_layernorm(latent)).unflatten(-1, (-1, self._nope + self._value))
+        nope, v = heads.split([self._nope, self._value], dim=-1)
+        shared = turn(_in_halves(self.rotated_key(rope))[:, None]).expand(-1, nope.shape[1], -1)
+        k = torch.cat([shared, nope], dim=-1)
+        return k, F.pad(v, (0, k.shape[-1] - self._value))
+
+    def output(self, attended: Tensor) -> Tensor:
+        """Return [T, H] from attention over values, [T, heads, D]."""
+        return self.o_proj(attended[..., : self._value].flatten(1))
+
+
+def _in_halves(channels: Tensor) -> Tensor:
+    """Return channels with each pair (2i, 2i + 1), which engines rotate, as (i, i + half), which ``rotate`` does.
+
+    A score is a sum over channels: it does not depend on their order, as long as queries and keys have the same.
+    """
+    return channels.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

@@ -1,0 +1,164 @@
+"""MlaShape: an Eagle3 draft with multi-head latent attention, and its form as a served config.json.
+
+Both engines serve it by one class each (vLLM ``deepseek_eagle3.py``, SGLang ``kimi_k25_eagle3.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from spec_core.records import TensorParallelHints
+from spec_draft_eagle3.shape import Eagle3Shape
+from spec_kit.drafting import Size  # noqa: TC001 (pydantic evaluates annotations)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from spec_core import TargetSpec
+    from spec_kit.drafting import DecoderConfig, Json, Shapes
+
+MLA_ARCHITECTURE = "Eagle3DeepseekV2ForCausalLM"
+LATENT_SIZES: Mapping[str, int] = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+"""Sizes of DeepSeek V3 and Kimi K2, which engines' kernels are written for, for targets that have none."""
+
+
+class MlaShape(Eagle3Shape):
+    """The sizes of one Eagle3 draft with multi-head latent attention.
+
+    ``head_dim`` is that of the rotated channels, as in transformers; each head has keys of its own.
+    """
+
+    architecture: ClassVar[str] = MLA_ARCHITECTURE
+    model_type: ClassVar[str] = "deepseek_v2"
+    """With ``deepseek_v3`` vLLM takes the folder for the MTP head of a DeepSeek V3 (``config/speculative.py``)."""
+    attention: ClassVar[str] = "mla"
+
+    q_lora_rank: Size
+    kv_lora_rank: Size
+    qk_nope_head_dim: Size
+    qk_rope_head_dim: Size
+    v_head_dim: Size
+
+    @classmethod
+    def for_target(cls, config: DecoderConfig, target: TargetSpec, **own: object) -> Self:
+        """Return a fresh draft's shape: the options, else the target's latent sizes, else ``LATENT_SIZES``."""
+        latent = {
+            key: getattr(config, key) or getattr(target.latent, key, None) or default
+            for key, default in LATENT_SIZES.items()
+        }
+        sizes = {
+            "head_dim": latent["qk_rope_head_dim"],
+            "num_kv_heads": config.num_heads or target.num_heads,
+            "rope": _as_yarn(target.rope, target.max_positions),
+        }
+        return super().for_target(config, target, **latent, **sizes, **own)
+
+    @classmethod
+    def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
+        """Return the fields of every Eagle3 draft; those of grouped queries follow from the others."""
+        read = super().read_own(fields, own, folder)
+        derived = {"num_key_value_heads": "num_attention_heads", "head_dim": "qk_rope_head_dim"}
+        return read | {key: fields[source] for key, source in derived.items() if source in fields}
+
+    @property
+    def cache_shape(self) -> tuple[int, int]:
+        """Heads of the keys and values of a token, and channels of each."""
+        return self.num_heads, self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def score_scale(self) -> float:
+        """Factor on scores beside D ** −½: the square of YaRN's mscale, as in both engines."""
+        factor, mscale = self.rope.get("factor") or 1.0, self.rope.get("mscale_all_dim") or 0.0
+        return (1.0 + 0.1 * mscale * math.log(max(factor, 1.0))) ** 2
+
+    def attention_shapes(self, inputs: int) -> Shapes:
+        """Return the tensors of LatentAttention."""
+        heads, rope, nope = self.num_heads, self.qk_rope_head_dim, self.qk_nope_head_dim
+        return {
+            "q_a_proj.weight": (self.q_lora_rank, inputs),
+            "q_a_layernorm.weight": (self.q_lora_rank,),
+            "q_b_proj.weight": (heads * (nope + rope), self.q_lora_rank),
+            "kv_a_proj_with_mqa.weight": (self.kv_lora_rank + rope, inputs),
+            "kv_a_layernorm.weight": (self.kv_lora_rank,),
+            "kv_b_proj.weight": (heads * (nope + self.v_head_dim), self.kv_lora_rank),
+            "o_proj.weight": (self.hidden_size, heads * self.v_head_dim),
+        }
+
+    def attention_hints(self, attention: str) -> TensorParallelHints:
+        """Return how ranks divide the heads; each makes the latents, which are narrow, whole."""
+        return TensorParallelHints(
+            columns={f"{attention}.q_b_proj": self.num_heads, f"{attention}.kv_b_proj": self.num_heads},
+            rows={f"{attention}.o_proj": self.num_heads},
+            enters=tuple(
+                f"{attention}.{name}" for name in ("q_a_layernorm", "kv_a_layernorm", "rotated_key")
+            ),
+            leaves=(f"{attention}.o_proj",),
+        )
+
+    def norm_hints(self, norm: str) -> TensorParallelHints:
+        """Return that every rank makes the latents of all tokens from what the norm gives."""
+        return TensorParallelHints(all_tokens_out=(norm,), each_token=(norm,))
+
+    def fixed_fields(self) -> Json:
+        """Return fields of published drafts that have one value here: pairs are rotated, all tokens are attended."""
+        return super().fixed_fields() | {"rope_interleave": True, "index_topk": None}
+
+    def problem(self) -> str | None:
+        """Return why no engine serves a draft of this shape, or None."""
+        width = self.qk_nope_head_dim + self.qk_rope_head_dim
+        if self.v_head_dim > width:
+            return f"v_head_dim={self.v_head_dim} exceeds the {width} channels of a query's head"
+        return super().problem() or _rope_problem(self.rope)
+
+    def to_json(self, target: TargetSpec) -> Json:
+        """Return fields that both engines read; rotary embeddings are YaRN, also where they are plain."""
+        yarn = self.model_copy(update={"rope": _as_yarn(self.rope, self.max_positions)})
+        served = self if self.rope.get("rope_type") == "yarn" else yarn
+        fields = super(MlaShape, served).to_json(target) | {key: getattr(self, key) for key in LATENT_SIZES}
+        del fields["head_dim"]
+        return fields
+
+
+def _as_yarn(rope: Mapping[str, Any], max_positions: int) -> Json:
+    """Return a target's YaRN, or its base as YaRN of factor 1, which rotates as plain embeddings do.
+
+    Engines know latent attention with plain embeddings or YaRN. vLLM 0.26 and 0.27 take plain ones for YaRN without a
+    factor, and stop (vllm-project/vllm pull request 51092).
+    """
+    scaled = rope if rope.get("rope_type") == "yarn" else {}
+    original = scaled.get("original_max_position_embeddings") or max_positions
+    mscale = float(scaled.get("mscale_all_dim") or scaled.get("mscale") or 1.0)
+    return {
+        "rope_type": "yarn",
+        "rope_theta": rope.get("rope_theta", 10_000.0),
+        "factor": float(scaled.get("factor") or max_positions / original),
+        "original_max_position_embeddings": original,
+        "beta_fast": scaled.get("beta_fast") or 32,
+        "beta_slow": scaled.get("beta_slow") or 1,
+        "mscale": mscale,
+        "mscale_all_dim": mscale,
+    }
+
+
+def _rope_problem(rope: Mapping[str, Any]) -> str | None:
+    """Return what of a folder's rotary embeddings the engines' latent attention reads otherwise, or None."""
+    kind = rope.get("rope_type", "default")
+    if kind not in ("default", "yarn"):
+        return f"rotary embedding type {kind!r}: expected default or yarn for latent attention"
+    if kind == "yarn" and None in (rope.get("factor"), rope.get("original_max_position_embeddings")):
+        return "yarn without factor and original_max_position_embeddings: latent attention needs both"
+    if rope.get("mscale_all_dim") in (None, 0) and rope.get("mscale") not in (None, 1):
+        return f"mscale={rope['mscale']} without mscale_all_dim: expected both or none"
+    usual = {"attention_factor": None, "partial_rotary_factor": 1.0, "truncate": True}
+    for key, value in usual.items():
+        if rope.get(key) not in (None, value):
+            return f"{key}={rope[key]} of rotary embeddings, which engines do not read for latent attention"
+    return None
