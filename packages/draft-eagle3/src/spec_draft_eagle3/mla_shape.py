@@ -38,7 +38,7 @@ class MlaShape(Eagle3Shape):
 
     architecture: ClassVar[str] = MLA_ARCHITECTURE
     model_type: ClassVar[str] = "deepseek_v2"
-    """With ``deepseek_v3`` vLLM takes the folder for the MTP head of a DeepSeek V3 (``config/speculative.py``)."""
+    """vLLM takes a folder of type ``deepseek_v3`` for the MTP head of a target (``config/speculative.py``)."""
     attention: ClassVar[str] = "mla"
 
     q_lora_rank: Size
