@@ -166,6 +166,8 @@ def test_what_is_no_answer_is_refused_in_one_line(answer, problem) -> None:
         ),
         ("acceptance", '{"rounds": NaN, "drafted": 1, "accepted": 1, "accepted_per_position": []}'),
         ("acceptance", '{"rounds": 1, "drafted": 1, "accepted": 1, "accepted_per_position": [-1]}'),
+        ("acceptance", '{"rounds": 1, "answers": -1}'),
+        ("acceptance", '{"rounds": 1, "squared_rounds": %s}' % ("9" * 40)),
     ],
 )
 def test_a_field_out_of_its_range_is_refused(place, value) -> None:

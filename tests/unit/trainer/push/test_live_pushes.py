@@ -243,6 +243,30 @@ def test_a_server_that_could_not_revert_is_named(resolved, publisher, monkeypatc
     assert "version 2 may still be served: http://a:1 quarantined: it has gone" in caplog.text
 
 
+def test_a_server_that_counts_no_answers_reverts_nothing_and_the_log_says_why(
+    resolved, publisher, monkeypatch, caplog
+):
+    accepted = iter([100, *[0] * 16])  # before, and in four windows of four looks
+
+    class Counting(Hanging):
+        def acceptance(self, rounds=0, wait_s=0.0):
+            return AcceptanceCounters(rounds=400, drafted=1200, accepted=next(accepted))
+
+    monkeypatch.setattr(live_pushes, "connect_servers", lambda urls: {"http://a:1": Counting()})
+    publisher.add = lambda name, replica: None
+    publisher.serving = lambda: {"http://a:1": ServingStatus()}
+    words = "train.push_every=2", "push.to=[http://a:1]", "train.steps=5"
+    spec = resolved(*words, "push.canary_margin=0.1", "push.canary_rounds=100")
+    caplog.set_level("INFO")
+    with LivePushes(spec, 0, torch.device("cpu"), Group()) as pushes:
+        pushes.begin(2, Trainer())
+        assert publisher.begun.acquire(timeout=30)
+        publisher.finish(2, replicas={"http://a:1": ReplicaOutcome(state="committed")})
+        assert [news["push_reverted"] for news in pushes.finish() if "push_reverted" in news] == [False]
+    assert "version 2 stays: " in caplog.text
+    assert "too few answers were counted to compare: 0, 0 before" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("committed", "versions", "asked"),
     [
