@@ -71,10 +71,11 @@ def test_vllm_drafts_as_many_tokens_as_the_draft_has_slots(given, block):
 @pytest.mark.parametrize("given", IN_ONE_PASS)
 def test_vllm_guesses_a_chain_at_once_as_its_plugin_makes_it(given, tmp_path):
     draft = plugins.load(Draft, "peagle")
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": [draft.architecture]}))
+    fields = {"architectures": [draft.architecture], "pard_token": 0}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
     mode = SpeculativeMode(
         folder=tmp_path,
-        method=given["method"],
+        method=draft.serving_methods["vllm"],
         num_draft_tokens=given["num_speculative_tokens"],
         load=0,
     )

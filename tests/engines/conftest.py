@@ -87,6 +87,14 @@ DRAFTS = {
         "train.lr=3e-3",
         "train.steps=120",
     ],
+    "peagle": [
+        "draft.num_guesses=3",
+        "draft.num_layers=2",
+        "draft.retention=1.0",
+        "draft.vocab_size=80",
+        "train.lr=2e-3",
+        "train.steps=150",
+    ],
     "medusa": ["draft.num_heads=3", "train.lr=8e-3", "train.steps=150"],
 }
 MEDUSA = Path(__file__).parents[1] / "plugins" / "spec-draft-medusa"

@@ -51,7 +51,7 @@ Drafts = list[list[list[int]]]
 """The tokens that were drafted, for each prompt and round."""
 
 
-@pytest.fixture(scope="module", params=["eagle3", "dflash"])
+@pytest.fixture(scope="module", params=["eagle3", "dflash", "peagle"])
 def trained(request, trained_draft) -> Trained:
     return trained_draft(request.param)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spec_backend_cpu.attention import KERNELS as CPU_KERNELS
+from spec_backend_cpu.kernels import KERNELS as CPU_KERNELS
 from spec_core.records import Supervision
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft

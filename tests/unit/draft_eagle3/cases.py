@@ -11,7 +11,7 @@ import torch
 from transformers import DeepseekV3Config, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from spec_backend_cpu.attention import KERNELS
+from spec_backend_cpu.kernels import KERNELS
 from spec_core import TargetSpec, TargetTensors
 from spec_core.records import DraftBatch, Span
 from spec_draft_eagle3.draft import Eagle3Draft

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from spec_backend_cpu.attention import KERNELS
+from spec_backend_cpu.kernels import KERNELS
 from spec_core import FindKernel, no_kernel
 from spec_core.records import Supervision
 from spec_draft_eagle3.config import Eagle3Config

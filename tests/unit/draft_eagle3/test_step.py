@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from spec_backend_cpu.attention import KERNELS
+from spec_backend_cpu.kernels import KERNELS
 from spec_core import no_kernel
 from spec_core.records import Supervision
 from spec_draft_eagle3.config import Eagle3Config

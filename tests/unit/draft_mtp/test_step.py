@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from spec_backend_cpu.attention import KERNELS
+from spec_backend_cpu.kernels import KERNELS
 from spec_core import no_kernel
 from spec_draft_mtp.config import MtpConfig
 from spec_draft_mtp.draft import MtpDraft

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_backend_cpu.attention import KERNELS
+from spec_backend_cpu.kernels import KERNELS
 from spec_core.records import Supervision
 from spec_draft_peagle.chains import ChainRule
 from spec_draft_peagle.config import PEagleConfig

@@ -9,10 +9,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_core.errors import ArtifactError, ConfigError, TargetError
+from spec_draft_eagle3.config import Eagle3Config
+from spec_draft_eagle3.draft import Eagle3Draft
 from spec_draft_peagle.config import PEagleConfig
 from spec_draft_peagle.draft import PEagleDraft
 from spec_kit.drafting import write_draft
 
+from ..draft_eagle3.cases import make_model as make_eagle3
 from ..draft_eagle3.cases import make_target, make_tensors
 from .cases import make_config, make_model
 
@@ -46,7 +49,7 @@ def edit(folder, **changes):
 
 def test_config_json_is_what_vllm_reads(folder):
     fields = json.loads((folder / "config.json").read_text())
-    assert fields["architectures"] == ["PEagleDraftModel"]
+    assert fields["architectures"] == ["LlamaForCausalLMEagle3"]
     assert fields["model_type"] == "llama"
     assert (fields["num_hidden_layers"], fields["pard_token"], fields["draft_vocab_size"]) == (2, 28, 9)
     assert fields["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
@@ -84,9 +87,27 @@ def test_mask_token_is_found_where_vllm_finds_it(folder, place):
     assert PEagleDraft.from_folder(folder).shape(make_target()).mask_token_id == 7
 
 
-def test_other_name_of_the_architecture(folder):
-    edit(folder, architectures=["PeagleLlamaForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["PEagleDraftModel", "PeagleLlamaForCausalLM", "Eagle3LlamaForCausalLM"]
+)
+def test_other_names_of_the_architecture(folder, architecture):
+    edit(folder, architectures=[architecture])
     assert PEagleDraft.from_folder(folder) is not None
+
+
+def test_folder_is_told_from_eagle3s_by_its_mask_token(folder):
+    assert Eagle3Draft.from_folder(folder) is None
+    edit(folder, pard_token=None)
+    assert PEagleDraft.from_folder(folder) is None
+    with pytest.raises(ArtifactError, match="mask_hidden"):  # the damaged folder is no Eagle3 draft either
+        Eagle3Draft.from_folder(folder)
+
+
+def test_folder_of_eagle3_is_no_peagle_draft(tmp_path):
+    target, config = make_target(), Eagle3Config()
+    write_draft(Eagle3Draft(config), make_eagle3(target, config).state_dict(), target, tmp_path)
+    assert Eagle3Draft.from_folder(tmp_path) is not None
+    assert PEagleDraft.from_folder(tmp_path) is None
 
 
 def test_speculators_layout_gives_the_same_weights(folder):

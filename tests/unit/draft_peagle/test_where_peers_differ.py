@@ -100,6 +100,7 @@ def test_mask_token_is_written_where_vllm_looks(tmp_path):
     fields = PEagleDraft(make_config()).exported_config(target)
     assert fields["pard_token"] == PEagleDraft(make_config()).shape(target).mask_token_id
     del fields["pard_token"]
+    fields["architectures"] = ["PEagleDraftModel"]
     (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(ArtifactError, match="pard_token"):
         PEagleDraft.from_folder(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -84,12 +85,23 @@ def test_drafting_names_folder_method_and_tokens(target) -> None:
     }
 
 
-@pytest.mark.parametrize("architecture", ["PEagleDraftModel", "LlamaForCausalLMEagle3"])
-def test_a_chain_that_guesses_all_tokens_at_once_is_told_so(target, tmp_path, architecture) -> None:
-    (tmp_path / "config.json").write_text(f'{{"architectures": ["{architecture}"]}}')
+@pytest.mark.parametrize(
+    ("fields", "is_parallel"),
+    [
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, False),
+        ({"architectures": ["LlamaForCausalLMEagle3"], "pard_token": 0}, True),
+        ({"architectures": ["LlamaForCausalLMEagle3"], "ptd_token_id": 5}, True),
+        ({"architectures": ["LlamaForCausalLMEagle3"], "dflash_config": {"mask_token_id": 5}}, True),
+        ({"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 5}}, False),
+        ({"architectures": ["PEagleSpeculator"], "speculators_model_type": "peagle"}, True),
+        ({"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"}, False),
+    ],
+    ids=str,
+)
+def test_a_chain_that_guesses_all_tokens_at_once_is_told_so(target, tmp_path, fields, is_parallel) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(fields))
     given = engine_arguments(VllmConfig(), target, context(), drafting(folder=tmp_path))
-    is_parallel = given["speculative_config"].get("parallel_drafting", False)
-    assert is_parallel == (architecture == "PEagleDraftModel")
+    assert given["speculative_config"].get("parallel_drafting", False) == is_parallel
 
 
 def test_a_mode_changes_with_all_that_a_restart_is_needed_for() -> None:

@@ -110,6 +110,7 @@ FLAWS = [
     (check_vllm_folder, "dspark", {"architectures": ["DSparkDraftModel"]}, "takes for a part of the target"),
     (check_vllm_folder, "dspark", {"speculators_model_type": "dspark"}, "takes each guess for the token after"),
     (check_vllm_folder, "peagle", {"pard_token": None}, "no pard_token"),
+    (check_vllm_folder, "peagle", {"architectures": ["PEagleDraftModel"]}, "before which vLLM puts Eagle3"),
     (check_sglang_folder, "dspark", {"markov_head_type": None}, "no markov_head_type, which SGLang needs"),
     (check_sglang_folder, "dspark", {"architectures": ["DSparkDraftModel"]}, "whose fields lie where SGLang"),
     (check_sglang_folder, "dspark", {"num_target_layers": None}, "has no num_target_layers"),

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
-    from spec_core import Kernel
-
 # The operators behind scaled_dot_product_attention on CPU; only they return the log-sum-exp. Layout
 # [1, heads, T, head_dim], any strides; grouped queries are part of the kernel.
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # pyright: ignore[reportPrivateUsage]
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default  # pyright: ignore[reportPrivateUsage]
+fused_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # pyright: ignore[reportPrivateUsage]
+fused_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default  # pyright: ignore[reportPrivateUsage]
 
 
 def document_attention(
@@ -27,7 +25,9 @@ def document_attention(
     lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     for start, stop in bounds:
         rows = slice(start, stop)
-        document = _forward(_heads_first(q[rows]), _heads_first(k[rows]), _heads_first(v[rows]), 0.0, True)
+        document = fused_attention(
+            heads_first(q[rows]), heads_first(k[rows]), heads_first(v[rows]), 0.0, True
+        )
         out[rows] = document[0][0].transpose(0, 1)
         lse[rows] = document[1][0].transpose(0, 1)
     return out, lse
@@ -42,18 +42,12 @@ def document_attention_backward(
     q, k, v, _, _ = saved
     grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for start, stop in bounds:
-        inputs = [_heads_first(tensor[start:stop]) for tensor in (grad_out, *saved)]
-        for grad, document in zip(grads, _backward(*inputs, 0.0, True), strict=True):
+        inputs = [heads_first(tensor[start:stop]) for tensor in (grad_out, *saved)]
+        for grad, document in zip(grads, fused_attention_backward(*inputs, 0.0, True), strict=True):
             grad[start:stop] = document[0].transpose(0, 1)
     return grads
 
 
-def _heads_first(rows: Tensor) -> Tensor:
-    """[T, heads, ...] -> [1, heads, T, ...], a view."""
+def heads_first(rows: Tensor) -> Tensor:
+    """Return [T, heads, ...] as [1, heads, T, ...], a view."""
     return rows.transpose(0, 1).unsqueeze(0)
-
-
-KERNELS: Mapping[str, Kernel] = {
-    "causal_attention": document_attention,
-    "causal_attention_backward": document_attention_backward,
-}

@@ -72,6 +72,6 @@ class CpuBackend(Backend):
 
     def kernel(self, name: str) -> Kernel | None:
         """Return the kernel of a name, or None (B10)."""
-        from spec_backend_cpu.attention import KERNELS
+        from spec_backend_cpu.kernels import KERNELS
 
         return KERNELS.get(name)

@@ -15,6 +15,7 @@ from spec_kit.drafting import (
     architectures,
     as_served,
     layer_range_problem,
+    parallel_mask_token,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +60,12 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:
-        """Return whether the architecture is Eagle3's; EAGLE's own files are known by their draft vocabulary."""
+        """Return whether the architecture is Eagle3's; EAGLE's own files are known by their draft vocabulary.
+
+        With a mask token the same layers guess all tokens in one pass: that is another algorithm.
+        """
+        if parallel_mask_token(fields) is not None:
+            return False
         named = architectures(fields)
         unnamed = "LlamaForCausalLM" in named and "draft_vocab_size" in fields
         others = _MLA_NAMES | {"Eagle3LlamaForCausalLM"}

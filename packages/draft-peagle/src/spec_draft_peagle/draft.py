@@ -15,6 +15,7 @@ from spec_kit.drafting import (
     architectures,
     as_served,
     layer_range_problem,
+    parallel_mask_token,
 )
 
 if TYPE_CHECKING:
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
     from spec_draft_peagle.model import PEagleModel
     from spec_kit.drafting import Json
 
-_NAMES = frozenset({ARCHITECTURE, "PeagleLlamaForCausalLM"})
-"""vLLM's names of such a draft of Llama layers."""
+_NAMES = frozenset({"PEagleDraftModel", "PeagleLlamaForCausalLM"})
+"""Names of such a draft of Llama layers, and of no other."""
+_EAGLE3_NAMES = frozenset({ARCHITECTURE, "Eagle3LlamaForCausalLM"})
+"""Names of Eagle3, too: with a mask token, the draft is P-EAGLE."""
 
 
 class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
@@ -44,13 +47,13 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
     speculators_type: ClassVar[str] = "peagle"
     small_run: ClassVar[Mapping[str, object]] = {"num_guesses": 3, "num_layers": 2, "retention": 1.0}
     learns_from_guesses: ClassVar[bool] = True
-    serving_methods: ClassVar[Mapping[str, str]] = {}
-    """None: vLLM 0.32 refuses an export by its architecture."""
+    serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "eagle3"}
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:
-        """Return whether the architecture is P-EAGLE's."""
-        return not architectures(fields).isdisjoint(_NAMES)
+        """Return whether the architecture is P-EAGLE's, or Eagle3's with a mask token."""
+        is_parallel = parallel_mask_token(fields) is not None
+        return not architectures(fields).isdisjoint(_NAMES | _EAGLE3_NAMES if is_parallel else _NAMES)
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
@@ -65,10 +68,9 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
             "eagle_aux_hidden_state_layer_ids",
         )
         own = {name: fields[name] for name in names if name in fields}
-        fixed = {"architectures": [ARCHITECTURE], MASK_TOKEN: fields.get("mask_token_id")}
-        return (
-            fixed | {"norm_before_residual": True} | own
-        )  # where it does not say, vLLM norms before the residual
+        fixed = {"architectures": ["PeagleLlamaForCausalLM"], MASK_TOKEN: fields.get("mask_token_id")}
+        # Where it does not say, vLLM norms before the residual.
+        return fixed | {"norm_before_residual": True} | own
 
     @classmethod
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[PEagleShape]) -> None:

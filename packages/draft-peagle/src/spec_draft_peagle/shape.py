@@ -14,8 +14,8 @@ from spec_kit.drafting import (
     decoder_fields,
     end_fields,
     head_fields,
+    parallel_mask_token,
     read_layers,
-    section,
 )
 
 if TYPE_CHECKING:
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from spec_core import TargetSpec
     from spec_kit.drafting import Json, Shapes
 
-ARCHITECTURE = "PEagleDraftModel"
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+"""Eagle3's: vLLM puts its prefix before any other name, P-EAGLE's own included, and knows none of the results."""
 MASK_TOKEN = "pard_token"
-"""Field of the mask token. vLLM reads it, too, as ``ptd_token_id`` or inside ``dflash_config``."""
+"""Field of the mask token, which tells the folder from Eagle3's; see ``parallel_mask_token``."""
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -96,14 +97,11 @@ class PEagleShape(DecoderShape):
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
         """Return captured layers, and the mask token from where vLLM looks for it, in vLLM's order."""
-        layers = read_layers((fields, _LAYERS), (own, _LAYERS), folder)
-        places = (
-            section(fields, "dflash_config", folder).get("mask_token_id"),
-            fields.get(MASK_TOKEN),
-            fields.get("ptd_token_id"),
-        )
-        mask = next((found for found in places if found is not None), None)
-        return super().read_own(fields, own, folder) | {"captured": layers, MASK_TOKEN: mask}
+        found = {
+            "captured": read_layers((fields, _LAYERS), (own, _LAYERS), folder),
+            MASK_TOKEN: parallel_mask_token(fields),
+        }
+        return super().read_own(fields, own, folder) | found
 
     def fixed_fields(self) -> Json:
         """Return fields of published drafts that have one value here."""

@@ -1,8 +1,8 @@
 """VllmDraftSlot: the draft that a worker of vLLM serves, and its spare, another instance of the same model.
 
 vLLM's own code makes the spare and loads it, so that what is derived from weights (DFlash's stacked keys and values,
-weights that were packed for the CPU) is what a fresh vLLM would derive. No forward pass ever runs it. A swap
-exchanges the contents of both, in place.
+weights that were packed for the CPU, the state of masks) is what a fresh vLLM would derive. No forward pass ever runs
+it. A swap exchanges the contents of both, in place.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 _GROUP_BYTES = 512 << 20
 """Bytes of tensors that are copied before vLLM loads them."""
+_MASK = "mask_hidden"
+"""Tensor of a draft that guesses all tokens in one pass. Its loader wants it in every call."""
+_MASK_STATE = "parallel_drafting_hidden_state_tensor"
+"""Tensor of vLLM's drafter, not of the model: the state of masks, ``fc`` of that one."""
 _LENT = ("kv_cache",)
 """vLLM's name for the memory of keys and values that it lends to an attention layer."""
 
@@ -50,6 +54,7 @@ class VllmDraftSlot(ExchangedSlot):
         parallel = worker.vllm_config.parallel_config
         self._is_split = parallel.tensor_parallel_size > 1
         _check_exchangeable(self._live, parallel)
+        self._mask_states = _mask_states(worker, self._live)
         of_target = set(self._target.modules())
         self._shared = {
             path: module
@@ -78,21 +83,34 @@ class VllmDraftSlot(ExchangedSlot):
         assert self._spare is not None, "make_blank was not called"
         made = _outline(self._spare)
         for group in _groups(self._own(weights)):
-            self._spare.load_weights(group)  # type: ignore[operator]
+            self._spare.load_weights(self._with_mask(group))  # type: ignore[operator]
         process_weights_after_loading(self._spare, self._model_config, self.device)
+        self._derive_mask_state()
         self._is_reloadable = _outline(self._spare) == made
         packed = packed_steps(self._live, self._spare, self._target)
         return Exchange(self.tensors("live"), self.tensors("spare"), packed)
 
     def tensors(self, copy: Literal["live", "spare"]) -> dict[str, Tensor]:
         """Return the tensors of one copy that are neither keys and values nor the target's."""
-        return self.own_tensors(self._model(copy), _LENT)
+        return self.own_tensors(self._model(copy), _LENT) | self._mask_states.get(copy, {})
 
     def _model(self, copy: Literal["live", "spare"]) -> nn.Module:
         model = self._live if copy == "live" else self._spare
         if model is None:
             raise EngineError("there is no spare: no update was ever prepared")
         return model
+
+    def _with_mask(self, group: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+        """Add what the spare has of the mask, where a group of tensors lacks it."""
+        if not self._mask_states or any(name == _MASK for name, _ in group):
+            return group
+        return [*group, (_MASK, self._model("spare").get_buffer(_MASK))]
+
+    def _derive_mask_state(self) -> None:
+        """Set the spare's state of masks, as vLLM does once behind loading a draft."""
+        if self._mask_states:
+            spare, state = self._model("spare"), self._mask_states["spare"][_MASK_STATE]
+            state.copy_(spare.combine_hidden_states(spare.get_buffer(_MASK).view(-1)))  # type: ignore[operator]
 
     def _new_model(self) -> nn.Module:
         """Return a model like the live one, its weights not loaded; without what that one has of the target."""
@@ -149,11 +167,21 @@ def _config_of(model: nn.Module) -> Any:
     return next((config for config in noted if config is not None), None)
 
 
+def _mask_states(worker: Any, live: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Return, for each copy, the state of masks, which vLLM has outside the model; nothing without masks."""
+    if not hasattr(live, _MASK):
+        return {}
+    state = getattr(getattr(worker.model_runner, "drafter", None), _MASK_STATE, None)
+    if state is None:
+        raise EngineError(
+            "this vLLM derives a state of masks from the draft where it is not known: start it anew"
+        )
+    return {"live": {_MASK_STATE: state}, "spare": {_MASK_STATE: torch.empty_like(state)}}
+
+
 def _check_exchangeable(live: nn.Module, parallel: Any) -> None:
     if parallel.data_parallel_size > 1:
         raise EngineError("this vLLM is data-parallel; start one server for each replica")
-    if hasattr(live, "mask_hidden"):
-        raise EngineError("a draft with parallel drafting cannot be exchanged: vLLM derives state outside it")
     packed = any(PACKED in module.__dict__ for module in live.modules())
     compiled = any(not getattr(module, "do_not_compile", True) for module in live.modules())
     if packed and compiled:

@@ -10,13 +10,13 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Any, cast
 
-from spec_kit.drafting import Flaw, architectures, check_served, read_config
+from spec_kit.drafting import Flaw, architectures, check_served, parallel_mask_token, read_config
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import TargetSpec
-    from spec_kit.drafting import ServedFolder
+    from spec_kit.drafting import Json, ServedFolder
     from spec_kit.hosting import SpeculativeMode
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -28,7 +28,8 @@ _CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}) | _LAT
 _UNNAMED_CHAIN = "LlamaForCausalLM"
 """The same in EAGLE's own files, where a draft vocabulary marks it as no whole Llama. vLLM adds the prefix."""
 _PARALLEL_CHAINS = frozenset({"PEagleDraftModel", "PeagleLlamaForCausalLM", "PeagleQwen3ForCausalLM"})
-"""The same kind of layers, which guess all tokens in one pass with ``parallel_drafting``."""
+"""The same kind of layers, which guess all tokens in one pass with ``parallel_drafting``. vLLM registers these names,
+but then puts ``Eagle3`` before them. A folder that is served has a name of ``_CHAINS``, and a mask token."""
 _BLOCKS = frozenset({"DFlashDraftModel"})
 _MARKOV_BLOCKS = frozenset({"Qwen3DSparkModel"})
 """Blocks whose guesses are tied together by a Markov head."""
@@ -37,6 +38,7 @@ _SELECTOR_BLOCKS = frozenset({"DFlash2DraftModel"})
 _UNNAMED_MARKOV_BLOCKS = frozenset({"DSparkDraftModel"})
 """SpecForge's name for the same, which vLLM takes for a part of a DeepSeek-V4 target."""
 _FULL = "full_attention"
+_SPECULATORS_PARALLEL_CHAINS = frozenset({"peagle"})
 _SPECULATORS_BLOCKS = frozenset({"dflash"})
 _SPECULATORS_MARKOV_BLOCKS = frozenset({"dspark"})
 _SPECULATORS = "speculators_model_type"
@@ -45,12 +47,12 @@ _SPECULATORS = "speculators_model_type"
 
 def speculative_config(mode: SpeculativeMode) -> dict[str, Any]:
     """Return the ``speculative_config`` that makes vLLM draft as ``mode`` says."""
-    named = architectures(read_config(mode.folder) or {})
+    fields = read_config(mode.folder) or {}
     return {
         "method": mode.method,
         "model": str(mode.folder),
         "num_speculative_tokens": mode.num_draft_tokens,
-        **({} if named.isdisjoint(_PARALLEL_CHAINS) else {"parallel_drafting": True}),
+        **({"parallel_drafting": True} if _guesses_in_one_pass(fields) else {}),
     }
 
 
@@ -76,6 +78,15 @@ def check_vllm_folder(
     check_served("vLLM", flaws, folder, target)
 
 
+def _guesses_in_one_pass(fields: Json) -> bool:
+    """Return whether it is a chain for ``parallel_drafting``, which vLLM does not take from a draft's folder."""
+    if _SPECULATORS in fields:
+        return fields[_SPECULATORS] in _SPECULATORS_PARALLEL_CHAINS
+    named = architectures(fields)
+    is_chain = not named.isdisjoint(_CHAINS) and parallel_mask_token(fields) is not None
+    return is_chain or not named.isdisjoint(_PARALLEL_CHAINS)
+
+
 def _is_chain(draft: ServedFolder) -> bool:
     if _SPECULATORS in draft.fields:  # vLLM translates the fields itself
         return False
@@ -84,12 +95,12 @@ def _is_chain(draft: ServedFolder) -> bool:
 
 
 def _has_no_mask_token(draft: ServedFolder) -> bool:
-    places = (
-        draft.nested("dflash_config", "mask_token_id"),
-        *map(draft.fields.get, ("pard_token", "ptd_token_id")),
-    )
-    is_parallel = _SPECULATORS not in draft.fields and not draft.architectures.isdisjoint(_PARALLEL_CHAINS)
-    return is_parallel and all(place is None for place in places)
+    """Return whether a chain has a state for masks, which makes it P-EAGLE, and no token for them."""
+    return _is_chain(draft) and "mask_hidden" in draft.tensors and parallel_mask_token(draft.fields) is None
+
+
+def _has_prefixed_name(draft: ServedFolder) -> bool:
+    return _is_chain(draft) and not draft.architectures.isdisjoint(_PARALLEL_CHAINS)
 
 
 def _is_latent_chain(draft: ServedFolder) -> bool:
@@ -186,6 +197,11 @@ _FLAWS = (
         lambda draft: _is_latent_chain(draft) and draft.fields.get("model_type") == "deepseek_v3",
     ),
     Flaw("its config.json has no pard_token, where vLLM looks for its mask token", _has_no_mask_token),
+    Flaw(
+        "its architecture is P-EAGLE's own name, before which vLLM puts Eagle3 and then does not know it; name it "
+        "LlamaForCausalLMEagle3 (spec-trainer convert)",
+        _has_prefixed_name,
+    ),
     Flaw(
         "its config.json has no dflash_config.mask_token_id, where vLLM looks for it",
         lambda draft: _is_block(draft) and draft.nested("dflash_config", "mask_token_id") is None,

@@ -56,6 +56,20 @@ def architectures(fields: Json) -> set[str]:
     return {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
 
 
+def parallel_mask_token(fields: Json) -> object:
+    """Return the mask token of a chain whose guesses are made in one pass, from where vLLM looks for it; else None.
+
+    Other chains have none: such a folder differs from Eagle3's by it alone.
+    """
+    nested: Any = fields.get("dflash_config")
+    places = (
+        nested.get("mask_token_id") if isinstance(nested, dict) else None,
+        fields.get("pard_token"),
+        fields.get("ptd_token_id"),
+    )
+    return next((token for token in places if token is not None), None)
+
+
 def checked(kind: Any, value: object, folder: Path, key: str = "") -> Any:
     """Return a value of config.json as a ``kind``, which is any type that pydantic knows.
 

@@ -1,0 +1,186 @@
+"""Attention of blocks to their context and to themselves, for CPUs.
+
+torch's fused attention takes the context, document by document; each block's own few keys are added by hand, and the
+two are merged by log-sum-exp. So no query is compared with another block's keys, and nothing is computed again in the
+backward pass.
+
+Shapes: A blocks, B slots of each, T tokens; heads are viewed as K key-value heads of G queries each, of D dimensions.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from spec_backend_cpu.attention import fused_attention, fused_attention_backward, heads_first
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    KeysValues = tuple[Tensor, Tensor]
+
+PIECE_QUERIES = 256
+"""Queries of a call of the fused attention: enough to keep it busy, and few enough that their blocks, which lie side
+by side, see much the same context."""
+
+
+class BlockPlaces(Protocol):
+    """Layout of blocks in a batch, as the draft has it."""
+
+    @property
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Return int64 [A] twice: each block's anchor, ascending, and the start of its document."""
+        ...
+
+
+def block_attention(
+    q: Tensor, context: KeysValues, own: KeysValues, layout: BlockPlaces, window: int | None
+) -> Tensor:
+    """Return attention [A, B, heads, D] like ``q``; differentiable.
+
+    ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]. A block sees its document before its
+    anchor. ``window`` None: it looks both ways inside itself. Else a query sees its block up to itself, and of the
+    context what lies less than ``window`` positions before it.
+    """
+    if not q.numel():
+        return NotImplemented
+    return _BlockAttention.apply(q, *context, *own, layout, window)  # pyright: ignore[reportReturnType]
+
+
+class _BlockAttention(torch.autograd.Function):
+    """The backward of a softmax needs the whole row: every part of it gets the merged output and log-sum-exp."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        own_k: Tensor,
+        own_v: Tensor,
+        layout: BlockPlaces,
+        window: int | None,
+    ) -> Tensor:
+        pieces = list(_pieces(layout, q.shape[1], window, q.dtype))
+        own = _OwnKeys(q, own_k, window)
+        seen = torch.zeros_like(q)
+        lse = torch.full(q.shape[:3], -torch.inf, dtype=own.scores.dtype)
+        for piece in pieces:
+            rows = q[piece.blocks].flatten(0, 1)
+            inputs = (heads_first(rows), heads_first(k[piece.context]), heads_first(v[piece.context]))
+            out_1NRD, lse_1NR = fused_attention(*inputs, 0.0, False, attn_mask=piece.mask)
+            # A row that sees no context holds no number.
+            out_RND = out_1NRD[0].transpose(0, 1).masked_fill(piece.blind_R[:, None, None], 0)
+            lse_RN = lse_1NR[0].transpose(0, 1).masked_fill(piece.blind_R[:, None], -torch.inf)
+            seen[piece.blocks] = out_RND.view_as(seen[piece.blocks])
+            lse[piece.blocks] = lse_RN.view_as(lse[piece.blocks])
+        merged = torch.logaddexp(lse, own.scores.logsumexp(-1).flatten(2))
+        out = seen * (lse - merged).exp()[..., None] + own.values(merged, own_v)
+        out = out.to(q.dtype)
+        ctx.pieces, ctx.window = pieces, window
+        ctx.save_for_backward(q, k, v, own_k, own_v, out, merged)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, own_k, own_v, out, merged = ctx.saved_tensors
+        grad_q, grad_k, grad_v = _OwnKeys(q, own_k, ctx.window).gradients(grad_out, out, merged, own_v)
+        grad_context = torch.zeros_like(k), torch.zeros_like(v)
+        for piece in ctx.pieces:
+            of_rows = [
+                heads_first(tensor[piece.blocks].flatten(0, 1)) for tensor in (grad_out, q, out, merged)
+            ]
+            of_context = heads_first(k[piece.context]), heads_first(v[piece.context])
+            given = (*of_rows[:2], *of_context, *of_rows[2:])
+            from_rows, *found = fused_attention_backward(*given, 0.0, False, attn_mask=piece.mask)
+            grad_q[piece.blocks] += from_rows[0].transpose(0, 1).view_as(q[piece.blocks])
+            for total, grad in zip(grad_context, found, strict=True):
+                total[piece.context] += grad[0].transpose(0, 1)
+        return grad_q.to(q.dtype), *grad_context, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None
+
+
+class _OwnKeys:
+    """The blocks' queries and their own keys, compared: scores [A, B, K, G, B], float32 or wider."""
+
+    def __init__(self, q: Tensor, k: Tensor, window: int | None) -> None:
+        self._scale = q.shape[-1] ** -0.5
+        self._q, self._k = _grouped(q, k), _wide(k)
+        self.scores = torch.einsum("abkgd,aukd->abkgu", self._q, self._k) * self._scale
+        if window is not None:
+            later = torch.ones(2 * (q.shape[1],), dtype=torch.bool).triu(1)
+            self.scores.masked_fill_(later[:, None, None], -torch.inf)
+
+    def values(self, merged: Tensor, v: Tensor) -> Tensor:
+        """Return the weighted values [A, B, heads, D]; ``merged``: log-sum-exp of whole rows [A, B, heads]."""
+        return torch.einsum("abkgu,aukd->abkgd", self._weights(merged), _wide(v)).flatten(2, 3)
+
+    def gradients(
+        self, grad_out: Tensor, out: Tensor, merged: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return these keys' share of the gradient of the queries, and those of keys and values."""
+        weights, grad = self._weights(merged), _grouped(grad_out, v)
+        row = (grad * _grouped(out, v)).sum(-1, keepdim=True)
+        from_value = torch.einsum("abkgd,aukd->abkgu", grad, _wide(v))
+        score = weights * (from_value - row) * self._scale
+        return (
+            torch.einsum("abkgu,aukd->abkgd", score, self._k).flatten(2, 3),
+            torch.einsum("abkgu,abkgd->aukd", score, self._q),
+            torch.einsum("abkgu,abkgd->aukd", weights, grad),
+        )
+
+    def _weights(self, merged: Tensor) -> Tensor:
+        return (self.scores - merged.view(*self.scores.shape[:-1], 1)).exp()
+
+
+class _Piece(NamedTuple):
+    """Neighbouring blocks of one document, and the context that any of them sees."""
+
+    blocks: slice
+    context: slice
+    mask: Tensor
+    """[1, 1, queries, context]: 0 where a query sees a token, else −∞."""
+    blind_R: Tensor
+    """bool: queries that see no context."""
+
+
+def _pieces(layout: BlockPlaces, slots: int, window: int | None, dtype: torch.dtype) -> Iterator[_Piece]:
+    """Yield the blocks that see some context."""
+    anchor_A, start_A = layout.places
+    turns = (start_A[1:] != start_A[:-1]).nonzero().flatten() + 1
+    size = max(1, PIECE_QUERIES // slots)
+    for first, stop in pairwise([0, *turns.tolist(), len(start_A)]):
+        for block in range(first, stop, size):
+            blocks = slice(block, min(block + size, stop))
+            oldest, newest = int(start_A[block]), int(anchor_A[blocks][-1])
+            if window is not None:
+                oldest = max(oldest, int(anchor_A[block]) + 1 - window)
+            if oldest >= newest:
+                continue
+            hidden_CBU = _hidden(anchor_A[blocks], slots, torch.arange(oldest, newest), window)
+            hidden_RU = hidden_CBU.flatten(0, 1)
+            mask = torch.zeros(hidden_RU.shape, dtype=dtype).masked_fill_(hidden_RU, -torch.inf)
+            yield _Piece(blocks, slice(oldest, newest), mask[None, None], hidden_RU.all(1))
+
+
+def _hidden(anchor_C: Tensor, slots: int, token_U: Tensor, window: int | None) -> Tensor:
+    """Return bool [C, B, U]: tokens of the document that a query does not see."""
+    hidden = (token_U >= anchor_C[:, None])[:, None].expand(-1, slots, -1)
+    if window is None:
+        return hidden
+    oldest_CB = anchor_C[:, None] + torch.arange(slots) - (window - 1)
+    return hidden | (token_U < oldest_CB[..., None])
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _grouped(heads: Tensor, like_kv: Tensor) -> Tensor:
+    """Return [A, B, heads, D] as [A, B, K, G, D], float32 or wider."""
+    return _wide(heads).unflatten(2, (like_kv.shape[2], -1))
