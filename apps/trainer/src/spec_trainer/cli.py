@@ -24,12 +24,14 @@ from spec_processes import (
     let_waiting_threads_sleep,
     restart_where_torch_would_fail,
 )
+from spec_trainer.command_line.colour import takes_colours
 from spec_trainer.command_line.console_log import log_to_stderr
 from spec_trainer.command_line.documents import (
     document_stream,
     keep_stdout_for_documents,
     print_document,
     print_lines,
+    print_marked,
     print_text,
     stdout_for_documents,
 )
@@ -92,20 +94,38 @@ app.command(train_command, name="train")
 
 
 @app.command
-def plan(*overrides: str, flags: RunFlags = _NO_FLAGS, as_json: Json = False) -> None:
+def plan(
+    *overrides: str,
+    flags: RunFlags = _NO_FLAGS,
+    show: Annotated[int, Parameter(validator=Number(gte=0))] = 0,
+    as_json: Json = False,
+) -> None:
     """Resolve and check everything, print what would start where; start nothing.
 
     Parameters
     ----------
     overrides
         Configuration keys, such as train.lr=1e-4.
+    show
+        Print so many samples as the draft sees them; what it learns is green, or between [[ and ]] without colours.
     """
     from spec_trainer.commands.plan import describe_run
     from spec_trainer.push.servers import check_pushes
 
     run = _resolve(overrides, flags)
     check_pushes(run)
-    print_document(describe_run(run), as_json)
+    document = describe_run(run)
+    if not show:
+        return print_document(document, as_json)
+    from spec_trainer.commands.sample_text import sample_lines, sample_texts
+    from spec_trainer.data.tokens import Encoder
+
+    encoder = Encoder(run.target.folder, run.target.vocab_size, run.config.data)
+    texts = sample_texts(run.source.train[:show], encoder)
+    print_document({**document, "shown": texts} if as_json else document, as_json)
+    if not as_json:
+        print_marked(sample_lines(texts, takes_colours(document_stream())))
+    return None
 
 
 @app.command
