@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -282,6 +283,19 @@ def test_a_plan_of_pushes_with_a_secret_or_folder_of_no_use_is_refused(refused, 
         assert line.startswith(f"folder for weights {taken}/versions: {taken} is not a folder")
 
 
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_a_port_that_another_program_uses(refused, monkeypatch, command):
+    monkeypatch.setenv("SPEC_DRAFT_TOKEN", "x" * 40)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refused(
+            "train.push_every=5", "push.to=[http://127.0.0.1:1]", f"push.address=127.0.0.1:{port}",
+            command=command,
+        )  # fmt: skip
+    assert f"127.0.0.1:{port}" in line
+    assert "in use" in line
+
+
 @pytest.mark.parametrize("tracker", ["tensorboard=true", "wandb=project"])
 def test_tracker_that_is_not_installed(refused, tracker, monkeypatch):
     name = tracker.split("=")[0]
@@ -326,7 +340,13 @@ def test_unknown_plugin(refused, kind, name, hint):
         (ROW + '{"prompt": "hi"}\n', ":2: ", "expected messages, conversations, text, or input_ids"),
         (ROW + '{"messages": []}\n', ":2: ", "messages is not a list of at least one message"),
         (ROW + '{"messages": [{"role": "robot", "content": "x"}]}\n', ":2: ", "has the role 'robot'"),
-        ("", "", "holds no usable row"),
+        ("", "", "holds no row at all"),
+        (ROW.encode("utf-16"), ":1: ", "not UTF-8: invalid start byte at byte 0; save the file as UTF-8"),
+        (
+            '{"chat": [{"role": "user"}]}\n',
+            ":1: ",
+            "got chat; 'chat' looks like a conversation: rename it to mess",
+        ),
         ('{"input_ids": [1, 2, 3], "loss_mask": [0, 0, 0]}\n', "", "holds no supervised token"),
     ],
 )
@@ -349,6 +369,12 @@ def test_empty_data_is_not_the_working_directory(refused, place, key):
     """``--data "$DATA"`` where the variable is not set."""
     (place / "working-directory" / "rows.jsonl").write_text(ROW)
     assert "data is empty: expected a .jsonl" in refused(f"data.{key}=''")
+
+
+def test_a_file_with_the_line_ends_of_windows_is_read(command_line, place, peaked_target, rows_file, file):
+    path = file("rows.jsonl", rows_file.read_bytes().replace(b"\n", b"\r\n"))
+    outcome = command_line("plan", "--target", peaked_target, "--data", path)
+    assert outcome.code == 0, outcome.err
 
 
 def test_data_of_no_known_kind(refused, file):

@@ -40,7 +40,8 @@ class StepProgress(AbstractContextManager["StepProgress"]):
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
         )
-        self._bar = Progress(*columns, console=console, disable=not console.file.isatty())
+        shows_bar = log.isEnabledFor(logging.INFO) and console.file.isatty()
+        self._bar = Progress(*columns, console=console, disable=not shows_bar)
         self._task = self._bar.add_task("train", total=total_steps, note="")
 
     def show(self, record: Mapping[str, Any]) -> None:
