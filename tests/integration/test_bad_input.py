@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from spec_backend_cuda.backend import CudaBackend
@@ -281,6 +283,19 @@ def test_a_plan_of_pushes_with_a_secret_or_folder_of_no_use_is_refused(refused, 
         assert line.startswith(f"folder for weights {taken}/versions: {taken} is not a folder")
 
 
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_a_port_that_another_program_uses(refused, monkeypatch, command):
+    monkeypatch.setenv("SPEC_DRAFT_TOKEN", "x" * 40)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refused(
+            "train.push_every=5", "push.to=[http://127.0.0.1:1]", f"push.address=127.0.0.1:{port}",
+            command=command,
+        )  # fmt: skip
+    assert f"127.0.0.1:{port}" in line
+    assert "in use" in line
+
+
 @pytest.mark.parametrize("tracker", ["tensorboard=true", "wandb=project"])
 def test_tracker_that_is_not_installed(refused, tracker, monkeypatch):
     name = tracker.split("=")[0]
@@ -325,7 +340,13 @@ def test_unknown_plugin(refused, kind, name, hint):
         (ROW + '{"prompt": "hi"}\n', ":2: ", "expected messages, conversations, text, or input_ids"),
         (ROW + '{"messages": []}\n', ":2: ", "messages is not a list of at least one message"),
         (ROW + '{"messages": [{"role": "robot", "content": "x"}]}\n', ":2: ", "has the role 'robot'"),
-        ("", "", "holds no usable row"),
+        ("", "", "holds no row at all"),
+        (ROW.encode("utf-16"), ":1: ", "not UTF-8: invalid start byte at byte 0; save the file as UTF-8"),
+        (
+            '{"chat": [{"role": "user"}]}\n',
+            ":1: ",
+            "got chat; 'chat' looks like a conversation: rename it to mess",
+        ),
         ('{"input_ids": [1, 2, 3], "loss_mask": [0, 0, 0]}\n', "", "holds no supervised token"),
     ],
 )
@@ -348,6 +369,12 @@ def test_empty_data_is_not_the_working_directory(refused, place, key):
     """``--data "$DATA"`` where the variable is not set."""
     (place / "working-directory" / "rows.jsonl").write_text(ROW)
     assert "data is empty: expected a .jsonl" in refused(f"data.{key}=''")
+
+
+def test_a_file_with_the_line_ends_of_windows_is_read(command_line, place, peaked_target, rows_file, file):
+    path = file("rows.jsonl", rows_file.read_bytes().replace(b"\n", b"\r\n"))
+    outcome = command_line("plan", "--target", peaked_target, "--data", path)
+    assert outcome.code == 0, outcome.err
 
 
 def test_data_of_no_known_kind(refused, file):
@@ -400,6 +427,87 @@ def test_target_that_the_engine_cannot_load_leaves_nothing(refused, place, peake
     config = json.loads((strange / "config.json").read_text())
     (strange / "config.json").write_text(json.dumps(config | {"initializer_range": "wide"}))
     assert "transformers cannot load target" in refused(target=strange)
+
+
+# --- memory and disk --------------------------------------------------------------------------------------------
+
+VAST = 1 << 42
+
+
+@pytest.fixture
+def vast_target(place, peaked_target) -> Path:
+    """A target of 4 TiB: its file has a hole where the weights of its experts would be."""
+    folder = shutil.copytree(peaked_target, place / "vast")
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header, weights = json.loads(content[8 : 8 + size]), content[8 + size :]
+    header["model.layers.7.mlp.experts.gate"] = {
+        "dtype": "U8", "shape": [VAST], "data_offsets": [len(weights), len(weights) + VAST]
+    }  # fmt: skip
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + weights)
+    with file.open("r+b") as stream:
+        stream.truncate(8 + len(text) + len(weights) + VAST)
+    return folder
+
+
+@pytest.fixture
+def refused_vast(command_line, place, rows_file, vast_target) -> Callable[..., str]:
+    """As ``refused``, which would read all of the file."""
+
+    def call(command: str, *words: str) -> str:
+        given = ["--target", vast_target, "--data", rows_file, "--output", place / "out"]
+        return command_line(command, *given, *words).error
+
+    return call
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ([], "the target's weights in 1 engine(s) (4096.0 GiB): choose a smaller target (target)"),
+        (
+            ["engine.replicas=2", "placement.kind=disaggregated"],
+            "the target's weights in 2 engine(s) (8192.0 GiB): lower engine.replicas",
+        ),
+    ],
+)
+def test_target_larger_than_the_memory(refused_vast, command, words, remedy):
+    line = refused_vast(command, *words)
+    assert line.startswith("this host's memory does not hold the run: it takes ")
+    assert line.endswith(remedy)
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["placement.window_bytes=400000000"], "lower placement.window_bytes"),
+        (["placement.window_bytes=100000"], "lower engine.replicas or train.ranks"),
+    ],
+)
+def test_the_biggest_part_is_named_with_its_key(refused, monkeypatch, command, words, remedy, file):
+    """All features together are 280 MiB, the libraries of a process 200."""
+    row = json.dumps({"input_ids": [5] * 64, "loss_mask": [1] * 64}) + "\n"
+    rows = file("many.jsonl", row * 9_000)
+    memory = psutil.virtual_memory()._replace(available=100 << 20)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    line = refused(*words, "data.eval_samples=0", command=command, data=rows)
+    assert "this host's memory does not hold the run" in line
+    assert "100.0 MiB are free" in line
+    assert line.endswith(remedy)
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_disk_too_small_for_the_checkpoints(refused, monkeypatch, command):
+    usage = shutil.disk_usage("/")._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    line = refused("train.steps=30", "train.save_every=5", "train.keep=4", command=command)
+    assert line.startswith("the disk of output ")
+    assert "the biggest part is 5 checkpoint(s)" in line
+    assert line.endswith("lower train.keep, or set output to a folder with more room")
 
 
 @pytest.mark.parametrize("rows", [CHAT, TEXT])

@@ -46,6 +46,27 @@ def refused(capsys, *words: str) -> str:
     return line
 
 
+def test_plan_shows_the_samples_that_it_was_asked_for(target, place, capsys, monkeypatch) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    rows = [
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": f"yo {index}"}]}
+        for index in range(4)
+    ]
+    Path("chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = ["plan", "--target", str(target), "--data", "chats.jsonl"]
+    assert run([*plan, "--show", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "placement: inline" in out
+    assert out.count("[[") == 2
+    assert "assistant\n<think>\n\n</think>\n\n[[yo 0<|im_end|>]]\n" in out
+    assert run([*plan, "--show", "9", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["shown"]
+    assert [text["where"].rpartition(":")[2] for text in shown] == ["1", "2", "3", "4"]
+    assert "spec-trainer regenerate lets the target write them" in refused(
+        capsys, *plan, "data.path=prompts.jsonl", "--show", "1"
+    )
+
+
 def test_what_is_trained_regenerated_and_evaluated_is_rendered_alike(target, place, capsys) -> None:
     common = ["--target", str(target)]
     answer = ["regenerate", *common, "--data", "prompts.jsonl", "--max-new-tokens", "4"]

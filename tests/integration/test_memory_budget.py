@@ -35,3 +35,16 @@ def test_what_does_not_fit_is_refused_before_anything_starts(lab: Lab) -> None:
     assert "a device of 1.0 GiB does not hold placement.engine_fraction=0.5 (0.5 GiB)" in line
     assert "lower the fractions to 0.874 together" in line
     assert not run.output.exists()
+
+
+def test_each_process_has_to_fit_in_its_part_of_the_device(lab: Lab) -> None:
+    rooms = json.loads(lab.plan(**LIMITED).stdout)["resources"]
+    engine, trainer = (rooms[f"{name}-0's part of a device"] for name in ("engine", "trainer"))
+    assert 0 < engine["least_bytes"] < engine["free_bytes"]
+    assert trainer["parts"]["weights, gradients and optimizer state of the draft"] > 0
+    assert "this host's memory" in rooms
+    run = lab.start(lab.folder / "no-room", **LIMITED, placement__trainer_fraction=0.0001)
+    assert run.wait(60) == 2
+    (line,) = run.errors.read_text().splitlines()
+    assert "trainer-0's part of a device does not hold the run: it takes" in line
+    assert "raise train.ranks, or choose a smaller draft" in line

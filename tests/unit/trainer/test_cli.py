@@ -124,9 +124,17 @@ def test_the_shell_completes_commands_and_options(capsys, tmp_path):
     assert run(["--print-completion", "bash"]) == 0
     script = tmp_path / "completion"
     script.write_text(capsys.readouterr().out)
-    for words, expected in ((["pl"], {"plan", "plugins"}), (["evaluate", "--draft"], {"--draft-model"})):
+    (tmp_path / "chats.jsonl").touch()
+    for words, expected in (
+        (["pl"], {"plan", "plugins"}),
+        (["evaluate", "--draft"], {"--draft-model"}),
+        (["plan", "--engine", "h"], {"hf"}),
+        (["plan", "--data", f"{tmp_path}/ch"], {f"{tmp_path}/chats.jsonl"}),
+        (["train", "train.global"], {"train.global_batch_tokens="}),
+        (["train", "draft.num_st"], {"draft.num_steps="}),
+    ):
         typed = " ".join(["spec-trainer", *words])
-        ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _spec_trainer; echo ${{COMPREPLY[@]}}"
+        ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _spec_trainer_all; echo ${{COMPREPLY[@]}}"
         done = subprocess.run(
             ["bash", "-c", f"source {script}; {ask}"], capture_output=True, text=True, check=True
         )
@@ -137,16 +145,33 @@ def test_the_shell_completes_commands_and_options(capsys, tmp_path):
 def test_fish_completes_options(capsys, tmp_path):
     assert run(["--print-completion", "fish"]) == 0
     (tmp_path / "completion").write_text(capsys.readouterr().out)
-    ask = f"source {tmp_path}/completion; complete -C 'spec-trainer evaluate --draft'"
-    done = subprocess.run(["fish", "--no-config", "-c", ask], capture_output=True, text=True, check=True)
-    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["--draft-model"]
+    (tmp_path / "chats.jsonl").touch()
+    for typed, expected in (
+        ("evaluate --draft", "--draft-model"),
+        ("plan --engine h", "hf"),
+        (f"plan --data {tmp_path}/ch", f"{tmp_path}/chats.jsonl"),
+        ("train train.global", "train.global_batch_tokens="),
+    ):
+        ask = f"source {tmp_path}/completion; complete -C 'spec-trainer {typed}'"
+        done = subprocess.run(["fish", "--no-config", "-c", ask], capture_output=True, text=True, check=True)
+        assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [expected]
 
 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
 @pytest.mark.parametrize("take", ["source {}/_spec-trainer", "fpath=({} $fpath)"], ids=["source", "fpath"])
-def test_zsh_completes_however_the_script_is_taken(capsys, tmp_path, take):
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("evaluate --draft-m", "--draft-model"),
+        ("plan --backend asc", "end"),
+        ("train train.global", "_batch_tokens="),
+        ("plan --data {}/ch", "ats.jsonl"),
+    ],
+)
+def test_zsh_completes_however_the_script_is_taken(capsys, tmp_path, take, typed, completed):
     """In a terminal of its own, where zsh has a line editor to complete in."""
     assert run(["--print-completion", "zsh"]) == 0
+    (tmp_path / "chats.jsonl").touch()
     (tmp_path / "_spec-trainer").write_text(capsys.readouterr().out)
     start = [take.format(tmp_path), f"autoload -Uz compinit && compinit -u -d {tmp_path}/dump"]
     start = "; ".join(reversed(start) if "source" in take else start)
@@ -155,8 +180,8 @@ def test_zsh_completes_however_the_script_is_taken(capsys, tmp_path, take):
         zpty shell 'zsh -f -i'
         zpty -w shell 'stty -echo; {start}; print REA""DY'
         zpty -r shell line '*READY*'
-        zpty -w -n shell $'spec-trainer evaluate --draft-m\\t'
-        zpty -r shell line '*--draft-model*'
+        zpty -w -n shell $'spec-trainer {typed.format(tmp_path)}\\t'
+        zpty -r shell line '*{completed}*'
         print completed
     """
     done = subprocess.run(["zsh", "-f", "-c", typing], capture_output=True, text=True, timeout=30, check=True)

@@ -24,16 +24,20 @@ from spec_processes import (
     let_waiting_threads_sleep,
     restart_where_torch_would_fail,
 )
-from spec_trainer.command_line.console_log import log_to_stderr
+from spec_trainer.command_line.colour import takes_colours
+from spec_trainer.command_line.console_log import log_to_stderr, show_from
 from spec_trainer.command_line.documents import (
     document_stream,
     keep_stdout_for_documents,
     print_document,
     print_lines,
+    print_marked,
     print_text,
     stdout_for_documents,
 )
+from spec_trainer.command_line.examples import EXAMPLES, examples_text
 from spec_trainer.command_line.last_resort import unforeseen_errors
+from spec_trainer.command_line.log_flags import LogFlags
 from spec_trainer.command_line.run_flags import RunFlags
 from spec_trainer.command_line.words import check_command_line, convert_flag
 from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
@@ -52,23 +56,16 @@ app = App(
     default_parameter=Parameter(converter=convert_flag),
 )
 
-Json = Annotated[bool, Parameter(name="--json", negative="")]
+Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON.")]
 
 
 _NO_FLAGS = RunFlags()
+_LOGS = LogFlags()
 _ERRORS_OF_NAMES = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR}
 """Errors of the system that say that a path which the user has written cannot be one, or not this user's."""
-# cyclopts' script defines a function, which a file of that very name in $fpath would call. Other names, and `source`:
-_ZSH_REGISTERS = """\
-if [[ ${funcstack[1]} == _* ]]; then
-  _cyclopts_spec-trainer "$@"
-else
-  compdef _cyclopts_spec-trainer spec-trainer
-fi
-"""
 
 
-def train_command(*overrides: str, flags: RunFlags = _NO_FLAGS) -> None:
+def train_command(*overrides: str, flags: RunFlags = _NO_FLAGS, logs: LogFlags = _LOGS) -> None:
     """Train a draft (the default command). The same command again resumes the run.
 
     Parameters
@@ -92,24 +89,44 @@ app.command(train_command, name="train")
 
 
 @app.command
-def plan(*overrides: str, flags: RunFlags = _NO_FLAGS, as_json: Json = False) -> None:
+def plan(
+    *overrides: str,
+    flags: RunFlags = _NO_FLAGS,
+    show: Annotated[int, Parameter(validator=Number(gte=0))] = 0,
+    as_json: Json = False,
+    logs: LogFlags = _LOGS,
+) -> None:
     """Resolve and check everything, print what would start where; start nothing.
 
     Parameters
     ----------
     overrides
         Configuration keys, such as train.lr=1e-4.
+    show
+        Print so many samples as the draft sees them; what it learns is green, or between [[ and ]] without colours.
     """
     from spec_trainer.commands.plan import describe_run
-    from spec_trainer.push.servers import check_pushes
+    from spec_trainer.push.servers import check_address, check_pushes
 
     run = _resolve(overrides, flags)
     check_pushes(run)
-    print_document(describe_run(run), as_json)
+    check_address(run)
+    document = describe_run(run)
+    if not show:
+        return print_document(document, as_json)
+    from spec_trainer.commands.sample_text import sample_lines, sample_texts
+    from spec_trainer.data.tokens import Encoder
+
+    encoder = Encoder(run.target.folder, run.target.vocab_size, run.config.data)
+    texts = sample_texts(run.source.train[:show], encoder)
+    print_document({**document, "shown": texts} if as_json else document, as_json)
+    if not as_json:
+        print_marked(sample_lines(texts, takes_colours(document_stream())))
+    return None
 
 
 @app.command
-def plugins(*, as_json: Json = False) -> None:
+def plugins(*, as_json: Json = False, logs: LogFlags = _LOGS) -> None:
     """List installed plugins: kind, name, distribution, version, api, status, reason."""
     from spec_trainer.commands.plugins import plugin_rows, print_table
 
@@ -118,7 +135,7 @@ def plugins(*, as_json: Json = False) -> None:
 
 
 @app.command(name="check")
-def check_command(*, backend: str | None = None, as_json: Json = False) -> None:
+def check_command(*, backend: str | None = None, as_json: Json = False, logs: LogFlags = _LOGS) -> None:
     """Describe this machine, or test a backend on it; the report is made to be pasted into an issue.
 
     Parameters
@@ -143,13 +160,18 @@ def check_command(*, backend: str | None = None, as_json: Json = False) -> None:
 @app.command(name="--print-completion")
 def print_completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Print a completion script: ``source <(spec-trainer --print-completion bash)``."""
-    script = app.generate_completion(shell=shell) + (_ZSH_REGISTERS if shell == "zsh" else "")
-    print(script, file=document_stream(), flush=True)
+    from spec_trainer.commands.completion import completion_script
+
+    print(completion_script(app, shell), file=document_stream(), flush=True)
 
 
 @app.command
 def capture(
-    *overrides: str, flags: RunFlags = _NO_FLAGS, verify: Path | None = None, as_json: Json = False
+    *overrides: str,
+    flags: RunFlags = _NO_FLAGS,
+    verify: Path | None = None,
+    as_json: Json = False,
+    logs: LogFlags = _LOGS,
 ) -> None:
     """Run the target over all data once and keep the features; data.features=FOLDER trains from them.
 
@@ -176,7 +198,10 @@ def capture(
 
 @app.command
 def regenerate(
-    *overrides: str, request: Annotated[RegenerationRequest, Parameter(name="*")], as_json: Json = False
+    *overrides: str,
+    request: Annotated[RegenerationRequest, Parameter(name="*")],
+    as_json: Json = False,
+    logs: LogFlags = _LOGS,
 ) -> None:
     """Let the target answer the prompts anew, for training on its own words; the same command again goes on.
 
@@ -192,7 +217,9 @@ def regenerate(
 
 
 @app.command(name="export")
-def export_command(*, checkpoint: Path, output: Path, target: str | None = None) -> None:
+def export_command(
+    *, checkpoint: Path, output: Path, target: str | None = None, logs: LogFlags = _LOGS
+) -> None:
     """Export a checkpoint as a draft folder that vLLM and SGLang load.
 
     Parameters
@@ -212,7 +239,7 @@ def export_command(*, checkpoint: Path, output: Path, target: str | None = None)
 
 
 @app.command
-def convert(*, draft_model: Path, target: str, output: Path) -> None:
+def convert(*, draft_model: Path, target: str, output: Path, logs: LogFlags = _LOGS) -> None:
     """Write a draft of speculators, SpecForge or AngelSlim in the layout that vLLM and SGLang load.
 
     Parameters
@@ -231,7 +258,10 @@ def convert(*, draft_model: Path, target: str, output: Path) -> None:
 
 @app.command
 def evaluate(
-    *overrides: str, request: Annotated[EvaluationRequest, Parameter(name="*")], as_json: Json = False
+    *overrides: str,
+    request: Annotated[EvaluationRequest, Parameter(name="*")],
+    as_json: Json = False,
+    logs: LogFlags = _LOGS,
 ) -> None:
     """Measure acceptance length and speed of an exported draft on prompts.
 
@@ -251,7 +281,10 @@ def evaluate(
 
 @app.command
 def push(
-    *overrides: str, request: Annotated[PushRequest, Parameter(name="*")], as_json: Json = False
+    *overrides: str,
+    request: Annotated[PushRequest, Parameter(name="*")],
+    as_json: Json = False,
+    logs: LogFlags = _LOGS,
 ) -> None:
     """Give running servers a draft to serve from now on, without a restart; exit code 1 if they did not take it.
 
@@ -275,6 +308,7 @@ def serving(
     of: Annotated[list[str], Parameter(consume_multiple=1, negative="")],
     timeout_s: float = 60.0,
     as_json: Json = False,
+    logs: LogFlags = _LOGS,
 ) -> None:
     """Show which draft running servers serve: version, digest, acceptance; exit code 1 if they do not serve the same.
 
@@ -302,6 +336,7 @@ def quickstart(
     output: Path = Path("runs/quickstart"),
     seed: Annotated[int, Parameter(validator=Number(gte=0, lt=2**63))] = 0,
     as_json: Json = False,
+    logs: LogFlags = _LOGS,
 ) -> None:
     """Train a tiny target and a draft for it on this machine, measure the speed-up, and write a report.
 
@@ -326,6 +361,11 @@ def quickstart(
     print_document(summary if as_json else highlights(summary, output), as_json)
     if not as_json:
         print_text("\n".join(closing_lines(summary)))
+
+
+for _name in EXAMPLES:
+    app[_name].help_epilogue = examples_text(_name)
+app.help_epilogue = examples_text("train")
 
 
 def main() -> None:
@@ -364,6 +404,7 @@ def run(words: Sequence[str]) -> int:
 
 def _call(words: Sequence[str]) -> None:
     command, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
+    show_from(bound.arguments.get("logs", _LOGS).level)
     # Help and version are cyclopts' own; they print at once.
     own = command.__module__ == __name__
     with stdout_for_documents() if own else redirect_stdout(document_stream()):

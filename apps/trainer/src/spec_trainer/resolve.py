@@ -27,6 +27,7 @@ from spec_trainer.configuration.track import track_config_type
 from spec_trainer.hub import HUB_NAME, hub_problem, is_hub_name
 from spec_trainer.offline.store import open_features
 from spec_trainer.run.dispatch import check_sizes, sample_bytes
+from spec_trainer.run.memory import rooms
 from spec_trainer.run.spec import RunParts, RunSpec
 from spec_trainer.run.trackers import check_trackers
 
@@ -116,6 +117,8 @@ def _check(run: RunSpec) -> None:
         open_features(run)
     run.members()
     run.directory.check_owner(run.identity)
+    for room in rooms(run):
+        room.check()
 
 
 def _check_decoder(parts: RunParts) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import logging
+import shlex
 from types import NoneType
 from typing import get_args
 
@@ -11,6 +13,7 @@ from cyclopts import Token
 
 from spec_core.errors import ConfigError
 from spec_trainer.cli import app, run
+from spec_trainer.command_line.examples import EXAMPLES
 from spec_trainer.command_line.words import check_command_line, convert_flag
 
 COMMANDS = [name for name in app if not name.startswith("-")]
@@ -116,7 +119,9 @@ def test_a_path_that_cannot_be_one_is_bad_usage(capsys, monkeypatch, code):
     refusal(capsys, "convert", "--draft-model", "x", "--target", "t", "--output", "o")
 
 
-@pytest.mark.parametrize("flag", ["--json", "--stop-at-eos", "--untrained", "--drop-cut"])
+@pytest.mark.parametrize(
+    "flag", ["--json", "--stop-at-eos", "--untrained", "--drop-cut", "--quiet", "--verbose"]
+)
 def test_a_switch_takes_no_other_word_for_true(flag):
     check_command_line([flag, f"{flag}=true", f"{flag}=false"])
     for word in ("yes", "1", "TRUE", "no", "null"):
@@ -125,4 +130,43 @@ def test_a_switch_takes_no_other_word_for_true(flag):
 
 
 def test_the_switches_are_those_of_the_commands():
-    assert {flag for _, flag in flags(bool)} == {"--json", "--stop-at-eos", "--untrained", "--drop-cut"}
+    everywhere = {"--quiet", "--verbose"}
+    assert {flag for _, flag in flags(bool)} - everywhere == {
+        "--json", "--stop-at-eos", "--untrained", "--drop-cut"
+    }  # fmt: skip
+
+
+def test_every_command_can_be_quiet_and_verbose():
+    for command in COMMANDS:
+        found = {name for argument in app[command].assemble_argument_collection() for name in argument.names}
+        assert {"--quiet", "--verbose"} <= found, command
+
+
+def test_every_command_has_two_examples_that_parse():
+    assert EXAMPLES.keys() == set(COMMANDS)
+    for command, examples in EXAMPLES.items():
+        assert len(set(examples)) == 2
+        for words in examples:
+            function, bound, _ = app.parse_args(
+                [command, *shlex.split(words)], exit_on_error=False, print_error=False
+            )
+            assert function.__module__ == "spec_trainer.cli"
+            overrides = bound.arguments.get("overrides", ())
+            assert all("=" in word for word in overrides)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_ends_with_the_examples(capsys, command):
+    assert run([command, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in EXAMPLES[command]:
+        assert f"spec-trainer {command} {words}".strip() in shown
+
+
+def test_quiet_and_verbose_change_what_is_shown(capsys, caplog):
+    plugin = logging.getLogger("spec_engine_hf.engine")
+    for flag, level in (("--quiet", "WARNING"), ("--verbose", "DEBUG"), ("--json", "INFO")):
+        assert run(["plugins", flag]) == 0
+        assert logging.getLevelName(plugin.getEffectiveLevel()) == level
+    capsys.readouterr()
+    assert "--quiet and --verbose exclude each other" in refusal(capsys, "plugins", "--quiet", "--verbose")

@@ -284,7 +284,7 @@ def test_a_hub_id_that_cannot_be_reached_is_refused_in_one_line(monkeypatch):
 
 
 def test_data_without_a_usable_row_or_a_supervised_token_is_refused(write):
-    with pytest.raises(DataError, match="holds no usable row"):
+    with pytest.raises(DataError, match="holds no row at all"):
         read(write())
     with pytest.raises(DataError, match=r"no usable row .*unknown shape: 1 \(first: .*rows\.jsonl:1"):
         read(write({"x": 1}), on_bad_row="skip")

@@ -19,5 +19,10 @@ def log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_PrintableFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
     logging.basicConfig(handlers=[handler])
+    show_from(logging.INFO)
+
+
+def show_from(level: int) -> None:
+    """Show what this project and its plugins say from ``level`` on."""
     for package in {"spec_trainer", "spec_processes", "spec_kit"} | packages():
-        logging.getLogger(package).setLevel(logging.INFO)
+        logging.getLogger(package).setLevel(level)

@@ -67,3 +67,10 @@ def print_lines(document: Mapping[str, Any], lines: Iterable[str], as_json: bool
 def print_text(text: str) -> None:
     """Print lines of a document, without the characters that a terminal would obey."""
     print(printable(text), file=document_stream(), flush=True)
+
+
+def print_marked(lines: Iterable[str]) -> None:
+    """Print lines that hold nothing for a terminal to obey but the colours of this program."""
+    for line in lines:
+        print(line, file=document_stream())
+    document_stream().flush()

@@ -31,6 +31,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         self._total = total_steps
         self._note = note or step_note
         self._last_line_s = 0.0
+        self._first: tuple[int, float] | None = None
         console = Console(stderr=True)
         columns = (
             TextColumn(title),
@@ -39,7 +40,8 @@ class StepProgress(AbstractContextManager["StepProgress"]):
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
         )
-        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        shows_bar = log.isEnabledFor(logging.INFO) and console.file.isatty()
+        self._bar = Progress(*columns, console=console, disable=not shows_bar)
         self._task = self._bar.add_task("train", total=total_steps, note="")
 
     def show(self, record: Mapping[str, Any]) -> None:
@@ -47,10 +49,19 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         note = self._note(record)
         self._bar.update(self._task, completed=record["step"], note=note)
         now = time.monotonic()
+        self._first = self._first or (record["step"], now)
         last = record["step"] == self._total
         if self._bar.disable and (last or now - self._last_line_s >= _LINE_EVERY_S):
             self._last_line_s = now
-            log.info("step %d/%d %s", record["step"], self._total, note)
+            log.info("step %d/%d %s%s", record["step"], self._total, note, self._left(record["step"], now))
+
+    def _left(self, step: int, now: float) -> str:
+        """Return ``  about 1.2 h left``, by the pace since the first step that was shown."""
+        first_step, first_s = self._first or (step, now)
+        if step in (first_step, self._total):
+            return ""
+        seconds = (now - first_s) / (step - first_step) * (self._total - step)
+        return f"  about {_duration(seconds)} left"
 
     def __enter__(self) -> Self:
         """Start the display."""
@@ -78,3 +89,10 @@ def step_note(record: Mapping[str, Any]) -> str:
         f"loss {record['loss']:.3f}  tau {record['acceptance_length']:.2f}  "
         f"{record['tokens_per_s']:,.0f} tok/s  waits {share:.0f} % for features ({side}-bound){served}"
     )
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -8,6 +8,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
+
+
+def _default(section: str) -> str:
+    return f"; by default {DEFAULT_PLUGINS[section]}"
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -16,30 +22,57 @@ class RunFlags:
 
     config: Path | None = None
     """YAML file with the run's configuration."""
-    backend: Annotated[str | None, Parameter(help="Hardware; a backend plugin (backend.name).")] = None
-    draft: Annotated[str | None, Parameter(help="Drafting algorithm; a draft plugin (draft.name).")] = None
+    backend: Annotated[
+        str | None, Parameter(help="Hardware; a backend plugin (backend.name" + _default("backend") + ").")
+    ] = None
+    draft: Annotated[
+        str | None,
+        Parameter(help="Drafting algorithm; a draft plugin (draft.name" + _default("draft") + ")."),
+    ] = None
     target: Annotated[str | None, Parameter(help="Folder or hub id of the target (target).")] = None
     data: Annotated[str | None, Parameter(help="Training data: file, folder or hub id (data.path).")] = None
     engine: Annotated[
-        str | None, Parameter(help="Engine that runs the target; an engine plugin (engine.name).")
+        str | None,
+        Parameter(
+            help="Engine that runs the target; an engine plugin (engine.name" + _default("engine") + ")."
+        ),
     ] = None
     strategy: Annotated[
-        str | None, Parameter(help="How the trainer is parallel; a strategy plugin (strategy.name).")
+        str | None,
+        Parameter(
+            help="How the trainer is parallel; a strategy plugin (strategy.name" + _default("strategy") + ")."
+        ),
     ] = None
     placement: Annotated[
-        str | None, Parameter(help="inline, colocated or disaggregated (placement.kind).")
+        str | None,
+        Parameter(
+            help="inline, colocated or disaggregated (placement.kind; by default inline, "
+            "or colocated for an engine with processes of its own)."
+        ),
     ] = None
     launcher: Annotated[
-        str | None, Parameter(help="Starts the processes; a launcher plugin (launcher.name).")
+        str | None,
+        Parameter(
+            help="Starts the processes; a launcher plugin (launcher.name" + _default("launcher") + ")."
+        ),
     ] = None
-    output: Annotated[str | None, Parameter(help="Run directory (output).")] = None
+    output: Annotated[
+        str | None,
+        Parameter(
+            help="Run directory (output; by default runs/ and the name of the configuration or the target)."
+        ),
+    ] = None
     resume_from: Annotated[
-        str | None, Parameter(help="Checkpoint to resume from: latest, previous, step-N (train.resume_from).")
+        str | None,
+        Parameter(
+            help="Checkpoint to resume from: latest, previous, step-N (train.resume_from; by default latest)."
+        ),
     ] = None
     restarts: Annotated[
         int | None,
         Parameter(
-            help="Times to begin again at the newest checkpoint of this command after a failure (train.restarts)."
+            help="Times to begin again at the newest checkpoint of this command after a failure "
+            "(train.restarts; by default 0)."
         ),
     ] = None
 

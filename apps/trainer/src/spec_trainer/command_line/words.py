@@ -18,7 +18,7 @@ _SPELLINGS = {
     int: re.compile(r"[-+]?[0-9]+"),
     float: re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?inf|nan"),
 }
-_SWITCHES = {"--json", "--stop-at-eos", "--untrained", "--drop-cut"}
+_SWITCHES = {"--json", "--stop-at-eos", "--untrained", "--drop-cut", "--quiet", "--verbose"}
 """Flags that stand for themselves; cyclopts takes ``yes`` and ``1`` as their values, too."""
 _LONGEST = 1 << 16
 

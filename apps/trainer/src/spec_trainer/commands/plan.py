@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from spec_trainer.push.servers import open_transports
 from spec_trainer.run.dispatch import sample_bytes
+from spec_trainer.run.expected_time import expected_time
 from spec_trainer.run.few_steps import few_steps_warning
+from spec_trainer.run.memory import rooms
 
 if TYPE_CHECKING:
     from spec_trainer.run.spec import RunSpec
@@ -36,6 +38,8 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "processes": _processes(run),
         "window_bytes": run.window_bytes,
         **_device_memory(run),
+        "resources": {room.name: room.document() for room in rooms(run)},
+        "expected_time": expected_time(run),
         **({"push": _pushes(run)} if config.train.push_every else {}),
         **({"serve": _measuring(run)} if config.train.serve_every else {}),
         **({"decode": _decoding(run)} if config.decode.every else {}),

@@ -170,7 +170,8 @@ class _Reader:
         check_answers(path, self._config)
         found = list(self._usable(path))
         if not found:
-            raise DataError(f"data {path!r} holds no usable row ({self._report})")
+            what = f"no usable row ({self._report})" if self._report.dropped else "no row at all"
+            raise DataError(f"data {path!r} holds {what}")
         supervised = any(one.encoded.loss_mask.any() for one in found)
         if not supervised and self._row_encoder.longest_prompt is None:
             raise DataError(

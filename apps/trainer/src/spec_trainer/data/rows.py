@@ -90,7 +90,15 @@ def parse_row(row: object) -> Chat | Text | Tokens:
     if "text" in fields:
         return Text(_text(fields["text"]))
     keys = shortened(", ".join(map(str, fields)), 200)
-    raise BadRow("unknown shape", f"expected {_SHAPES}; got {keys or 'nothing'}")
+    raise BadRow("unknown shape", f"expected {_SHAPES}; got {keys or 'nothing'}{_renaming(fields)}")
+
+
+def _renaming(fields: Mapping[str, Any]) -> str:
+    """Return which column to rename, where one looks like a conversation under another name."""
+    for key, value in fields.items():
+        if isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):
+            return f"; {shown(key)} looks like a conversation: rename it to messages"
+    return ""
 
 
 def _tokens(fields: Mapping[str, Any], last_turn_only: bool | None) -> Tokens:

@@ -29,6 +29,7 @@ _LINE_BYTES = 16 << 20
 _JSON_BYTES = 1 << 30
 """Bytes of a .json file, which is read as a whole; .jsonl and .parquet files may have any size."""
 _PARQUET_ROWS = 256
+_AS_UTF8 = "save the file as UTF-8, such as by iconv -f UTF-16 -t UTF-8"
 _DESCRIPTIONS = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"})
 """Files of the hub and of ``datasets`` that describe data, and hold no rows."""
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
@@ -150,12 +151,17 @@ def _decode_line(line: bytes) -> object:
         return json.loads(line.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         return BadRow("not JSON", f"{error.msg} at column {error.colno}")
-    except (ValueError, RecursionError) as error:  # not UTF-8, too many digits, nested too deeply
+    except UnicodeDecodeError as error:
+        return BadRow("not UTF-8", f"{error.reason} at byte {error.start}; {_AS_UTF8}")
+    except (ValueError, RecursionError) as error:  # too many digits, nested too deeply
         return BadRow("not JSON", cause(error))
 
 
 def _json_rows(file: Path) -> Iterator[DataRow]:
-    text = read_bytes(file, DataError, _JSON_BYTES).decode("utf-8-sig")
+    try:
+        text = read_bytes(file, DataError, _JSON_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8: {error.reason} at byte {error.start}; {_AS_UTF8}") from None
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:

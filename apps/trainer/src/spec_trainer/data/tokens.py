@@ -119,6 +119,8 @@ class Encoder:
         outside = (ids < 0) | (ids >= self._vocab_size)
         if outside.any():
             detail = f"id {ids[outside][0]}, the target's vocabulary has {self._vocab_size}"
+            if "_tokenizer" in self.__dict__:  # else the row has come with its ids
+                detail += f"; the tokenizer in '{self._folder}' may be another model's"
             raise BadRow("token outside the vocabulary", detail)
         return ids.astype(np.int32)
 

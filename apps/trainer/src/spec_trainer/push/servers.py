@@ -110,16 +110,21 @@ def check_pushes(parts: RunParts) -> None:
 
 
 def check_servers(spec: RunSpec) -> None:
-    """Raise UsageError or EngineError where a run could push to none of its servers from the start.
+    """Raise UsageError or EngineError where a run could push to none of its servers from the start."""
+    check_pushes(spec)
+    check_address(spec)
+    if spec.config.push.to:
+        connect_servers(spec.config.push.to)
+
+
+def check_address(spec: RunSpec) -> None:
+    """Raise ConfigError where a run that pushes cannot listen at ``push.address``, whose port may be in use.
 
     Where workers may be on other hosts, whoever pushes finds out whether it can listen there.
     """
-    check_pushes(spec)
     pushes = spec.config.train.push_every or spec.config.train.serve_every
     if pushes and not any(member.host for member in spec.members()):
         _check_listening(spec.config.push.address)
-    if spec.config.push.to:
-        connect_servers(spec.config.push.to)
 
 
 def _token() -> str:

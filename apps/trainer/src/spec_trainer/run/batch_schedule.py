@@ -98,6 +98,11 @@ class BatchSchedule:
         return self._train.steps_in_epochs(self.settings.epochs)
 
     @property
+    def epochs(self) -> float:
+        """Passes over the data that the whole run makes, about."""
+        return self.total_steps / self._train.steps_in_epoch(0)
+
+    @property
     def steps(self) -> range:
         """The steps that are trained on this dataset: all, or those of a cycle in a run that decodes."""
         return range(self.total_steps) if self._part is None else self._part

@@ -1,0 +1,35 @@
+"""The flags of every command that say how much it tells on standard error. Light: the command line imports it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from spec_core.errors import ConfigError
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class LogFlags:
+    """How much is said beside a command's results."""
+
+    quiet: Annotated[
+        bool,
+        Parameter(negative="", help="Warnings and errors alone: no progress, no notes.", show_default=False),
+    ] = False
+    verbose: Annotated[
+        bool, Parameter(negative="", help="What helps to find a fault, besides.", show_default=False)
+    ] = False
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where both are given."""
+        if self.quiet and self.verbose:
+            raise ConfigError("--quiet and --verbose exclude each other; remove one")
+
+    @property
+    def level(self) -> int:
+        """The least level of records that are shown."""
+        return logging.WARNING if self.quiet else logging.DEBUG if self.verbose else logging.INFO

@@ -1,0 +1,65 @@
+"""Samples as text, with the tokens that the draft learns marked: what ``spec-trainer plan --show`` prints."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from spec_core.wording import printable
+from spec_trainer.command_line.colour import green
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from spec_trainer.data.dataset import Sample
+    from spec_trainer.data.tokens import Encoder
+
+_HALF_A_CHARACTER = "\ufffd"
+
+
+def sample_texts(samples: Sequence[Sample], encoder: Encoder) -> list[dict[str, Any]]:
+    """Return samples as text, in JSON values. Raise DataError where the target has no tokenizer.
+
+    Each is {"where", "tokens", "supervised_tokens", "parts": [{"text", "supervised"}, …]}.
+    """
+    return [
+        {
+            "where": sample.where,
+            "tokens": len(sample),
+            "supervised_tokens": int(sample.loss_mask.sum()),
+            "parts": [
+                {"text": text, "supervised": supervised} for text, supervised in _parts(sample, encoder)
+            ],
+        }
+        for sample in samples
+    ]
+
+
+def sample_lines(texts: Sequence[Mapping[str, Any]], coloured: bool) -> Iterator[str]:
+    """Yield lines for a terminal: supervised text is green, or between [[ and ]] without colours."""
+    for text in texts:
+        yield ""
+        yield f"--- {text['where']}: {text['supervised_tokens']} of {text['tokens']} tokens supervised"
+        yield "".join(
+            printable(part["text"]) if not part["supervised"] else _marked(printable(part["text"]), coloured)
+            for part in text["parts"]
+        )
+
+
+def _marked(text: str, coloured: bool) -> str:
+    return green(text) if coloured else f"[[{text}]]"
+
+
+def _parts(sample: Sample, encoder: Encoder) -> Iterator[tuple[str, bool]]:
+    """Yield the text of each run of tokens that are alike supervised.
+
+    Tokens are decoded with all before them: some tokenizers write a space in front of a word, but not of a text.
+    """
+    ids = sample.input_ids.tolist()
+    whole, start, stop = encoder.decode(ids), 0, 0
+    for supervised, tokens in groupby(sample.loss_mask.tolist()):
+        stop += len(list(tokens))
+        before = encoder.decode(ids[:stop]).rstrip(_HALF_A_CHARACTER)
+        end = len(before) if stop < len(ids) else len(whole)
+        yield whole[start:end], supervised
+        start = max(start, end)

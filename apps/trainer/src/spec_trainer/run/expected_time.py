@@ -1,0 +1,117 @@
+"""The hours that a run will take: by the pace of its steps so far, or a lower bound from its arithmetic."""
+
+from __future__ import annotations
+
+import time
+from math import prod
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import SpecError
+from spec_kit.targets import stored_tensors
+from spec_trainer.run.memory import RunSizes
+from spec_trainer.run.metrics import read_metrics
+
+if TYPE_CHECKING:
+    import torch
+
+    from spec_trainer.run.spec import RunSpec
+
+_LAST_STEPS = 20
+_FEWEST_STEPS = 3
+_WIDEST = 8192
+_PRODUCT_S = 0.003
+"""Seconds of one product from which on a wider one says little more of the device."""
+_MEASURED_S = 0.2
+
+
+def expected_time(run: RunSpec) -> dict[str, Any]:
+    """Return {"hours" or "hours_at_least", "rests_on"}; the first is missing where nothing is known.
+
+    A directory whose run is resumed has the pace of its steps. Else the least arithmetic is divided by the speed of
+    a matrix product, which this measures: it opens the backend's first device for a moment.
+    """
+    done = _recorded(run)
+    if len(done) >= _FEWEST_STEPS:
+        pace_s = median(row["time_data_s"] + row["time_step_s"] for row in done)
+        left = run.schedule.total_steps - done[-1]["step"]
+        return {
+            "hours": _hours(left * pace_s),
+            "rests_on": f"the median of the last {len(done)} steps of this run, {pace_s:.2f} s; "
+            f"{left} steps are left",
+        }
+    if run.config.decode.every:
+        return {
+            "rests_on": "nothing: the answers that the run trains on are not known; its progress shows it"
+        }
+    flops = _least_flops(run)
+    try:
+        rate = _product_flops_per_s(run)
+    except (RuntimeError, SpecError) as error:  # a device that another process has for itself
+        return {"rests_on": f"nothing: the device could not be measured: {str(error).splitlines()[0]}"}
+    devices = len({device for member in run.members() for device in member.devices}) or 1
+    return {
+        "hours_at_least": _hours(flops / rate / devices),
+        "rests_on": f"{flops:.1e} FLOPs (2 for each weight of the target's layers and 6 for each of the draft's, for "
+        f"each token) at {rate:.1e} FLOP/s on each of {devices} device(s), which a matrix product has "
+        "reached just now; loss, attention, unrolled steps and waiting come on top, and the progress of the run "
+        "shows the real pace",
+    }
+
+
+def _recorded(run: RunSpec) -> list[dict[str, Any]]:
+    if run.directory.begun_as() != run.identity or not run.directory.metrics.exists():
+        return []
+    rows = read_metrics(run.directory.metrics)
+    return [row for row in rows if "time_step_s" in row and "time_data_s" in row][-_LAST_STEPS:]
+
+
+def _least_flops(run: RunSpec) -> float:
+    """Return the floating-point operations of the matrix products that the run cannot do without.
+
+    Experts are left out: a token meets some of them only.
+    """
+    target, hints = run.target, run.draft.shard_hints(run.target)
+    outside = {target.embedding_name, target.head_name}
+    per_token = 0.0
+    if run.config.data.features is None:
+        per_token += 2 * sum(
+            prod(stored.shape)
+            for name, stored in stored_tensors(target.folder).items()
+            if name not in outside and ".experts." not in name and len(stored.shape) == 2
+        )
+    per_token += 6 * sum(
+        prod(shape)
+        for name, shape in RunSizes(run).weights.items()
+        if len(shape) == 2 and not hints.is_vocabulary(name)
+    )
+    return per_token * run.dataset.total_tokens * run.schedule.epochs
+
+
+def _product_flops_per_s(run: RunSpec) -> float:
+    import torch
+
+    device = run.backend.device(0)
+    dtype = getattr(torch, run.config.train.dtype)
+    width, matrix, seconds = 128, torch.empty(0), 0.0
+    while width < _WIDEST and seconds < _PRODUCT_S:
+        width *= 2
+        matrix = torch.randn(width, width, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+        _product_s(matrix, 1)  # the first one loads kernels
+        seconds = _product_s(matrix, 1)
+    number = max(1, int(_MEASURED_S / seconds))
+    return 2 * width**3 * number / _product_s(matrix, number)
+
+
+def _product_s(matrix: torch.Tensor, number: int) -> float:
+    """Return the seconds of ``number`` products, as long as they take until their last value is on the host."""
+    start = time.perf_counter()
+    product = matrix
+    for _ in range(number):
+        product = matrix @ matrix
+    product[-1, -1].item()
+    return time.perf_counter() - start
+
+
+def _hours(seconds: float) -> float:
+    return float(f"{seconds / 3600:.2g}")

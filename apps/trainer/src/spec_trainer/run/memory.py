@@ -1,0 +1,272 @@
+"""The least memory and disk that a run takes, compared with what this host and its devices have, before it starts.
+
+Counted is what is certain: weights, gradients, optimizer state, frozen tensors, features in flight, checkpoints. What
+a forward pass keeps for the backward pass, and an engine's cache, come on top; they depend on code that has not run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import ConfigError
+from spec_core.optimizer import TrainedWeight, map_here
+from spec_kit.targets import stored_tensors
+from spec_trainer.run.dispatch import sample_bytes
+from spec_trainer.run.host_memory import free_host_bytes
+from spec_trainer.run.shapes import draft_shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from spec_trainer.placement.members import Member
+    from spec_trainer.run.spec import RunSpec
+
+_ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_STORED = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
+"""Bytes of an element by safetensors' name; other dtypes count as one byte, or less is known of them."""
+_CAST = ("F64", "F32", "F16", "BF16")
+"""Stored dtypes that an engine casts to its own; others are quantised weights, which stay."""
+_TRAINING = "weights, gradients and optimizer state of the draft"
+_SMALLER_DRAFT = "choose a smaller draft (section draft)"
+_PROCESS_BYTES = 200 << 20
+"""Host memory of a process that has imported torch."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that takes memory."""
+
+    what: str
+    num_bytes: int
+    remedy: str
+    """The key that makes it smaller, as the end of an error message."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory or disk that parts of a run have to fit in."""
+
+    name: str
+    """As the beginning of an error message: "this host's memory"."""
+    free_bytes: int
+    parts: Sequence[Part]
+
+    @property
+    def least_bytes(self) -> int:
+        """Return the sum of the parts."""
+        return sum(part.num_bytes for part in self.parts)
+
+    def check(self) -> None:
+        """Raise ConfigError where the parts do not fit."""
+        if self.least_bytes <= self.free_bytes:
+            return
+        biggest = max(self.parts, key=lambda part: part.num_bytes)
+        raise ConfigError(
+            f"{self.name} does not hold the run: it takes {_size(self.least_bytes)} at least, "
+            f"{_size(self.free_bytes)} are free; the biggest part is {biggest.what} ({_size(biggest.num_bytes)}): "
+            f"{biggest.remedy}"
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Return the room as JSON values."""
+        parts = {part.what: part.num_bytes for part in self.parts}
+        return {"free_bytes": self.free_bytes, "least_bytes": self.least_bytes, "parts": parts}
+
+
+class RunSizes:
+    """Bytes of everything that a run is made of, from files and shapes alone: no weight is read or made."""
+
+    def __init__(self, run: RunSpec) -> None:
+        """Measure ``run``."""
+        self._run = run
+        self._config = run.config
+
+    @cached_property
+    def weights(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of each trained weight of the draft; empty where the draft cannot be built without memory."""
+        return draft_shapes(self._run)
+
+    @cached_property
+    def num_trained(self) -> int:
+        """The number of trained parameters."""
+        return sum(map(prod, self.weights.values()))
+
+    @cached_property
+    def optimizer_bytes(self) -> int:
+        """Bytes of the optimizer's state, over all ranks."""
+        import torch
+
+        hints = self._run.draft.shard_hints(self._run.target)
+        weights = [
+            TrainedWeight(
+                name=name,
+                values=torch.empty(shape, device="meta", requires_grad=True),
+                shape=shape,
+                is_vocabulary=hints.is_vocabulary(name),
+            )
+            for name, shape in self.weights.items()
+        ]
+        if not weights:
+            return 0
+        state = self._run.optimizer.build(weights, map_here).state
+        return sum(value.nbytes for values in state.values() for value in values.values())
+
+    @cached_property
+    def target_bytes(self) -> int:
+        """Bytes of the target's weights in one engine."""
+        dtype = getattr(self._config.engine, "dtype", None)
+        return sum(
+            prod(stored.shape)
+            * (_ITEMSIZES[dtype] if dtype and stored.dtype in _CAST else _STORED.get(stored.dtype, 1))
+            for stored in stored_tensors(self._run.target.folder).values()
+        )
+
+    @cached_property
+    def frozen_bytes(self) -> int:
+        """Bytes of the embedding and the head that trainers hold in their compute dtype."""
+        target = self._run.target
+        size = target.vocab_size * target.hidden_size * _ITEMSIZES[self._config.train.dtype]
+        return size * (1 if target.tied else 2)
+
+    @cached_property
+    def window_bytes(self) -> int:
+        """Bytes of features in flight towards one rank: its window, or all features where these are less."""
+        run = self._run
+        if self._config.data.features is not None:
+            return 0
+        if self._config.decode.every:
+            return run.window_bytes
+        return min(run.window_bytes, sample_bytes(run.schema, sum(run.dataset.lengths.values())))
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a checkpoint: weights in float32 and the optimizer's state."""
+        return 4 * self.num_trained + self.optimizer_bytes
+
+    @property
+    def training_bytes(self) -> int:
+        """Bytes of weights, gradients and optimizer state, over all ranks; of one rank's cast weights, too."""
+        cast = self._config.train.dtype == "bfloat16" and self._config.train.ranks == 1
+        return self.state_bytes + (4 + 2 * cast) * self.num_trained
+
+
+def rooms(run: RunSpec) -> list[Room]:
+    """Return everything on this host that the run has to fit in, with what it puts there."""
+    sizes = RunSizes(run)
+    return [*_devices(run, sizes), *_host(run, sizes), _disk(run, sizes)]
+
+
+def _devices(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
+    capabilities = run.backend.capabilities()
+    if capabilities.device_bytes is None:
+        return
+    if not run.members():
+        free = capabilities.device_bytes - capabilities.process_bytes
+        engine = [_target(run, sizes)] if run.config.data.features is None else []
+        yield Room("the device", free, [*engine, *_rank_parts(run, sizes), _window(sizes, 1)])
+    for member in run.members():
+        parts = [_target(run, sizes)] if member.role == "engine" else _rank_parts(run, sizes)
+        yield Room(f"{member.name}'s part of a device", _limit(member, capabilities.device_bytes), parts)
+
+
+def _limit(member: Member, device_bytes: int) -> int:
+    if member.memory_fraction is not None:
+        return int(member.memory_fraction * device_bytes)
+    return device_bytes - member.uncounted_bytes
+
+
+def _host(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
+    config, capabilities = run.config, run.backend.capabilities()
+    here = [member for member in run.members() if not member.host]
+    if run.members() and not here:
+        return  # on other hosts, of which nothing is known here
+    engines = sum(member.role == "engine" for member in here) or int(
+        not run.members() and config.data.features is None
+    )
+    ranks = sum(member.role == "trainer" for member in here) or int(not run.members())
+    parts = [
+        Part(
+            f"{max(1, len(here))} process(es) with their libraries",
+            max(1, len(here)) * _PROCESS_BYTES,
+            "lower engine.replicas or train.ranks",
+        )
+    ]
+    if not capabilities.device_ipc and (run.members() or capabilities.device_bytes is None):
+        parts.append(_window(sizes, ranks))
+    if capabilities.device_bytes is not None:
+        saved = 4 * sizes.num_trained
+        parts.append(Part("the draft's weights while they are saved", saved, _SMALLER_DRAFT))
+    else:
+        parts.append(_target(run, sizes, engines))
+        state = sizes.training_bytes * ranks // config.train.ranks
+        parts.append(Part(_TRAINING, state, _SMALLER_DRAFT))
+    yield Room("this host's memory", free_host_bytes(), parts)
+
+
+def _target(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> Part:
+    """Return the target's weights of one engine on its devices, or of ``engines`` in the host's memory."""
+    config, own = run.config.engine, run.engine_type
+    wide = getattr(config, "dtype", None) == "float32" and run.target.dtype != "float32"
+    if wide:
+        remedy = f"set engine.dtype={run.target.dtype}, or choose a smaller target"
+    elif engines is not None and engines > 1:
+        remedy = "lower engine.replicas"
+    elif engines is None and not own.abilities.in_process:
+        remedy = "raise engine.tensor_parallel or placement.engine_fraction, or choose a smaller target"
+    else:
+        remedy = "choose a smaller target (target)"
+    if engines is None:
+        return Part("the target's weights", sizes.target_bytes // config.tensor_parallel, remedy)
+    return Part(f"the target's weights in {engines} engine(s)", sizes.target_bytes * engines, remedy)
+
+
+def _rank_parts(run: RunSpec, sizes: RunSizes) -> list[Part]:
+    config, ranks, shares = run.config, run.config.train.ranks, run.schedule.num_shares
+    tokens = ceil(config.train.global_batch_tokens / shares / config.train.accumulation)
+    tokens = min(tokens, run.source.total_tokens)
+    parts = [
+        Part(
+            _TRAINING,
+            sizes.training_bytes // ranks,
+            f"raise train.ranks, or {_SMALLER_DRAFT}",
+        ),
+        Part(
+            "embedding and head of the target",
+            sizes.frozen_bytes // (ranks // shares),
+            "set train.dtype=bfloat16"
+            if config.train.dtype == "float32"
+            else "choose a smaller target (target)",
+        ),
+    ]
+    if not run.backend.capabilities().device_ipc:  # else they are used where they arrive
+        features = tokens * run.schema.bytes_per_token()
+        parts.append(Part("the features of a forward pass", features, "raise train.accumulation"))
+    return parts
+
+
+def _window(sizes: RunSizes, ranks: int) -> Part:
+    return Part("features in flight", sizes.window_bytes * ranks, "lower placement.window_bytes")
+
+
+def _disk(run: RunSpec, sizes: RunSizes) -> Room:
+    train, directory = run.config.train, run.directory
+    saves = min(train.keep + 1, ceil(run.schedule.total_steps / train.save_every))
+    saves -= sum(1 for _ in directory.checkpoints.glob("step-*"))
+    output = directory.root.absolute()
+    there = next(place for place in (output, *output.parents) if os.path.isdir(place))
+    kept = max(0, saves)
+    room = "set output to a folder with more room"
+    parts = [
+        Part(f"{kept} checkpoint(s)", kept * sizes.state_bytes, f"lower train.keep, or {room}"),
+        Part("the exported draft", 2 * sizes.num_trained, room),
+    ]
+    return Room(f"the disk of output {there}", shutil.disk_usage(there).free, parts)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / 2**20:.1f} MiB"
