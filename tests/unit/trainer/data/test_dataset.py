@@ -250,7 +250,7 @@ def test_files_are_utf_8_with_or_without_a_byte_order_mark(tmp_path, tokenizer_f
         digests.add(read(tmp_path / name, folder).digest)
     assert len(digests) == 1
     (tmp_path / name).write_text(text, "utf-16")
-    with pytest.raises(DataError, match=rf"{name}.*utf-8"):
+    with pytest.raises(DataError, match=rf"{name}.*not UTF-8: .*save the file as UTF-8"):
         read(tmp_path / name, folder)
 
 
