@@ -38,7 +38,7 @@ class PlacedBlocks(Protocol):
         ...
 
 
-def fused_block_attention(
+def merged_block_attention(
     q: Tensor, context: KeysValues, own: KeysValues, layout: PlacedBlocks, window: int | None
 ) -> Tensor:
     """Return attention [A, B, heads, D] like ``q``; differentiable.
