@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spec_backend_cpu.block_attention import PIECE_QUERIES, block_attention
+from spec_backend_cpu.block_attention import PIECE_QUERIES, merged_block_attention
 from spec_kit.block_drafting import BlockLayout
 
 NUM_TOKENS, HEAD_DIM = 500, 8
@@ -47,7 +47,7 @@ def test_equals_dense_attention_forward_and_backward(heads, kv_heads, slots, win
     context, own = tuple(keys_values[:2]), tuple(keys_values[2:])
     layout = BlockLayout(torch.tensor(ANCHORS), torch.tensor(STARTS), q.device)
     assert len(ANCHORS) * slots > PIECE_QUERIES or slots == 1
-    out, expected = block_attention(q, context, own, layout, window), dense(q, context, own, window)
+    out, expected = merged_block_attention(q, context, own, layout, window), dense(q, context, own, window)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     grad_out = torch.randn_like(expected)
     grads = (torch.autograd.grad(value, given, grad_out) for value in (out, expected))
@@ -61,4 +61,4 @@ def test_without_blocks_the_plain_version_is_asked():
     )
     q, own = torch.zeros(0, 2, 2, HEAD_DIM), (torch.zeros(0, 2, 2, HEAD_DIM),) * 2
     context = (torch.zeros(NUM_TOKENS, 2, HEAD_DIM),) * 2
-    assert block_attention(q, context, own, layout, None) is NotImplemented
+    assert merged_block_attention(q, context, own, layout, None) is NotImplemented

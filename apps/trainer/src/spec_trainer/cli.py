@@ -106,11 +106,11 @@ def plan(
         Print so many samples as the draft sees them; what it learns is green, or between [[ and ]] without colours.
     """
     from spec_trainer.commands.plan import describe_run
-    from spec_trainer.push.servers import check_address, check_pushes
+    from spec_trainer.push.servers import check_listening, check_pushes
 
     run = _resolve(overrides, flags)
     check_pushes(run)
-    check_address(run)
+    check_listening(run)
     document = describe_run(run)
     if not show:
         return print_document(document, as_json)

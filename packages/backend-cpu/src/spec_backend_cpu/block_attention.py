@@ -29,7 +29,7 @@ PIECE_QUERIES = 256
 by side, see much the same context."""
 
 
-class BlockPlaces(Protocol):
+class PlacedBlocks(Protocol):
     """Layout of blocks in a batch, as the draft has it."""
 
     @property
@@ -38,8 +38,8 @@ class BlockPlaces(Protocol):
         ...
 
 
-def block_attention(
-    q: Tensor, context: KeysValues, own: KeysValues, layout: BlockPlaces, window: int | None
+def merged_block_attention(
+    q: Tensor, context: KeysValues, own: KeysValues, layout: PlacedBlocks, window: int | None
 ) -> Tensor:
     """Return attention [A, B, heads, D] like ``q``; differentiable.
 
@@ -63,7 +63,7 @@ class _BlockAttention(torch.autograd.Function):
         v: Tensor,
         own_k: Tensor,
         own_v: Tensor,
-        layout: BlockPlaces,
+        layout: PlacedBlocks,
         window: int | None,
     ) -> Tensor:
         pieces = list(_pieces(layout, q.shape[1], window, q.dtype))
@@ -149,7 +149,7 @@ class _Piece(NamedTuple):
     """bool: queries that see no context."""
 
 
-def _pieces(layout: BlockPlaces, slots: int, window: int | None, dtype: torch.dtype) -> Iterator[_Piece]:
+def _pieces(layout: PlacedBlocks, slots: int, window: int | None, dtype: torch.dtype) -> Iterator[_Piece]:
     """Yield the blocks that see some context."""
     anchor_A, start_A = layout.places
     turns = (start_A[1:] != start_A[:-1]).nonzero().flatten() + 1

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 """Eagle3's: vLLM puts its prefix before any other name, P-EAGLE's own included, and knows none of the results."""
 MASK_TOKEN = "pard_token"
-"""Field of the mask token, which tells the folder from Eagle3's; see ``parallel_mask_token``."""
+"""Field of the mask token, which Eagle3's have not; see ``parallel_mask_token``."""
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 

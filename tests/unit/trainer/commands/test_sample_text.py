@@ -16,7 +16,7 @@ TEXT = "Wie heißt Köln? — 北京 ok"
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory) -> Encoder:
-    """Of a tokenizer with a token for each byte: masks can begin inside of a character."""
+    """Each byte has a token: masks can begin inside of a character."""
     folder = tmp_path_factory.mktemp("tokenizer")
     thinking_tokenizer().save_pretrained(folder)
     return Encoder(folder, 300)

@@ -8,11 +8,11 @@ EXAMPLES = {
     "train": (f"{_RUN} --output runs/mine", "--config run.yaml train.lr=1e-4 train.epochs=3"),
     "plan": (_RUN, f"{_RUN} --show 3"),
     "plugins": ("", "--json"),
-    "check": ("", "--backend cpu --json"),
+    "check": ("", "--json"),
     "capture": (f"{_RUN} --output features", "--verify features"),
     "regenerate": (
         f"{_RUN} --output answers.jsonl",
-        f"{_RUN} --output answers.jsonl --engine vllm --backend cuda",
+        f"{_RUN} --output answers.jsonl --max-new-tokens 512",
     ),
     "export": (
         "--checkpoint runs/mine/checkpoints/best --output draft",
@@ -24,14 +24,14 @@ EXAMPLES = {
     ),
     "evaluate": (
         "--target path/to/target --draft-model runs/mine/draft --prompts prompts.jsonl",
-        "--target path/to/target --draft-model runs/mine/draft --bench gsm8k:100 --concurrency 1,8 --engine vllm",
+        "--target path/to/target --draft-model runs/mine/draft --bench gsm8k:100 --concurrency 1,8",
     ),
     "push": (
         "--target path/to/target --draft-model runs/mine/draft --to http://127.0.0.1:8000",
         "--target path/to/target --draft-model draft --to http://a:8000 --to http://b:8000 --json",
     ),
     "serving": ("--of http://127.0.0.1:8000", "--of http://a:8000 --of http://b:8000 --json"),
-    "quickstart": ("", "--draft dflash --seed 1 --output runs/dflash"),
+    "quickstart": ("", "--seed 1 --output runs/seed-1"),
 }
 """Words after ``spec-trainer COMMAND``."""
 

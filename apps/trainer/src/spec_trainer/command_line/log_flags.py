@@ -1,4 +1,4 @@
-"""The flags of every command that say how much it tells on standard error. Light: the command line imports it."""
+"""Flags --quiet and --verbose of every command. Light: the command line imports it."""
 
 from __future__ import annotations
 

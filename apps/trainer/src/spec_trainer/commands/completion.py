@@ -71,7 +71,7 @@ def _bash() -> str:
     words = " ".join(f"{key}=" for key in _keys())
     return f"""
 _spec_trainer_all() {{
-  local cur="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
+  typeset cur="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
   case "$before" in
 {_cases('COMPREPLY=($(compgen -W "{}" -- "$cur")); return')}
     {files}) COMPREPLY=($(compgen -f -- "$cur")); compopt -o filenames 2>/dev/null; return ;;

@@ -112,12 +112,12 @@ def check_pushes(parts: RunParts) -> None:
 def check_servers(spec: RunSpec) -> None:
     """Raise UsageError or EngineError where a run could push to none of its servers from the start."""
     check_pushes(spec)
-    check_address(spec)
+    check_listening(spec)
     if spec.config.push.to:
         connect_servers(spec.config.push.to)
 
 
-def check_address(spec: RunSpec) -> None:
+def check_listening(spec: RunSpec) -> None:
     """Raise ConfigError where a run that pushes cannot listen at ``push.address``, whose port may be in use.
 
     Where workers may be on other hosts, whoever pushes finds out whether it can listen there.

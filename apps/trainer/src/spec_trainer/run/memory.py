@@ -38,7 +38,7 @@ _PROCESS_BYTES = 200 << 20
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryPart:
     """Something that takes memory."""
 
     what: str
@@ -54,7 +54,7 @@ class Room:
     name: str
     """As the beginning of an error message: "this host's memory"."""
     free_bytes: int
-    parts: Sequence[Part]
+    parts: Sequence[MemoryPart]
 
     @property
     def least_bytes(self) -> int:
@@ -190,7 +190,7 @@ def _host(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
     )
     ranks = sum(member.role == "trainer" for member in here) or int(not run.members())
     parts = [
-        Part(
+        MemoryPart(
             f"{max(1, len(here))} process(es) with their libraries",
             max(1, len(here)) * _PROCESS_BYTES,
             "lower engine.replicas or train.ranks",
@@ -200,15 +200,15 @@ def _host(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
         parts.append(_window(sizes, ranks))
     if capabilities.device_bytes is not None:
         saved = 4 * sizes.num_trained
-        parts.append(Part("the draft's weights while they are saved", saved, _SMALLER_DRAFT))
+        parts.append(MemoryPart("the draft's weights while they are saved", saved, _SMALLER_DRAFT))
     else:
         parts.append(_target(run, sizes, engines))
         state = sizes.training_bytes * ranks // config.train.ranks
-        parts.append(Part(_TRAINING, state, _SMALLER_DRAFT))
+        parts.append(MemoryPart(_TRAINING, state, _SMALLER_DRAFT))
     yield Room("this host's memory", free_host_bytes(), parts)
 
 
-def _target(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> Part:
+def _target(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> MemoryPart:
     """Return the target's weights of one engine on its devices, or of ``engines`` in the host's memory."""
     config, own = run.config.engine, run.engine_type
     wide = getattr(config, "dtype", None) == "float32" and run.target.dtype != "float32"
@@ -221,21 +221,21 @@ def _target(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> Part:
     else:
         remedy = "choose a smaller target (target)"
     if engines is None:
-        return Part("the target's weights", sizes.target_bytes // config.tensor_parallel, remedy)
-    return Part(f"the target's weights in {engines} engine(s)", sizes.target_bytes * engines, remedy)
+        return MemoryPart("the target's weights", sizes.target_bytes // config.tensor_parallel, remedy)
+    return MemoryPart(f"the target's weights in {engines} engine(s)", sizes.target_bytes * engines, remedy)
 
 
-def _rank_parts(run: RunSpec, sizes: RunSizes) -> list[Part]:
+def _rank_parts(run: RunSpec, sizes: RunSizes) -> list[MemoryPart]:
     config, ranks, shares = run.config, run.config.train.ranks, run.schedule.num_shares
     tokens = ceil(config.train.global_batch_tokens / shares / config.train.accumulation)
     tokens = min(tokens, run.source.total_tokens)
     parts = [
-        Part(
+        MemoryPart(
             _TRAINING,
             sizes.training_bytes // ranks,
             f"raise train.ranks, or {_SMALLER_DRAFT}",
         ),
-        Part(
+        MemoryPart(
             "embedding and head of the target",
             sizes.frozen_bytes // (ranks // shares),
             "set train.dtype=bfloat16"
@@ -245,12 +245,12 @@ def _rank_parts(run: RunSpec, sizes: RunSizes) -> list[Part]:
     ]
     if not run.backend.capabilities().device_ipc:  # else they are used where they arrive
         features = tokens * run.schema.bytes_per_token()
-        parts.append(Part("the features of a forward pass", features, "raise train.accumulation"))
+        parts.append(MemoryPart("the features of a forward pass", features, "raise train.accumulation"))
     return parts
 
 
-def _window(sizes: RunSizes, ranks: int) -> Part:
-    return Part("features in flight", sizes.window_bytes * ranks, "lower placement.window_bytes")
+def _window(sizes: RunSizes, ranks: int) -> MemoryPart:
+    return MemoryPart("features in flight", sizes.window_bytes * ranks, "lower placement.window_bytes")
 
 
 def _disk(run: RunSpec, sizes: RunSizes) -> Room:
@@ -262,8 +262,8 @@ def _disk(run: RunSpec, sizes: RunSizes) -> Room:
     kept = max(0, saves)
     room = "set output to a folder with more room"
     parts = [
-        Part(f"{kept} checkpoint(s)", kept * sizes.state_bytes, f"lower train.keep, or {room}"),
-        Part("the exported draft", 2 * sizes.num_trained, room),
+        MemoryPart(f"{kept} checkpoint(s)", kept * sizes.state_bytes, f"lower train.keep, or {room}"),
+        MemoryPart("the exported draft", 2 * sizes.num_trained, room),
     ]
     return Room(f"the disk of output {there}", shutil.disk_usage(there).free, parts)
 
