@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python .ci/install.py
+INSTALL := $(BIN)/pip install --quiet --no-compile
 ENGINES ?= $(VENV)-vllm
 SGLANG ?= $(VENV)-sglang
 ASCEND ?= $(VENV)-ascend
@@ -103,7 +103,7 @@ clean: ## remove the environment and what runs wrote
 # builds all members.
 $(VENV)/product: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(MEMBERS))
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --upgrade "pip>=25.1"
+	$(INSTALL) --upgrade "pip>=25.1"
 	$(INSTALL) --constraint constraints.txt --group build torch
 	$(INSTALL) --constraint constraints.txt --no-build-isolation $(EDITABLE)
 	touch $@
@@ -116,10 +116,10 @@ $(VENV)/installed: $(VENV)/product
 $(ENGINES)/installed: pyproject.toml constraints.txt tests/engines/requirements.txt $(addsuffix /pyproject.toml,$(MEMBERS))
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/pip install --quiet --upgrade "pip>=25.1"
-	$(ENGINES)/bin/python .ci/install.py --constraint constraints.txt torch
-	$(ENGINES)/bin/python .ci/install.py --constraint constraints.txt --requirement tests/engines/requirements.txt
+	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt torch
+	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt --requirement tests/engines/requirements.txt
 	$(ENGINES)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(ENGINES)/bin/python .ci/install.py --constraint constraints.txt $(EDITABLE)
+	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt $(EDITABLE)
 	touch $@
 
 # The main environment, lent, with SGLang on top: its own requirements are CUDA builds for the most part.
