@@ -1,10 +1,8 @@
-"""The command line: parse words, call one function per command, map errors to exit codes. Imports no torch."""
+"""The command line: parse words, call one function per command. Imports no torch."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import sys
 from contextlib import redirect_stdout
 from importlib import metadata
@@ -12,11 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
-from cyclopts.exceptions import CycloptsError
 from cyclopts.validators import Number
 
-from spec_core.errors import ConfigError, SpecError
-from spec_core.wording import one_line, shown
+from spec_core.errors import ConfigError
 from spec_processes import (
     collect_rarely,
     hide_broken_extensions,
@@ -36,10 +32,11 @@ from spec_trainer.command_line.documents import (
     stdout_for_documents,
 )
 from spec_trainer.command_line.examples import EXAMPLES, examples_text
+from spec_trainer.command_line.exit_codes import exit_code_of, failed
 from spec_trainer.command_line.last_resort import unforeseen_errors
 from spec_trainer.command_line.log_flags import LogFlags
 from spec_trainer.command_line.run_flags import RunFlags
-from spec_trainer.command_line.words import check_command_line, convert_flag
+from spec_trainer.command_line.words import check_command_line, check_overrides, convert_flag
 from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
 from spec_trainer.push.request import PushRequest  # noqa: TC001
 from spec_trainer.regeneration.request import RegenerationRequest  # noqa: TC001
@@ -61,8 +58,6 @@ Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False,
 
 _NO_FLAGS = RunFlags()
 _LOGS = LogFlags()
-_ERRORS_OF_NAMES = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR}
-"""Errors of the system that say that a path which the user has written cannot be one, or not this user's."""
 
 
 def train_command(*overrides: str, flags: RunFlags = _NO_FLAGS, logs: LogFlags = _LOGS) -> None:
@@ -324,7 +319,7 @@ def serving(
     document = describe_serving(of, timeout_s)
     print_lines(document, serving_lines(document), as_json)
     if problem := serving_problem(document):
-        raise SystemExit(_fail(problem, 1))
+        raise SystemExit(failed(problem, 1))
 
 
 @app.command
@@ -379,40 +374,19 @@ def main() -> None:
 
 
 def run(words: Sequence[str]) -> int:
-    """Run a command line. Return 0: done, 1: the run failed, 2: bad usage or configuration, 130: interrupted."""
-    from spec_trainer.command_line.stop_request import Interrupted
-
+    """Run a command line; return its exit code."""
     log_to_stderr()
-    try:
-        with unforeseen_errors(None, CycloptsError):
-            check_command_line(words)
-            _call(words)
-    except CycloptsError as error:
-        return _fail(f"{error} See {_help_of(error)}", 2)
-    except SpecError as error:
-        return _fail(str(error), error.exit_code)
-    except OSError as error:  # a full disk, a folder that vanished: the system's message is the best one
-        return _fail(str(error), 2 if error.errno in _ERRORS_OF_NAMES else 1)
-    except Interrupted as stopped:
-        return _fail(str(stopped), 130)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
-    except SystemExit as leave:
-        return leave.code if isinstance(leave.code, int) else 1
-    return 0
+    return exit_code_of(lambda: _call(words))
 
 
 def _call(words: Sequence[str]) -> None:
+    check_command_line(words)
     command, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
     show_from(bound.arguments.get("logs", _LOGS).level)
     # Help and version are cyclopts' own; they print at once.
     own = command.__module__ == __name__
     with stdout_for_documents() if own else redirect_stdout(document_stream()):
         command(*bound.args, **bound.kwargs)
-
-
-def _help_of(error: CycloptsError) -> str:
-    return " ".join(["spec-trainer", *(error.command_chain or ()), "--help"])
 
 
 def _resolve(overrides: Sequence[str], flags: RunFlags) -> Any:
@@ -423,17 +397,4 @@ def _resolve(overrides: Sequence[str], flags: RunFlags) -> Any:
 
 
 def _check_words(overrides: Sequence[str]) -> None:
-    commands = [name for name in app if not name.startswith("-")]
-    if overrides and "=" not in overrides[0]:
-        if os.path.isfile(overrides[0]):
-            raise ConfigError(
-                f"{shown(overrides[0])} is a file: write --config before a configuration, --data before data"
-            )
-        raise ConfigError(
-            f"{shown(overrides[0])} is neither a command ({', '.join(commands)}) nor section.key=value"
-        )
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"spec-trainer: {'' if code == 130 else 'error: '}{one_line(message)}", file=sys.stderr)
-    return code
+    check_overrides(overrides, [name for name in app if not name.startswith("-")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, get_args
@@ -39,6 +40,18 @@ def check_command_line(words: Sequence[str]) -> None:
             raise ConfigError(f"{shown(word)} holds the character NUL, which no word can have")
         if len(word) > _LONGEST:
             raise ConfigError(f"{shown(word)} has {len(word)} characters, expected at most {_LONGEST}")
+
+
+def check_overrides(overrides: Sequence[str], commands: Sequence[str]) -> None:
+    """Raise ConfigError where the first word that is no flag is neither a command nor ``section.key=value``."""
+    if overrides and "=" not in overrides[0]:
+        if os.path.isfile(overrides[0]):
+            raise ConfigError(
+                f"{shown(overrides[0])} is a file: write --config before a configuration, --data before data"
+            )
+        raise ConfigError(
+            f"{shown(overrides[0])} is neither a command ({', '.join(commands)}) nor section.key=value"
+        )
 
 
 def convert_flag(hint: Any, tokens: Sequence[Token] | Mapping[str, Any]) -> Any:
