@@ -104,9 +104,7 @@ class Canary:
             if self._ended or (after := self._count.wait()).rounds < wanted:
                 return None
             verdict = CanaryVerdict(before=self._reference, after=after, margin=self._margin)
-            if (
-                verdict.has_fallen
-            ):  # and goes: its reference serves again, and a lucky count of that evens out
+            if verdict.has_fallen:  # its reference serves again, and a lucky count of that evens out
                 self._earlier = self._reference
             window = self._rounds if after.answers >= _LEAST_ANSWERS else self._rounds * _LONGEST
             if verdict.has_fallen or verdict.has_stayed or wanted >= window:
