@@ -105,7 +105,7 @@ def measured(run: Run) -> dict[str, Any]:
         run.steps * run.samples_per_step,
         case.tokens,
         case.vocab_size,
-        case.answer or 1.0,
+        1 - (case.unsupervised or 0.0),
     )
     words = [f"{key}={value}" for key, value in settings(run, data).items()] + list(run.words)
     log = run.folder / "spec-trainer.log"

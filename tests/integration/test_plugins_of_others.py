@@ -114,6 +114,10 @@ def test_commands_that_name_none_of_them_are_not_changed(
             assert code == 0, err
             lines[name] = out.replace(str(folder), "FOLDER")
             assert "spec-broken is here" not in out
+        plan = json.loads(lines.pop("plan"))
+        measured = plan.pop("resources"), plan.pop("expected_time")
+        assert all(measured)
+        lines["plan"] = json.dumps(plan)
         figures = json.loads(lines.pop("evaluate"))
         weights = [(folder / name / "model.safetensors").read_bytes() for name in ("draft", "exported")]
         outcomes[beside] = (lines, figures["acceptance_length"], losses(folder), weights)

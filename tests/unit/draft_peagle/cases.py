@@ -8,6 +8,7 @@ import torch
 
 from spec_backend_cpu.kernels import KERNELS
 from spec_core.records import Supervision
+from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_peagle.chains import ChainRule
 from spec_draft_peagle.config import PEagleConfig
 from spec_draft_peagle.draft import PEagleDraft
@@ -84,7 +85,7 @@ def denominators(config: PEagleConfig, documents: list[Document]) -> torch.Tenso
 def make_setting(target: TargetSpec, module, dtype: torch.dtype) -> Setting:
     """The same problem for the dense reference; rotary frequencies come from transformers."""
     tensors, config = make_tensors(target), module.config
-    inv_freq, scale = transformers_rope(target)
+    inv_freq, scale = transformers_rope(target, Eagle3Config())
     return Setting(
         embedding=tensors.embedding_VH.to(dtype),
         target_head=tensors.head_VH.to(dtype),

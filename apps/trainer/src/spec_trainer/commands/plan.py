@@ -38,7 +38,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "processes": _processes(run),
         "window_bytes": run.window_bytes,
         **_device_memory(run),
-        "resources": {room.name: room.document() for room in rooms(run)},
+        "resources": _resources(run),
         "expected_time": expected_time(run),
         **({"push": _pushes(run)} if config.train.push_every else {}),
         **({"serve": _measuring(run)} if config.train.serve_every else {}),
@@ -48,6 +48,14 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "output": str(config.output),
         "identity": run.identity,
     }
+
+
+def _resources(run: RunSpec) -> dict[str, Any]:
+    """Return what the run takes beside what is free. Raise ConfigError where it cannot fit."""
+    found = rooms(run)
+    for room in found:
+        room.check()
+    return {room.name: room.document() for room in found}
 
 
 def _processes(run: RunSpec) -> list[str]:

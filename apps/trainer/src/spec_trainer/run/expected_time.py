@@ -7,7 +7,6 @@ from math import prod
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import SpecError
 from spec_kit.targets import stored_tensors
 from spec_trainer.run.memory import RunSizes
 from spec_trainer.run.metrics import read_metrics
@@ -23,13 +22,15 @@ _WIDEST = 8192
 _PRODUCT_S = 0.003
 """Seconds of one product from which on a wider one says little more of the device."""
 _MEASURED_S = 0.2
+_ACCELERATOR_FLOPS = 1e15
+"""FLOP/s in bfloat16 that no accelerator which is supported exceeds: an H100's or H200's peak without sparsity."""
 
 
 def expected_time(run: RunSpec) -> dict[str, Any]:
     """Return {"hours" or "hours_at_least", "rests_on"}; the first is missing where nothing is known.
 
     A directory whose run is resumed has the pace of its steps. Else the least arithmetic is divided by the speed of
-    a matrix product, which this measures: it opens the backend's first device for a moment.
+    a matrix product, measured where the processor computes, assumed elsewhere: ``plan`` opens no accelerator.
     """
     done = _recorded(run)
     if len(done) >= _FEWEST_STEPS:
@@ -45,17 +46,15 @@ def expected_time(run: RunSpec) -> dict[str, Any]:
             "rests_on": "nothing: the answers that the run trains on are not known; its progress shows it"
         }
     flops = _least_flops(run)
-    try:
-        rate = _product_flops_per_s(run)
-    except (RuntimeError, SpecError) as error:  # a device that another process has for itself
-        return {"rests_on": f"nothing: the device could not be measured: {str(error).splitlines()[0]}"}
+    measured = run.backend.device_type == "cpu"
+    rate = _product_flops_per_s(run) if measured else _ACCELERATOR_FLOPS
+    speed = "which a matrix product has reached just now" if measured else "more than any such device reaches"
     devices = len({device for member in run.members() for device in member.devices}) or 1
     return {
         "hours_at_least": _hours(flops / rate / devices),
         "rests_on": f"{flops:.1e} FLOPs (2 for each weight of the target's layers and 6 for each of the draft's, for "
-        f"each token) at {rate:.1e} FLOP/s on each of {devices} device(s), which a matrix product has "
-        "reached just now; loss, attention, unrolled steps and waiting come on top, and the progress of the run "
-        "shows the real pace",
+        f"each token) at {rate:.1e} FLOP/s on each of {devices} device(s), {speed}; loss, "
+        "attention, unrolled steps and waiting come on top, and the progress of the run shows the real pace",
     }
 
 
@@ -91,12 +90,11 @@ def _least_flops(run: RunSpec) -> float:
 def _product_flops_per_s(run: RunSpec) -> float:
     import torch
 
-    device = run.backend.device(0)
     dtype = getattr(torch, run.config.train.dtype)
     width, matrix, seconds = 128, torch.empty(0), 0.0
     while width < _WIDEST and seconds < _PRODUCT_S:
         width *= 2
-        matrix = torch.randn(width, width, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+        matrix = torch.randn(width, width, generator=torch.Generator().manual_seed(0)).to(dtype)
         _product_s(matrix, 1)  # the first one loads kernels
         seconds = _product_s(matrix, 1)
     number = max(1, int(_MEASURED_S / seconds))

@@ -81,15 +81,15 @@ class Room:
 class RunSizes:
     """Bytes of everything that a run is made of, from files and shapes alone: no weight is read or made."""
 
-    def __init__(self, run: RunSpec) -> None:
-        """Measure ``run``."""
-        self._run = run
+    def __init__(self, run: RunSpec, *, with_draft: bool = True) -> None:
+        """Measure ``run``; the draft's part is 0 without ``with_draft``."""
+        self._run, self._with_draft = run, with_draft
         self._config = run.config
 
     @cached_property
     def weights(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of each trained weight of the draft; empty where the draft cannot be built without memory."""
-        return draft_shapes(self._run)
+        return draft_shapes(self._run) if self._with_draft else {}
 
     @cached_property
     def num_trained(self) -> int:
@@ -155,9 +155,12 @@ class RunSizes:
         return self.state_bytes + (4 + 2 * cast) * self.num_trained
 
 
-def rooms(run: RunSpec) -> list[Room]:
-    """Return everything on this host that the run has to fit in, with what it puts there."""
-    sizes = RunSizes(run)
+def rooms(run: RunSpec, *, with_draft: bool = True) -> list[Room]:
+    """Return everything on this host that the run has to fit in, with what it puts there.
+
+    ``with_draft`` loads the draft's code, and with it much of torch.
+    """
+    sizes = RunSizes(run, with_draft=with_draft)
     return [*_devices(run, sizes), *_host(run, sizes), _disk(run, sizes)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,10 @@ def draft_shapes(run: RunSpec) -> dict[str, tuple[int, ...]]:
     import torch
 
     try:
-        with torch.random.fork_rng(devices=()), torch.device("meta"):
+        with torch.random.fork_rng(devices=()), torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # torch's, of weights from ``init_from``, which have no place on meta
             module = run.draft.build(run.target, _target_tensors(run.target), None)
     except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
         log.debug("the size of draft %s is not known before it is built: %s", run.config.draft.name, error)
