@@ -47,7 +47,6 @@ ALLOWED = {
     (f"{TESTING}/drawn_draft.py", "eagle3"),
     (f"{TESTING}/reference.py", "cpu"),
     # torch's word for the type of a device.
-    (f"{APPLICATION}/run/expected_time.py", "cpu"),
     (f"{TESTING}/transport_suite.py", "cpu"),
     (f"{TESTING}/weight_transport_suite.py", "cpu"),
     # The hub's own command `hf`, and its option, in messages.

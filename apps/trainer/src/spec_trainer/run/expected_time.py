@@ -7,6 +7,7 @@ from math import prod
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from spec_core import Backend
 from spec_kit.targets import stored_tensors
 from spec_trainer.run.memory import RunSizes
 from spec_trainer.run.metrics import read_metrics
@@ -30,7 +31,7 @@ def expected_time(run: RunSpec) -> dict[str, Any]:
     """Return {"hours" or "hours_at_least", "rests_on"}; the first is missing where nothing is known.
 
     A directory whose run is resumed has the pace of its steps. Else the least arithmetic is divided by the speed of
-    a matrix product, measured where the processor computes, assumed elsewhere: ``plan`` opens no accelerator.
+    a matrix product, measured on a CPU, assumed elsewhere: ``plan`` opens no accelerator.
     """
     done = _recorded(run)
     if len(done) >= _FEWEST_STEPS:
@@ -46,7 +47,7 @@ def expected_time(run: RunSpec) -> dict[str, Any]:
             "rests_on": "nothing: the answers that the run trains on are not known; its progress shows it"
         }
     flops = _least_flops(run)
-    measured = run.backend.device_type == "cpu"
+    measured = run.backend.device_type == Backend.device_type  # the default: a CPU
     rate = _product_flops_per_s(run) if measured else _ACCELERATOR_FLOPS
     speed = "which a matrix product has reached just now" if measured else "more than any such device reaches"
     devices = len({device for member in run.members() for device in member.devices}) or 1
