@@ -37,6 +37,7 @@ def trained(request, trained_draft) -> Trained:
     return trained_draft(request.param)
 
 
+@pytest.mark.timeout(900)  # trains, starts vLLM, and decodes 5,000 tokens in two engines
 def test_the_draft_is_served_with_the_acceptance_of_the_reference(trained, sharing_engine) -> None:
     """Greedy text with the draft is the plain greedy text, and both engines accept alike, over 5,000 tokens."""
     served = sharing_engine(trained.target)

@@ -118,6 +118,8 @@ def test_commands_that_name_none_of_them_are_not_changed(
         measured = plan.pop("resources"), plan.pop("expected_time")
         assert all(measured)
         lines["plan"] = json.dumps(plan)
+        completion = lines.pop("completion")  # which offers the names of all that is installed
+        assert all(name in completion for name in ("eagle3", "train.steps"))
         figures = json.loads(lines.pop("evaluate"))
         weights = [(folder / name / "model.safetensors").read_bytes() for name in ("draft", "exported")]
         outcomes[beside] = (lines, figures["acceptance_length"], losses(folder), weights)
