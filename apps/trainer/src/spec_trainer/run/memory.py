@@ -99,6 +99,8 @@ class RunSizes:
     @cached_property
     def optimizer_bytes(self) -> int:
         """Bytes of the optimizer's state, over all ranks."""
+        if not self.weights:
+            return 0
         import torch
 
         hints = self._run.draft.shard_hints(self._run.target)
@@ -111,8 +113,6 @@ class RunSizes:
             )
             for name, shape in self.weights.items()
         ]
-        if not weights:
-            return 0
         state = self._run.optimizer.build(weights, map_here).state
         return sum(value.nbytes for values in state.values() for value in values.values())
 
