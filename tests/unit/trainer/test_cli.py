@@ -141,6 +141,25 @@ def test_the_shell_completes_commands_and_options(capsys, tmp_path):
         assert set(done.stdout.split()) == expected
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_no_plugins_name_is_code_for_the_shell(capsys, tmp_path, monkeypatch, shell):
+    """Whoever sources the script would run it, without a command that imports the plugin."""
+    info = tmp_path / "spec_odd-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-odd\nVersion: 1\n")
+    names = ("odd$(touch found)", "odd' ; touch found ; '", "odd.good")
+    groups = (
+        f"[spec_core.{kind}]\n" + "".join(f"{name} = odd:Odd\n" for name in names)
+        for kind in ("drafts", "trackers")
+    )
+    (info / "entry_points.txt").write_text("\n".join(groups))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run(["--print-completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "odd.good" in script
+    assert "touch" not in script
+
+
 @pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
 def test_fish_completes_options(capsys, tmp_path):
     assert run(["--print-completion", "fish"]) == 0

@@ -27,7 +27,7 @@ from spec_trainer.configuration.track import track_config_type
 from spec_trainer.hub import HUB_NAME, hub_problem, is_hub_name
 from spec_trainer.offline.store import open_features
 from spec_trainer.run.dispatch import check_sizes, sample_bytes
-from spec_trainer.run.memory import rooms
+from spec_trainer.run.memory import RunSizes, rooms
 from spec_trainer.run.spec import RunParts, RunSpec
 from spec_trainer.run.trackers import check_trackers
 
@@ -118,7 +118,7 @@ def _check(run: RunSpec) -> None:
     run.members()
     run.directory.check_owner(run.identity)
     # The process that starts the others does not load the draft's code: ``plan`` counts the draft for it.
-    for room in rooms(run, with_draft=not run.members()):
+    for room in rooms(run, RunSizes(run, with_draft=not run.members())):
         room.check()
 
 

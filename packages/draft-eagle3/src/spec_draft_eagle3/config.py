@@ -44,7 +44,7 @@ class Eagle3Config(DecoderConfig):
     qk_nope_head_dim: LatentSize = None
     """Channels of a query's and a key's head without rotary embeddings. DeepSeek V3's: 128."""
     qk_rope_head_dim: LatentSize = None
-    """Those with rotary embeddings, which all heads of the keys share. DeepSeek V3's: 64."""
+    """Channels with rotary embeddings, which all heads of the keys share. DeepSeek V3's: 64."""
     v_head_dim: LatentSize = None
     """Channels of a value's head. DeepSeek V3's: 128."""
     num_layers: int | None = pydantic.Field(None, ge=1, le=MOST_LAYERS)

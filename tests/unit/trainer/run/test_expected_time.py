@@ -7,6 +7,11 @@ import json
 import pytest
 
 from spec_trainer.run.expected_time import expected_time
+from spec_trainer.run.memory import RunSizes
+
+
+def time_of(run) -> dict:
+    return expected_time(run, RunSizes(run))
 
 
 def flops(found: dict) -> float:
@@ -15,7 +20,7 @@ def flops(found: dict) -> float:
 
 def test_before_it_starts_it_is_a_bound_and_says_what_it_rests_on(resolved):
     run = resolved("train.steps=3")
-    found = expected_time(run)
+    found = time_of(run)
     assert found.keys() == {"hours_at_least", "rests_on"}
     # Eight Llama layers of width 32 and the draft's, by hand: q, k, v, o and the three of the feed-forward.
     target, head_dim = run.target, run.target.head_dim
@@ -23,7 +28,7 @@ def test_before_it_starts_it_is_a_bound_and_says_what_it_rests_on(resolved):
     layer = attention + 3 * 32 * target.intermediate_size
     tokens = 3 * run.dataset.total_tokens  # an epoch is one step here
     assert flops(found) >= 2 * 8 * layer * tokens * 0.99
-    assert flops(expected_time(resolved("train.steps=6"))) == pytest.approx(2 * flops(found), rel=0.02)
+    assert flops(time_of(resolved("train.steps=6"))) == pytest.approx(2 * flops(found), rel=0.02)
 
 
 def test_a_run_that_is_resumed_has_its_own_pace(resolved, tmp_path):
@@ -35,12 +40,12 @@ def test_a_run_that_is_resumed_has_its_own_pace(resolved, tmp_path):
         for step in range(1, 11)
     ]
     run.directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert expected_time(run) == {
+    assert time_of(run) == {
         "hours": 0.9,
         "rests_on": "the median of the last 10 steps of this run, 36.00 s; 90 steps are left",
     }
 
 
 def test_nothing_is_promised_where_the_answers_are_not_known(resolved):
-    found = expected_time(resolved("decode.every=1", "decode.prompts=5", "decode.max_new_tokens=8"))
+    found = time_of(resolved("decode.every=1", "decode.prompts=5", "decode.max_new_tokens=8"))
     assert found.keys() == {"rests_on"}

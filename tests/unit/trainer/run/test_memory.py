@@ -51,7 +51,8 @@ def test_the_target_is_counted_in_the_engines_dtype(resolved):
 
 def test_engines_and_ranks_are_counted_each(resolved):
     def least(*words: str) -> dict[str, int]:
-        (room,) = (room for room in rooms(resolved(*words)) if "memory" in room.name)
+        run = resolved(*words)
+        (room,) = (room for room in rooms(run, RunSizes(run)) if "memory" in room.name)
         return {part.what: part.num_bytes for part in room.parts}
 
     one = least("placement.kind=disaggregated")

@@ -5,6 +5,7 @@ Names and keys are those of the plugins that are installed when the script is pr
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _FILES = ("target", "data")
 """Flags that take a file or folder, or a name of the hub."""
+_PLAIN = re.compile(r"[\w.-]+")
+"""Names that a shell takes as they are; those of others' plugins may be anything, and the script is sourced."""
 _WITH_KEYS = ("train", "plan", "capture", "regenerate", "evaluate")
 """Commands that take ``section.key=value`` words."""
 
@@ -33,9 +36,11 @@ def completion_script(app: App, shell: Literal["bash", "zsh", "fish"]) -> str:
 
 
 def _plugin_names() -> dict[str, list[str]]:
-    """Return the names of the plugins that each flag of a plugin takes."""
+    """Return the names of the plugins that each flag of a plugin takes, that are plain."""
     return {
-        section: sorted({found.name for found in plugins.installed(interface)})
+        section: sorted(
+            {found.name for found in plugins.installed(interface) if _PLAIN.fullmatch(found.name)}
+        )
         for section, interface in SECTIONS.items()
     }
 
@@ -47,7 +52,7 @@ def _keys() -> list[str]:
         for record in plugins.installed(interface):
             with suppress(SpecError):  # a plugin that cannot be loaded; `spec-trainer plugins` says why
                 found |= set(_keys_of(plugins.load(interface, record.name).Config, f"{section}."))
-    return sorted(found)
+    return sorted(filter(_PLAIN.fullmatch, found))
 
 
 def _keys_of(config: type[BaseModel], prefix: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from spec_trainer.push.servers import open_transports
 from spec_trainer.run.dispatch import sample_bytes
 from spec_trainer.run.expected_time import expected_time
 from spec_trainer.run.few_steps import few_steps_warning
-from spec_trainer.run.memory import rooms
+from spec_trainer.run.memory import RunSizes, rooms
 
 if TYPE_CHECKING:
     from spec_trainer.run.spec import RunSpec
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def describe_run(run: RunSpec) -> dict[str, Any]:
     """Return what ``run`` would do, as JSON values."""
-    config = run.config
+    config, sizes = run.config, RunSizes(run)
     tensors = run.target.vocab_size * run.target.hidden_size
     itemsize = 2 if config.train.dtype == "bfloat16" else 4
     return {
@@ -38,8 +38,8 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "processes": _processes(run),
         "window_bytes": run.window_bytes,
         **_device_memory(run),
-        "resources": _resources(run),
-        "expected_time": expected_time(run),
+        "resources": _resources(run, sizes),
+        "expected_time": expected_time(run, sizes),
         **({"push": _pushes(run)} if config.train.push_every else {}),
         **({"serve": _measuring(run)} if config.train.serve_every else {}),
         **({"decode": _decoding(run)} if config.decode.every else {}),
@@ -50,9 +50,9 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
     }
 
 
-def _resources(run: RunSpec) -> dict[str, Any]:
+def _resources(run: RunSpec, sizes: RunSizes) -> dict[str, Any]:
     """Return what the run takes beside what is free. Raise ConfigError where it cannot fit."""
-    found = rooms(run)
+    found = rooms(run, sizes)
     for room in found:
         room.check()
     return {room.name: room.document() for room in found}

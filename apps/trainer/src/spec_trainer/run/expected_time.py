@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core import Backend
 from spec_kit.targets import stored_tensors
-from spec_trainer.run.memory import RunSizes
 from spec_trainer.run.metrics import read_metrics
 
 if TYPE_CHECKING:
     import torch
 
+    from spec_trainer.run.memory import RunSizes
     from spec_trainer.run.spec import RunSpec
 
 _LAST_STEPS = 20
@@ -27,7 +27,7 @@ _ACCELERATOR_FLOPS = 1e15
 """FLOP/s in bfloat16 that no accelerator which is supported exceeds: an H100's or H200's peak without sparsity."""
 
 
-def expected_time(run: RunSpec) -> dict[str, Any]:
+def expected_time(run: RunSpec, sizes: RunSizes) -> dict[str, Any]:
     """Return {"hours" or "hours_at_least", "rests_on"}; the first is missing where nothing is known.
 
     A directory whose run is resumed has the pace of its steps. Else the least arithmetic is divided by the speed of
@@ -46,7 +46,7 @@ def expected_time(run: RunSpec) -> dict[str, Any]:
         return {
             "rests_on": "nothing: the answers that the run trains on are not known; its progress shows it"
         }
-    flops = _least_flops(run)
+    flops = _least_flops(run, sizes)
     measured = run.backend.device_type == Backend.device_type  # the default: a CPU
     rate = _product_flops_per_s(run) if measured else _ACCELERATOR_FLOPS
     speed = "which a matrix product has reached just now" if measured else "more than any such device reaches"
@@ -66,7 +66,7 @@ def _recorded(run: RunSpec) -> list[dict[str, Any]]:
     return [row for row in rows if "time_step_s" in row and "time_data_s" in row][-_LAST_STEPS:]
 
 
-def _least_flops(run: RunSpec) -> float:
+def _least_flops(run: RunSpec, sizes: RunSizes) -> float:
     """Return the floating-point operations of the matrix products that the run cannot do without.
 
     Experts are left out: a token meets some of them only.
@@ -82,7 +82,7 @@ def _least_flops(run: RunSpec) -> float:
         )
     per_token += 6 * sum(
         prod(shape)
-        for name, shape in RunSizes(run).weights.items()
+        for name, shape in sizes.weights.items()
         if len(shape) == 2 and not hints.is_vocabulary(name)
     )
     return per_token * run.dataset.total_tokens * run.schedule.epochs

@@ -82,7 +82,7 @@ class RunSizes:
     """Bytes of everything that a run is made of, from files and shapes alone: no weight is read or made."""
 
     def __init__(self, run: RunSpec, *, with_draft: bool = True) -> None:
-        """Measure ``run``; the draft's part is 0 without ``with_draft``."""
+        """Measure ``run``; without ``with_draft`` the draft's part is 0, and neither its code nor torch is loaded."""
         self._run, self._with_draft = run, with_draft
         self._config = run.config
 
@@ -155,12 +155,8 @@ class RunSizes:
         return self.state_bytes + (4 + 2 * cast) * self.num_trained
 
 
-def rooms(run: RunSpec, *, with_draft: bool = True) -> list[Room]:
-    """Return everything on this host that the run has to fit in, with what it puts there.
-
-    ``with_draft`` loads the draft's code, and with it much of torch.
-    """
-    sizes = RunSizes(run, with_draft=with_draft)
+def rooms(run: RunSpec, sizes: RunSizes) -> list[Room]:
+    """Return everything on this host that the run has to fit in, with what it puts there."""
     return [*_devices(run, sizes), *_host(run, sizes), _disk(run, sizes)]
 
 

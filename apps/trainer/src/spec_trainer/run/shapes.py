@@ -31,7 +31,7 @@ def draft_shapes(run: RunSpec) -> dict[str, tuple[int, ...]]:
                 "ignore"
             )  # torch's, of weights from ``init_from``, which have no place on meta
             module = run.draft.build(run.target, _target_tensors(run.target), None)
-    except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+    except (RuntimeError, ValueError, TypeError) as error:
         log.debug("the size of draft %s is not known before it is built: %s", run.config.draft.name, error)
         return {}
     return {name: tuple(value.shape) for name, value in module.named_parameters() if value.requires_grad}
