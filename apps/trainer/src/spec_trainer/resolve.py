@@ -117,8 +117,7 @@ def _check(run: RunSpec) -> None:
         open_features(run)
     run.members()
     run.directory.check_owner(run.identity)
-    # The process that starts the others does not load the draft's code: ``plan`` counts the draft for it.
-    for room in rooms(run, RunSizes(run, with_draft=not run.members())):
+    for room in rooms(run, RunSizes(run)):
         room.check()
 
 

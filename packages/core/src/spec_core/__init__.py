@@ -31,7 +31,7 @@ from spec_core.launcher import (
     WorkerSpec,
 )
 from spec_core.ops import VocabularyOps
-from spec_core.optimizer import MapWhole, Optimizer, TrainedWeight, map_here
+from spec_core.optimizer import MapWhole, Optimizer, TrainedWeight, WeightShape, map_here
 from spec_core.process_group import ProcessGroup
 from spec_core.rendezvous import Rendezvous
 from spec_core.state_folder import StateFolder
@@ -97,6 +97,7 @@ __all__ = [
     "WeightMedium",
     "WeightReceiver",
     "WeightSender",
+    "WeightShape",
     "WeightTransport",
     "WeightTransportConfig",
     "WorkerEnded",

@@ -28,6 +28,7 @@ D12 A draft that ``learns_from_guesses`` trains a sample with guess places on th
     label of guess k of the round that began k tokens before it, and of no other. Optional: others ignore the places.
 D13 What ``shard_hints`` says is true: on ranks that divide the module by it, and the vocabulary, a step differs from
     that of one rank by rounding only.
+D14 ``weight_shapes``, where it is declared, names the trained parameters of ``build`` with their shapes.
 """
 
 from __future__ import annotations
@@ -151,6 +152,13 @@ class Draft(ABC):
     def target_tensors(self, target: TargetSpec) -> Sequence[str]:
         """Return the names, in the target's folder, of further tensors of the target that the draft needs (D11)."""
         return ()
+
+    def weight_shapes(self, target: TargetSpec) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of each trained weight by name, without torch (D14).
+
+        A run's memory is checked by it before it starts. Optional: by default empty, and the draft is not counted.
+        """
+        return {}
 
     @abstractmethod
     def required_features(self, target: TargetSpec) -> FeatureSchema:

@@ -14,6 +14,7 @@ G5  The state of a weight is there as soon as the optimizer is built: tensors in
     and layout of ``values``, or of no dimension and then equal on every rank. Nothing else is to be saved: with these
     tensors and the weights filled from a checkpoint, the next step gives the same bits.
 G6  Every rank calls ``map_whole`` for the same names in the same order, also where its own ``values`` are empty.
+G7  ``state_bytes``, where it is declared, is the size of what ``build`` puts into ``state`` for a whole weight.
 """
 
 from __future__ import annotations
@@ -46,13 +47,11 @@ class MapWhole(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedWeight:
-    """One weight of the draft, as a rank holds it."""
+class WeightShape:
+    """One trained weight of the draft, without its values."""
 
     name: str
     """Its name in the draft's module."""
-    values: Tensor
-    """The rank's elements in float32, which the optimizer updates."""
     shape: tuple[int, ...]
     """Shape of the whole weight."""
     is_vocabulary: bool = False
@@ -62,6 +61,14 @@ class TrainedWeight:
     def is_hidden_matrix(self) -> bool:
         """Whether it is a matrix between hidden states, for which optimizers such as Muon are made."""
         return len(self.shape) == 2 and not self.is_vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedWeight(WeightShape):
+    """One weight of the draft, as a rank holds it."""
+
+    values: Tensor
+    """The rank's elements in float32, which the optimizer updates."""
 
 
 class Optimizer(ABC):
@@ -86,6 +93,13 @@ class Optimizer(ABC):
     @abstractmethod
     def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> torch.optim.Optimizer:
         """Return the optimizer of these weights, which come in the same order on every rank (G2-G6)."""
+
+    def state_bytes(self, weight: WeightShape) -> int:
+        """Return the bytes of the state of a whole weight, without torch (G7).
+
+        A run's memory is checked by it before it starts. Optional: by default 0, and the state is not counted.
+        """
+        return 0
 
 
 def map_here(function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from spec_core import MapWhole, Optimizer, OptimizerConfig, TrainedWeight
+from spec_core import MapWhole, Optimizer, OptimizerConfig, TrainedWeight, WeightShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
+
+_FLOAT32 = 4
+"""Bytes of a value."""
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -39,6 +43,15 @@ class AdamWOptimizer(Optimizer):
     def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> torch.optim.AdamW:
         """Return torch's fused AdamW, whose state of a weight is exp_avg, exp_avg_sq and step."""
         return build_adamw(weights, self.config)
+
+    def state_bytes(self, weight: WeightShape) -> int:
+        """Return the bytes of two moments and the number of the step, float32 (G7)."""
+        return adamw_bytes(weight)
+
+
+def adamw_bytes(weight: WeightShape) -> int:
+    """Return the bytes of AdamW's state of a whole weight."""
+    return _FLOAT32 * (2 * prod(weight.shape) + 1)
 
 
 def build_adamw(weights: Sequence[TrainedWeight], config: AdamWConfig) -> torch.optim.AdamW:

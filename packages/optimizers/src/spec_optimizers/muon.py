@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import PositiveFloat  # noqa: TC002 (pydantic evaluates annotations)
 
-from spec_core import MapWhole, Optimizer, OptimizerConfig, TrainedWeight
-from spec_optimizers.adamw import AdamWConfig, Decay, build_adamw
+from spec_core import MapWhole, Optimizer, OptimizerConfig, TrainedWeight, WeightShape
+from spec_optimizers.adamw import AdamWConfig, Decay, adamw_bytes, build_adamw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,3 +44,7 @@ class MuonOptimizer(Optimizer):
         matrices = [weight for weight in weights if weight.is_hidden_matrix]
         others = [weight for weight in weights if not weight.is_hidden_matrix]
         return MuonAndAdamW(matrices, build_adamw(others, self.config), self.config, map_whole)
+
+    def state_bytes(self, weight: WeightShape) -> int:
+        """Return the bytes of a matrix's momentum, float32, or of AdamW's state (G7)."""
+        return 4 * prod(weight.shape) if weight.is_hidden_matrix else adamw_bytes(weight)

@@ -1,4 +1,4 @@
-"""DraftSuite: the contract of spec_core.draft (D1–D13) as tests, on a small random target in memory.
+"""DraftSuite: the contract of spec_core.draft (D1–D14) as tests, on a small random target in memory.
 
 ::
 
@@ -146,8 +146,10 @@ class DraftSuite(ConformanceSuite):
         assert schema.hidden_size == bench.target.hidden_size
         assert max(schema.layers) <= bench.target.num_layers
 
-    def test_d3_parameters_are_what_is_trained(self, bench: Workbench) -> None:
-        """D3: float32 on the CPU, all of it trained; a module may be built anew from its state."""
+    def test_d3_d14_parameters_are_what_is_trained(self, bench: Workbench) -> None:
+        """D3, D14: float32 on the CPU, all of it trained, as declared; a module may be built anew from its state."""
+        built = {name: tuple(value.shape) for name, value in bench.module.named_parameters()}
+        assert dict(bench.draft.weight_shapes(bench.target)) in ({}, built)
         for name, parameter in bench.module.named_parameters():
             assert parameter.requires_grad, f"{name} is not trained: frozen tensors belong to ops"
             assert parameter.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""OptimizerSuite: the contract of spec_core.optimizer (G1-G6) as tests, in one process.
+"""OptimizerSuite: the contract of spec_core.optimizer (G1-G7) as tests, in one process.
 
 ::
 
@@ -115,6 +115,14 @@ class OptimizerSuite(ConformanceSuite):
                 assert value.shape in (weight.values.shape, ())
         _step(built, weights, _drawn(1), self.lr)
         assert [sorted(built.state[weight.values]) for weight in weights] == names
+
+    def test_g7_declared_bytes_are_those_of_the_state(self, plugin: Optimizer) -> None:
+        """G7: where the size of a weight's state is declared, it is that of the state."""
+        weights = _weights(_drawn(0))
+        built = plugin.build(weights, map_here)
+        for weight in weights:
+            kept = sum(value.nbytes for value in built.state[weight.values].values())
+            assert plugin.state_bytes(weight) in (0, kept)
 
     def test_g5_goes_on_to_the_bit(self, plugin: Optimizer) -> None:
         """G5: a fresh optimizer with the weights and the state of another takes the same next step."""

@@ -10,7 +10,6 @@ import torch
 from spec_core.optimizer import TrainedWeight, map_here
 from spec_kit.targets import read_target_tensors
 from spec_trainer.run.memory import RunSizes, rooms
-from spec_trainer.run.shapes import draft_shapes
 
 
 @pytest.mark.parametrize("draft", ["eagle3", "dflash", "dflash2", "dspark", "peagle"])
@@ -27,7 +26,7 @@ def test_sizes_are_those_of_what_is_built(resolved, draft, optimizer):
         for name, value in built.named_parameters()
     ]
     kept = run.optimizer.build(weights, map_here).state.values()
-    assert draft_shapes(run) == {weight.name: weight.shape for weight in weights}
+    assert sizes.weights == {weight.name: weight.shape for weight in weights}
     assert sizes.num_trained == sum(value.numel() for value in built.parameters())
     assert sizes.optimizer_bytes == sum(value.nbytes for values in kept for value in values.values())
     torch.random.set_rng_state(state)

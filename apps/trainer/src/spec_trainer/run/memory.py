@@ -14,11 +14,10 @@ from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ConfigError
-from spec_core.optimizer import TrainedWeight, map_here
+from spec_core.optimizer import WeightShape
 from spec_kit.targets import stored_tensors
 from spec_trainer.run.dispatch import sample_bytes
 from spec_trainer.run.host_memory import free_host_bytes
-from spec_trainer.run.shapes import draft_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -81,15 +80,15 @@ class Room:
 class RunSizes:
     """Bytes of everything that a run is made of, from files and shapes alone: no weight is read or made."""
 
-    def __init__(self, run: RunSpec, *, with_draft: bool = True) -> None:
-        """Measure ``run``; without ``with_draft`` the draft's part is 0, and neither its code nor torch is loaded."""
-        self._run, self._with_draft = run, with_draft
+    def __init__(self, run: RunSpec) -> None:
+        """Measure ``run``; no torch is loaded."""
+        self._run = run
         self._config = run.config
 
     @cached_property
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape of each trained weight of the draft; empty where the draft cannot be built without memory."""
-        return draft_shapes(self._run) if self._with_draft else {}
+        """The shape of each trained weight of the draft; empty where its plugin does not declare them."""
+        return self._run.draft.weight_shapes(self._run.target)
 
     @cached_property
     def num_trained(self) -> int:
@@ -99,22 +98,13 @@ class RunSizes:
     @cached_property
     def optimizer_bytes(self) -> int:
         """Bytes of the optimizer's state, over all ranks."""
-        if not self.weights:
-            return 0
-        import torch
-
-        hints = self._run.draft.shard_hints(self._run.target)
-        weights = [
-            TrainedWeight(
-                name=name,
-                values=torch.empty(shape, device="meta", requires_grad=True),
-                shape=shape,
-                is_vocabulary=hints.is_vocabulary(name),
+        run, hints = self._run, self._run.draft.shard_hints(self._run.target)
+        return sum(
+            run.optimizer.state_bytes(
+                WeightShape(name=name, shape=shape, is_vocabulary=hints.is_vocabulary(name))
             )
             for name, shape in self.weights.items()
-        ]
-        state = self._run.optimizer.build(weights, map_here).state
-        return sum(value.nbytes for values in state.values() for value in values.values())
+        )
 
     @cached_property
     def target_bytes(self) -> int:

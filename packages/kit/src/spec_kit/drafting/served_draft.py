@@ -231,6 +231,10 @@ class ServedDraft(Draft, Generic[C, S]):
         """Return why a draft of this algorithm cannot be made for the target, or None."""
         return None
 
+    def weight_shapes(self, target: TargetSpec) -> Shapes:
+        """Return the shape of each trained weight by name (D14)."""
+        return self.shape(target).tensor_shapes()
+
     def embedding_scale(self, target: TargetSpec) -> float:
         """Return what a stored copy of the embedding is multiplied by."""
         return 1.0

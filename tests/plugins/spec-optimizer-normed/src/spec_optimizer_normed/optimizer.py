@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from spec_core import MapWhole, Optimizer, OptimizerConfig, TrainedWeight
+from spec_core import MapWhole, Optimizer, OptimizerConfig, TrainedWeight, WeightShape
 from spec_core.records import Availability
 
 if TYPE_CHECKING:
@@ -37,3 +38,6 @@ class NormedOptimizer(Optimizer):
         from spec_optimizer_normed.normed import Normed
 
         return Normed(weights, map_whole, self.config.momentum)
+
+    def state_bytes(self, weight: WeightShape) -> int:
+        return 4 * prod(weight.shape)
