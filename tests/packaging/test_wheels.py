@@ -154,6 +154,8 @@ def test_command_brings_what_runs_anywhere(wheels):
             "draft-mtp",
             "draft-peagle",
             "engine-hf",
+            "engine-sglang",
+            "engine-vllm",
             "launcher-local",
         ),
         *("strategy-fsdp", "optimizers", "trackers", "weight-transports"),

@@ -100,6 +100,11 @@ def test_a_simulated_acceptance_length_is_never_called_measured(figures, lines):
     assert list(closing) == [*lines, "serve it with vllm:\n  vllm serve x"]
 
 
+def test_a_draft_that_no_engine_here_serves_is_said_to_be_so():
+    *_, last = closing_lines({"serve": {}})
+    assert last.startswith("no engine that has a plugin here serves this draft")
+
+
 def figures(temperature, tau):
     return {
         "temperature": temperature,

@@ -41,6 +41,8 @@ def closing_lines(figures: Mapping[str, Any]) -> Iterator[str]:
         yield f"speed-up: {speedup:.2f} times{engine}"
     for engine, command in figures["serve"].items():
         yield f"serve it with {engine}:\n  {command}"
+    if not figures["serve"]:
+        yield "no engine that has a plugin here serves this draft; spec-trainer plugins lists them"
 
 
 def _acceptance_length(figures: Mapping[str, Any]) -> str:
