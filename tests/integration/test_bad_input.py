@@ -341,6 +341,13 @@ def test_unknown_plugin(refused, kind, name, hint):
         (ROW + '{"messages": []}\n', ":2: ", "messages is not a list of at least one message"),
         (ROW + '{"messages": [{"role": "robot", "content": "x"}]}\n', ":2: ", "has the role 'robot'"),
         ("", "", "holds no row at all"),
+        (f"[{ROW}]", ":1: ", "a file of one JSON array is named .json"),
+        ("[\n" + ROW + "]\n", ":1: ", "a file of one JSON array is named .json"),
+        (
+            "prompt,answer\nhi,yo\n",
+            ":1: ",
+            "not JSON: Expecting value at column 1; a .jsonl file has an object",
+        ),
         (ROW.encode("utf-16"), ":1: ", "not UTF-8: invalid start byte at byte 0; save the file as UTF-8"),
         (
             '{"chat": [{"role": "user"}]}\n',
@@ -378,9 +385,42 @@ def test_a_file_with_the_line_ends_of_windows_is_read(command_line, place, peake
 
 
 def test_data_of_no_known_kind(refused, file):
-    assert "is of no known kind: expected a .jsonl, .json, .parquet file" in refused(
-        data=file("rows.csv", "a,b\n")
+    line = refused(data=file("rows.csv", "a,b\n"))
+    assert "is of no known kind: expected a .jsonl, .json, .parquet file" in line
+    assert line.endswith("a .jsonl file has an object in each line, a file of one JSON array is named .json")
+
+
+def test_tokenizer_of_another_model(refused, place, file, peaked_target, add_characters):
+    target = shutil.copytree(peaked_target, place / "target")
+    add_characters(target)
+    tokenizer = json.loads((target / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = {text: 150 + number for text, number in tokenizer["model"]["vocab"].items()}
+    (target / "tokenizer.json").write_text(json.dumps(tokenizer))
+    line = refused(command="plan", target=target, data=file("rows.jsonl", TEXT))
+    assert "the target's vocabulary has 97" in line
+    assert f"the tokenizer in '{target}' may be another model's" in line
+
+
+def test_data_without_answers(refused, place, file, peaked_target, add_characters):
+    target = shutil.copytree(peaked_target, place / "target")
+    add_characters(target)
+    questions = json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n"
+    line = refused(command="plan", target=target, data=file("rows.jsonl", 20 * questions))
+    assert line.endswith(
+        "it needs answers, such as assistant turns: spec-trainer regenerate lets the target write them"
     )
+
+
+def test_a_few_hundred_chats_with_the_defaults_are_warned_of(command_line, place, peaked_target, file):
+    """The words of the warning make a run of enough steps."""
+    rows = file(
+        "rows.jsonl", "".join(ROW.replace("5, 6", f"{5 + i % 80}, {6 + i // 80}") for i in range(300))
+    )
+    given = ["--target", peaked_target, "--data", rows, "--output", place / "out"]
+    few = command_line("plan", *given)
+    assert (few.code, few.out.count("are advised; add train.epochs=100,")) == (0, 1)
+    enough = command_line("plan", *given, "train.epochs=100")
+    assert "are advised" not in enough.out
 
 
 def test_data_folder_without_data_files(refused, place):
@@ -405,7 +445,26 @@ def test_target_that_the_draft_cannot_express(refused, make_target, shape, confi
 def test_target_that_is_no_folder(refused, place, rows_file):
     assert "is not a folder" in refused(target=place / "nowhere")
     assert "is not a folder" in refused(target=rows_file)
-    assert "has no config.json" in refused(target=place)
+    assert "has no config.json; a target is the folder of a model" in refused(target=place)
+
+
+def test_a_draft_given_as_the_target(refused, command_line, place, peaked_target, rows_file):
+    run = place / "run"
+    given = ("--target", peaked_target, "--data", rows_file, "--output", run, "train.steps=1")
+    assert command_line("train", *given).code == 0
+    assert "an exported draft has none: give the model that it drafts for" in refused(target=run / "draft")
+    assert "has no config.json; a target is the folder of a model" in refused(target=run)
+    line = command_line("export", "--checkpoint", run, "--output", place / "draft").error
+    assert line.endswith(f"; those of this run are in {run / 'checkpoints'}")
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_target_that_the_installed_transformers_does_not_know(refused, place, peaked_target, command):
+    new = shutil.copytree(peaked_target, place / "target")
+    config = json.loads((new / "config.json").read_text())
+    (new / "config.json").write_text(json.dumps(config | {"model_type": "kimi_k2"}))
+    line = refused(command=command, target=new)
+    assert "does not know model_type='kimi_k2'; pip install --upgrade transformers" in line
 
 
 def test_target_that_the_hub_does_not_have(refused):

@@ -202,6 +202,8 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
     target = read_target(resolve_target(config.target))
     draft.check_target(target)
     check_target_tensors(target, draft.target_tensors(target))
+    if config.data.features is None:
+        types["engine"].check_target(config.engine, target)
     types["strategy"].check(config.strategy, target, draft.shard_hints(target))
     return RunParts(
         config=config.model_copy(update={"draft": draft.config}),

@@ -145,6 +145,13 @@ class Engine(Resource):
         return Availability(ok=True)
 
     @classmethod
+    def check_target(cls, config: EngineConfig, target: TargetSpec) -> None:
+        """Raise TargetError if what is installed of this engine does not know the target's type of model.
+
+        Optional: by default every target is accepted. It is asked before anything starts, and imports nothing heavy.
+        """
+
+    @classmethod
     def check_draft(
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:

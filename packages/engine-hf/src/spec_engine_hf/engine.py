@@ -6,17 +6,20 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast
 
 from pydantic import Field
 
 from spec_core import Engine, EngineAbilities, EngineConfig
-from spec_core.errors import ConfigError, DeadlineExceeded, EngineError
+from spec_core.errors import ConfigError, DeadlineExceeded, EngineError, TargetError
+from spec_core.foreign import read_json_object
 from spec_core.records import Availability, FeatureSample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from spec_core import (
         DraftReplica,
@@ -37,6 +40,19 @@ if TYPE_CHECKING:
     from spec_kit.weight_sync import UpdateReceiver
 
 R = TypeVar("R")
+
+
+def _is_known(model_type: str) -> bool:
+    """Return whether Transformers has such a model: a module of its own as most have, else its registry says it."""
+    found = find_spec("transformers")
+    if found is not None and found.origin is not None:
+        module = Path(found.origin).parent / "models" / model_type.replace("-", "_")
+        if (module / "__init__.py").is_file():
+            return True
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING
+
 
 _SEND_SLICE_S = 1.0
 
@@ -65,6 +81,17 @@ class HfEngine(Engine):
     def probe(cls) -> Availability:
         """Return whether transformers is installed."""
         return Availability.of_distribution("transformers")
+
+    @classmethod
+    def check_target(cls, config: EngineConfig, target: TargetSpec) -> None:
+        """Raise TargetError for a type of model that the installed Transformers does not know."""
+        model_type = read_json_object(target.folder / "config.json", TargetError)["model_type"]
+        if not _is_known(model_type):
+            raise TargetError(
+                f"target {target.folder}: engine {cls.name} runs it by transformers {version('transformers')}, which "
+                f"does not know model_type={model_type!r}; pip install --upgrade transformers, or choose another "
+                "engine (engine.name)"
+            )
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
         """Load the target onto the device of ``context``."""

@@ -55,8 +55,10 @@ def read_meta(folder: Path) -> CheckpointMeta:
     """Return what ``meta.json`` says; ArtifactError if the folder is no checkpoint, or that file is damaged."""
     file = folder / META_FILE
     if not file.is_file() or not (folder / STATE_FOLDER).is_dir():
+        found = folder / "checkpoints"
+        hint = f"; those of this run are in {found}" if found.is_dir() else ""
         raise ArtifactError(
-            f"{folder} is not a checkpoint: expected a step-N folder with meta.json and state/"
+            f"{folder} is not a checkpoint: expected a step-N folder with meta.json and state/{hint}"
         )
     content = read_bytes(file, ArtifactError)
     values = parse_json_object(content, file, ArtifactError)

@@ -71,7 +71,8 @@ def parse_row(row: object) -> Chat | Text | Tokens:
     if isinstance(row, BadRow):
         raise row
     if not isinstance(row, Mapping):
-        raise BadRow("not an object", f"got {type(row).__name__}, expected an object with {_SHAPES}")
+        hint = "; a file of one JSON array is named .json" if isinstance(row, list) else ""
+        raise BadRow("not an object", f"got {type(row).__name__}, expected an object with {_SHAPES}{hint}")
     # Parquet fills the columns that a row lacks with nulls.
     fields = {key: value for key, value in row.items() if value is not None}
     flag = fields.get("last_turn_only")

@@ -126,7 +126,7 @@ def _raise(error: OSError) -> None:
 def _file_rows(file: Path) -> Iterator[DataRow]:
     kind = _kind(file)
     if kind is None:
-        raise DataError(f"data file '{file}' is of no known kind: expected {_EXPECTED}")
+        raise DataError(f"data file '{file}' is of no known kind: expected {_EXPECTED}; {_ROWS}")
     check_regular(file, DataError)
     with _readable(str(file)):
         yield from _READERS[kind](file)
@@ -150,7 +150,7 @@ def _decode_line(line: bytes) -> object:
     try:
         return json.loads(line.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
-        return BadRow("not JSON", f"{error.msg} at column {error.colno}")
+        return BadRow("not JSON", f"{error.msg} at column {error.colno}; {_ROWS}")
     except UnicodeDecodeError as error:
         return BadRow("not UTF-8", f"{error.reason} at byte {error.start}; {_AS_UTF8}")
     except (ValueError, RecursionError) as error:  # too many digits, nested too deeply
@@ -243,4 +243,5 @@ _READERS = {".jsonl": _jsonl_rows, ".jsonl.gz": _jsonl_rows, ".json": _json_rows
 READABLE = tuple(_READERS)
 """Suffixes of the files that ``read_rows`` reads."""
 _KINDS = ".jsonl, .json, .parquet"
+_ROWS = "a .jsonl file has an object in each line, a file of one JSON array is named .json"
 _EXPECTED = f"a {_KINDS} file (or .jsonl.gz), a folder of them"

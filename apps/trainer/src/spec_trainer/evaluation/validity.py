@@ -14,6 +14,8 @@ _ENOUGH_TOKENS = 5000
 """Number of generated tokens below which an acceptance length is noise."""
 _ENOUGH_SECONDS = 1.0
 """Duration of a pass below which its speed is noise: of the clock, of other processes, of what runs first."""
+_ENOUGH_ROUNDS, _ENOUGH_GUESSED = 100, 1.05
+"""After so many verifications, the acceptance length below which a draft is of no use, whatever it costs."""
 _ENOUGH_WAVES = 2
 """Answers over answers at once, below which most of them begin together and end while others are gone."""
 
@@ -48,6 +50,11 @@ def _of_pair(way: str, plain: Pass, drafted: Pass, own: str) -> Iterator[str]:
     for name, (one, other) in parts.items():
         if not other.counters.rounds:
             yield f"{name}no verification of a guess was counted, so the acceptance length says nothing"
+        elif other.counters.rounds >= _ENOUGH_ROUNDS and other.counters.acceptance_length < _ENOUGH_GUESSED:
+            yield (
+                f"{name}almost no guess was accepted: the draft may be of another target, or hardly trained; "
+                "docs/troubleshooting.md tells which"
+            )
         if other.num_tokens < _ENOUGH_TOKENS:
             yield f"{name}{other.num_tokens} generated tokens are few, {_ENOUGH_TOKENS} or more are advised"
         yield from _of_clock(name, one, other)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+_EXPECTED = "a target is the folder of a model, with its config.json, safetensors and tokenizer"
 _LARGEST = 2**53  # beyond it a number of JSON is none that a float holds exactly
 
 
@@ -34,10 +35,10 @@ class TargetConfig:
     def __init__(self, folder: Path) -> None:
         """Read ``folder``; TargetError where it has no config.json that is a JSON object."""
         if not folder.is_dir():
-            raise TargetError(f"target {folder} is not a folder")
+            raise TargetError(f"target {folder} is not a folder; {_EXPECTED}")
         self.file = folder / "config.json"
         if not self.file.exists():
-            raise TargetError(f"target {folder} has no config.json")
+            raise TargetError(f"target {folder} has no config.json; {_EXPECTED}")
         self._top = read_json_object(self.file, TargetError)
         nested: object = self._top.get("text_config")
         self._nested = cast("dict[str, Any] | None", nested if isinstance(nested, dict) else None)

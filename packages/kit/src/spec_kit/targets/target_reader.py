@@ -154,7 +154,8 @@ def _embedding_name(folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
     found = [name for name in tensors if _leaf(name) in _EMBEDDINGS and not _in_stack(name)]
     if len(found) == 1:
         return found[0]
-    problem = f"several token embeddings ({', '.join(sorted(found))})" if found else "no token embedding"
+    none = "no token embedding (an exported draft has none: give the model that it drafts for)"
+    problem = f"several token embeddings ({', '.join(sorted(found))})" if found else none
     raise TargetError(f"{folder} holds {problem}; looked for {_tried('…', _EMBEDDINGS)}")
 
 
