@@ -80,10 +80,24 @@ def test_the_speed_up_and_the_serving_command_come_first_and_the_configuration_i
     write_report(directory, "Training", summary)
     page = Words(directory.report.read_text())
     words = " ".join(page.text.split())
-    order = ("1.68 times as fast", "2.50 acceptance length", "vllm serve <target>", "Configuration")
+    order = (
+        "1.68 times as fast",
+        "2.50 acceptance length",
+        "vllm serve <target>",
+        "All keys of the configuration",
+    )
     places = [words.rindex(part) for part in order]
     assert places == sorted(places)
     assert [tag for tag, _ in page.tags if tag in ("details", "summary")] == ["details", "summary"]
+
+
+def test_keys_that_differ_from_their_defaults_are_shown_with_the_seed_and_the_others_folded(directory):
+    write_report(directory, "Training", {"seed": 7, "changed": {"train": {"lr": 0.004}, "track": {}}})
+    page = directory.report.read_text()
+    shown, folded = page.split("<details>")
+    assert "; seed 7</p>" in shown
+    assert "Plugins, and what differs from the defaults:</p><pre>train:\n  lr: 0.004\n</pre>" in shown
+    assert "target: &lt;b&gt;" in folded
 
 
 def test_a_reader_with_a_dark_screen_gets_a_dark_page(directory):

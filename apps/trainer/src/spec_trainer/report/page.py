@@ -8,6 +8,8 @@ from datetime import datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from spec_trainer.disk import write_atomically
 from spec_trainer.report.decoding import DECODING_STYLE, explanations, speed_picture, texts, topics
 from spec_trainer.report.html import figures, table, text
@@ -58,7 +60,7 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
     records = read_metrics(directory.metrics)
     parts = [
         f"<h1>{text(title)}</h1>",
-        f"<p class=lead>{text(summary.get('description', ''))}<br>{text(_origin())}</p>",
+        f"<p class=lead>{text(summary.get('description', ''))}<br>{text(_origin(summary))}</p>",
         _figures(summary),
         _serving(summary),
         _decoding(summary),
@@ -73,7 +75,7 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         _cycles(summary),
         _replacements(read_records(directory.replacements, ReplacementRow)),
         _time(summary),
-        f"<details><summary>Configuration</summary><pre>{text(directory.config.read_text())}</pre></details>",
+        _configuration(directory, summary),
     ]
     write_atomically(directory.report, page(title, parts))
 
@@ -100,11 +102,25 @@ def _figures(summary: Mapping[str, Any]) -> str:
     return figures(shown)
 
 
-def _origin() -> str:
-    """Return when, by which versions and on which machine the page was written."""
+def _origin(summary: Mapping[str, Any]) -> str:
+    """Return when, by which versions and on which machine the page was written, and the run's seed."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("spec-trainer", "torch"))
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
-    return f"{datetime.now():%Y-%m-%d %H:%M}; {versions}, Python {platform.python_version()}; {machine}"
+    seed = f"; seed {summary['seed']}" if "seed" in summary else ""
+    return f"{datetime.now():%Y-%m-%d %H:%M}; {versions}, Python {platform.python_version()}; {machine}{seed}"
+
+
+def _configuration(directory: RunDirectory, summary: Mapping[str, Any]) -> str:
+    """Return the plugins and the keys that differ from their defaults, and all keys folded."""
+    sections = {name: value for name, value in summary.get("changed", {}).items() if value != {}}
+    changed = yaml.safe_dump(sections, sort_keys=False) if sections else ""
+    shown = (
+        f"<h2>Configuration</h2><p>Plugins, and what differs from the defaults:</p><pre>{text(changed)}</pre>"
+        if changed
+        else ""
+    )
+    every = text(directory.config.read_text())
+    return f"{shown}<details><summary>All keys of the configuration</summary><pre>{every}</pre></details>"
 
 
 def _serving(summary: Mapping[str, Any]) -> str:
