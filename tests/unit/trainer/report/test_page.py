@@ -100,6 +100,21 @@ def test_keys_that_differ_from_their_defaults_are_shown_with_the_seed_and_the_ot
     assert "target: &lt;b&gt;" in folded
 
 
+def test_the_pace_of_the_steps_is_drawn_where_they_were_timed(directory):
+    steps = [
+        {"step": n, "loss": 1.0, "tokens_per_s": 900.0, "time_data_s": 1.0, "time_step_s": 3.0}
+        for n in (1, 2)
+    ]
+    directory.metrics.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    write_report(directory, "Training", {})
+    words = Words(directory.report.read_text()).text
+    assert "tokens/s" in words
+    assert "waits for features, % of a step" in words
+    records(directory)
+    write_report(directory, "Training", {})
+    assert "Pace" not in Words(directory.report.read_text()).text
+
+
 def test_a_reader_with_a_dark_screen_gets_a_dark_page(directory):
     write_report(directory, "Training", {})
     style = directory.report.read_text().split("<style>")[1].split("</style>")[0]

@@ -74,6 +74,7 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         _measurements(read_records(directory.measurements, MeasurementRow), records),
         _cycles(summary),
         _replacements(read_records(directory.replacements, ReplacementRow)),
+        _pace(records),
         _time(summary),
         _configuration(directory, summary),
     ]
@@ -189,6 +190,28 @@ def _curves(records: Sequence[Record]) -> str:
             axis.set(title=label, xlabel="step")
 
     return "<h2>Training</h2>" + svg(draw, panels=3)
+
+
+def _pace(records: Sequence[Record]) -> str:
+    """Return tokens per second over the steps, and the share of each step that waited for features."""
+    timed = [record for record in records if "tokens_per_s" in record and "time_step_s" in record]
+    if not timed:
+        return ""
+    steps = [record["step"] for record in timed]
+    waits = [record["time_data_s"] for record in timed]
+    shares = [
+        100 * wait / (wait + record["time_step_s"] or 1) for wait, record in zip(waits, timed, strict=True)
+    ]
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for axis, values, label in (
+            (axes[0], [record["tokens_per_s"] for record in timed], "tokens/s"),
+            (axes[1], shares, "waits for features, % of a step"),
+        ):
+            axis.plot(steps, values, lw=1.2)
+            axis.set(title=label, xlabel="step", ylim=(0, None))
+
+    return "<h2>Pace</h2>" + svg(draw, panels=2)
 
 
 def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
