@@ -27,36 +27,21 @@ def shell_block(part: str) -> str:
     return block.strip()
 
 
-class PageServer:
-    """A process with the page's command and what this machine needs besides, in a folder with the page's paths."""
+class ServerProcess:
+    """A server that a shell command starts, with all of its processes."""
 
-    def __init__(
-        self, command: str, folder: Path, target: Path, first: Path, mine: Path, here: dict[str, object]
-    ) -> None:
-        """Serve ``target`` with the draft ``first``; ``mine`` is what the page pushes. ``here`` are more flags."""
+    def __init__(self, command: str, folder: Path, port: int) -> None:
+        """Start ``command`` in ``folder``; it listens on ``port`` of this host."""
+        self.port = port
         self._folder = folder
-        for name, place in {
-            "path/to/target": target,
-            "runs/first/draft": first,
-            "runs/mine/draft": mine,
-        }.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).symlink_to(place)
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            self.port = taken.getsockname()[1]
-        flags = {"host": "127.0.0.1", "port": self.port, **here}
-        more = [word for name, value in flags.items() for word in _as_words(name, value)]
-        export = shell_block("export SPEC_DRAFT_TOKEN").partition("\n")[0]
-        start = command.removeprefix(export).strip()
         self._env = os.environ | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
-        script = f"{export}\nprintenv SPEC_DRAFT_TOKEN > token\n{start} {shlex.join(more)}"
         self.log = folder / "server.log"
         with self.log.open("w") as output:
             self._process = subprocess.Popen(
-                ["bash", "-euc", script],
+                ["bash", "-euc", command],
                 env=self._env,
                 cwd=folder,
                 stdout=output,
@@ -67,10 +52,6 @@ class PageServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def token(self) -> str:
-        return (self._folder / "token").read_text().strip()
 
     def wait_ready(self, limit_s: float) -> None:
         deadline = time.monotonic() + limit_s
@@ -92,6 +73,43 @@ class PageServer:
         finally:
             connection.close()
 
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(30)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class PageServer(ServerProcess):
+    """A process with the page's command and what this machine needs besides, in a folder with the page's paths."""
+
+    def __init__(
+        self, command: str, folder: Path, target: Path, first: Path, mine: Path, here: dict[str, object]
+    ) -> None:
+        """Serve ``target`` with the draft ``first``; ``mine`` is what the page pushes. ``here`` are more flags."""
+        for name, place in {
+            "path/to/target": target,
+            "runs/first/draft": first,
+            "runs/mine/draft": mine,
+        }.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(place)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        flags = {"host": "127.0.0.1", "port": port, **here}
+        more = [word for name, value in flags.items() for word in _as_words(name, value)]
+        export = shell_block("export SPEC_DRAFT_TOKEN").partition("\n")[0]
+        start = command.removeprefix(export).strip()
+        script = f"{export}\nprintenv SPEC_DRAFT_TOKEN > token\n{start} {shlex.join(more)}"
+        super().__init__(script, folder, port)
+
+    @property
+    def token(self) -> str:
+        return (self._folder / "token").read_text().strip()
+
     def push_as_on_the_page(self) -> list[str]:
         """Run the page's ``push`` and ``serving``, its two servers being this one; return their lines."""
         block = re.sub(r"http://127\.0\.0\.1:\d+", self.url, shell_block("spec-trainer push "))
@@ -107,15 +125,6 @@ class PageServer:
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
-
-    def close(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(30)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
 
 
 def _as_words(name: str, value: object) -> list[str]:
