@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,6 @@ from pydantic import Field
 
 from spec_core import Engine, EngineAbilities, EngineConfig
 from spec_core.errors import ConfigError, DeadlineExceeded, EngineError, TargetError
-from spec_core.foreign import read_json_object
 from spec_core.records import Availability, FeatureSample
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class HfEngine(Engine):
     @classmethod
     def check_target(cls, config: EngineConfig, target: TargetSpec) -> None:
         """Raise TargetError for a type of model that the installed Transformers does not know."""
-        model_type = read_json_object(target.folder / "config.json", TargetError)["model_type"]
+        model_type = json.loads((target.folder / "config.json").read_bytes())["model_type"]
         if not _is_known(model_type):
             raise TargetError(
                 f"target {target.folder}: engine {cls.name} runs it by transformers {version('transformers')}, which "
