@@ -74,7 +74,7 @@ def shell(llama, tmp_path_factory) -> Shell:
 
 @pytest.fixture(scope="module")
 def trained(shell) -> str:
-    """What the README's ``train`` has printed."""
+    """Return the lines that the README's ``train`` has printed."""
     shell.run(f"{line_of('README.md', 'spec-trainer plan')} {LEARN}")
     return shell.run(f"{line_of('README.md', 'spec-trainer train')} {LEARN}")
 

@@ -53,7 +53,7 @@ def _of_pair(way: str, plain: Pass, drafted: Pass, own: str) -> Iterator[str]:
         elif other.counters.rounds >= _ENOUGH_ROUNDS and other.counters.acceptance_length < _ENOUGH_GUESSED:
             yield (
                 f"{name}almost no guess was accepted: the draft may be of another target, or hardly trained; "
-                "docs/troubleshooting.md tells which"
+                "docs/troubleshooting.md helps to see which"
             )
         if other.num_tokens < _ENOUGH_TOKENS:
             yield f"{name}{other.num_tokens} generated tokens are few, {_ENOUGH_TOKENS} or more are advised"
