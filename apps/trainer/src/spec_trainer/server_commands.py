@@ -70,7 +70,7 @@ def serving(
 def follow(
     *overrides: str,
     flags: RunFlags = _NO_FLAGS,
-    server: Annotated[list[str] | None, Parameter(negative="")] = None,
+    server: Annotated[list[str] | None, Parameter(consume_multiple=1, negative="")] = None,
     draft_model: Path | None = None,
     requests: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     as_json: Json = False,
@@ -83,7 +83,7 @@ def follow(
     overrides
         Configuration keys, such as follow.replay=0.5.
     server
-        Address of a server, such as http://127.0.0.1:8000; once for each (follow.servers).
+        Addresses of the servers, such as http://127.0.0.1:8000 (follow.servers).
     draft_model
         Draft that the servers have been started with (draft.init_from). By default fresh weights.
     requests

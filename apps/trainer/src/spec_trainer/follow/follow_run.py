@@ -142,7 +142,10 @@ class FollowRun:
         )
         steps = batches.steps_in_epoch(0)
         part = self._spec.cycle(samples, range(first, first + steps))
-        notes = {"serving_version": self._served.version or 0, "requests": self._reservoir.num_seen}
+        notes: dict[str, Any] = {
+            "serving_version": self._served.version or 0,
+            "requests": self._reservoir.num_seen,
+        }
         if self._acceptance_length is not None:
             notes["serving_acceptance_length"] = self._acceptance_length
         self._driver.train(part.resuming(f"step-{first}" if first else "latest"), notes)
