@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import socket
 import subprocess
 import time
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ def target(make_target: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
     model = transformers.AutoModelForCausalLM.from_pretrained(make_target("llama"), dtype=torch.float32)
     follows, draw = successors(), random.Random(6)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(400):
+    for _ in range(300):
         rows = []
         for _ in range(32):
             row = [draw.choice(DOMAINS[draw.choice(list(DOMAINS))]) for _ in range(2)]
@@ -87,7 +88,7 @@ class Lab:
             words = [
                 *self.words(),
                 f"data.path={self.rows[domain]}",
-                "train.steps=150",
+                "train.steps=100",
                 f"output={folder / domain}",
             ]
             assert cli.run(["train", *words]) == 0
@@ -238,28 +239,27 @@ def test_a_killed_command_leaves_a_server_that_serves_and_goes_on(lab, url, tmp_
     assert rows(output)[-1]["version"] == 1
 
 
-def test_a_server_that_returns_gets_the_draft_that_is_served(lab, tmp_path) -> None:
-    output = tmp_path / "run"
-    with draft_server.serving(lab.target, lab.drafts["old"], live_server.__file__, 0) as url:
-        port = url.rpartition(":")[2]
-        live_server.ask(url, prompts("new", 130, 60))
-        log = tmp_path / "log"
-        with log.open("wb") as errors:
-            process = subprocess.Popen(
-                [*launching.program(), *lab.follow(url, output)], stdout=errors, stderr=errors
-            )
-        try:
-            until(lambda: live_server.ask(url, [CANARY])["versions"] != [None])
-        except BaseException:
-            process.kill()
-            raise
+def test_a_draft_begins_with_nothing_and_a_server_that_returns_gets_it_again(lab, tmp_path) -> None:
+    output, log = tmp_path / "run", tmp_path / "log"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    words = lab.follow(f"http://127.0.0.1:{port}", output)
+    place = words.index("--draft-model")
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [*launching.program(), *words[:place], *words[place + 2 :]], stdout=errors, stderr=errors
+        )
     try:
-        until(lambda: "does not answer" in log.read_text())
-        with draft_server.serving(lab.target, lab.drafts["old"], live_server.__file__, port) as url:
-            until(lambda: live_server.ask(url, [CANARY])["versions"] != [None])
-            assert live_server.ask(url, [CANARY])["answers"] == lab.answers([CANARY])
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130, log.read_text()
+        start = output / "decoded" / "draft-0"
+        until(lambda: start.exists() and "does not answer" in log.read_text())
+        for traffic in (prompts("old", 130, 60), [CANARY]):  # the second time the server has just started
+            with draft_server.serving(lab.target, start, live_server.__file__, port) as url:
+                for asked in (traffic, [CANARY]):
+                    assert live_server.ask(url, asked)["answers"] == lab.answers(asked)
+                until(lambda url=url: live_server.ask(url, [CANARY])["versions"] != [None])
+                assert live_server.ask(url, [CANARY])["answers"] == lab.answers([CANARY])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130, log.read_text()
     finally:
         process.kill()
     assert (output / "draft" / "model.safetensors").exists()
