@@ -32,6 +32,7 @@ ELSEWHERE = {
     "check": "tests/rig_ascend/test_backend.py",
     "push": "tests/integration/test_pushes.py",
     "serving": "tests/integration/test_pushes.py",
+    "follow": "tests/integration/test_follow.py",
     "examples/": "tests/docs/test_recipes.py",
 }
 """Words of a command that needs what is not here -> the test that runs its like."""

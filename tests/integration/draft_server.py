@@ -183,9 +183,9 @@ class Routes(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(target: Path, draft: Path) -> Iterator[str]:
+def serving(target: Path, draft: Path, program: str = __file__, *words: object) -> Iterator[str]:
     """Yield the address of a server in a process of its own."""
-    command = [sys.executable, __file__, str(target), str(draft)]
+    command = [sys.executable, program, *map(str, (target, draft, *words))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

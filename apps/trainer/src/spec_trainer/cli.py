@@ -32,14 +32,14 @@ from spec_trainer.command_line.documents import (
     stdout_for_documents,
 )
 from spec_trainer.command_line.examples import EXAMPLES, examples_text
-from spec_trainer.command_line.exit_codes import exit_code_of, failed
+from spec_trainer.command_line.exit_codes import exit_code_of
 from spec_trainer.command_line.last_resort import unforeseen_errors
-from spec_trainer.command_line.log_flags import LogFlags
+from spec_trainer.command_line.log_flags import Json, LogFlags
 from spec_trainer.command_line.run_flags import RunFlags
 from spec_trainer.command_line.words import check_command_line, check_overrides, convert_flag
 from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
-from spec_trainer.push.request import PushRequest  # noqa: TC001
 from spec_trainer.regeneration.request import RegenerationRequest  # noqa: TC001
+from spec_trainer.server_commands import follow, push, serving
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,9 +52,6 @@ app = App(
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(converter=convert_flag),
 )
-
-Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON.")]
-
 
 _NO_FLAGS = RunFlags()
 _LOGS = LogFlags()
@@ -275,54 +272,6 @@ def evaluate(
 
 
 @app.command
-def push(
-    *overrides: str,
-    request: Annotated[PushRequest, Parameter(name="*")],
-    as_json: Json = False,
-    logs: LogFlags = _LOGS,
-) -> None:
-    """Give running servers a draft to serve from now on, without a restart; exit code 1 if they did not take it.
-
-    Parameters
-    ----------
-    overrides
-        Options of a weight transport, push.options.NAME.KEY=VALUE.
-    """
-    _check_words(overrides)
-    from spec_trainer.commands.push import push_draft, push_lines
-
-    document = push_draft(request, overrides)
-    print_lines(document, push_lines(document), as_json)
-    if not document["committed"]:
-        raise SystemExit(1)
-
-
-@app.command
-def serving(
-    *,
-    of: Annotated[list[str], Parameter(consume_multiple=1, negative="")],
-    timeout_s: float = 60.0,
-    as_json: Json = False,
-    logs: LogFlags = _LOGS,
-) -> None:
-    """Show which draft running servers serve: version, digest, acceptance; exit code 1 if they do not serve the same.
-
-    Parameters
-    ----------
-    of
-        Addresses of the servers, such as http://127.0.0.1:8000.
-    timeout_s
-        Longest time for all answers; the servers are asked at the same time.
-    """
-    from spec_trainer.commands.push import describe_serving, serving_lines, serving_problem
-
-    document = describe_serving(of, timeout_s)
-    print_lines(document, serving_lines(document), as_json)
-    if problem := serving_problem(document):
-        raise SystemExit(failed(problem, 1))
-
-
-@app.command
 def quickstart(
     *,
     draft: str = "eagle3",
@@ -358,6 +307,9 @@ def quickstart(
         print_text("\n".join(closing_lines(summary)))
 
 
+app.command(push)
+app.command(serving)
+app.command(follow)
 for _name in EXAMPLES:
     app[_name].help_epilogue = examples_text(_name)
 app.help_epilogue = examples_text("train")
@@ -384,7 +336,7 @@ def _call(words: Sequence[str]) -> None:
     command, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
     show_from(bound.arguments.get("logs", _LOGS).level)
     # Help and version are cyclopts' own; they print at once.
-    own = command.__module__ == __name__
+    own = command.__module__.startswith(__package__)
     with stdout_for_documents() if own else redirect_stdout(document_stream()):
         command(*bound.args, **bound.kwargs)
 
@@ -397,4 +349,4 @@ def _resolve(overrides: Sequence[str], flags: RunFlags) -> Any:
 
 
 def _check_words(overrides: Sequence[str]) -> None:
-    check_overrides(overrides, [name for name in app if not name.startswith("-")])
+    check_overrides(overrides, list(EXAMPLES))

@@ -184,6 +184,31 @@ class DecodeConfig(Config):
     accepted, and the first that was not."""
 
 
+class FollowConfig(Config):
+    """Section ``follow``: the draft learns from live requests of running servers (``spec-trainer follow``)."""
+
+    servers: tuple[Annotated[str, AfterValidator(_address_of_server)], ...] = ()
+    """Addresses of the servers, such as http://127.0.0.1:8000; their secret is that of ``push.to``."""
+    requests: PositiveInt | None = None
+    """Live requests after which the command ends; by default it goes on until it is stopped."""
+    every: PositiveInt = 64
+    """New requests to train on before the draft trains on some and is judged."""
+    passes: PositiveInt = 4
+    """How often a request is trained on, about."""
+    replay: Annotated[float, Field(ge=0, lt=1)] = 0.25
+    """Share of the samples of each step that comes from section ``data``."""
+    kept: PositiveInt = 4096
+    """Most requests to train on that are kept, in memory; the oldest goes first."""
+    half_life: PositiveInt = 1024
+    """Requests after which one is trained on half as often."""
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.125
+    """Share of the requests that drafts are judged by; a hash of the prompt decides."""
+    window: Annotated[int, Field(ge=8)] = 128
+    """Most requests that drafts are judged by, the newest."""
+    poll_s: Seconds = 2.0
+    """Time between two looks at servers that had too few requests."""
+
+
 class TimeoutsConfig(Config):
     """Section ``timeouts``, in seconds."""
 
@@ -222,6 +247,7 @@ class RunConfig(Config, Generic[B, D, U, S, E, L, K]):
     capture: CaptureConfig = CaptureConfig()
     push: PushConfig = PushConfig()
     decode: DecodeConfig = DecodeConfig()
+    follow: FollowConfig = FollowConfig()
     launcher: L = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     timeouts: TimeoutsConfig = TimeoutsConfig()
     track: K = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]

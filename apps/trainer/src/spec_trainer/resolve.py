@@ -13,12 +13,7 @@ from spec_core.errors import ConfigError, TargetError
 from spec_core.foreign import foreign_errors
 from spec_core.validation import validate
 from spec_core.wording import shortened
-from spec_trainer.config import (
-    SECTIONS,
-    AnyRunConfig,
-    DecodeConfig,
-    run_config_type,
-)
+from spec_trainer.config import SECTIONS, AnyRunConfig, DecodeConfig, run_config_type
 from spec_trainer.configuration import read_configuration, read_resolved
 from spec_trainer.configuration.moved_keys import move_keys, warn_of_moved
 from spec_trainer.configuration.plugin_names import named_plugin, with_plugin_names
@@ -108,6 +103,8 @@ def _one_line() -> Iterator[None]:
 
 
 def _check(run: RunSpec) -> None:
+    if run.config.follow.servers:
+        raise ConfigError("follow.servers: only spec-trainer follow learns from servers; remove it")
     _check_held_out(run)
     if run.config.decode.every:
         _check_window(run)

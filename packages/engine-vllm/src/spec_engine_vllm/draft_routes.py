@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_engine_vllm.acceptance_counts import rounds_of
 from spec_engine_vllm.draft_ranks import VllmRanks
+from spec_engine_vllm.live_answers import keep_answers
 from spec_engine_vllm.prefix_salt import SALTED_PATHS, salted
 from spec_kit.hosting import DraftMiddleware
 
@@ -17,10 +18,13 @@ class DraftRoutes(DraftMiddleware):
     """The middleware; vLLM makes one for its application."""
 
     sleep_path: ClassVar[str] = "/sleep"
+    keeps_requests: ClassVar[bool] = True
 
     def find_ranks(self, scope: dict[str, Any]) -> VllmRanks:
         """Return the ranks of the engine client that vLLM keeps in its application."""
         llm = scope["app"].state.engine_client
+        if self.live_requests is not None:
+            keep_answers(llm, self.live_requests)
         return VllmRanks(llm, rounds_of(llm))
 
     async def renewed(self, path: str, receive: Receive) -> Receive:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import traceback
 from concurrent.futures import Future
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -202,3 +203,23 @@ def test_a_backend_is_found_by_its_devices() -> None:
         EngineError, match=r"no installed backend has devices of type 'abacus'; installed are .*cpu"
     ):
         backend_for("abacus")
+
+
+def test_requests_are_taken(server, url) -> None:
+    taken = {"requests": [{"prompt": [1], "answer": [2]}], "left": 3, "kept": 4, "left_out": {"route": 1}}
+    with HttpReplica(url, "secret") as replica:
+        server.answer = (200, taken)
+        assert replica.take_requests().model_dump() == taken
+        assert server.asked[-1] == ("POST", "/spec/draft/requests", "{}")
+        server.answer = (409, {"error": "this server keeps no requests"})
+        with pytest.raises(EngineError, match="refused requests: this server keeps no requests"):
+            replica.take_requests()
+
+
+@pytest.mark.parametrize("row", [{"prompt": [31337], "answer": [-31337]}, {"prompt": [31337]}, 31337])
+def test_what_is_no_request_is_not_quoted(server, url, row) -> None:
+    with HttpReplica(url, "secret") as replica:
+        server.answer = (200, {"requests": [row], "left": 0, "kept": 0, "left_out": {}})
+        with pytest.raises(EngineError, match="bytes that are none") as error:
+            replica.take_requests()
+    assert "31337" not in "".join(traceback.format_exception(error.value))

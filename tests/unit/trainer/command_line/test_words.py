@@ -46,7 +46,7 @@ def refusal(capsys, *words: str) -> str:
 def test_the_flags_are_found():
     numbers = {flag for _, flag in flags(int, float)}
     assert {"--restarts", "--seed", "--batch", "--temperature", "--timeout-s", "--bucket-bytes"} <= numbers
-    assert {"--of", "--to", "--transport"} == {flag for _, flag in flags(list[str])}
+    assert {"--of", "--to", "--transport", "--server"} == {flag for _, flag in flags(list[str])}
 
 
 NO_NUMBERS = ["null", "~", "yes", "0x1", "1_000", "1,5", "\n5", "5 ", "'5'", "٥", "."]
@@ -150,7 +150,7 @@ def test_every_command_has_two_examples_that_parse():
             function, bound, _ = app.parse_args(
                 [command, *shlex.split(words)], exit_on_error=False, print_error=False
             )
-            assert function.__module__ == "spec_trainer.cli"
+            assert function.__module__ in ("spec_trainer.cli", "spec_trainer.server_commands")
             overrides = bound.arguments.get("overrides", ())
             assert all("=" in word for word in overrides)
 

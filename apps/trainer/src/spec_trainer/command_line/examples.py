@@ -30,6 +30,10 @@ EXAMPLES = {
         "--target path/to/target --draft-model runs/mine/draft --to http://127.0.0.1:8000",
         "--target path/to/target --draft-model draft --to http://a:8000 --to http://b:8000 --json",
     ),
+    "follow": (
+        f"{_RUN} --server http://127.0.0.1:8000 --draft-model runs/mine/draft --output runs/follow",
+        f"{_RUN} --server http://a:8000 --server http://b:8000 --output runs/follow --requests 10000",
+    ),
     "serving": ("--of http://127.0.0.1:8000", "--of http://a:8000 --of http://b:8000 --json"),
     "quickstart": ("", "--seed 1 --output runs/seed-1"),
 }

@@ -1,4 +1,4 @@
-"""Flags --quiet and --verbose of every command. Light: the command line imports it."""
+"""Flags --quiet and --verbose of every command, and --json of many. Light: the command line imports it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from spec_core.errors import ConfigError
+
+Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON.")]
 
 
 @Parameter(name="*")

@@ -23,11 +23,11 @@ class StepProgress(AbstractContextManager["StepProgress"]):
 
     def __init__(
         self,
-        total_steps: int,
+        total_steps: int | None,
         title: str = "training",
         note: Callable[[Mapping[str, Any]], str] | None = None,
     ) -> None:
-        """Prepare a bar of ``total_steps`` steps, with the text that ``note`` makes beside it."""
+        """Prepare a bar with the text that ``note`` makes beside it; without ``total_steps`` there is no end."""
         self._total = total_steps
         self._note = note or step_note
         self._last_line_s = 0.0
@@ -53,12 +53,13 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         last = record["step"] == self._total
         if self._bar.disable and (last or now - self._last_line_s >= _LINE_EVERY_S):
             self._last_line_s = now
-            log.info("step %d/%d %s%s", record["step"], self._total, note, self._left(record["step"], now))
+            of_all = "" if self._total is None else f"/{self._total}"
+            log.info("step %d%s %s%s", record["step"], of_all, note, self._left(record["step"], now))
 
     def _left(self, step: int, now: float) -> str:
         """Return ``  about 1.2 h left``, by the pace since the first step that was shown."""
         first_step, first_s = self._first or (step, now)
-        if step in (first_step, self._total):
+        if self._total is None or step in (first_step, self._total):
             return ""
         seconds = (now - first_s) / (step - first_step) * (self._total - step)
         return f"  about {_duration(seconds)} left"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from spec_core import Backend
 from spec_core.errors import ConfigError, EngineError
-from spec_core.plugins import load_available
 from spec_core.wording import one_line
-from spec_kit.drafting.draft_files import check_finite
 from spec_trainer.configuration.push_options import read_transport_options, transport_configs
-from spec_trainer.draft_folder import check_draft
-from spec_trainer.push.servers import ask_servers, connect_servers, open_publisher
+from spec_trainer.push.publish import publish_draft
+from spec_trainer.push.servers import ask_servers
 from spec_trainer.resolve import resolve_target
 
 if TYPE_CHECKING:
@@ -31,30 +26,11 @@ def push_draft(request: PushRequest, words: Sequence[str] = ()) -> dict[str, Any
     ``words`` are options of weight transports, ``push.options.NAME.KEY=VALUE``. Raise UsageError, one line, for
     anything that is wrong before a server was asked to receive.
     """
-    from safetensors.torch import load_file
-
     from spec_kit.targets.target_reader import read_target
 
     request = replace(request, options=read_transport_options(words))
     transport_configs(request.options, "options")
-    target = read_target(resolve_target(request.target))
-    check_draft(request.draft_model, target, None)
-    check_finite(request.draft_model)
-    backend_type = load_available(Backend, request.backend)
-    backend = backend_type(backend_type.Config())
-    with ExitStack() as stack:
-        publisher = stack.enter_context(open_publisher(backend, request, target, backend.device(0)))
-        weights = load_file(request.draft_model / "model.safetensors")
-        deadline = time.monotonic() + request.timeout_s
-
-        def left_s() -> float:
-            return max(1e-3, deadline - time.monotonic())
-
-        for url, server in connect_servers(request.to, request.timeout_s).items():
-            stack.enter_context(server)  # closed first: the publisher waits for no answer then
-            publisher.add(url, server, left_s()).result()
-        report = publisher.publish(None, weights, timeout_s=left_s()).result()
-    return _document(report)
+    return _document(publish_draft(request, read_target(resolve_target(request.target))))
 
 
 def push_lines(document: Mapping[str, Any]) -> Iterable[str]:

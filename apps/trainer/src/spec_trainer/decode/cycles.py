@@ -159,7 +159,7 @@ class _Run:
             weights = (
                 read_weights(spec.strategy_type, spec.directory.checkpoints / f"step-{version}")
                 if version
-                else _first_weights(spec)
+                else first_weights(spec)
             )
             export_draft(spec.draft, weights, spec.target, folder)
         return folder
@@ -194,7 +194,7 @@ def _served_version(spec: RunSpec, done_steps: int) -> int:
     return done_steps if done_steps == spec.schedule.total_steps else done_steps // every * every
 
 
-def _first_weights(spec: RunSpec) -> dict[str, Any]:
+def first_weights(spec: RunSpec) -> dict[str, Any]:
     """Return the weights that the run begins with, but none that equals the target's head.
 
     An engine may share with its target what is equal when it starts, and could never take fresh weights for that. So

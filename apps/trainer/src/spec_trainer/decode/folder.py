@@ -60,10 +60,11 @@ class DecodedFolder:
         """Return the folder of the draft of that version, which may not exist."""
         return self._directory.served_draft(version)
 
-    def keep_only(self, version: int) -> None:
+    def keep_only(self, *versions: int) -> None:
         """Remove the drafts of other versions."""
+        kept = [self.draft(version) for version in versions]
         for folder in self._root.glob("draft-*"):
-            if folder != self.draft(version):
+            if folder not in kept:
                 remove(folder)
 
     def remove_drafts_after(self, done_steps: int) -> None:

@@ -109,6 +109,13 @@ def check_pushes(parts: RunParts) -> None:
         _token()
 
 
+def check_sender(parts: RunParts) -> None:
+    """Raise UsageError where this host cannot push, whatever the servers say; nothing is connected."""
+    _token()
+    open_transports(parts.backend, parts.config.push)
+    _check_listening(parts.config.push.address)
+
+
 def check_servers(spec: RunSpec) -> None:
     """Raise UsageError or EngineError where a run could push to none of its servers from the start."""
     check_pushes(spec)

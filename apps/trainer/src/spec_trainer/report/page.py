@@ -15,7 +15,7 @@ from spec_trainer.report.decoding import DECODING_STYLE, explanations, speed_pic
 from spec_trainer.report.html import figures, table, text
 from spec_trainer.report.svg import svg
 from spec_trainer.run.metrics import read_metrics
-from spec_trainer.run.records import MeasurementRow, ReplacementRow, read_records
+from spec_trainer.run.records import MeasurementRow, ReplacementRow, VersionRow, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,6 +72,7 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         _curves(records),
         _pushes(records, summary),
         _measurements(read_records(directory.measurements, MeasurementRow), records),
+        _versions(read_records(directory.versions, VersionRow)),
         _cycles(summary),
         _replacements(read_records(directory.replacements, ReplacementRow)),
         _pace(records),
@@ -303,6 +304,37 @@ def _cycles(summary: Mapping[str, Any]) -> str:
     ]
     heads = ("draft version", "τ, held out", "τ, trained on", "tokens", "seconds", "second prefill")
     return f"<h2>Decoding by the run's engine</h2>{table(heads, rows)}"
+
+
+def _versions(judged: Sequence[Record]) -> str:
+    """Return what each draft was worth that was judged on live requests, and which one servers had from then on."""
+    if not judged:
+        return ""
+    columns = {
+        "step": "{:,}",
+        "requests": "{:,}",
+        "held_out": "{:,}",
+        "acceptance_length": "{:.2f}",
+        "acceptance_length_served": "{:.2f}",
+        "acceptance_length_start": "{:.2f}",
+        "saved": "{:.1%}",
+        "chance": "{:.1%}",
+        "parent": "{:,}",
+        "served": "{:,}",
+    }
+    rows = [[_number(one, key, form) for key, form in columns.items()] for one in judged]
+    heads = (
+        "step",
+        "requests",
+        "judged by",
+        "τ",
+        "τ, served",
+        "τ, start",
+        "saved",
+        "by chance",
+        "served before",
+    )
+    return f"<h2>Drafts judged on live requests</h2>{table((*heads, 'served after'), rows)}"
 
 
 def _replacements(entries: Sequence[Record]) -> str:

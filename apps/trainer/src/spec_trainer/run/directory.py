@@ -79,6 +79,8 @@ class RunDirectory:
         """Numbers of the finished run."""
         self.checkpoints = root / "checkpoints"
         """Folder of the checkpoints."""
+        self.versions = root / "versions.jsonl"
+        """One JSON object for each draft that was judged on live requests (``spec-trainer follow``)."""
         self.draft = root / "draft"
         """Folder of the exported draft."""
         self.decoded = root / "decoded"
@@ -153,7 +155,7 @@ class RunDirectory:
         is looked at as each is read: of a link there nothing but the link is ever removed.
         """
         folders = (self.checkpoints, self.decoded, self.logs)
-        files = (self.config, self.metrics, self.summary, self.report, self._owner)
+        files = (self.config, self.metrics, self.versions, self.summary, self.report, self._owner)
         for path in filter(os.path.lexists, (*folders, *files)):
             check_own(path, is_folder=path in folders)
         for folder in (self.decoded, self.logs):

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from spec_trainer.run.metrics import MetricsLog, StepLines, drop_after
-from spec_trainer.run.records import MeasurementRow, ReplacementRow, StepRow, TrainedRow
+from spec_trainer.run.records import MeasurementRow, ReplacementRow, StepRow, TrainedRow, VersionRow
 from spec_trainer.run.trackers import build_trackers
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def cut_records(directory: RunDirectory, done_steps: int) -> None:
         for step, row in drop_after(file, done_steps, TrainedRow).items():
             noted[step] += len(row["samples"])
     drop_after(directory.measurements, done_steps, MeasurementRow)
+    drop_after(directory.versions, done_steps, VersionRow)
     drop_after(directory.replacements, math.inf, ReplacementRow)
     lacking = {
         directory.metrics: done_steps - len(metrics),

@@ -68,6 +68,21 @@ class StepRow(Row, PushFigures):
     serve_wait_s: float = 0.0
 
 
+class VersionRow(Row):
+    """A row of versions.jsonl."""
+
+    parent: _Count
+    requests: _Count
+    held_out: _Count
+    acceptance_length: float
+    acceptance_length_served: float
+    acceptance_length_start: float
+    saved: float
+    chance: float
+    served: _Count
+    version: _Count | None = None
+
+
 class MeasurementRow(Row):
     """A row of measurements.jsonl."""
 

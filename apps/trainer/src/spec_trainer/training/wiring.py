@@ -139,11 +139,11 @@ def _train_state(spec: RunSpec, rank: int, device: torch.device, links: RankLink
     from spec_trainer.push.live_pushes import LivePushes
 
     with ExitStack() as stack:
-        stack.enter_context(_default_group(spec, rank, device, links.store))
+        stack.enter_context(default_group(spec, rank, device, links.store))
         strategy = stack.enter_context(
             spec.strategy_type(spec.config.strategy, spec.config.train, spec.optimizer, device)
         )
-        trainer = _build_trainer(spec, rank, strategy)
+        trainer = build_trainer(spec, rank, strategy)
         checkpoints = CheckpointStore(
             spec.directory.checkpoints, spec.config.train.keep, dist.group.WORLD, sees=links.trained is None
         )
@@ -170,7 +170,8 @@ def _train_state(spec: RunSpec, rank: int, device: torch.device, links: RankLink
         )
 
 
-def _build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer:
+def build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer:
+    """Return the trainer of the draft with the weights that the run begins with."""
     from spec_kit.targets.target_reader import read_target_tensors
 
     tensors = read_target_tensors(spec.target)
@@ -191,7 +192,7 @@ def new_module(spec: RunSpec, tensors: TargetTensors) -> nn.Module:
 
 
 @contextmanager
-def _default_group(spec: RunSpec, rank: int, device: torch.device, store: Store) -> Iterator[None]:
+def default_group(spec: RunSpec, rank: int, device: torch.device, store: Store) -> Iterator[None]:
     """Join torch's default group, which holds the trainer's ranks and no engine."""
     import torch
     import torch.distributed as dist

@@ -8,6 +8,7 @@ from spec_kit.hosting.draft_rank import DraftRank
 from spec_kit.hosting.draft_ranks import DraftRanks
 from spec_kit.hosting.engine_subprocess import EngineSubprocess
 from spec_kit.hosting.feature_exporter import FeatureExporter
+from spec_kit.hosting.live_requests import LIVE_REQUESTS_VARIABLE, LiveRequest, LiveRequests, TakenRequests
 from spec_kit.hosting.modes import CaptureMode, Fields, Mode, PlainMode, SpeculativeMode
 from spec_kit.hosting.program_arguments import unreserved
 from spec_kit.hosting.program_version import installed_version, probe_version
@@ -18,6 +19,7 @@ from spec_kit.hosting.subprocess_main import EngineLink
 __all__ = [
     "CAPTURE_VARIABLE",
     "DRAFT_TOKEN_VARIABLE",
+    "LIVE_REQUESTS_VARIABLE",
     "AnswerCounts",
     "AnswerRounds",
     "CaptureMode",
@@ -29,11 +31,14 @@ __all__ = [
     "FeatureExporter",
     "Fields",
     "HttpReplica",
+    "LiveRequest",
+    "LiveRequests",
     "Mode",
     "PlainMode",
     "ProgramReplica",
     "SpeculativeMode",
     "SubprocessEngine",
+    "TakenRequests",
     "backend_for",
     "installed_version",
     "probe_version",

@@ -2,9 +2,10 @@
 
 It answers ``/spec/draft/status`` (GET) and ``/spec/draft/prepare``, ``commit``, ``revert`` and ``abort`` (POST with
 JSON). ``/spec/draft/status?rounds=N&wait_s=S`` is answered when N verifications were counted since the draft last
-changed, or after S seconds: the counters are looked at while answers of the server go out. Each needs
-``Authorization: Bearer TOKEN`` with the token in the server's environment variable ``SPEC_DRAFT_TOKEN``. Other
-answers get the headers ``x-draft-version`` and ``x-draft-digest`` while a draft that was pushed serves.
+changed, or after S seconds: the counters are looked at while answers of the server go out. POST
+``/spec/draft/requests`` takes the token ids that LiveRequests has kept. Each needs ``Authorization: Bearer TOKEN``
+with the token in the server's environment variable ``SPEC_DRAFT_TOKEN``. Other answers get the headers
+``x-draft-version`` and ``x-draft-digest`` while a draft that was pushed serves.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qs
 
-from spec_core.errors import SpecError
+from spec_core.errors import ConfigError, SpecError
 from spec_kit.hosting.draft_ranks import CALLS
+from spec_kit.hosting.live_requests import LIVE_REQUESTS_VARIABLE, LiveRequests
 from spec_kit.hosting.replicas import DRAFT_TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class DraftMiddleware(ABC):
 
     sleep_path: ClassVar[str] = ""
     """Path at which the server gives up the draft's memory, and with it the version."""
+    keeps_requests: ClassVar[bool] = False
+    """Whether a subclass gives ``live_requests`` the tokens of requests."""
 
     def __init__(self, app: App) -> None:
         """Wrap ``app``."""
@@ -61,6 +65,10 @@ class DraftMiddleware(ABC):
         self._token = os.environ.get(DRAFT_TOKEN_VARIABLE, "")
         self.ranks: DraftRanks | None = None
         """The ranks of the server, from its start on."""
+        self.live_requests = LiveRequests.from_environment()
+        """Requests that are kept to be learnt from; None where nobody has asked for that."""
+        if self.live_requests is not None and not self.keeps_requests:
+            raise ConfigError(f"this server's engine keeps no requests; remove {LIVE_REQUESTS_VARIABLE}")
         self._served: list[tuple[bytes, bytes]] = []
         self._asked_s = float("-inf")
         self._asking: asyncio.Future[None] | None = None
@@ -92,6 +100,8 @@ class DraftMiddleware(ABC):
             return
         if time.monotonic() - self._asked_s > _NEWS_S and (self._asking is None or self._asking.done()):
             self._asking = asyncio.ensure_future(self._note("status"))  # no request waits for it
+        if self.live_requests is not None:
+            receive = self.live_requests.begin(scope, receive)
         answered: list[int] = []
 
         async def naming(message: Message) -> None:
@@ -122,8 +132,11 @@ class DraftMiddleware(ABC):
     async def _answer(self, scope: Message, name: str, receive: Receive) -> tuple[int, Fields]:
         if not self._is_admitted(scope):
             return 401, {"error": f"a bearer token is needed, that of the server's {DRAFT_TOKEN_VARIABLE}"}
+        if (scope["method"], name) == ("POST", "requests"):
+            return self._taken()
         if (scope["method"], name) != ("GET", "status") and (scope["method"] != "POST" or name not in CALLS):
-            return 404, {"error": f"{scope['method']} {name!r} is none of {', '.join(['status', *CALLS])}"}
+            known = ", ".join(["status", *CALLS, "requests"])
+            return 404, {"error": f"{scope['method']} {name!r} is none of {known}"}
         try:
             body = (await _body(receive)).decode()
             if name == "status" and scope.get("query_string"):
@@ -131,6 +144,12 @@ class DraftMiddleware(ABC):
             return 200, await self._call(name, body)
         except (SpecError, ValueError) as error:
             return 409, {"error": str(error)}
+
+    def _taken(self) -> tuple[int, Fields]:
+        """Return requests to learn from, which are not kept any more."""
+        if self.live_requests is None:
+            return 409, {"error": f"this server keeps no requests; start it with {LIVE_REQUESTS_VARIABLE}"}
+        return 200, self.live_requests.take()
 
     def _is_admitted(self, scope: Message) -> bool:
         claimed = dict(scope["headers"]).get(b"authorization", b"")

@@ -19,6 +19,7 @@ from spec_core.records import AcceptanceCounters
 from spec_core.resource import Resource
 from spec_core.wire_record import WireRecord
 from spec_core.wording import one_line, shown
+from spec_kit.hosting.live_requests import TakenRequests
 from spec_processes.sockets.http_client import HttpClient
 
 if TYPE_CHECKING:
@@ -104,6 +105,21 @@ class HttpReplica(DraftReplica, Resource):
         """
         return self._answer(f"?rounds={rounds}&wait_s={wait_s:g}" if rounds else "", wait_s).acceptance
 
+    def take_requests(self) -> TakenRequests:
+        """Return requests that the server has kept to be learnt from, some of them; they are not kept any more.
+
+        Raise EngineError as any call does; none quotes what the server has sent.
+        """
+        asked = self._client.ask(f"{_ROUTES}requests", "{}", self._timeout_s)
+        answer = self._awaited("requests", asked, self._timeout_s)
+        if answer.status != http.HTTPStatus.OK:
+            self._read("requests", answer)  # raises
+        try:
+            return TakenRequests.decode(answer.body)
+        except ProtocolError:
+            where, length = self._client.url, len(answer.body)
+            raise EngineError(f"{where} answered requests with {length} bytes that are none") from None
+
     def close(self) -> None:
         """End every call under way with EngineError, and each that follows; any thread may call it."""
         self._client.close()
@@ -117,11 +133,13 @@ class HttpReplica(DraftReplica, Resource):
         """Return the status, which the server may hold back for ``held_s``."""
         limit_s = self._timeout_s + held_s
         asked = self._client.ask(f"{_ROUTES}status{query}", "", limit_s)
+        return self._read("status", self._awaited("status", asked, limit_s))
+
+    def _awaited(self, name: str, asked: Future[HttpAnswer], limit_s: float) -> HttpAnswer:
         try:
-            answer = asked.result(limit_s + _GRACE_S)
+            return asked.result(limit_s + _GRACE_S)
         except TimeoutError as error:
-            raise EngineError(f"{self._client.url} does not answer status within {limit_s:g} s") from error
-        return self._read("status", answer)
+            raise EngineError(f"{self._client.url} does not answer {name} within {limit_s:g} s") from error
 
     def _read(self, name: str, answer: HttpAnswer) -> ServerAnswer:
         """Return what a server has answered. Raise EngineError for a refusal, and for anything else."""

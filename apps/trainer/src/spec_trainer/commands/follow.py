@@ -1,0 +1,103 @@
+"""``spec-trainer follow``: a draft learns from live requests of running servers, which get the better ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import ConfigError
+from spec_trainer.checkpoint.folder import step_of
+from spec_trainer.checkpoint.resume import CommandCheckpoints
+from spec_trainer.checkpoint.store import check_strategy
+from spec_trainer.command_line.progress import StepProgress
+from spec_trainer.command_line.stop_request import StopRequest
+from spec_trainer.decode.inline_driver import inline_driver
+from spec_trainer.follow.follow_run import FollowRun
+from spec_trainer.push.servers import check_sender
+from spec_trainer.resolve import read_inputs
+from spec_trainer.run.batch_schedule import BatchSchedule, BatchSettings
+from spec_trainer.run.dispatch import sample_bytes
+from spec_trainer.run.log import cut_records
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from spec_trainer.config import AnyRunConfig
+    from spec_trainer.run.spec import RunSpec
+
+_DEFAULTS = {"train.schedule": "constant", "data.eval_samples": 0}
+"""Traffic has no end, and drafts are judged by held-out requests of it."""
+_ENDLESS = 1 << 40
+"""Steps of a run that goes on until it is stopped."""
+
+
+def resolve_follow(
+    config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
+) -> RunSpec:
+    """Return the run that a command line describes. Raise UsageError, one line; create nothing."""
+    parts, replayed = read_inputs(config_file, {**_DEFAULTS, **flags}, overrides)
+    _check(parts.config)
+    check_sender(parts)
+    settings = BatchSettings.from_config(parts.config, parts.strategy_type)
+    longest = min(parts.config.data.max_length, parts.target.max_positions)
+    window = sample_bytes(parts.schema, 2 * max(longest, parts.config.train.global_batch_tokens))
+    placement = parts.config.placement.model_copy(update={"window_bytes": window})
+    config = parts.config.model_copy(update={"placement": placement})
+    spec = replace(parts, config=config).with_schedule(
+        BatchSchedule(replayed, replace(settings, total_steps=_ENDLESS))
+    )
+    spec.directory.check_owner(spec.identity)
+    return spec
+
+
+def run_follow(spec: RunSpec) -> dict[str, Any]:
+    """Follow until ``follow.requests`` have come, and return the summary; go on with what the run directory holds.
+
+    Raise Interrupted where the command is stopped, with a summary, too.
+    """
+    with spec.directory.locked(), StopRequest() as stop:
+        spec.directory.open(spec.identity, spec.resuming("latest").config)
+        first = CommandCheckpoints(
+            spec.directory.checkpoints, spec.config.train.resume_from, spec.identity
+        ).first
+        if first is not None:
+            check_strategy(spec.strategy_type, first)
+        done_steps = step_of(first) if first else 0
+        cut_records(spec.directory, done_steps)
+        try:
+            with inline_driver(spec, stop, StepProgress(None, "following")) as driver:
+                FollowRun(spec, driver, stop, done_steps).run()
+        finally:
+            spec.directory.remove_unfinished()
+    return spec.directory.read_summary()
+
+
+def _check(config: AnyRunConfig) -> None:
+    """Raise ConfigError for settings that do not go with following."""
+    train, push = config.train, config.push
+    checks = [
+        (
+            not config.follow.servers,
+            "follow needs --server: the address of a server, such as http://127.0.0.1:8000",
+        ),
+        (
+            config.placement.kind != "inline",
+            f"placement.kind={config.placement.kind} with follow, which captures and trains in one process; set "
+            "placement.kind=inline, and an engine that can do so",
+        ),
+        (
+            train.schedule != "constant",
+            f"train.schedule={train.schedule} with follow, which has no last step; set train.schedule=constant",
+        ),
+        (train.steps is not None, f"train.steps={train.steps} with follow; set follow.requests instead"),
+        (train.eval_every > 0, f"train.eval_every={train.eval_every} with follow; remove it"),
+        (train.serve_every > 0, f"train.serve_every={train.serve_every} with follow; remove it"),
+        (config.decode.every > 0, f"decode.every={config.decode.every} with follow; remove it"),
+        (bool(push.to), f"push.to={','.join(push.to)} with follow; set follow.servers instead"),
+        (push.canary_margin is not None, f"push.canary_margin={push.canary_margin} with follow; remove it"),
+        (config.data.features is not None, f"data.features={config.data.features} with follow; remove it"),
+    ]
+    for wrong, message in checks:
+        if wrong:
+            raise ConfigError(message)

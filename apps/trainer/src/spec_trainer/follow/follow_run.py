@@ -1,0 +1,260 @@
+"""FollowRun: take live requests, train on them, judge the draft, push a better one; again and again.
+
+What it trains in between two verdicts is an ordinary part of a run, as in a run that decodes: it begins from a
+checkpoint and ends with one. Requests are in memory alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import RunError, UsageError
+from spec_core.foreign import cause
+from spec_trainer.checkpoint.store import read_weights
+from spec_trainer.command_line.stop_request import Interrupted
+from spec_trainer.data.batching import EpochBatches
+from spec_trainer.decode.cycles import first_weights
+from spec_trainer.decode.folder import DecodedFolder
+from spec_trainer.disk import new_folder, remove
+from spec_trainer.draft_trainer import export_draft
+from spec_trainer.follow.judge import Gain, simulate
+from spec_trainer.follow.reservoir import Reservoir
+from spec_trainer.follow.traffic import Traffic
+from spec_trainer.push.publish import publish_draft
+from spec_trainer.push.request import PushRequest
+from spec_trainer.push.servers import ANSWER_S
+from spec_trainer.report.page import write_report
+from spec_trainer.run.metrics import StepLines
+from spec_trainer.run.records import VersionRow, read_records
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_trainer.command_line.stop_request import StopRequest
+    from spec_trainer.decode.inline_driver import InlineDriver
+    from spec_trainer.run.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+_LEAST_HELD_OUT = 8
+"""Held-out requests below which no draft is judged."""
+_AGAIN_S = 60.0
+"""Time until a server that lags behind is pushed to once more."""
+_LONGEST_PAUSE = 16
+"""Most cycles from one verdict to the next, while nothing improves."""
+
+
+@dataclass(frozen=True)
+class _Served:
+    """The draft that the servers have."""
+
+    step: int
+    """Steps after which it was exported; 0 for the start draft."""
+    version: int | None
+    """Version by which servers know it; None before the first push."""
+
+
+class FollowRun:
+    """The state of ``spec-trainer follow`` between two cycles."""
+
+    def __init__(self, spec: RunSpec, driver: InlineDriver, stop: StopRequest, done_steps: int) -> None:
+        """Go on after ``done_steps`` steps, with the draft that was pushed last."""
+        self._spec, self._driver, self._stop, self._done_steps = spec, driver, stop, done_steps
+        self._config = spec.config.follow
+        longest = min(spec.config.data.max_length, spec.target.max_positions)
+        self._reservoir = Reservoir(
+            self._config, longest=longest, vocab_size=spec.target.vocab_size, seed=spec.config.seed
+        )
+        self._traffic = Traffic(self._config.servers, ANSWER_S)
+        self._folder = DecodedFolder(spec.directory)
+        self._served = _last_served(spec)
+        self._acceptance_length: float | None = None
+        """Acceptance length of the served draft, by the last verdict."""
+        self._again_s = time.monotonic()
+        """When a server that lags behind may be pushed to again."""
+        self._pause = self._left = 1
+        """Cycles from the last verdict to the next, and those of them that are left."""
+
+    def run(self) -> None:
+        """Follow until ``follow.requests`` have come. Raise Interrupted where the command is stopped before."""
+        self._prepare()
+        try:
+            while not self._is_complete():
+                self._take()
+                if self._reservoir.num_fresh >= (1 if self._is_complete() else self._config.every):
+                    self._train()
+                    self._left -= 1
+                    if self._left <= 0 or self._is_complete():
+                        self._judge()
+        except Interrupted:
+            self._finish()
+            raise
+        self._finish()
+
+    def _is_complete(self) -> bool:
+        return self._config.requests is not None and self._reservoir.num_seen >= self._config.requests
+
+    def _prepare(self) -> None:
+        """Export the start draft where it is not there, and forget drafts that were not pushed."""
+        start = self._folder.draft(0)
+        if not start.exists():
+            self._export(first_weights(self._spec), start)
+            if self._spec.config.draft.init_from is None:
+                log.info("the start draft, which servers are to begin with, is %s", start)
+        self._folder.keep_only(0, self._served.step)
+
+    def _export(self, weights: dict[str, Any], folder: Path) -> None:
+        spec = self._spec
+        export_draft(spec.draft, weights, spec.target, folder, spec.config.data)
+
+    def _take(self) -> None:
+        """Take what the servers have; wait where that is too little for a cycle."""
+        if self._stop.requested:
+            raise Interrupted("interrupted; the same command goes on with the requests that come then")
+        for request in self._traffic.take():
+            self._reservoir.add(request)
+        if self._lags_behind() and time.monotonic() >= self._again_s:
+            log.info("a server has come back with an earlier draft")
+            self._again_s = time.monotonic() + _AGAIN_S
+            self._push(self._served.step)
+        if self._reservoir.num_fresh < self._config.every and not self._is_complete():
+            deadline = time.monotonic() + self._config.poll_s
+            while not self._stop.requested and (left_s := deadline - time.monotonic()) > 0:
+                time.sleep(min(0.1, left_s))
+
+    def _lags_behind(self) -> bool:
+        """Return whether a server that answers has an earlier draft than the one that was pushed last."""
+        newest, versions = self._served.version, self._traffic.versions.values()
+        return newest is not None and any(version is None or version < newest for version in versions)
+
+    def _train(self) -> None:
+        """Train once through what the reservoir draws."""
+        first = self._done_steps
+        samples = self._reservoir.draw(self._spec.source.train, first)
+        settings = self._spec.schedule.settings
+        batches = EpochBatches(
+            samples.train, settings.global_batch_tokens, seed=settings.seed, shuffle=settings.shuffle
+        )
+        steps = batches.steps_in_epoch(0)
+        part = self._spec.cycle(samples, range(first, first + steps))
+        notes: dict[str, Any] = {
+            "serving_version": self._served.version or 0,
+            "requests": self._reservoir.num_seen,
+        }
+        if self._acceptance_length is not None:
+            notes["serving_acceptance_length"] = self._acceptance_length
+        self._driver.train(part.resuming(f"step-{first}" if first else "latest"), notes)
+        self._done_steps = first + steps
+
+    def _judge(self) -> None:
+        """Compare the draft of now with the served one and the start draft; push the best where that is sure."""
+        held_out, now, served = self._reservoir.held_out(), self._done_steps, self._served.step
+        if len(held_out.train) < _LEAST_HELD_OUT:
+            log.info("too few held-out requests to judge by: %d of %d", len(held_out.train), _LEAST_HELD_OUT)
+            return
+        checkpoint = self._spec.directory.checkpoints / f"step-{now}"
+        self._export(read_weights(self._spec.strategy_type, checkpoint), self._folder.draft(now))
+        folders = {step: self._folder.draft(step) for step in (now, served, 0)}
+        worth = simulate(self._spec, self._driver, held_out, folders)
+        gain = Gain.of(worth[now], worth[served])
+        pushed = False
+        if gain.is_sure and not Gain.of(worth[0], worth[now]).is_sure:
+            pushed = self._push(now)
+        elif Gain.of(worth[0], worth[served]).is_sure:
+            pushed = self._push(0)
+        self._pause = 1 if pushed else min(2 * self._pause, _LONGEST_PAUSE)
+        self._left = self._pause
+        self._acceptance_length = worth[self._served.step].acceptance_length
+        self._note(
+            {
+                "step": now,
+                "parent": served,
+                "requests": self._reservoir.num_seen,
+                "held_out": len(held_out.train),
+                "acceptance_length": worth[now].acceptance_length,
+                "acceptance_length_served": worth[served].acceptance_length,
+                "acceptance_length_start": worth[0].acceptance_length,
+                "saved": gain.saved,
+                "chance": gain.chance,
+                "served": self._served.step,
+                "version": self._served.version,
+            }
+        )
+        self._folder.keep_only(0, self._served.step)
+
+    def _note(self, row: dict[str, Any]) -> None:
+        """Write what a verdict was, and say it."""
+        with StepLines(self._spec.directory.versions) as lines:
+            lines.write(row)
+        log.info(
+            "after %d steps and %d requests the draft has tau %.2f on %d held-out ones, the served one %.2f, the "
+            "start draft %.2f; it saves %.1f %% of the verifications, by chance up to %.1f %%; servers have that of "
+            "step %d",
+            row["step"], row["requests"], row["acceptance_length"], row["held_out"],
+            row["acceptance_length_served"], row["acceptance_length_start"],
+            100 * row["saved"], 100 * row["chance"], row["served"],
+        )  # fmt: skip
+
+    def _push(self, step: int) -> bool:
+        """Push the draft of that step to every server that answers; return whether one serves it."""
+        servers, push = list(self._traffic.versions), self._spec.config.push
+        if not servers:
+            return False
+        request = PushRequest(
+            draft_model=self._folder.draft(step),
+            target=str(self._spec.target.folder),
+            to=servers,
+            transport=list(push.transport) or None,
+            bucket_bytes=push.bucket_bytes,
+            folder=push.folder,
+            options=push.options,
+            backend=self._spec.config.backend.name,
+            address=push.address,
+            timeout_s=push.timeout_s,
+        )
+        try:
+            report = publish_draft(request, self._spec.target)
+        except (RunError, UsageError) as error:
+            log.warning("the draft of step %d was not pushed: %s", step, cause(error))
+            return False
+        for url, outcome in report.replicas.items():
+            if outcome.state != "committed":
+                log.warning("%s did not take the draft of step %d: %s", url, step, outcome.reason)
+        if not report.committed:
+            return False
+        log.info("servers have the draft of step %d as version %d", step, report.version)
+        self._served = _Served(step, report.version)
+        return True
+
+    def _finish(self) -> None:
+        """Leave a copy of the draft that is served, a summary and a report."""
+        directory, spec = self._spec.directory, self._spec
+        scratch = new_folder(directory.root, ".draft-")
+        shutil.copytree(self._folder.draft(self._served.step), scratch, dirs_exist_ok=True)
+        if os.path.lexists(directory.draft):
+            remove(directory.draft)
+        scratch.rename(directory.draft)
+        summary = {
+            "description": f"{spec.config.draft.name} draft for {spec.target.folder.name} on live traffic",
+            "steps": self._done_steps,
+            "draft": str(directory.draft),
+            "served_step": self._served.step,
+            "served_version": self._served.version,
+            "requests": self._reservoir.num_seen,
+            "left_out": dict(self._traffic.left_out + self._reservoir.left_out),
+        }
+        directory.write_summary(summary)
+        write_report(directory, f"Training of {summary['description']}", summary)
+
+
+def _last_served(spec: RunSpec) -> _Served:
+    """Return the draft that the servers got last, of which the folder is still there."""
+    rows = read_records(spec.directory.versions, VersionRow)
+    if rows and spec.directory.served_draft(rows[-1]["served"]).exists():
+        return _Served(rows[-1]["served"], rows[-1]["version"])
+    return _Served(0, None)

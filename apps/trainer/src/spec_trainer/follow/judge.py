@@ -1,0 +1,114 @@
+"""Judge drafts on the same held-out requests: how many verifications each would need for the same answers."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING
+
+from spec_trainer.draft_trainer import BatchShare
+from spec_trainer.run.batch_schedule import BatchSchedule
+from spec_trainer.training.wiring import build_trainer, default_group
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import torch
+
+    from spec_trainer.data.dataset import Dataset
+    from spec_trainer.decode.inline_driver import InlineDriver
+    from spec_trainer.draft_trainer import DraftTrainer
+    from spec_trainer.run.spec import RunSpec
+    from spec_trainer.training.wiring import RankLinks
+
+_SURE = 3.0
+"""Standard errors that leave nothing to chance: one time in 740 it goes further to one side."""
+
+
+@dataclass(frozen=True)
+class DraftRounds:
+    """Verifications that a draft would need for each of some answers, and the answers' tokens."""
+
+    tokens: tuple[int, ...]
+    rounds: tuple[float, ...]
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens that a verification yields."""
+        return sum(self.tokens) / sum(self.rounds)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Share of verifications that one draft saves over another, both on the same answers."""
+
+    saved: float
+    chance: float
+    """How far chance alone may move ``saved``, to either side."""
+
+    @classmethod
+    def of(cls, after: DraftRounds, before: DraftRounds) -> Gain:
+        """Compare answer by answer: what all drafts find hard or easy cancels out."""
+        saved = [old - new for old, new in zip(before.rounds, after.rounds, strict=True)]
+        if len(saved) < 2:
+            raise ValueError(f"{len(saved)} answers: expected two or more to compare drafts by")
+        mean = fmean(before.rounds)
+        return cls(fmean(saved) / mean, _SURE * stdev(saved) / math.sqrt(len(saved)) / mean)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the first draft is better, beyond chance."""
+        return self.saved > self.chance
+
+
+def simulate(
+    spec: RunSpec, driver: InlineDriver, held_out: Dataset, drafts: Mapping[int, Path]
+) -> dict[int, DraftRounds]:
+    """Return what each exported draft is worth on the samples of ``held_out``, whose features are captured once.
+
+    ``drafts`` are folders by the steps of the drafts.
+    """
+    settings = replace(
+        spec.schedule.settings, global_batch_tokens=1, shuffle=False, total_steps=len(held_out.train)
+    )
+    part = replace(spec, schedule=BatchSchedule(held_out, settings))
+    lengths: dict[int, list[float]] = {step: [] for step in drafts}
+
+    def judge(part: RunSpec, rank: int, device: torch.device, links: RankLinks) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(default_group(part, rank, device, links.store))
+            trainers = [_trainer(part, folder, device, stack) for folder in drafts.values()]
+            links.work(0, lambda: _judge(part, trainers, links, list(lengths.values())))
+
+    replace(driver, consume=judge).train(part)
+    tokens = tuple(int(sample.loss_mask.sum()) for sample in held_out.train)
+    return {
+        step: DraftRounds(tokens, tuple(num / tau for num, tau in zip(tokens, found, strict=True)))
+        for step, found in lengths.items()
+    }
+
+
+def _judge(
+    part: RunSpec, trainers: Sequence[DraftTrainer], links: RankLinks, lengths: Sequence[list[float]]
+) -> None:
+    for item in part.schedule.items(0):
+        share = BatchShare(
+            micro_batches=links.stream.micro_batches(item),
+            denominators=part.schedule.denominators((item,), part.draft),
+        )
+        for trainer, found in zip(trainers, lengths, strict=True):
+            acceptance_length = trainer.evaluate(share).metrics()["acceptance_length"]
+            assert isinstance(acceptance_length, float)
+            found.append(max(1.0, acceptance_length))
+        links.stream.check()
+
+
+def _trainer(part: RunSpec, folder: Path, device: torch.device, stack: ExitStack) -> DraftTrainer:
+    """Return a trainer with the weights of an exported draft."""
+    section = part.config.draft.model_copy(update={"init_from": folder})
+    config = part.config.model_copy(update={"draft": section})
+    strategy = stack.enter_context(part.strategy_type(config.strategy, config.train, part.optimizer, device))
+    return build_trainer(replace(part, config=config, draft=type(part.draft)(section)), 0, strategy)

@@ -1,0 +1,44 @@
+"""Push one exported draft to running servers, once."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from spec_core import Backend
+from spec_core.plugins import load_available
+from spec_kit.drafting.draft_files import check_finite
+from spec_trainer.draft_folder import check_draft
+from spec_trainer.push.servers import connect_servers, open_publisher
+
+if TYPE_CHECKING:
+    from spec_core import TargetSpec
+    from spec_kit.weight_sync import PublishReport
+    from spec_trainer.push.request import PushRequest
+
+
+def publish_draft(request: PushRequest, target: TargetSpec) -> PublishReport:
+    """Publish the draft as one version more than any of the servers has; ``target`` is the request's.
+
+    Raise UsageError, one line, for anything that is wrong before a server was asked to receive, EngineError where a
+    server does not answer.
+    """
+    from safetensors.torch import load_file
+
+    check_draft(request.draft_model, target, None)
+    check_finite(request.draft_model)
+    backend_type = load_available(Backend, request.backend)
+    backend = backend_type(backend_type.Config())
+    with ExitStack() as stack:
+        publisher = stack.enter_context(open_publisher(backend, request, target, backend.device(0)))
+        weights = load_file(request.draft_model / "model.safetensors")
+        deadline = time.monotonic() + request.timeout_s
+
+        def left_s() -> float:
+            return max(1e-3, deadline - time.monotonic())
+
+        for url, server in connect_servers(request.to, request.timeout_s).items():
+            stack.enter_context(server)  # closed first: the publisher waits for no answer then
+            publisher.add(url, server, left_s()).result()
+        return publisher.publish(None, weights, timeout_s=left_s()).result()

@@ -1,0 +1,103 @@
+"""The commands about running servers: parse words, call one function per command. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from spec_trainer.command_line.documents import print_document, print_lines
+from spec_trainer.command_line.examples import EXAMPLES
+from spec_trainer.command_line.exit_codes import failed
+from spec_trainer.command_line.last_resort import unforeseen_errors
+from spec_trainer.command_line.log_flags import Json, LogFlags
+from spec_trainer.command_line.run_flags import RunFlags
+from spec_trainer.command_line.words import check_overrides
+from spec_trainer.push.request import PushRequest  # noqa: TC001
+
+_NO_FLAGS = RunFlags()
+_LOGS = LogFlags()
+
+
+def push(
+    *overrides: str,
+    request: Annotated[PushRequest, Parameter(name="*")],
+    as_json: Json = False,
+    logs: LogFlags = _LOGS,
+) -> None:
+    """Give running servers a draft to serve from now on, without a restart; exit code 1 if they did not take it.
+
+    Parameters
+    ----------
+    overrides
+        Options of a weight transport, push.options.NAME.KEY=VALUE.
+    """
+    check_overrides(overrides, list(EXAMPLES))
+    from spec_trainer.commands.push import push_draft, push_lines
+
+    document = push_draft(request, overrides)
+    print_lines(document, push_lines(document), as_json)
+    if not document["committed"]:
+        raise SystemExit(1)
+
+
+def serving(
+    *,
+    of: Annotated[list[str], Parameter(consume_multiple=1, negative="")],
+    timeout_s: float = 60.0,
+    as_json: Json = False,
+    logs: LogFlags = _LOGS,
+) -> None:
+    """Show which draft running servers serve: version, digest, acceptance; exit code 1 if they do not serve the same.
+
+    Parameters
+    ----------
+    of
+        Addresses of the servers, such as http://127.0.0.1:8000.
+    timeout_s
+        Longest time for all answers; the servers are asked at the same time.
+    """
+    from spec_trainer.commands.push import describe_serving, serving_lines, serving_problem
+
+    document = describe_serving(of, timeout_s)
+    print_lines(document, serving_lines(document), as_json)
+    if problem := serving_problem(document):
+        raise SystemExit(failed(problem, 1))
+
+
+def follow(
+    *overrides: str,
+    flags: RunFlags = _NO_FLAGS,
+    server: Annotated[list[str] | None, Parameter(consume_multiple=1, negative="")] = None,
+    draft_model: Path | None = None,
+    requests: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+    as_json: Json = False,
+    logs: LogFlags = _LOGS,
+) -> None:
+    """Train a draft on live requests of running servers, and push the better ones; until it is stopped.
+
+    Parameters
+    ----------
+    overrides
+        Configuration keys, such as follow.replay=0.5.
+    server
+        Addresses of the servers, such as http://127.0.0.1:8000 (follow.servers).
+    draft_model
+        Draft that the servers have been started with (draft.init_from). By default fresh weights.
+    requests
+        Live requests after which the command ends (follow.requests).
+    """
+    check_overrides(overrides, list(EXAMPLES))
+    from spec_trainer.commands.follow import resolve_follow, run_follow
+
+    keys = {
+        "follow.servers": server,
+        "draft.init_from": None if draft_model is None else str(draft_model),
+        "follow.requests": requests,
+    }
+    given = {key: value for key, value in keys.items() if value is not None}
+    run = resolve_follow(flags.config, {**flags.as_keys(), **given}, overrides)
+    with unforeseen_errors(run.directory.logs):
+        print_document(run_follow(run), as_json)

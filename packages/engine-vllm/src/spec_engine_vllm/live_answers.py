@@ -1,0 +1,89 @@
+"""Token ids of vLLM's answers, for the requests that are kept to be learnt from.
+
+vLLM's engine client hands each answer to whoever has asked, step by step. ``keep_answers`` looks at what goes by.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from inspect import BoundArguments
+
+    from spec_kit.hosting import LiveRequests
+
+_CONSTRAINTS = ("structured_outputs", "guided_decoding", "allowed_token_ids", "logit_bias", "bad_words")
+"""Fields of vLLM's SamplingParams under which an answer is not the target's own; versions have different ones."""
+
+
+def keep_answers(llm: Any, requests: LiveRequests) -> None:
+    """Have ``llm``, vLLM's engine client, hand answers on as before, and ``requests`` keep those that it admits."""
+    generate = llm.generate
+    signature = inspect.signature(generate)
+
+    def watched(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        answers = generate(*args, **kwargs)
+        with requests.guarded():
+            asked = signature.bind(*args, **kwargs)
+            if requests.admits(asked.arguments["request_id"]):
+                if not (reason := _reason(asked)):
+                    return _noted(answers, requests, _Answer(asked.arguments["sampling_params"]))
+                requests.leave_out(reason)
+        return answers
+
+    llm.generate = watched
+
+
+def _reason(asked: BoundArguments) -> str:
+    """Return why a request is left out; empty where it is not."""
+    sampling, prompt = asked.arguments["sampling_params"], asked.arguments["prompt"]
+    kind = prompt.get("type", "token") if isinstance(prompt, dict) else "token"
+    has_parts = isinstance(prompt, dict) and (prompt.get("multi_modal_data") or "prompt_embeds" in prompt)
+    if kind != "token" or has_parts:
+        return "no_text"
+    if asked.arguments.get("lora_request") is not None:
+        return "adapter"
+    if sampling.n > 1:
+        return "several_answers"
+    return "constrained" if any(getattr(sampling, name, None) for name in _CONSTRAINTS) else ""
+
+
+async def _noted(
+    answers: AsyncGenerator[Any, None], requests: LiveRequests, seen: _Answer
+) -> AsyncGenerator[Any, None]:
+    """Yield ``answers``; keep their tokens when they have come to an end of their own."""
+    try:
+        async with aclosing(answers):
+            async for answer in answers:
+                with requests.guarded():
+                    seen.note(answer)
+                yield answer
+    finally:
+        with requests.guarded():
+            if seen.has_ended:
+                requests.add(seen.prompt, seen.tokens)
+            else:
+                requests.leave_out("unfinished")
+
+
+class _Answer:
+    """The tokens of a request so far."""
+
+    def __init__(self, sampling: Any) -> None:
+        self._comes_in_parts = sampling.output_kind.name == "DELTA"
+        self.prompt: list[int] = []
+        self.tokens: list[int] = []
+        self.has_ended = False
+
+    def note(self, answer: Any) -> None:
+        """Note the next part of an answer, or all of it so far."""
+        (output,) = answer.outputs
+        self.prompt = answer.prompt_token_ids or self.prompt
+        if self._comes_in_parts:
+            self.tokens.extend(output.token_ids)
+        else:
+            self.tokens = output.token_ids
+        self.has_ended = output.finish_reason in ("stop", "length")

@@ -1,0 +1,127 @@
+"""A vLLM that a user has started keeps requests, and a draft follows them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spec_core.records import SamplingParams
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, HttpReplica
+from spec_kit.targets import read_target
+from spec_trainer.cli import run
+
+from .test_vllm_updates import Server
+from .vllm_here import needs_vllm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .conftest import Trained
+
+pytestmark = [*needs_vllm, pytest.mark.xdist_group("drafts")]
+
+NUM_TOKENS = 40
+
+
+@pytest.fixture
+def trained(trained_draft) -> Trained:
+    return trained_draft("eagle3")
+
+
+@pytest.fixture
+def fresh(trained, tmp_path) -> Path:
+    """A draft that has learnt nothing, exported by a run of one step."""
+    rows = _rows_of(trained)
+    words = ["--target", trained.target, "--data", rows, "--draft", "eagle3", "--output", tmp_path / "fresh"]
+    assert run([*map(str, words), "train.steps=1", "train.lr=1e-9", "data.eval_samples=0"]) == 0
+    return tmp_path / "fresh" / "draft"
+
+
+def _rows_of(trained: Trained) -> str:
+    """The data of its run."""
+    config = (trained.folder.parent / "config.yaml").read_text()
+    (line,) = [line for line in config.splitlines() if line.strip().startswith("path:")]
+    return line.split(":", 1)[1].strip()
+
+
+@pytest.fixture
+def server(vllm_environment, trained, fresh, tmp_path, vllm_context, monkeypatch) -> Iterator[Server]:
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0}')
+    (tmp_path / "server").mkdir()
+    server = Server(trained.target, fresh, trained.folder, tmp_path / "server")
+    try:
+        server.wait_ready(vllm_context.start_s)
+        yield server
+    finally:
+        server.close()
+
+
+def ask(server: Server, prompt: list[int], learn: str = "", **fields: Any) -> list[int]:
+    """The greedy answer to a prompt."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    headers = {"Content-Type": "application/json", **({"x-draft-learn": learn} if learn else {})}
+    sampling = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
+    body = {"token_ids": prompt, "sampling_params": {**sampling, **fields.pop("sampling", {})}, **fields}
+    with closing(connection):
+        connection.request("POST", "/inference/v1/generate", json.dumps(body), headers)
+        answer = connection.getresponse()
+        content = answer.read()
+    assert answer.status == 200, content
+    return json.loads(content)["choices"][0]["token_ids"]
+
+
+def test_a_draft_follows_the_traffic_of_a_server(
+    server, trained, fresh, hf_engine, tmp_path, monkeypatch
+) -> None:
+    draw = random.Random(3)
+    with HttpReplica(server.url, server.token) as replica:
+        prompt = [5, 6, 7]
+        answer = ask(server, prompt)
+        ask(server, [8, 9], learn="no")
+        ask(server, [10, 11], cache_salt="mine")
+        ask(server, [12, 13], sampling={"allowed_token_ids": [20, 21, 22]})
+        taken = replica.take_requests()
+        assert [(row.prompt, row.answer) for row in taken.requests] == [(prompt, answer)]
+        assert taken.left_out == {"opted_out": 1, "cache_salt": 1, "constrained": 1}
+
+        prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(160)]
+        with ThreadPoolExecutor(8) as clients:
+            answers = list(clients.map(lambda prompt: ask(server, prompt), prompts))
+        before = replica.acceptance()
+        monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, server.token)
+        words = ["--server", server.url, "--target", trained.target, "--draft-model", fresh]
+        words += ["--data", _rows_of(trained), "--output", tmp_path / "run", "--requests", 160]
+        keys = ["train.lr=3e-3", "train.warmup_steps=5", "train.global_batch_tokens=512", "follow.passes=20"]
+        assert run(["follow", *keys, *map(str, words)]) == 0
+        rows = [json.loads(line) for line in (tmp_path / "run" / "versions.jsonl").read_text().splitlines()]
+        assert rows[-1]["version"] == 1, rows
+        assert HttpReplica(server.url, server.token).first_answer.status.version == 1
+        with ThreadPoolExecutor(8) as clients:
+            again = list(clients.map(lambda prompt: ask(server, prompt), prompts[:40]))
+        assert again == answers[:40]
+        after = replica.acceptance()
+        assert after.acceptance_length > before.acceptance_length + 0.05
+
+    own = hf_engine.generate(prompts[:40], SamplingParams(max_new_tokens=NUM_TOKENS, stop_at_eos=False))
+    assert [list(one.token_ids) for one in own] == answers[:40]
+    log = server.log.read_text()
+    for kept in (prompts[0], answers[0][:8]):
+        assert ", ".join(map(str, kept)) not in log
+
+
+@pytest.fixture
+def hf_engine(trained) -> Iterator[Any]:
+    from spec_backend_cpu.backend import CpuBackend
+    from spec_core import EngineContext
+    from spec_engine_hf.engine import HfConfig, HfEngine
+
+    context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
+    with HfEngine.create(HfConfig(), read_target(trained.target), context) as engine:
+        yield engine

@@ -1,0 +1,85 @@
+"""A server that answers what it is asked and keeps requests to be learnt from: engine hf behind HttpReplica's routes.
+
+``python live_server.py TARGET DRAFT PORT`` serves until it is killed; port 0 is any free one. POST ``/ask`` with
+``{"prompts": [[…], …]}`` answers greedily, with the draft that serves. What it keeps is what ``SPEC_LIVE_REQUESTS``
+says, but for the header and the fields of a request, which this protocol has not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from contextlib import closing
+from functools import partial
+from http.client import HTTPConnection
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+try:
+    from . import draft_server
+except ImportError:  # as a program
+    import draft_server
+
+from spec_kit.hosting import LiveRequests
+
+
+class Served(draft_server.Served):
+    """An engine whose traffic comes from outside."""
+
+    def __init__(self, target: Path, draft: Path) -> None:
+        super().__init__(target, draft)
+        self.requests = LiveRequests.from_environment()
+        self._asking = threading.Lock()
+
+    def ask(self, prompts: list[list[int]]) -> dict[str, Any]:
+        """Return the answers, and the versions that they name."""
+        with self._asking:
+            answers = self.engine.generate(prompts, draft_server.DRAFTING)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            if self.requests is not None:
+                self.requests.add(prompt, answer.token_ids)
+        return {
+            "answers": draft_server.tokens(answers),
+            "versions": [answer.draft_version for answer in answers],
+        }
+
+
+class Routes(draft_server.Routes):
+    served: Served
+
+    def do_POST(self) -> None:
+        if self.path == "/ask":
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            return self._send(200, self.served.ask(json.loads(body)["prompts"]))
+        return super().do_POST()
+
+    def _answer(self, body: str) -> None:
+        is_admitted = self.headers.get("Authorization", "") == f"Bearer {draft_server.TOKEN}"
+        if self.path == "/spec/draft/requests" and is_admitted and self.served.requests is not None:
+            return self._send(200, self.served.requests.take())
+        return super()._answer(body)
+
+
+def ask(url: str, prompts: list[list[int]]) -> dict[str, Any]:
+    """Return what ``/ask`` answers."""
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=60)
+    with closing(connection):
+        connection.request("POST", "/ask", json.dumps({"prompts": prompts}))
+        response = connection.getresponse()
+        assert response.status == 200
+        return json.loads(response.read())
+
+
+def main() -> None:
+    served = Served(Path(sys.argv[1]), Path(sys.argv[2]))
+    server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[3])), partial(Routes, served))
+    print(server.server_port, flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

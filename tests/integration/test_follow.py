@@ -1,0 +1,301 @@
+"""A draft follows the traffic of a server, on a target that has two domains of text."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import socket
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import transformers
+
+from spec_core.records import AcceptanceCounters
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE
+from spec_trainer import cli
+
+from . import draft_server, launching, live_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+DOMAINS = {"old": range(3, 50), "new": range(50, 97)}
+"""Tokens of each domain: each token has one successor, in its domain."""
+
+
+def successors() -> list[int]:
+    draw = random.Random(5)
+    found = list(range(97))
+    for domain in DOMAINS.values():
+        tokens = list(domain)
+        draw.shuffle(tokens)
+        for one, other in zip(tokens, tokens[1:] + tokens[:1], strict=True):
+            found[one] = other
+    return found
+
+
+def prompts(domain: str, num: int, seed: int) -> list[list[int]]:
+    draw = random.Random(f"{domain} {seed}")
+    return [[draw.choice(DOMAINS[domain]) for _ in range(6)] for _ in range(num)]
+
+
+@pytest.fixture(scope="module")
+def target(make_target: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama that has learnt both: random words, then one successor after the other."""
+    folder = tmp_path_factory.mktemp("two-domains")
+    model = transformers.AutoModelForCausalLM.from_pretrained(make_target("llama"), dtype=torch.float32)
+    follows, draw = successors(), random.Random(6)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(300):
+        rows = []
+        for _ in range(32):
+            row = [draw.choice(DOMAINS[draw.choice(list(DOMAINS))]) for _ in range(2)]
+            while len(row) < 24:
+                row.append(follows[row[-1]])
+            rows.append(row)
+        ids = torch.tensor(rows)
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(target: Path) -> Callable[[list[list[int]]], list[list[int]]]:
+    """Returns the target's own greedy answers."""
+    engine = draft_server.new_engine(target)
+
+    def answer(asked: list[list[int]]) -> list[list[int]]:
+        return draft_server.tokens(engine.generate(asked, draft_server.PLAIN))
+
+    return answer
+
+
+class Lab:
+    """The target, the drafts of both domains, and what a draft is worth."""
+
+    def __init__(self, folder: Path, target: Path, answers: Any) -> None:
+        self.folder, self.target, self.answers = folder, target, answers
+        self.rows = {domain: self._write_rows(domain) for domain in DOMAINS}
+        for domain in DOMAINS:
+            words = [
+                *self.words(),
+                f"data.path={self.rows[domain]}",
+                "train.steps=100",
+                f"output={folder / domain}",
+            ]
+            assert cli.run(["train", *words]) == 0
+        self.drafts = {domain: folder / domain / "draft" for domain in DOMAINS}
+
+    def words(self) -> list[str]:
+        return [
+            f"target={self.target}",
+            "data.eval_samples=0",
+            "train.schedule=constant",
+            "train.lr=3e-3",
+            "train.warmup_steps=5",
+            "train.global_batch_tokens=512",
+            "draft.num_steps=3",
+        ]
+
+    def _write_rows(self, domain: str) -> Path:
+        file = self.folder / f"{domain}.jsonl"
+        asked = prompts(domain, 150, 1)
+        with file.open("w") as rows:
+            for prompt, answer in zip(asked, self.answers(asked), strict=True):
+                mask = [0] * len(prompt) + [1] * len(answer)
+                rows.write(json.dumps({"input_ids": prompt + answer, "loss_mask": mask}) + "\n")
+        return file
+
+    def acceptance_length(self, draft: Path, domain: str) -> float:
+        """Decode with a draft and return its acceptance length; the answers are the target's own."""
+        asked = prompts(domain, 40, 2)
+        with draft_server.new_engine(self.target) as engine:
+            engine.load_draft(draft)
+            answers = engine.generate(asked, draft_server.DRAFTING)
+        assert draft_server.tokens(answers) == self.answers(asked)
+        return sum((answer.acceptance for answer in answers), AcceptanceCounters()).acceptance_length
+
+    def follow(self, url: str, output: Path, *words: object, start: str = "old") -> list[str]:
+        """Words of the command."""
+        drafts = ["--draft-model", str(self.drafts[start])]
+        data = [f"data.path={self.rows['old']}", "train.lr=1e-3"]
+        servers = ["--server", url, *drafts, "--output", str(output)]
+        return ["follow", *self.words(), *data, "follow.poll_s=0.05", *map(str, words), *servers]
+
+
+@pytest.fixture(scope="module")
+def lab(target: Path, answers: Any, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return Lab(tmp_path_factory.mktemp("follow"), target, answers)
+
+
+@pytest.fixture(autouse=True)
+def _server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, draft_server.TOKEN)
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0}')
+
+
+@pytest.fixture
+def url(lab: Lab) -> Iterator[str]:
+    with draft_server.serving(lab.target, lab.drafts["old"], live_server.__file__, 0) as url:
+        yield url
+
+
+def rows(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "versions.jsonl").read_text().splitlines()]
+
+
+def test_it_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest(lab, url, tmp_path, caplog) -> None:
+    old, new = (lab.acceptance_length(lab.drafts["old"], domain) for domain in DOMAINS)
+    trained = lab.acceptance_length(lab.drafts["new"], "new")
+    assert new < trained - 0.2, "the change of traffic costs too little to show anything"
+    output = tmp_path / "run"
+    for part in range(2):  # the same command goes on, from the checkpoint before
+        for domain, num in (("old", 40), ("new", 160)):
+            asked = prompts(domain, num, 10 + part)
+            assert live_server.ask(url, asked)["answers"] == lab.answers(asked)
+        assert cli.run(lab.follow(url, output, "follow.requests=200")) == 0
+
+    first, second = rows(output)
+    assert (first["parent"], first["served"], first["version"]) == (0, first["step"], 1)
+    assert (second["parent"], second["acceptance_length_start"] < second["acceptance_length_served"]) == (
+        first["step"],
+        True,
+    )
+    draft = output / "draft"
+    assert lab.acceptance_length(draft, "new") >= new + 0.9 * (trained - new)
+    assert lab.acceptance_length(draft, "old") >= 0.95 * old
+    answered = live_server.ask(url, prompts("new", 3, 20))
+    assert answered["versions"] == [second["version"]] * 3
+    assert answered["answers"] == lab.answers(prompts("new", 3, 20))
+    summary = json.loads((output / "summary.json").read_text())
+    assert (summary["served_step"], summary["served_version"]) == (second["served"], second["version"])
+    assert "Drafts judged on live requests" in (output / "report.html").read_text()
+    notes = launching.metrics(output)[-1]
+    assert (notes["serving_version"], notes["requests"]) == (1, 200)
+
+
+CANARY = [81, 60, 93, 52, 77, 85, 64, 59, 90, 71]
+"""Tokens of a request, which nothing else has in this order."""
+
+
+def test_no_request_is_found_in_files_or_logs(lab, url, tmp_path, caplog, capfd) -> None:
+    caplog.set_level(0)
+    (answer,) = live_server.ask(url, [CANARY])["answers"]
+    live_server.ask(url, prompts("new", 60, 30))
+    output = tmp_path / "run"
+    assert cli.run(lab.follow(url, output, "follow.requests=61", "--verbose")) == 0
+    said = capfd.readouterr()
+    texts = [caplog.text.encode(), said.out.encode(), said.err.encode()]
+    files = [file for file in output.rglob("*") if file.is_file()]
+    assert {"metrics.jsonl", "report.html", "config.yaml"} <= {file.name for file in files}
+    for tokens in (CANARY, answer[:10]):
+        needles = [separator.join(map(str, tokens)).encode() for separator in (",", ", ", " ", "\n")]
+        needles += [
+            torch.tensor(tokens, dtype=dtype).numpy().tobytes() for dtype in (torch.int32, torch.int64)
+        ]
+        for text in (*texts, *(file.read_bytes() for file in files)):
+            assert not any(needle in text for needle in needles)
+
+
+def test_random_tokens_and_one_users_flood_get_no_worse_draft_served(lab, url, tmp_path) -> None:
+    output = tmp_path / "run"
+    live_server.ask(url, prompts("old", 60, 40))
+    draw = random.Random(41)
+    poison = [[draw.randrange(97) for _ in range(draw.randrange(2, 12))] for _ in range(60)]
+    live_server.ask(url, poison)
+    for _ in range(3):
+        live_server.ask(url, [CANARY] * 40)  # of all these one is trained on
+    words = ["follow.requests=240", "train.lr=0.3"]  # what comes of it is no draft any more
+    assert cli.run(lab.follow(url, output, *words)) == 0
+    (row,) = rows(output)
+    assert row["acceptance_length"] < row["acceptance_length_served"]
+    assert (row["served"], row["version"]) == (0, None)
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["left_out"]["same_prompt"] >= 119 - 1
+    assert live_server.ask(url, prompts("old", 2, 42))["versions"] == [None, None]
+
+
+def test_a_killed_command_leaves_a_server_that_serves_and_goes_on(lab, url, tmp_path) -> None:
+    output = tmp_path / "run"
+    live_server.ask(url, prompts("new", 130, 50))
+    words = [*launching.program(), *lab.follow(url, output, "follow.every=1000")]
+    log = tmp_path / "log"
+    with log.open("wb") as errors:
+        process = subprocess.Popen(words, stdout=errors, stderr=errors)
+    until(lambda: (output / "decoded" / "draft-0" / "model.safetensors").exists())
+    process.kill()
+    process.wait()
+    asked = prompts("new", 130, 51)
+    assert live_server.ask(url, asked)["answers"] == lab.answers(asked)
+    assert cli.run(lab.follow(url, output, "follow.requests=130")) == 0
+    assert rows(output)[-1]["version"] == 1
+
+
+def test_a_draft_begins_with_nothing_and_a_server_that_returns_gets_it_again(lab, tmp_path) -> None:
+    output, log = tmp_path / "run", tmp_path / "log"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    words = lab.follow(f"http://127.0.0.1:{port}", output)
+    place = words.index("--draft-model")
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [*launching.program(), *words[:place], *words[place + 2 :]], stdout=errors, stderr=errors
+        )
+    try:
+        start = output / "decoded" / "draft-0"
+        until(lambda: start.exists() and "does not answer" in log.read_text())
+        for traffic in (prompts("old", 130, 60), [CANARY]):  # the second time the server has just started
+            with draft_server.serving(lab.target, start, live_server.__file__, port) as url:
+                for asked in (traffic, [CANARY]):
+                    assert live_server.ask(url, asked)["answers"] == lab.answers(asked)
+                until(lambda url=url: live_server.ask(url, [CANARY])["versions"] != [None])
+                assert live_server.ask(url, [CANARY])["answers"] == lab.answers([CANARY])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130, log.read_text()
+    finally:
+        process.kill()
+    assert (output / "draft" / "model.safetensors").exists()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["train.steps=5"], "train.steps=5 with follow; set follow.requests instead"),
+        (["train.schedule=cosine"], "train.schedule=cosine with follow, which has no last step"),
+        (["placement.kind=disaggregated"], "placement.kind=disaggregated with follow"),
+        (["follow.window=3"], "follow.window=3"),
+        (["follow.servers=[127.0.0.1]"], "is no address of a server"),
+    ],
+)
+def test_what_cannot_follow_is_refused_in_one_line(command_line, lab, tmp_path, words, problem) -> None:
+    assert problem in command_line(*lab.follow("http://127.0.0.1:1", tmp_path / "run", *words)).error
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_secret_or_a_server_it_does_not_begin(command_line, lab, tmp_path, monkeypatch) -> None:
+    words = lab.follow("http://127.0.0.1:1", tmp_path / "run")
+    place = words.index("--server")
+    assert "follow needs --server" in command_line(*words[:place], *words[place + 2 :]).error
+    monkeypatch.delenv(DRAFT_TOKEN_VARIABLE)
+    assert f"{DRAFT_TOKEN_VARIABLE} is not set" in command_line(*words).error
+
+
+def test_servers_that_no_other_command_learns_from_are_refused(command_line, lab, tmp_path) -> None:
+    words = [*lab.words(), f"data.path={lab.rows['old']}", f"output={tmp_path / 'run'}"]
+    error = command_line("plan", *words, "follow.servers=[http://127.0.0.1:1]").error
+    assert "only spec-trainer follow learns from servers" in error

@@ -1,0 +1,188 @@
+"""Answers pass vLLM's frontend as before, and those that are admitted are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spec_core.errors import ConfigError
+from spec_engine_vllm.draft_routes import DraftRoutes
+from spec_engine_vllm.live_answers import keep_answers
+from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, LiveRequests
+from spec_kit.hosting.live_requests import LiveRequestsConfig
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+ANSWER = [5, 6, 7, 8]
+
+
+class Client:
+    """vLLM's engine client: ``generate`` yields the answer in parts, whole so far, or once."""
+
+    def __init__(self) -> None:
+        self.num_closed = 0
+
+    async def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, *, lora_request: Any = None
+    ) -> AsyncGenerator[Any, None]:
+        try:
+            for end in [len(ANSWER)] if sampling_params.output_kind.name == "FINAL_ONLY" else [1, 3, 4]:
+                start = {1: 0, 3: 1, 4: 3}[end] if sampling_params.output_kind.name == "DELTA" else 0
+                ends = "length" if end == len(ANSWER) else None
+                output = SimpleNamespace(token_ids=ANSWER[start:end], finish_reason=ends)
+                yield SimpleNamespace(prompt_token_ids=[1, 2, 3], outputs=[output])
+        finally:
+            self.num_closed += 1
+
+
+def sampling(kind: str = "FINAL_ONLY", **fields: Any) -> SimpleNamespace:
+    return SimpleNamespace(n=1, output_kind=SimpleNamespace(name=kind), **fields)
+
+
+PROMPT = {"type": "token", "prompt_token_ids": [1, 2, 3]}
+
+
+def asked(
+    client: Client, requests: LiveRequests, params: Any, prompt: Any = PROMPT, most: int = 9, **fields: Any
+) -> list[list[int]]:
+    """The answers that come of a request, of which the client takes ``most``."""
+
+    async def receive() -> dict:
+        return {"body": b"{}"}
+
+    async def run() -> list[list[int]]:
+        await requests.begin({"path": "/", "headers": []}, receive)()
+        answers = client.generate(prompt, params, request_id="cmpl-1", **fields)
+        found: list[list[int]] = []
+        async for answer in answers:
+            found.append(answer.outputs[0].token_ids)
+            if len(found) == most:
+                await answers.aclose()
+        return found
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def requests() -> LiveRequests:
+    return LiveRequests(LiveRequestsConfig(share=1.0), timed=False)
+
+
+@pytest.fixture
+def client(requests) -> Client:
+    client = Client()
+    keep_answers(client, requests)
+    return client
+
+
+@pytest.mark.parametrize("kind", ["FINAL_ONLY", "DELTA", "CUMULATIVE"])
+def test_an_answer_is_kept_however_it_comes(client, requests, kind) -> None:
+    assert asked(client, requests, sampling(kind)) == asked(Client(), requests, sampling(kind))
+    assert requests.take()["requests"] == [{"prompt": [1, 2, 3], "answer": ANSWER}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"params": sampling(structured_outputs={"regex": "a"})}, "constrained"),
+        ({"params": sampling(logit_bias={1: 2.0})}, "constrained"),
+        ({"params": SimpleNamespace(**{**vars(sampling()), "n": 2})}, "several_answers"),
+        ({"params": sampling(), "lora_request": object()}, "adapter"),
+        ({"params": sampling(), "prompt": {**PROMPT, "type": "multimodal"}}, "no_text"),
+        ({"params": sampling(), "prompt": {"prompt_embeds": object()}}, "no_text"),
+        ({"params": sampling("DELTA"), "most": 1}, "unfinished"),
+    ],
+)
+def test_answers_that_are_not_the_targets_own_or_not_whole_are_left_out(
+    client, requests, fields, reason
+) -> None:
+    asked(client, requests, **fields)
+    taken = requests.take()
+    assert (taken["requests"], taken["left_out"]) == ([], {reason: 1})
+    assert client.num_closed == 1
+
+
+def test_a_failure_of_keeping_is_none_of_the_request(client, requests, monkeypatch) -> None:
+    broken = itertools.chain([1], itertools.repeat(0))
+
+    def add(*_: object) -> None:
+        next(broken)
+        raise MemoryError("the text of a request")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(requests, "add", add)
+        assert asked(client, requests, sampling()) == [ANSWER]
+    assert asked(client, requests, sampling()) == [ANSWER]  # and it recovers
+    taken = requests.take()
+    assert (len(taken["requests"]), taken["left_out"]) == (1, {"error": 1})
+
+
+def test_an_error_of_the_engine_reaches_the_client(requests) -> None:
+    class Dead(Client):
+        async def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> Any:
+            raise RuntimeError("dead")
+            yield
+
+    client = Dead()
+    keep_answers(client, requests)
+    with pytest.raises(RuntimeError, match="dead"):
+        asked(client, requests, sampling())
+    assert requests.take()["left_out"] == {"unfinished": 1}
+
+
+def test_a_server_that_could_not_keep_them_does_not_start(monkeypatch) -> None:
+    class Deaf(DraftRoutes):
+        keeps_requests = False
+
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0}')
+    with pytest.raises(ConfigError, match="keeps no requests; remove SPEC_LIVE_REQUESTS"):
+        Deaf(lambda *_: None)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_server_gives_them_to_who_knows_the_secret(monkeypatch, keeps) -> None:
+    monkeypatch.setenv("SPEC_DRAFT_TOKEN", "secret")
+    monkeypatch.delenv(LIVE_REQUESTS_VARIABLE, raising=False)
+    if keeps:
+        monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0}')
+    client = Client()
+    client.vllm_config = SimpleNamespace(speculative_config=None)
+    client.logger_manager = None
+    monkeypatch.setattr("spec_engine_vllm.draft_routes.rounds_of", lambda llm: None)
+    sent: list[dict] = []
+
+    async def inner(scope: dict, receive: Any, send: Any) -> None:
+        await receive()
+        async for _ in client.generate(PROMPT, sampling(), request_id="cmpl-1"):
+            await send({"type": "http.response.start", "status": 200})
+
+    app = DraftRoutes(inner)
+    app._asked_s = float("inf")  # the headers of answers are not looked for
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": b"{}"}
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    async def ask(path: str, token: str = "") -> None:
+        state = SimpleNamespace(state=SimpleNamespace(engine_client=client))
+        headers = [(b"authorization", f"Bearer {token}".encode())]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "app": state}
+        await app(scope, receive, send)
+
+    async def run() -> None:
+        await ask("/v1/completions")
+        await ask("/spec/draft/requests", "wrong")
+        await ask("/spec/draft/requests", "secret")
+
+    asyncio.run(run())
+    statuses = [message["status"] for message in sent if message["type"] == "http.response.start"]
+    assert statuses == [200, 401, 200 if keeps else 409]
+    assert (b"[5, 6, 7, 8]" in sent[-1]["body"]) is keeps
+    assert b"[5" not in b"".join(message.get("body", b"") for message in sent[:-1])

@@ -1,0 +1,209 @@
+"""A server keeps the requests that it was asked to keep, within its bounds, and counts all others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+
+import pytest
+
+from spec_core.errors import ConfigError
+from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, LiveRequests, TakenRequests
+from spec_kit.hosting.live_requests import LiveRequestsConfig
+from spec_processes.sockets.http_client import LONGEST_ANSWER
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def kept(clock: Clock | None = None, **fields: object) -> LiveRequests:
+    return LiveRequests(LiveRequestsConfig(**{"share": 1.0, **fields}), clock or Clock(), timed=False)
+
+
+def ask(
+    requests: LiveRequests,
+    body: bytes | str = "{}",
+    learn: str = "",
+    path: str = "/v1/completions",
+    name: str = "a",
+) -> bool:
+    """Whether a request is admitted that comes in two parts."""
+    body = body.encode() if isinstance(body, str) else body
+    parts = [body[:9], body[9:]]
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+    async def answer() -> bool:
+        headers = [(b"x-draft-learn", learn.encode())] if learn else []
+        reading = requests.begin({"path": path, "headers": headers}, receive)
+        read = b"".join([(await reading())["body"], (await reading())["body"]])
+        assert read == body
+        return requests.admits(name)
+
+    return asyncio.run(answer())
+
+
+def left_out(requests: LiveRequests) -> dict[str, int]:
+    return requests.take()["left_out"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "request_", "reason"),
+    [
+        ({}, {}, ""),
+        ({}, {"learn": "no"}, "opted_out"),
+        ({}, {"learn": " NO"}, "opted_out"),
+        ({"share": 1e-9}, {}, "not_sampled"),
+        ({"share": 1e-9}, {"learn": "yes"}, ""),
+        ({"opt_in": True}, {}, "not_opted_in"),
+        ({"opt_in": True}, {"learn": "yes"}, ""),
+        ({"routes": ["/v1/chat/completions"]}, {}, "route"),
+        ({"routes": ["/v1/completions"]}, {}, ""),
+        ({"models": ["m"]}, {"body": '{"model": "other"}'}, "model"),
+        ({"models": ["m"]}, {}, "model"),
+        ({"models": ["m"]}, {"body": '{"model": "m"}'}, ""),
+        ({}, {"body": '{"store": false}'}, "store_false"),
+        ({}, {"body": '{"store": false}', "learn": "yes"}, "store_false"),
+        ({}, {"body": '{"store": true}'}, ""),
+        ({}, {"body": '{"cache_salt": "mine"}'}, "cache_salt"),
+        ({}, {"body": "[1]"}, "unreadable"),
+        ({}, {"body": b"\xff{}"}, "unreadable"),
+        ({}, {"body": "[" * 100_000}, "unreadable"),
+        ({}, {"body": '{"prompt": "' + "x" * (1 << 18) + '"}'}, "too_long"),
+    ],
+)
+def test_who_is_left_out_and_why(fields, request_, reason) -> None:
+    requests = kept(**fields)
+    assert ask(requests, **request_) is not bool(reason)
+    assert left_out(requests) == ({reason: 1} if reason else {})
+
+
+def test_every_prompt_of_a_request_is_asked_for_alike() -> None:
+    requests = kept()
+
+    async def two() -> list[bool]:
+        async def receive() -> dict:
+            return {"body": b'{"store": false}'}
+
+        await requests.begin({"path": "/", "headers": []}, receive)()
+        return [requests.admits("a-0"), requests.admits("a-1")]
+
+    assert asyncio.run(two()) == [False, False]
+
+
+def test_what_no_client_has_asked_is_left_out() -> None:
+    requests = kept()
+    assert not requests.admits("a")
+    assert left_out(requests) == {"no_http": 1}
+
+
+def test_a_hash_of_the_id_takes_the_share() -> None:
+    requests = kept(share=0.25)
+    chosen = [ask(requests, name=f"cmpl-{number}") for number in range(2000)]
+    assert sum(chosen) == pytest.approx(500, abs=3 * (2000 * 0.25 * 0.75) ** 0.5)
+    assert chosen[:50] == [ask(requests, name=f"cmpl-{number}") for number in range(50)]
+
+
+def test_rows_bytes_and_age_are_bounded() -> None:
+    clock = Clock()
+    requests = kept(clock, rows=3, bytes=4 * 20, age_s=10)
+    for number in range(5):
+        requests.add([number], [7])
+    taken = TakenRequests.decode(json.dumps(requests.take()))
+    assert [row.prompt for row in taken.requests] == [[2], [3], [4]]
+    assert (taken.left, taken.kept, taken.left_out) == (0, 5, {"overrun": 2})
+
+    requests.add([1] * 9, [2] * 9)
+    requests.add([3] * 9, [4] * 9)  # both would be 36 tokens
+    requests.add([5] * 20, [6])  # by itself too many
+    assert [row["prompt"] for row in requests.take()["requests"]] == [[3] * 9]
+    requests.add([1], [])
+    requests.add([1], [2])
+    clock.now_s = 9.9
+    requests.add([3], [4])
+    clock.now_s = 10.0
+    assert [row["prompt"] for row in requests.take()["requests"]] == [[3]]
+    assert left_out(requests) == {"overrun": 3, "too_long": 1, "empty": 1, "expired": 1}
+
+
+def test_what_is_too_old_goes_even_if_nobody_asks() -> None:
+    requests = LiveRequests(LiveRequestsConfig(share=1.0, age_s=0.05))
+    requests.add([1], [2])
+    deadline = time.monotonic() + 30
+    while requests._rows:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert left_out(requests) == {"expired": 1}
+
+
+def test_an_answer_to_who_takes_is_one_that_the_client_reads() -> None:
+    requests = kept(rows=50_000)
+    ids = [2_000_000] * 100
+    for number in range(20_000):
+        requests.add(ids if number % 40 == 0 else [2_000_000], [2_000_000])
+    total, left = 0, 1
+    while left:
+        answer = requests.take()
+        assert len(json.dumps(answer)) < LONGEST_ANSWER - 4096
+        total, left = total + len(answer["requests"]), answer["left"]
+    assert total == 20_000
+    requests.add([1] * 16_383, [1])
+    assert len(requests.take()["requests"]) == 1
+
+
+def test_threads_lose_nothing() -> None:
+    requests = kept(rows=10_000)
+
+    def add() -> None:
+        for _ in range(500):
+            requests.add([1], [2])
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    taken = sum(len(requests.take()["requests"]) for _ in range(20))
+    for thread in threads:
+        thread.join()
+    while rows := requests.take()["requests"]:
+        taken += len(rows)
+    assert taken == 2000
+
+
+def test_an_error_is_counted_and_goes_nowhere(caplog) -> None:
+    requests = kept()
+    with requests.guarded():
+        raise ValueError("the text of a request")
+    assert left_out(requests) == {"error": 1}
+    assert caplog.text == ""
+
+
+def test_nothing_is_kept_unless_the_environment_asks_for_it(monkeypatch) -> None:
+    monkeypatch.delenv(LIVE_REQUESTS_VARIABLE, raising=False)
+    assert LiveRequests.from_environment() is None
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 0.5, "opt_in": true}')
+    assert LiveRequests.from_environment() is not None
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("0.1", "is no JSON object; expected such as"),
+        ("{", "is no JSON object"),
+        ('{"share": 0}', "share=0"),
+        ('{"share": 1.5}', "share=1.5"),
+        ("{}", "share"),
+        ('{"share": 1, "optin": true}', "did you mean 'opt_in'"),
+    ],
+)
+def test_a_wrong_value_is_refused(monkeypatch, value, problem) -> None:
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, value)
+    with pytest.raises(ConfigError, match="SPEC_LIVE_REQUESTS") as error:
+        LiveRequests.from_environment()
+    assert problem in str(error.value)
