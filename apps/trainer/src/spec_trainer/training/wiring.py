@@ -258,7 +258,7 @@ def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
     return {
         "description": f"{state.spec.config.draft.name} draft for {state.spec.target.folder.name}",
         "seed": state.spec.config.seed,
-        "changed": state.spec.config.model_dump(mode="json", exclude_defaults=True),
+        "changed": state.spec.resuming("latest").config.model_dump(mode="json", exclude_defaults=True),
         "steps": state.done_steps,
         "tokens": _trained_tokens(state),
         **{key: value for key, value in last.items() if key == "loss" or key.startswith("eval_")},
