@@ -39,7 +39,7 @@ class Reservoir:
         self.num_seen = 0
         """Requests that have come."""
         self.num_fresh = 0
-        """Those to train on that have come since the last draw."""
+        """Requests to train on that are new since the last draw."""
         self.left_out: Counter[str] = Counter()
         """Requests that are of no use, by the reason."""
 

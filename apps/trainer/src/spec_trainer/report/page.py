@@ -311,30 +311,20 @@ def _versions(judged: Sequence[Record]) -> str:
     if not judged:
         return ""
     columns = {
-        "step": "{:,}",
-        "requests": "{:,}",
-        "held_out": "{:,}",
-        "acceptance_length": "{:.2f}",
-        "acceptance_length_served": "{:.2f}",
-        "acceptance_length_start": "{:.2f}",
-        "saved": "{:.1%}",
-        "chance": "{:.1%}",
-        "parent": "{:,}",
-        "served": "{:,}",
+        "step": ("step", "{:,}"),
+        "requests": ("requests", "{:,}"),
+        "held_out": ("judged by", "{:,}"),
+        "acceptance_length": ("τ", "{:.2f}"),
+        "acceptance_length_served": ("τ, served", "{:.2f}"),
+        "acceptance_length_start": ("τ, start", "{:.2f}"),
+        "saved": ("saved", "{:.1%}"),
+        "chance": ("by chance", "{:.1%}"),
+        "parent": ("served before", "{:,}"),
+        "served": ("served after", "{:,}"),
     }
-    rows = [[_number(one, key, form) for key, form in columns.items()] for one in judged]
-    heads = (
-        "step",
-        "requests",
-        "judged by",
-        "τ",
-        "τ, served",
-        "τ, start",
-        "saved",
-        "by chance",
-        "served before",
-    )
-    return f"<h2>Drafts judged on live requests</h2>{table((*heads, 'served after'), rows)}"
+    heads = [head for head, _ in columns.values()]
+    rows = [[_number(one, key, form) for key, (_, form) in columns.items()] for one in judged]
+    return f"<h2>Drafts judged on live requests</h2>{table(heads, rows)}"
 
 
 def _replacements(entries: Sequence[Record]) -> str:
