@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from typing import NamedTuple
@@ -20,7 +21,11 @@ class Resources(NamedTuple):
 
 
 def settled_resources() -> Resources:
-    """Return the counts of this process once they are stable: the kernel takes time to end a thread."""
+    """Return the counts of this process once they are stable: the kernel takes time to end a thread.
+
+    What earlier work of the process left in reference cycles is collected first.
+    """
+    gc.collect()
     last, since = _count(), time.monotonic()
     deadline = since + PATIENCE_S
     while time.monotonic() - since < QUIET_S and time.monotonic() < deadline:
