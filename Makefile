@@ -10,6 +10,7 @@ TARGETS ?= .cache/targets
 PARTS := tests/contract/test_megatron_strategy.py::TestMegatronStrategy::test_s3_outputs_are_equal_on_every_rank \
 	tests/integration/test_ray_runs.py::test_a_run_on_one_host_ends_with_rays_node_and_nothing_is_replaced \
 	tests/integration/test_ray_runs.py::test_a_cluster_with_too_few_cpus_is_bad_usage_before_anything_starts
+SPREAD := -n 4 --dist loadgroup --no-loadscope-reorder
 RIG := $(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/python
 MEMBERS := packages/core $(filter-out packages/core,$(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml))) apps/trainer
 EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
@@ -17,7 +18,7 @@ EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 # Hundreds of short processes: each would compile our modules anew where the shell asks Python not to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install environments quickstart test test-engines test-sglang test-ascend test-ray test-megatron test-targets test-chaos test-soak test-parts check release docs bench mutations mutations-ascend clean
+.PHONY: help install environments quickstart test test-slow test-engines test-sglang test-ascend test-ray test-megatron test-targets test-chaos test-soak test-parts check release docs bench mutations mutations-ascend clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -30,8 +31,11 @@ quickstart: $(VENV)/product ## train a tiny target and a draft for it, end to en
 	$(BIN)/spec-trainer quickstart
 
 # Whole runs wait about as much as they compute: four workers keep two cores busy.
-test: install ## all tests
-	$(BIN)/pytest -n 4 --dist loadgroup --no-loadscope-reorder
+test: install ## the tests of every change
+	$(BIN)/pytest $(SPREAD) -m "not slow"
+
+test-slow: install ## the tests that take longer: runs under faults or of many processes, the pages' commands, wheels in a clean environment
+	$(BIN)/pytest $(SPREAD) -m slow
 
 # Two groups: the tests of drafts share those that one of them has trained, and every vLLM that serves them.
 test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on the CPU, in an environment of its own

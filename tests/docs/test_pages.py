@@ -135,6 +135,7 @@ def _parts(word: str) -> tuple[str, str, str]:
     return word.partition("=") if re.match(r"[a-z_]+(\.[a-z_]+)+=", word) else (word, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", sorted(set(RUN)))
 def test_the_commands_of_a_page_run_in_order(page, here, capsys):
     (here / "benchmarks").mkdir()

@@ -18,6 +18,8 @@ from spec_trainer.data import render_process
 from . import cases, material, servers
 
 SEED, CASES, PARTS = 12, 200, 8
+FAST = 3
+"""Parts of every change; `make test-slow` runs the others."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,9 @@ def alarm(seconds):
 
 @pytest.mark.xdist_group("fuzz")
 @pytest.mark.filterwarnings("ignore")  # of other people's, about what is damaged
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [*range(FAST), *(pytest.param(part, marks=pytest.mark.slow) for part in range(FAST, PARTS))]
+)
 def test_whatever_is_damaged_a_command_ends_in_one_line_and_creates_nothing(
     root, tmp_path, monkeypatch, capfd, part
 ):

@@ -24,12 +24,14 @@ def document():
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_trainer_step_names_machine_versions_and_shapes(document):
     assert {"torch", "python", "spec-core", "spec-draft-eagle3"} <= document["versions"].keys()
     assert document["machine"]["cores"] >= 1
     assert document["shapes"]["num_steps"] == 2
 
 
+@pytest.mark.slow
 def test_trainer_step_trains_and_reports_time_memory_and_utilisation(document):
     row = document["step"]
     assert row["losses"][0] > row["losses"][-1] > 0
@@ -37,6 +39,7 @@ def test_trainer_step_trains_and_reports_time_memory_and_utilisation(document):
         assert row[measured] > 0, measured
 
 
+@pytest.mark.slow
 def test_trainer_step_agrees_with_the_dense_implementation(document):
     dense = document["dense"]
     assert dense["loss_difference"] < 1e-4
@@ -67,6 +70,7 @@ def test_trainer_step_scales_along_three_axes(monkeypatch, capsys):
         assert part["exponents"].keys() == {"cpu_ms", "wall_ms", "peak_mib", "step_mib"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["dflash", "dspark"])
 def test_trainer_step_measures_blocks_with_a_profile(draft):
     done = run(

@@ -283,6 +283,7 @@ def signals_by_default():
         signal.signal(number, handler)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("signals_by_default")
 def test_resumed_run_ends_bitwise_equal_after_sigint_and_sighup(words, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"

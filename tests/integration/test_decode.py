@@ -91,6 +91,7 @@ def lengths(output: Path) -> list[float]:
     return [cycle["held_out_acceptance_length"] for cycle in summary(output)["cycles"]]
 
 
+@pytest.mark.slow
 def test_with_pushes_the_engine_drafts_better_and_without_it_does_not_change(lab, undisturbed):
     first, *others = lengths(undisturbed)
     # How a processor rounds decides how soon: after ten steps 0.23 on one, above 0.25 on another.
@@ -117,6 +118,7 @@ def test_with_pushes_the_engine_drafts_better_and_without_it_does_not_change(lab
     assert launching.losses(alone)[:EVERY] == launching.losses(undisturbed)[:EVERY]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_anywhere_ends_as_if_it_were_not(lab, undisturbed, monkeypatch):
     output = lab.folder / "disturbed"
 
@@ -156,6 +158,7 @@ def on_policy(lab: launching.Lab, request: pytest.FixtureRequest) -> Path:
     return output
 
 
+@pytest.mark.slow
 def test_on_policy_a_cycle_begins_with_what_the_engine_has_accepted(on_policy):
     """All answers of a cycle are one batch: in its first step the draft is the one that the engine drafted with."""
     output = on_policy
@@ -167,6 +170,7 @@ def test_on_policy_a_cycle_begins_with_what_the_engine_has_accepted(on_policy):
     assert lengths(output)[-1] > lengths(output)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_policy", [CHAIN], ids=["eagle3"], indirect=True)
 def test_workers_do_what_one_process_does(lab, on_policy):
     """Each of two decoders answers a portion of a cycle's prompts, and gets the second draft by a push."""
@@ -287,6 +291,7 @@ def test_a_run_measures_its_draft_in_its_engine(lab, measured):
     assert launching.losses(alone) == launching.losses(measured)
 
 
+@pytest.mark.slow
 def test_workers_measure_what_one_process_does(lab, measured):
     """Rank 0 hears of it some steps later, and of the last draft before the end."""
     output = lab.folder / "measured-by-workers"

@@ -59,6 +59,7 @@ def assert_fails(run: Run, held: Belongings, *words: str, peer_s: float = PEER_S
     leftovers.assert_fails(run, held, *words, within_s=peer_s + leftovers.EXTRA_S)
 
 
+@pytest.mark.slow
 def test_an_engine_is_replaced_and_a_killed_trainer_ends_the_run(lab: Lab, output: Path) -> None:
     """The engine is killed, and the one in its place stopped: the run goes on."""
     run, _ = under_way(lab, output)
@@ -92,6 +93,7 @@ def test_launcher_killed(lab: Lab, output: Path) -> None:
     assert_nothing_left(run, held)
 
 
+@pytest.mark.slow
 def test_schema_mismatch(lab: Lab, output: Path) -> None:
     """In the middle of a run, and again by the engine that replaces the first one."""
     keys = {"engine__other_layers_at": 9, "engine__has_child": "true", "engine__replacements": 1}
@@ -103,6 +105,7 @@ def test_schema_mismatch(lab: Lab, output: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_the_backend_has_started_on_the_host_is_killed(lab: Lab, output: Path) -> None:
     """All members of the run live on, and would wait."""
     run, held = under_way(lab, lab.folder / "host", backend__name="limited", train__ranks=1)
@@ -111,6 +114,7 @@ def test_what_the_backend_has_started_on_the_host_is_killed(lab: Lab, output: Pa
     assert_fails(run, held, f"the daemon (pid {daemon.pid}) died")
 
 
+@pytest.mark.slow
 def test_disk_full_at_the_checkpoint(lab: Lab, output: Path) -> None:
     """The disk fills at one rank, in the middle of a file."""
     run, held = under_way(lab, output)
@@ -128,6 +132,7 @@ def test_not_ready_in_time(lab: Lab) -> None:
     assert_fails(run, belongings(run), late, peer_s=1)
 
 
+@pytest.mark.slow
 def test_after_all_of_it_the_same_command_begins_again_by_itself_and_ends_bitwise_as_if_undisturbed(
     lab: Lab, output: Path, uninterrupted: Path
 ) -> None:

@@ -229,6 +229,7 @@ def test_random_tokens_and_one_users_flood_get_no_worse_draft_served(lab, url, t
     assert live_server.ask(url, prompts("old", 2, 42))["versions"] == [None, None]
 
 
+@pytest.mark.slow
 def test_a_killed_command_leaves_a_server_that_serves_and_goes_on(lab, url, tmp_path) -> None:
     output = tmp_path / "run"
     live_server.ask(url, prompts("new", 130, 50))
@@ -245,6 +246,7 @@ def test_a_killed_command_leaves_a_server_that_serves_and_goes_on(lab, url, tmp_
     assert rows(output)[-1]["version"] == 1
 
 
+@pytest.mark.slow
 def test_a_draft_begins_with_nothing_and_a_server_that_returns_gets_it_again(lab, tmp_path) -> None:
     output, log = tmp_path / "run", tmp_path / "log"
     with socket.create_server(("127.0.0.1", 0)) as taken:

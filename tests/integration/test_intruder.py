@@ -65,6 +65,7 @@ def troubled(lab: Lab, name: str) -> tuple[Run, dict[str, int], int, Belongings]
     return run, json.loads(told), peak, held
 
 
+@pytest.mark.slow
 def test_a_run_ends_as_if_no_other_user_were_there(lab: Lab, uninterrupted: Path) -> None:
     for attempt in range(5):
         run, done, peak, held = troubled(lab, f"intruder-{attempt}")

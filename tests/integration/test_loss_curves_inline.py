@@ -84,6 +84,7 @@ def test_loss_falls_by_a_third(curve, dtype):
     assert losses[-1] < 0.7 * losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "tolerance", "micro_batch", "packing"),
     [

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PROFILED = [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_directory_of_two_trainers(lab: Lab) -> None:
     """One of the two profiles: both would write the same files."""
     output = lab.folder / "removed"

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from .launching import Lab
 
@@ -13,6 +15,7 @@ LIMITED = {"backend__name": "limited", "placement__kind": "colocated"}
 MIB = 1 << 20
 
 
+@pytest.mark.slow
 def test_plan_tells_the_budget_of_each_process(lab: Lab) -> None:
     planned = lab.plan(**LIMITED, engine__replicas=2, placement__window_bytes=100 * MIB)
     document = json.loads(planned.stdout)

@@ -93,6 +93,7 @@ def captured(offline: Offline, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
+@pytest.mark.slow
 def test_samples_captured_with_interruptions_give_the_losses_of_the_online_run(
     offline: Offline, online: list[dict[str, Any]], captured: Path, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_samples_captured_with_interruptions_give_the_losses_of_the_online_run(
     assert sum(record["samples"] for record in records) == SAMPLES - HELD_OUT
 
 
+@pytest.mark.slow
 def test_interrupted_captures_make_the_folder_of_an_undisturbed_one(
     command_line: Callable[..., Any], offline: Offline, captured: Path, tmp_path: Path
 ) -> None:
@@ -120,6 +122,7 @@ def test_interrupted_captures_make_the_folder_of_an_undisturbed_one(
     assert (tmp_path / "features" / "index.json").read_text() == (captured / "index.json").read_text()
 
 
+@pytest.mark.slow
 def test_engines_of_their_own_capture_the_same(offline: Offline, captured: Path, tmp_path: Path) -> None:
     """Two replicas and a writer, interrupted by Ctrl-C."""
     folder = tmp_path / "features"

@@ -237,6 +237,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["plan", "check"])
 def test_the_working_directory_is_imported_by_no_process(good_target, data, tmp_path, command):
     """``multiprocessing`` starts children, too, for rows that take long to render and for a backend's test.

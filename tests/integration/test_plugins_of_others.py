@@ -86,6 +86,7 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_commands_that_name_none_of_them_are_not_changed(
     call, command_line, run_words, peaked_target, rows_file, tmp_path, monkeypatch
 ):
@@ -126,6 +127,7 @@ def test_commands_that_name_none_of_them_are_not_changed(
     assert outcomes[True] == outcomes[False]
 
 
+@pytest.mark.slow
 def test_plugins_and_check_show_what_is_broken(call):
     rows = json.loads(call("plugins", "--json").stdout)
     broken = [row for row in rows if row["distribution"] == "spec-broken"]

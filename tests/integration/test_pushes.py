@@ -186,6 +186,7 @@ def test_the_secret_is_sent_nowhere_before_every_address_was_read(command_line, 
             server.accept()
 
 
+@pytest.mark.slow
 def test_two_that_push_at_the_same_moment_get_two_versions_or_a_refusal(lab, drafts, fresh_server):
     """``tests/unit/kit/weight_sync/test_publisher.py`` goes through the moments at which one comes in between."""
     push = [*launching.program(), "push", "--target", lab.keys["target"], "--json", "--to", fresh_server]
@@ -203,6 +204,7 @@ def test_two_that_push_at_the_same_moment_get_two_versions_or_a_refusal(lab, dra
         assert outcome["committed"] or "publishes here; the one with fence" in reason
 
 
+@pytest.mark.slow
 def test_a_pusher_that_is_killed_anywhere_leaves_servers_that_answer_and_take_the_next_push(lab, drafts):
     """It is killed before, between and after the commits: ``tests.integration.killed_pushes`` takes all moments.
 
@@ -221,6 +223,7 @@ def test_a_pusher_that_is_killed_anywhere_leaves_servers_that_answer_and_take_th
     ], outcome.stdout
 
 
+@pytest.mark.slow
 def test_a_run_pushes_while_it_trains(command_line, lab, drafts, fresh_server, caplog):
     output = lab.folder / "pushing"
     data = lab.folder / "answers.jsonl"
@@ -245,6 +248,7 @@ def test_a_run_pushes_while_it_trains(command_line, lab, drafts, fresh_server, c
     assert (again["version"], again["digest"]) == (launching.STEPS + 1, now["digest"])
 
 
+@pytest.mark.slow
 def test_a_server_that_is_lost_ends_no_run(lab, drafts):
     keys = {**lab.one_and_two, "train__steps": 100_000, "train__push_every": 5}
     with draft_server.serving(lab.keys["target"], drafts["fresh"]) as url:
@@ -259,6 +263,7 @@ def test_a_server_that_is_lost_ends_no_run(lab, drafts):
     run.kill_everything()  # it would train beside every test that follows
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_keeps_no_run_from_ending(lab, drafts):
     keys = {**lab.one_and_two, "train__steps": 100_000, "train__push_every": 2}
     with draft_server.serving(lab.keys["target"], drafts["fresh"]) as url:
@@ -270,6 +275,7 @@ def test_a_server_that_hangs_keeps_no_run_from_ending(lab, drafts):
         assert run.wait(LIMIT_S) == 130, run.story()
 
 
+@pytest.mark.slow
 def test_a_canary_reverts_a_version_that_is_worse_and_no_other(command_line, lab, drafts, caplog):
     keys = {
         "train__push_every": 10,

@@ -44,6 +44,7 @@ def workers(output: Path) -> dict[str, psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_actor_of_an_engine_is_replaced_and_one_of_a_trainer_ends_the_run_with_rank_and_cause(
     lab: Lab, output: Path, ray_cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_killed_actor_of_an_engine_is_replaced_and_one_of_a_trainer_ends_the_r
     assert_soon(lambda: not any(is_running(one.pid) for one in [*started.values(), *actors]))
 
 
+@pytest.mark.slow
 def test_the_same_command_colocated_on_a_cluster_of_its_own_goes_on_bitwise_as_under_local(
     lab: Lab, output: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

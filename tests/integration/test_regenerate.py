@@ -137,6 +137,7 @@ def test_training_takes_the_answers(answered: Path, target: Path, tmp_path: Path
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_killed_and_asked_to_stop_it_goes_on_to_the_same_file(
     words: Callable[..., list[str]], answered: Path, tmp_path: Path
 ) -> None:

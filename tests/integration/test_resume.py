@@ -59,6 +59,7 @@ def test_asked_to_stop_it_saves_and_exits_130(asked: Path, uninterrupted: Path) 
     assert losses(asked) == losses(uninterrupted)[: len(losses(asked))]
 
 
+@pytest.mark.slow
 def test_killed_with_9_and_restarted_at_what_the_command_has_written_it_ends_bitwise_the_same(
     lab: Lab, killed: tuple[Path, int], uninterrupted: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_killed_with_9_and_restarted_at_what_the_command_has_written_it_ends_bit
     assert_bitwise_equal(output, uninterrupted, STEPS)
 
 
+@pytest.mark.slow
 def test_on_one_trainer_and_on_two_again_it_has_the_same_losses(
     lab: Lab, killed: tuple[Path, int], uninterrupted: Path
 ) -> None:
@@ -95,6 +97,7 @@ def test_on_one_trainer_and_on_two_again_it_has_the_same_losses(
     assert_trained_exactly_once(output, SAMPLES)
 
 
+@pytest.mark.slow
 def test_no_collective_goes_to_the_default_group(
     lab: Lab, killed: tuple[Path, int], uninterrupted: Path
 ) -> None:

@@ -37,6 +37,7 @@ def colocated(target):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_colocated_names_machine_versions_settings_and_the_runs_own_command(colocated):
     assert {"torch", "python", "spec-trainer", "transformers"} <= colocated["versions"].keys()
     assert colocated["machine"]["cores"] >= 1
@@ -45,6 +46,7 @@ def test_colocated_names_machine_versions_settings_and_the_runs_own_command(colo
     assert colocated["both"]["config"]["placement"]["kind"] == "colocated"
 
 
+@pytest.mark.slow
 def test_efficiency_is_the_runs_speed_over_what_taking_turns_would_give(colocated):
     alone = [colocated[phase]["samples_per_s"] for phase in ("engine", "trainer")]
     ideal = alone[0] * alone[1] / sum(alone)
@@ -53,6 +55,7 @@ def test_efficiency_is_the_runs_speed_over_what_taking_turns_would_give(colocate
     assert colocated["efficiency"] > 0
 
 
+@pytest.mark.slow
 def test_the_run_is_timed_between_its_warm_up_and_its_cool_down(colocated):
     settings, both = colocated["settings"], colocated["both"]
     assert both["steps"] == settings["steps"] - settings["warm_up"] - settings["cool_down"]
@@ -62,6 +65,7 @@ def test_the_run_is_timed_between_its_warm_up_and_its_cool_down(colocated):
     assert 0 <= both["data_wait_share"] <= 1
 
 
+@pytest.mark.slow
 def test_disaggregated_counts_all_devices_and_profiles_a_step_of_the_warm_up(target):
     done = run(
         "disaggregated.py", "--toy", "--target", target, "--setting", "dflash", "--phases", "both",
@@ -180,6 +184,7 @@ def test_random_samples_are_supervised_at_their_end_and_few_tokens_are_most_of_t
     assert 0.75 < np.sort(counts)[-200:].sum() / counts.sum() < 0.85  # H(200) / H(1000) = 0.785
 
 
+@pytest.mark.slow
 def test_transport_measures_each_size_and_a_soak_between_two_processes():
     done = run("transport.py", "--sizes-mb", "0.25", "1", "--repeats", "3", "--soak", "60")
     assert done.returncode == 0, done.stderr

@@ -62,6 +62,7 @@ def two_and_two(lab: Lab) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_no_second_run_in_a_directory(lab: Lab, two_and_two: Run) -> None:
     second = lab.start(two_and_two.output, placement__kind="disaggregated")
     assert second.wait(60) == 2
@@ -71,6 +72,7 @@ def test_no_second_run_in_a_directory(lab: Lab, two_and_two: Run) -> None:
     )
 
 
+@pytest.mark.slow
 def test_processes_take_memory_in_turns(two_and_two: Run) -> None:
     """The second engine when the first one is ready, the ranks when both are."""
     names = ["engine-0", "engine-1", "trainer-0", "trainer-1"]
@@ -81,6 +83,7 @@ def test_processes_take_memory_in_turns(two_and_two: Run) -> None:
     assert ready["engine-1"] <= min(limited["trainer-0"], limited["trainer-1"])
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_host_at_once(
     lab: Lab, inline: list[float], two_and_two: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("packaging")  # one worker: the environment is made once
+pytestmark = [
+    pytest.mark.xdist_group("packaging"),
+    pytest.mark.slow,
+]  # one worker: the environment is made once
 
 ROOT = Path(__file__).parents[2]
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in ROOT.glob("docs/write-a*.md")}

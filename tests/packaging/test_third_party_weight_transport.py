@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("packaging")  # one worker: the environment is made once
+pytestmark = [
+    pytest.mark.xdist_group("packaging"),
+    pytest.mark.slow,
+]  # one worker: the environment is made once
 
 SERVER = Path(__file__).parents[1] / "integration" / "draft_server.py"
 TOKEN = "the secret of the test"

@@ -19,7 +19,10 @@ import pytest
 if TYPE_CHECKING:
     from email.message import Message
 
-pytestmark = pytest.mark.xdist_group("packaging")  # one worker: the environment is made once
+pytestmark = [
+    pytest.mark.xdist_group("packaging"),
+    pytest.mark.slow,
+]  # one worker: the environment is made once
 
 OURS = {
     "spec-backend-ascend",

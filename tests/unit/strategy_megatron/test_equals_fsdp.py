@@ -43,6 +43,7 @@ def assert_same(got: Result, expected: Result) -> None:
         assert (mine - theirs).norm() <= TOLERANCE * theirs.norm(), name
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * LIMIT_S)
 def test_any_mesh_and_any_change_of_strategy(tmp_path):
     """Many steps on two ranks; what one strategy saved on one mesh, another loads on another; four ranks, too.

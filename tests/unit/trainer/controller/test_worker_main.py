@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -15,38 +14,14 @@ import psutil
 import pytest
 
 from spec_core import WorkerSpec
-from spec_core.errors import ConfigError
 from spec_launcher_local.launcher import LocalLauncher
 from spec_testing.launcher_suite import construct, message, received
-from spec_trainer.controller.protocol import Begin, Failed, Ready, WorkerOrder
+from spec_trainer.controller.protocol import Begin, Failed, WorkerOrder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import ExitStack
 
     from spec_core import Launcher, WorkerHandle
-    from spec_trainer.controller.worker_main import ControllerLink
-
-
-def obedient(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
-    controller.send(Ready(address=str(os.getpid())))
-    controller.receive()
-
-
-def failing(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
-    """Fail with a resource open that takes its time to close."""
-    stack.callback(time.sleep, 5)
-    raise ValueError("what went wrong\nand where")
-
-
-def unlogged(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
-    """Its log is on a full disk, which is what it fails of."""
-    os.dup2(os.open("/dev/full", os.O_WRONLY), sys.stderr.fileno())
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def misused(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
-    raise ConfigError("engine.colour=blue: expected red")
 
 
 @pytest.fixture
@@ -58,7 +33,7 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch
 
 def start(launcher: Launcher, program: str, init_order: int = 0) -> WorkerHandle:
     order = WorkerOrder(
-        name="engine-0", program=f"test_worker_main:{program}", index=0, memory_fraction=None, init_order=init_order,
+        name="engine-0", program=f"worker_programs:{program}", index=0, memory_fraction=None, init_order=init_order,
         config={}, token="", dataset="",
     )  # fmt: skip
     entry = "spec_trainer.controller.worker_main:run_worker"
