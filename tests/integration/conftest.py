@@ -22,8 +22,8 @@ CommandLine = Callable[..., "Outcome"]
 
 HERE = Path(__file__).parent
 UNDISTURBED = "the undisturbed run"
-LONGEST = (UNDISTURBED, "packaging")
-"""Groups that take some minutes on one worker; "packaging" is that of tests/packaging."""
+LONGEST = (UNDISTURBED,)
+"""Groups that take some minutes on one worker."""
 OF_THE_UNDISTURBED_RUN = ("test_faults", "test_intruder", "test_ray_runs", "test_resume", "test_topologies")
 
 

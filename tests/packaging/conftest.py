@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from filelock import FileLock
 
 from .environments import all_of_others, make_environment, run
 
@@ -27,12 +30,7 @@ def run_fixture() -> Callable[..., str]:
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return distribution name -> wheel, for this project's and the third parties'."""
-    folder = tmp_path_factory.mktemp("wheels")
-    members = sorted(file.parent for file in ROOT.glob("*/*/pyproject.toml"))
-    # The environment's own build backend where it has one: nothing to fetch then.
-    own = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    run(*pip, *own, "--wheel-dir", folder, *members, *THIRD_PARTIES)
+    folder = made_once(tmp_path_factory, "wheels", _build_wheels)
     return {wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in folder.glob("*.whl")}
 
 
@@ -43,11 +41,35 @@ def clean_python(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     Everything of others (torch above all) is lent from this environment, and from one that lends to it, by links:
     nothing is downloaded, and the working tree is out of sight.
     """
-    folder = tmp_path_factory.mktemp("environment")
-    python = make_environment(folder, all_of_others())
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run(*pip, "--no-deps", "--no-index", *wheels.values())
-    return python
+
+    def make(folder: Path) -> None:
+        python = make_environment(folder, all_of_others())
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        run(*pip, "--no-deps", "--no-index", *wheels.values())
+
+    return made_once(tmp_path_factory, "environment", make) / "bin" / "python"
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """Return a folder that is made by the first worker of the session that asks for it."""
+    base = factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, finished = base / name, base / f"{name}.finished"
+    with FileLock(base / f"{name}.lock"):
+        if not finished.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            finished.touch()
+    return folder
+
+
+def _build_wheels(folder: Path) -> None:
+    members = sorted(file.parent for file in ROOT.glob("*/*/pyproject.toml"))
+    # The environment's own build backend where it has one: nothing to fetch then.
+    own = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    run(*pip, *own, "--wheel-dir", folder, *members, *THIRD_PARTIES)
 
 
 @pytest.fixture

@@ -7,11 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [
-    pytest.mark.xdist_group("packaging"),
-    pytest.mark.slow,
-]  # one worker: the environment is made once
-
 ROOT = Path(__file__).parents[2]
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in ROOT.glob("docs/write-a*.md")}
 TARGETS = (ROOT / "docs/targets.md").read_text(encoding="utf-8")
@@ -73,6 +68,7 @@ def test_every_public_method_is_shown(page):
     assert [name for name in methods if f"def {name}(" not in shown] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_the_page_work(run, clean_python, page, tmp_path):
     name = plugin_of(page).name

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = [
-    pytest.mark.xdist_group("packaging"),
-    pytest.mark.slow,
-]  # one worker: the environment is made once
+pytestmark = pytest.mark.slow
 
 
 def test_a_third_partys_launcher_runs_a_training(run, clean_python, tiny_llama, rows, losses_of, tmp_path):

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.xdist_group("packaging"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

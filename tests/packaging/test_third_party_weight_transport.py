@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [
-    pytest.mark.xdist_group("packaging"),
-    pytest.mark.slow,
-]  # one worker: the environment is made once
+pytestmark = pytest.mark.slow
 
 SERVER = Path(__file__).parents[1] / "integration" / "draft_server.py"
 TOKEN = "the secret of the test"

@@ -19,10 +19,7 @@ import pytest
 if TYPE_CHECKING:
     from email.message import Message
 
-pytestmark = [
-    pytest.mark.xdist_group("packaging"),
-    pytest.mark.slow,
-]  # one worker: the environment is made once
+pytestmark = pytest.mark.slow
 
 OURS = {
     "spec-backend-ascend",

@@ -10,7 +10,7 @@ import pytest
 from .environments import make_environment, required_of_others
 from .release import install, requirements
 
-pytestmark = [pytest.mark.xdist_group("packaging"), pytest.mark.slow]  # one worker: the wheels are built once
+pytestmark = pytest.mark.slow
 
 LIGHT = ["spec-tracker-lines", "spec-launcher-pipes", "spec-target-type-ling"]
 
