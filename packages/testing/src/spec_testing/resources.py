@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import os
+import threading
 import time
 from typing import NamedTuple
 
 from spec_testing.limits import patient
 
 QUIET_S, PATIENCE_S = 0.25, patient(5.0)
+_counting = threading.Lock()
+"""Held while a thread counts: to count it opens two files, which another thread must not count."""
 
 
 class Resources(NamedTuple):
@@ -21,11 +23,7 @@ class Resources(NamedTuple):
 
 
 def settled_resources() -> Resources:
-    """Return the counts of this process once they are stable: the kernel takes time to end a thread.
-
-    What earlier work of the process left in reference cycles is collected first.
-    """
-    gc.collect()
+    """Return the counts of this process once they are stable: the kernel takes time to end a thread."""
     last, since = _count(), time.monotonic()
     deadline = since + PATIENCE_S
     while time.monotonic() - since < QUIET_S and time.monotonic() < deadline:
@@ -36,6 +34,7 @@ def settled_resources() -> Resources:
 
 
 def _count() -> Resources:
-    with open("/proc/self/maps") as maps:
-        shared = sum(line.split()[1].endswith("s") for line in maps)
-    return Resources(len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), shared)
+    with _counting:
+        with open("/proc/self/maps") as maps:
+            shared = sum(line.split()[1].endswith("s") for line in maps)
+        return Resources(len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), shared)
