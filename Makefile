@@ -10,7 +10,7 @@ TARGETS ?= .cache/targets
 PARTS := tests/contract/test_megatron_strategy.py::TestMegatronStrategy::test_s3_outputs_are_equal_on_every_rank \
 	tests/integration/test_ray_runs.py::test_a_run_on_one_host_ends_with_rays_node_and_nothing_is_replaced \
 	tests/integration/test_ray_runs.py::test_a_cluster_with_too_few_cpus_is_bad_usage_before_anything_starts
-SPREAD := -n 4 --dist loadgroup --no-loadscope-reorder
+SPREAD := --dist loadgroup --no-loadscope-reorder
 RIG := $(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/python
 MEMBERS := packages/core $(filter-out packages/core,$(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml))) apps/trainer
 EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
@@ -30,12 +30,12 @@ environments: $(ENGINES)/installed $(SGLANG)/installed $(ASCEND)/installed ## ma
 quickstart: $(VENV)/product ## train a tiny target and a draft for it, end to end, with a report
 	$(BIN)/spec-trainer quickstart
 
-# Whole runs wait about as much as they compute: four workers keep two cores busy.
+# Whole runs wait about as much as they compute: four workers keep two cores busy, three where all are whole runs.
 test: install ## the tests of every change
-	$(BIN)/pytest $(SPREAD) -m "not slow"
+	$(BIN)/pytest -n 4 $(SPREAD) -m "not slow"
 
 test-slow: install ## the tests that take longer: runs under faults or of many processes, the pages' commands, wheels in a clean environment
-	$(BIN)/pytest $(SPREAD) -m slow
+	$(BIN)/pytest -n 3 $(SPREAD) -m slow
 
 # Two groups: the tests of drafts share those that one of them has trained, and every vLLM that serves them.
 test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on the CPU, in an environment of its own

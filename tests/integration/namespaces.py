@@ -11,7 +11,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -98,11 +98,25 @@ def ray_hosts(hidden: Path, num_hosts: int) -> Iterator[RayHosts]:
             _connect(hosts, num_hosts, stack)
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no network namespaces here: {error.cmd}: {error.stderr.strip()}")
+        stack.enter_context(_disconnected(ray))
         for number in range(1, num_hosts + 1):  # one after the other: they share a temporary folder
             stack.callback(lambda number=number: number in hosts.processes and hosts.stop(number))
             hosts.start(number)
         stack.callback(ray.shutdown)
         yield hosts
+
+
+@contextmanager
+def _disconnected(ray: Any) -> Iterator[None]:
+    """Let this process connect to another cluster than that of the fixture ``ray_cluster``, which gets it back."""
+    before = ray.get_runtime_context().gcs_address if ray.is_initialized() else None
+    ray.shutdown()
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        if before is not None:
+            ray.init(before, log_to_driver=False, configure_logging=False)
 
 
 def _objection() -> str:

@@ -69,6 +69,7 @@ def test_every_public_method_is_shown(page):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_the_page_work(run, clean_python, page, tmp_path):
     name = plugin_of(page).name

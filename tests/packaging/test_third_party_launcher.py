@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_a_third_partys_launcher_runs_a_training(run, clean_python, tiny_llama, rows, losses_of, tmp_path):

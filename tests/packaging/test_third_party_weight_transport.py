@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SERVER = Path(__file__).parents[1] / "integration" / "draft_server.py"
 TOKEN = "the secret of the test"

@@ -19,7 +19,7 @@ import pytest
 if TYPE_CHECKING:
     from email.message import Message
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 OURS = {
     "spec-backend-ascend",

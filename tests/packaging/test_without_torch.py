@@ -10,7 +10,7 @@ import pytest
 from .environments import make_environment, required_of_others
 from .release import install, requirements
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LIGHT = ["spec-tracker-lines", "spec-launcher-pipes", "spec-target-type-ling"]
 

@@ -26,6 +26,17 @@ def test_imports_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_run_directory_of_before_keeps_its_identity():
+    """The section as such a directory's identity holds it: no option that came later is in it."""
+    section = {
+        "name": "dflash", "init_from": None, "intermediate_size": None, "num_heads": None, "num_kv_heads": None,
+        "head_dim": None, "loss": "ce", "num_anchors": 512, "gamma": None, "dpace_alpha": 0.5, "block_size": None,
+        "num_layers": None, "layer_types": None, "sliding_window": None, "mask_token_id": None,
+        "num_features": None, "layers": None,
+    }  # fmt: skip
+    assert DFlashConfig(name="dflash").model_dump(mode="json") == section
+
+
 @pytest.mark.parametrize(
     ("options", "changes", "reason"),
     [

@@ -22,6 +22,16 @@ def test_imports_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_run_directory_from_before_the_norms_keeps_its_identity():
+    """The section as such a directory's identity holds it: no option that came later is in it."""
+    section = {
+        "name": "eagle3", "init_from": None, "intermediate_size": None, "num_heads": None, "num_kv_heads": None,
+        "head_dim": None, "loss": "ce", "num_steps": 7, "step_decay": 0.8, "vocab_size": None, "layers": None,
+        "fc_norm": None, "norm_output": None,
+    }  # fmt: skip
+    assert Eagle3Config(name="eagle3").as_before().model_dump(mode="json") == section
+
+
 @pytest.mark.parametrize(
     ("options", "changes", "reason"),
     [

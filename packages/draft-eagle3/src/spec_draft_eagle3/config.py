@@ -47,7 +47,9 @@ class Eagle3Config(DecoderConfig):
     """Channels with rotary embeddings, which all heads of the keys share. DeepSeek V3's: 64."""
     v_head_dim: LatentSize = None
     """Channels of a value's head. DeepSeek V3's: 128."""
-    num_layers: int | None = pydantic.Field(None, ge=1, le=MOST_LAYERS)
+    num_layers: int | None = pydantic.Field(
+        None, ge=1, le=MOST_LAYERS, exclude_if=lambda number: number is None
+    )
     """Decoder layers. None: 1. The first reads the token and the state, each further one the state alone."""
     vocab_size: int | None = pydantic.Field(None, ge=1)
     """Rows of the draft's head: the most frequent supervised tokens. None: the target's whole vocabulary."""
