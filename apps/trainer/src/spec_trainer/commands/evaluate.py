@@ -40,10 +40,10 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
             work = evaluation.work
             if evaluation.asked is not None:
                 work = ask_all(engine, work, evaluation.asked)
-            figures = measure(engine, request.draft_model, work, untrained)
+            figures = measure(engine, request.draft_folder, work, untrained)
     return {
         "target": str(evaluation.target.folder),
-        "draft": str(request.draft_model),
+        "draft": str(request.draft_folder),
         "engine": evaluation.options.engine_type.name,
         "engine_versions": dict(evaluation.options.engine_type.probe().versions),
         "backend": evaluation.options.backend.name,
@@ -51,7 +51,7 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
         "chat_template_kwargs": evaluation.chat.chat_template_kwargs,
         **figures,
         "serve": serving_commands(
-            evaluation.target, evaluation.draft, request.draft_model, work.num_draft_tokens
+            evaluation.target, evaluation.draft, request.draft_folder, work.num_draft_tokens
         ),
     }
 
