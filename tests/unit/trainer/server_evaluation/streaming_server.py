@@ -56,7 +56,7 @@ class Streaming:
                     self.rounds += 1
                     for position in range(number - 1):
                         self.per_position[position] += 1
-            yield f"{self.says if not place else ''}{prompt[-1]}{place} ", number
+            yield f"{self.says if not place else ''}{prompt[-1]} {place} ", number
         with self._lock:
             self.requests += 1
             self._under_way -= 1

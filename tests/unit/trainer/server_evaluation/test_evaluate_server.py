@@ -134,6 +134,19 @@ def test_tau_is_not_known_of_a_server_without_counters(evaluate, bench, fields):
     assert "acceptance length (tau): not known; the server's /metrics has no counters of a draft" in table
 
 
+def test_answers_of_gsm8k_are_graded_on_both_servers(evaluate, bench):
+    """Every answer ends with the number of its last part."""
+    with (
+        streaming(parts_of=lambda prompt: [1, 1, 1, 1]) as (url, _),
+        streaming(parts_of=lambda prompt: [1, 1], speculates=False) as (baseline, _),
+    ):
+        words = of_bench(url, bench, "--baseline-server", baseline)
+        document = json.loads(evaluate(*words)[1])
+        table = evaluate(*(word for word in words if word != "--json"))[1]
+    assert (document["accuracy"], document["accuracy_without_draft"]) == (1.0, 0.0)
+    assert "accuracy: 100.0 % of the answers are right, 0.0 % without the draft" in table
+
+
 def test_requests_of_others_are_told(evaluate, bench):
     def parts_of(prompt: str) -> list[int]:
         served.generated += 1000

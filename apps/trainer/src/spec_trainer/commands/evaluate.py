@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.command_line.engine_output import engine_output_kept
+from spec_trainer.data.tokens import Encoder
 from spec_trainer.disk import write_atomically
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.evaluation.document import summarise
@@ -66,7 +67,10 @@ def write_page(document: Mapping[str, Any], file: Path) -> None:
 def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path | None) -> dict[str, Any]:
     """Return the figures of a draft (see ``summarise``), and the acceptance length of an untrained one."""
     plain = decode_without_draft(engine, work)
-    figures = summarise(work, plain, decode_with_draft(engine, draft_model, work))
+    decode = None
+    if any(number is not None for number in work.right):
+        decode = Encoder(engine.target.folder, engine.target.vocab_size).decode
+    figures = summarise(work, plain, decode_with_draft(engine, draft_model, work), decode)
     before = None
     if untrained is not None:
         before = acceptance_length(engine, untrained, work, "an untrained draft")

@@ -68,7 +68,12 @@ def evaluate_servers(request: EvaluationRequest, words: Sequence[str] = ()) -> d
         "temperature": options["temperature"],
         "max_new_tokens": request.max_new_tokens,
         "chat_template_kwargs": chat.chat_template_kwargs,
-        **summarise_servers(drafted, plain or None, is_greedy=not options["temperature"]),
+        **summarise_servers(
+            drafted,
+            plain or None,
+            [question.right for question in questions],
+            is_greedy=not options["temperature"],
+        ),
     }
 
 

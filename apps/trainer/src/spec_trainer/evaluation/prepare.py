@@ -77,6 +77,7 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     work = Workload(
         prompts=_prompts(request, target, longest, chat) if asked is None else asked.prompts,
         benchmarks=() if asked is None else asked.benchmarks,
+        right=() if asked is None else asked.right,
         sampling=sampling,
         other_temperature=_OTHER_TEMPERATURE if request.temperature is None else None,
         concurrency=request.concurrencies,

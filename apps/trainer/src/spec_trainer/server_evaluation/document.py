@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spec_core.records import AcceptanceCounters
+from spec_trainer.evaluation.grading import accuracy
 from spec_trainer.evaluation.latency import break_even
 from spec_trainer.evaluation.validity import few_answers, few_tokens, short_passes, unlikely_acceptance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from decimal import Decimal
 
     from spec_trainer.server_evaluation.load import ServedPass
 
@@ -18,8 +20,13 @@ if TYPE_CHECKING:
 _MOST_LISTED = 20
 
 
-def summarise_servers(drafted: Loads, plain: Loads | None, is_greedy: bool) -> dict[str, Any]:
-    """Return the figures of passes by concurrency; ``plain`` are those of the server without a draft."""
+def summarise_servers(
+    drafted: Loads, plain: Loads | None, right: Sequence[Decimal | None], is_greedy: bool
+) -> dict[str, Any]:
+    """Return the figures of passes by concurrency; ``plain`` are those of the server without a draft.
+
+    ``right`` has the right number of each question, where there is one.
+    """
     acceptance = _acceptance(drafted)
     throughput = [_entry(size, one, None if plain is None else plain[size]) for size, one in drafted.items()]
     counts = acceptance or AcceptanceCounters()
@@ -32,6 +39,8 @@ def summarise_servers(drafted: Loads, plain: Loads | None, is_greedy: bool) -> d
         "generated_tokens": sum(one.num_tokens for one in drafted.values()),
         "warnings": [*_warnings(drafted, plain, acceptance)],
         **_compare(drafted, plain if is_greedy else None),
+        "accuracy": _accuracy(drafted, right),
+        "accuracy_without_draft": None if plain is None else _accuracy(plain, right),
         "throughput": throughput,
         "break_even_concurrency": None if plain is None else break_even(throughput),
     }
@@ -76,6 +85,12 @@ def _compare(drafted: Loads, plain: Loads | None) -> dict[str, Any]:
             for place in differing[:_MOST_LISTED]
         ],
     }
+
+
+def _accuracy(loads: Loads, right: Sequence[Decimal | None]) -> float | None:
+    """Return the share of right answers at the smallest concurrency."""
+    answers = loads[min(loads)].answers[: len(right)]
+    return accuracy([answer.text for answer in answers], right)
 
 
 def _first_difference(one: str, other: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DataError
@@ -13,6 +13,7 @@ from spec_trainer.evaluation.benchmarks import parse_benchmarks, read_benchmarks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from decimal import Decimal
     from pathlib import Path
 
     from spec_trainer.data.chat_config import ChatConfig
@@ -30,6 +31,8 @@ class Question:
     """``CHAT`` for a conversation, which the server's chat template renders; ``COMPLETION`` for text or tokens."""
     fields: Mapping[str, Any]
     """The fields of the request that hold the prompt."""
+    right: Decimal | None = None
+    """The number that is the right answer, where there is one."""
 
 
 def read_questions(
@@ -51,7 +54,9 @@ def read_questions(
             now = [*before, _message("assistant", text), _message("user", rows[place].questions[turn])]
             asked[place].append(_conversation(now, chat))
         turn += 1
-    return [question for row in asked for question in row]
+    return [
+        replace(question, right=row.right) for row, own in zip(rows, asked, strict=True) for question in own
+    ]
 
 
 def _of_file(path: Path, chat: ChatConfig) -> list[Question]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spec_trainer.evaluation.tables import break_even_sentence
+from spec_trainer.evaluation.tables import accuracy_sentence, break_even_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,6 +31,8 @@ def server_lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield break_even_sentence(document)
     if document["outputs_equal"] is not None:
         yield _comparison(document)
+    if document["accuracy"] is not None:
+        yield accuracy_sentence("accuracy", document["accuracy"], document["accuracy_without_draft"])
     yield from (f"warning: {warning}" for warning in document["warnings"])
     yield f"acceptance length (tau): {_acceptance(document)}"
 
