@@ -13,6 +13,7 @@ import pytest
 from spec_trainer import cli
 
 from ..integration.foreign_layouts import as_specforge
+from ..unit.trainer.server_evaluation.streaming_server import streaming
 from .workplace import make_workplace
 
 ROOT = Path(__file__).parents[2]
@@ -107,6 +108,13 @@ def workplace(tmp_path_factory):
     return make_workplace(tmp_path_factory.mktemp("workplace"))
 
 
+@pytest.fixture(scope="module")
+def servers():
+    """Options that name servers -> the addresses of servers here."""
+    with streaming() as (server, _), streaming(speculates=False) as (baseline, _):
+        yield {"--server": server, "--baseline-server": baseline}
+
+
 @pytest.fixture
 def here(workplace, tmp_path, monkeypatch):
     """A folder of the test's own with what is in the workplace."""
@@ -137,11 +145,12 @@ def _parts(word: str) -> tuple[str, str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", sorted(set(RUN)))
-def test_the_commands_of_a_page_run_in_order(page, here, capsys):
+def test_the_commands_of_a_page_run_in_order(page, here, servers, capsys):
     (here / "benchmarks").mkdir()
     for name, row in ROWS.items():
         (here / "benchmarks" / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     for words in (as_here(words) for other, words in OURS if other == page and words not in AWAY):
+        words = [servers.get(before, word) for before, word in zip(["", *words], words, strict=False)]
         if "THEIRS" in words:
             as_specforge(here / "runs/mine/draft", here / "path/to/target", here / "THEIRS")
         if words[0] == "train" or words[0].startswith("--"):

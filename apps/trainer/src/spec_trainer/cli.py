@@ -37,8 +37,8 @@ from spec_trainer.command_line.last_resort import unforeseen_errors
 from spec_trainer.command_line.log_flags import Json, LogFlags
 from spec_trainer.command_line.run_flags import RunFlags
 from spec_trainer.command_line.words import check_command_line, check_overrides, convert_flag
-from spec_trainer.evaluation.request import EvaluationRequest  # noqa: TC001 (cyclopts evaluates annotations)
-from spec_trainer.regeneration.request import RegenerationRequest  # noqa: TC001
+from spec_trainer.evaluation.request import EvaluationRequest
+from spec_trainer.regeneration.request import RegenerationRequest  # noqa: TC001 (cyclopts evaluates annotations)
 from spec_trainer.server_commands import follow, push, serving
 
 if TYPE_CHECKING:
@@ -251,17 +251,24 @@ def convert(*, draft_model: Path, target: str, output: Path, logs: LogFlags = _L
 @app.command
 def evaluate(
     *overrides: str,
-    request: Annotated[EvaluationRequest, Parameter(name="*")],
+    request: Annotated[EvaluationRequest | None, Parameter(name="*")] = None,
     as_json: Json = False,
     logs: LogFlags = _LOGS,
 ) -> None:
-    """Measure acceptance length and speed of an exported draft on prompts.
+    """Measure acceptance length and speed of an exported draft on prompts, or those of a running server.
 
     Parameters
     ----------
     overrides
         Options of engine and backend, such as engine.dtype=float32, and data.chat_template_kwargs.NAME=VALUE.
     """
+    request = request or EvaluationRequest()  # which says what is missing
+    if request.server:
+        from spec_trainer.commands.evaluate_server import evaluate_servers
+        from spec_trainer.server_evaluation.tables import server_lines
+
+        document = evaluate_servers(request, overrides)
+        return print_lines(document, server_lines(document), as_json)
     from spec_trainer.commands.evaluate import evaluate_draft, write_page
     from spec_trainer.evaluation.tables import evaluation_lines
 
@@ -269,6 +276,7 @@ def evaluate(
     print_lines(document, evaluation_lines(document), as_json)
     if request.report is not None:  # last, so that a full disk does not cost the figures
         write_page(document, request.report)
+    return None
 
 
 @app.command

@@ -31,6 +31,8 @@ E14 ``abilities`` declares what not every engine can do: E10, E11, ``use_propose
     is declared works. Of the rest, methods raise EngineError and answers have no ``guess_places``.
 E15 ``serving_command`` returns one line for a shell that starts the stock program with a draft folder and so many
     draft tokens a round. Optional: by default an engine has no program that users start, and returns None.
+E16 ``server_counters`` reads the counters of a running stock program from its metrics, and returns None for those of
+    any other program. Optional: by default an engine knows no metrics, and returns None.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from spec_core.backend import Backend, Placement
     from spec_core.draft import Draft, Proposer
     from spec_core.draft_replica import DraftReplica
-    from spec_core.records import CaptureRequest, FeatureSchema, Generation, SamplingParams
+    from spec_core.records import CaptureRequest, FeatureSchema, Generation, SamplingParams, ServerCounters
     from spec_core.target import TargetSpec
     from spec_core.transport import Transport
 
@@ -184,6 +186,14 @@ class Engine(Resource):
 
         The application asks only where ``check_export`` accepts the folder and the draft names this engine in
         ``serving_methods``.
+        """
+        return None
+
+    @classmethod
+    def server_counters(cls, metrics: str) -> ServerCounters | None:
+        """Return what a server has counted, from its metrics in Prometheus' text format; None for another's (E16).
+
+        The text comes over the network and may be anything: what cannot be read counts as not there.
         """
         return None
 

@@ -137,4 +137,24 @@ class AcceptanceCounters:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerCounters:
+    """Counters of a running server since its start, as its metrics have them; they subtract."""
+
+    generated_tokens: int
+    cached_tokens: int = 0
+    """Tokens of prompts that came from a prefix cache."""
+    acceptance: AcceptanceCounters | None = None
+    """None where the server speculates with no draft."""
+
+    def __sub__(self, other: ServerCounters) -> ServerCounters:
+        """Return what was counted since ``other``."""
+        before = other.acceptance or AcceptanceCounters()
+        return ServerCounters(
+            generated_tokens=self.generated_tokens - other.generated_tokens,
+            cached_tokens=self.cached_tokens - other.cached_tokens,
+            acceptance=None if self.acceptance is None else self.acceptance - before,
+        )
+
+
 _SUMS = [field.name for field in fields(AcceptanceCounters) if field.name != "accepted_per_position"]

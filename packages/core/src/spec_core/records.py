@@ -11,7 +11,7 @@ from functools import cached_property
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from spec_core.generation import AcceptanceCounters, Generation, SamplingParams
+from spec_core.generation import AcceptanceCounters, Generation, SamplingParams, ServerCounters
 from spec_core.host_tensors import to_device_async
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = [
     "FeatureSchema",
     "Generation",
     "SamplingParams",
+    "ServerCounters",
     "ShardHints",
     "Span",
     "StepOutput",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from spec_core import EngineAbilities
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.process import SglangProcess
+from spec_engine_sglang.server_counters import sglang_counters
 from spec_engine_sglang.serving_format import check_sglang_folder, check_speculation, sglang_command
 from spec_kit.hosting import SpeculativeMode, SubprocessEngine, probe_version
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import Draft, EngineConfig, TargetSpec
-    from spec_core.records import Availability
+    from spec_core.records import Availability, ServerCounters
     from spec_kit.hosting import Mode, ProgramReplica
 
 
@@ -62,6 +63,11 @@ class SglangEngine(SubprocessEngine):
             folder=folder, method=draft.serving_methods[cls.name], num_draft_tokens=num_draft_tokens, load=0
         )
         return sglang_command(target, mode)
+
+    @classmethod
+    def server_counters(cls, metrics: str) -> ServerCounters | None:
+        """Return what an SGLang server has counted; None for another program (E16)."""
+        return sglang_counters(metrics)
 
     def start_program(self, mode: Mode) -> SglangProcess:
         """Start SGLang in a process of its own."""

@@ -8,6 +8,7 @@ from spec_core import EngineAbilities
 from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
+from spec_engine_vllm.server_counters import vllm_counters
 from spec_engine_vllm.serving_format import check_vllm_folder, vllm_command
 from spec_kit.hosting import SpeculativeMode, SubprocessEngine, installed_version, probe_version
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import Draft, EngineConfig, TargetSpec
-    from spec_core.records import Availability
+    from spec_core.records import Availability, ServerCounters
     from spec_kit.hosting import Mode, ProgramReplica
 
 
@@ -73,6 +74,11 @@ class VllmEngine(SubprocessEngine):
             folder=folder, method=draft.serving_methods[cls.name], num_draft_tokens=num_draft_tokens, load=0
         )
         return vllm_command(target, mode, is_cpu_build=is_cpu_build())
+
+    @classmethod
+    def server_counters(cls, metrics: str) -> ServerCounters | None:
+        """Return what a vLLM server has counted; None for another program (E16)."""
+        return vllm_counters(metrics)
 
     @classmethod
     def method_of(cls, config: EngineConfig, draft: Draft) -> str | None:

@@ -358,6 +358,13 @@ class EngineSuite(ConformanceSuite):
         assert str(engine.target.folder) in words
         assert any(str(draft_folder) in word for word in words)
 
+    @pytest.mark.parametrize(
+        "metrics", ["", "<html>", "up 1\n", "# HELP up\n" * 3, "process_cpu_seconds_total nan"]
+    )
+    def test_e16_metrics_of_another_program_are_none(self, engine: Engine, metrics: str) -> None:
+        """E16: an engine reads its own program's metrics alone, and whatever a server sends raises nothing."""
+        assert engine.server_counters(metrics) is None
+
 
 def _requests(engine: Engine, destinations: Sequence[str]) -> list[CaptureRequest]:
     """Return samples of many lengths, one token among them, dealt to the destinations; some go to all of them."""

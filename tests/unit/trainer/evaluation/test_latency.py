@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from spec_core.records import Generation
 from spec_trainer.decode.passes import Pass
-from spec_trainer.evaluation.latency import break_even, describe_load
+from spec_trainer.evaluation.latency import AnswerTimes, break_even, describe_load, describe_times
 
 
 def answer(*times: float) -> Generation:
@@ -29,6 +30,20 @@ def test_answers_of_one_part_have_no_time_between_tokens():
     figures = describe_load(Pass(answers=[answer(0.1), answer(0.2, 0.2)], seconds=0.5))
     assert (figures["inter_token_latency_ms"]["mean"], figures["tokens_per_s_per_user"]) == (0, None)
     assert (figures["time_between_parts_ms"], figures["time_to_first_token_ms"]["p50"]) == (None, 150)
+
+
+def test_percentiles_are_those_of_numpy():
+    draw = np.random.default_rng(0)
+    firsts, lasts = draw.exponential(0.2, 37), draw.exponential(3.0, 37)
+    timed = [
+        AnswerTimes(num_tokens=11, parts_s=(first, first + last / 2, first + last))
+        for first, last in zip(firsts, lasts, strict=True)
+    ]
+    figures = describe_times(timed)
+    for key, seconds in (("time_to_first_token_ms", firsts), ("inter_token_latency_ms", lasts / 10)):
+        expected = {"mean": seconds.mean(), "p50": np.median(seconds), "p99": np.percentile(seconds, 99)}
+        assert figures[key] == pytest.approx({name: 1e3 * value for name, value in expected.items()})
+    assert figures["tokens_per_s_per_user"] == pytest.approx((10 / lasts).mean())
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ EXAMPLES = {
     ),
     "evaluate": (
         "--target path/to/target --draft-model runs/mine/draft --prompts prompts.jsonl",
-        "--target path/to/target --draft-model runs/mine/draft --bench gsm8k:100 --concurrency 1,8",
+        "--server http://127.0.0.1:8000 --baseline-server http://127.0.0.1:8001 --bench gsm8k:100 --concurrency 1,8",
     ),
     "push": (
         "--target path/to/target --draft-model runs/mine/draft --to http://127.0.0.1:8000",

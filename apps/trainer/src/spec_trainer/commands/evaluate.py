@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.command_line.engine_output import engine_output_kept
+from spec_trainer.data.tokens import Encoder
 from spec_trainer.disk import write_atomically
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.evaluation.document import summarise
@@ -40,10 +41,10 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
             work = evaluation.work
             if evaluation.asked is not None:
                 work = ask_all(engine, work, evaluation.asked)
-            figures = measure(engine, request.draft_model, work, untrained)
+            figures = measure(engine, request.draft_folder, work, untrained)
     return {
         "target": str(evaluation.target.folder),
-        "draft": str(request.draft_model),
+        "draft": str(request.draft_folder),
         "engine": evaluation.options.engine_type.name,
         "engine_versions": dict(evaluation.options.engine_type.probe().versions),
         "backend": evaluation.options.backend.name,
@@ -51,7 +52,7 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
         "chat_template_kwargs": evaluation.chat.chat_template_kwargs,
         **figures,
         "serve": serving_commands(
-            evaluation.target, evaluation.draft, request.draft_model, work.num_draft_tokens
+            evaluation.target, evaluation.draft, request.draft_folder, work.num_draft_tokens
         ),
     }
 
@@ -66,7 +67,10 @@ def write_page(document: Mapping[str, Any], file: Path) -> None:
 def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path | None) -> dict[str, Any]:
     """Return the figures of a draft (see ``summarise``), and the acceptance length of an untrained one."""
     plain = decode_without_draft(engine, work)
-    figures = summarise(work, plain, decode_with_draft(engine, draft_model, work))
+    decode = None
+    if any(number is not None for number in work.right):
+        decode = Encoder(engine.target.folder, engine.target.vocab_size).decode
+    figures = summarise(work, plain, decode_with_draft(engine, draft_model, work), decode)
     before = None
     if untrained is not None:
         before = acceptance_length(engine, untrained, work, "an untrained draft")

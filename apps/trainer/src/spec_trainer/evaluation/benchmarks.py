@@ -1,7 +1,7 @@
 """Benchmarks of the field: their data sets on the hub, and how their rows become questions.
 
 The wording of a question is the one that published acceptance lengths of drafts are measured with, so that ours can
-be laid beside them. Nothing is graded: an evaluation measures how a target's answers are decoded.
+be laid beside them. Answers are graded where a row has the right number in GSM8K's layout.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from spec_core.wording import shortened
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rows import Chat
 from spec_trainer.data.sources import READABLE, data_files, read_files, read_hub
+from spec_trainer.evaluation.grading import right_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from decimal import Decimal
     from pathlib import Path
 
     from spec_trainer.data.sources import DataRow
@@ -92,6 +94,8 @@ class BenchmarkRow:
     benchmark: str
     where: str
     questions: list[str]
+    right: Decimal | None = None
+    """The number that is the right answer, where the row has one (``grading``)."""
     prompts: list[list[int]] = field(default_factory=list[list[int]])
     messages: list[dict[str, Any]] = field(default_factory=list["dict[str, Any]"])
 
@@ -172,6 +176,11 @@ class Questions:
         return tuple(row.benchmark for row in self._rows for _ in row.prompts)
 
     @property
+    def right(self) -> tuple[Decimal | None, ...]:
+        """The right number of each of ``prompts``, where there is one."""
+        return tuple(row.right for row in self._rows for _ in row.prompts)
+
+    @property
     def are_open(self) -> bool:
         """Whether a question is left."""
         return any(row.is_open for row in self._rows)
@@ -198,7 +207,7 @@ def read_benchmarks(wanted: Mapping[str, int | None], folder: Path | None) -> li
         rows = list(itertools.islice(_rows(name, folder), most))
         if not rows:
             raise DataError(f"benchmark {name} has no rows in {folder or BENCHMARKS[name].hub}")
-        found += [BenchmarkRow(name, row.where, _questions(name, row)) for row in rows]
+        found += [BenchmarkRow(name, row.where, _questions(name, row), _right(row)) for row in rows]
     return found
 
 
@@ -264,6 +273,10 @@ def _of_split(benchmark: Benchmark, folder: Path) -> list[Path]:
 def _names(path: Path, part: str) -> bool:
     """Return whether a folder of ``path`` is ``part``, or its file's name begins with that as a word."""
     return part in path.parts[:-1] or re.match(rf"{part}\b", path.name) is not None
+
+
+def _right(row: DataRow) -> Decimal | None:
+    return right_number(row.content.get("answer")) if isinstance(row.content, Mapping) else None
 
 
 def _questions(name: str, row: DataRow) -> list[str]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from spec_trainer.evaluation.grading import accuracy
 from spec_trainer.evaluation.latency import break_even, describe_loads
 from spec_trainer.evaluation.validity import invalid_figures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping
+    from decimal import Decimal
 
     from spec_core.records import Generation
     from spec_trainer.decode.passes import Pass
@@ -24,8 +27,15 @@ _TIE = 0.1
 _MOST_LISTED = 20
 
 
-def summarise(work: Workload, plain: Passes, drafted: Passes) -> dict[str, Any]:
-    """Return the figures of ``work.sampling``, the comparison of texts, then every way of decoding by itself."""
+Decode = Callable[[Sequence[int]], str]
+"""Returns the text of tokens."""
+
+
+def summarise(work: Workload, plain: Passes, drafted: Passes, decode: Decode | None = None) -> dict[str, Any]:
+    """Return the figures of ``work.sampling``, the comparison of texts, then every way of decoding by itself.
+
+    With ``decode`` the answers are graded that have a right number.
+    """
     greedy = _figures(work.greedy.temperature, plain.greedy, drafted.greedy)
     sampled = None
     if work.sampled is not None and plain.sampled is not None and drafted.sampled is not None:
@@ -42,7 +52,7 @@ def summarise(work: Workload, plain: Passes, drafted: Passes) -> dict[str, Any]:
         "num_draft_tokens": work.num_draft_tokens,
         **own,
         "warnings": warnings,
-        "benchmarks": _benchmarks(own["temperature"], *both),
+        "benchmarks": _benchmarks(own["temperature"], *both, _graders(work, decode)),
         **compare(plain.greedy.answers, drafted.greedy.answers),
         "greedy": greedy,
         "sampled": sampled,
@@ -95,12 +105,31 @@ def _differences(
             yield {"prompt": prompt, "position": min(len(one.token_ids), len(other.token_ids))}, math.inf
 
 
-def _benchmarks(temperature: float, plain: Pass, drafted: Pass) -> dict[str, dict[str, Any]]:
+def _graders(work: Workload, decode: Decode | None) -> dict[str, Callable[[Pass], float | None]]:
+    """Return what grades a pass over each benchmark that has right numbers."""
+    right: dict[str, list[Decimal | None]] = {}
+    for name, number in zip(work.benchmarks, work.right, strict=False):
+        right.setdefault(name, []).append(number)
+
+    def grader(numbers: Sequence[Decimal | None], decode: Decode) -> Callable[[Pass], float | None]:
+        return lambda one: accuracy([decode(answer.token_ids) for answer in one.answers], numbers)
+
+    return {} if decode is None else {name: grader(numbers, decode) for name, numbers in right.items()}
+
+
+def _benchmarks(
+    temperature: float, plain: Pass, drafted: Pass, graders: Mapping[str, Callable[[Pass], float | None]]
+) -> dict[str, dict[str, Any]]:
+    def graded(name: str, one: Pass) -> float | None:
+        return graders[name](one) if name in graders else None
+
     return {
         name: {
             "prompts": len(one.answers),
             **_figures(temperature, plain.benchmarks[name], one),
             "outputs_equal": _texts(plain.benchmarks[name]) == _texts(one),
+            "accuracy": graded(name, one),
+            "accuracy_without_draft": graded(name, plain.benchmarks[name]),
         }
         for name, one in drafted.benchmarks.items()
     }

@@ -8,14 +8,28 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from spec_core.records import Generation
     from spec_trainer.decode.passes import Pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerTimes:
+    """Times of one answer, in seconds since its request."""
+
+    num_tokens: int
+    parts_s: Sequence[float]
+    """When its parts came, ascending; each has one token or more, together ``num_tokens``."""
+
+    @property
+    def per_token_s(self) -> float:
+        """Inter-token latency of an answer of two tokens or more."""
+        return (self.parts_s[-1] - self.parts_s[0]) / (self.num_tokens - 1)
 
 
 def describe_load(one: Pass) -> dict[str, Any]:
@@ -23,16 +37,25 @@ def describe_load(one: Pass) -> dict[str, Any]:
 
     What needs the times of tokens is None where the engine does not stream.
     """
-    timed = [answer for answer in one.answers if answer.times_s]
-    per_token = [_per_token_s(answer) for answer in timed if len(answer.times_s) > 1]
+    timed = [
+        AnswerTimes(num_tokens=len(answer.times_s), parts_s=sorted(set(answer.times_s)))
+        for answer in one.answers
+        if answer.times_s
+    ]
+    return {"tokens_per_s": one.tokens_per_s, **describe_times(timed)}
+
+
+def describe_times(timed: Sequence[AnswerTimes]) -> dict[str, Any]:
+    """Return the speed for each user, and the latencies in milliseconds, of answers that have come in parts."""
+    per_token = [answer.per_token_s for answer in timed if answer.num_tokens > 1]
+    gaps = [after - before for answer in timed for before, after in itertools.pairwise(answer.parts_s)]
     return {
-        "tokens_per_s": one.tokens_per_s,
         "tokens_per_s_per_user": fmean(1 / seconds for seconds in per_token if seconds)
         if any(per_token)
         else None,
-        "time_to_first_token_ms": _distribution([answer.times_s[0] for answer in timed]),
+        "time_to_first_token_ms": _distribution([answer.parts_s[0] for answer in timed]),
         "inter_token_latency_ms": _distribution(per_token),
-        "time_between_parts_ms": _distribution([gap for answer in timed for gap in _gaps(answer)]),
+        "time_between_parts_ms": _distribution(gaps),
     }
 
 
@@ -66,17 +89,6 @@ def break_even(entries: Sequence[Mapping[str, Any]]) -> float | None:
     (low, above), (high, below) = points[pays[-1]], points[pays[-1] + 1]
     share = (above - 1) / (above - below)
     return math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
-
-
-def _per_token_s(answer: Generation) -> float:
-    times = answer.times_s
-    return (times[-1] - times[0]) / (len(times) - 1)
-
-
-def _gaps(answer: Generation) -> list[float]:
-    """Return the times between parts of an answer, each with the tokens of one verification."""
-    parts = sorted(set(answer.times_s))
-    return [after - before for before, after in itertools.pairwise(parts)]
 
 
 def _distribution(seconds: Sequence[float]) -> dict[str, float] | None:

@@ -48,7 +48,7 @@ def ask_all(engine: Engine, work: Workload, asked: Questions) -> Workload:
 
     if asked.are_open:
         asked.ask_all(answer)
-    return replace(work, prompts=asked.prompts, benchmarks=asked.benchmarks)
+    return replace(work, prompts=asked.prompts, benchmarks=asked.benchmarks, right=asked.right)
 
 
 def decode_without_draft(engine: Engine, work: Workload) -> Passes:

@@ -58,10 +58,10 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     _check_report(request)
     options = read_engine_options(request.engine, request.backend, words)
     target = read_target(resolve_target(request.target))
-    draft, num_draft_tokens = check_draft(request.draft_model, target, request.num_draft_tokens)
-    check_finite(request.draft_model)
+    draft, num_draft_tokens = check_draft(request.draft_folder, target, request.num_draft_tokens)
+    check_finite(request.draft_folder)
     options.engine_type.check_draft(
-        options.config.engine, target, draft, request.draft_model, num_draft_tokens
+        options.config.engine, target, draft, request.draft_folder, num_draft_tokens
     )
     sampling = SamplingParams(
         max_new_tokens=request.max_new_tokens,
@@ -70,13 +70,14 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
         num_draft_tokens=num_draft_tokens,
         stop_at_eos=request.stop_at_eos,
     )
-    trained = read_chat_record(request.draft_model)
-    chat = options.config.data.completed_by(trained, f"draft {request.draft_model}")
+    trained = read_chat_record(request.draft_folder)
+    chat = options.config.data.completed_by(trained, f"draft {request.draft_folder}")
     longest = _longest_prompt(request, target, num_draft_tokens)
     asked = _questions(request, target, longest, chat) if request.bench else None
     work = Workload(
         prompts=_prompts(request, target, longest, chat) if asked is None else asked.prompts,
         benchmarks=() if asked is None else asked.benchmarks,
+        right=() if asked is None else asked.right,
         sampling=sampling,
         other_temperature=_OTHER_TEMPERATURE if request.temperature is None else None,
         concurrency=request.concurrencies,

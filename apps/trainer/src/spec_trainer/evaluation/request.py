@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
 
 from spec_core.errors import ConfigError
-from spec_core.wording import shortened
+from spec_core.wording import shortened, shown
+
+_OF_AN_ENGINE = ("target", "draft_model", "engine", "backend", "num_draft_tokens", "untrained", "report")
+"""Options of an engine that this command starts."""
+_MOST_REQUESTS = 1024
+"""Each has a thread and a connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """The draft, target and prompts to measure, and how."""
+    """The draft with its target, or the running server, that is measured, the prompts, and how."""
 
-    target: str
+    target: str = ""
     """Folder or hub id of the target."""
-    draft_model: Path
+    draft_model: Path | None = None
     """Exported draft folder."""
+    server: str = ""
+    """Address of a running server that serves a draft, such as http://127.0.0.1:8000, instead of target and draft."""
+    baseline_server: str = ""
+    """Address of a server of the same target without a draft, to compare with."""
     prompts: Path | None = None
     """Data file; of each row, what comes before the last answer is the prompt."""
     bench: str = ""
@@ -43,12 +52,20 @@ class EvaluationRequest:
     start once more for it."""
     seed: int = 0
     """Seed of sampling."""
+    timeout_s: float = 600.0
+    """Longest time for one answer of a server."""
     report: Path | None = None
     """File to write the figures and plots to, as one page of HTML that needs no network."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a value out of its range."""
-        for name, least in (("num_draft_tokens", 1), ("max_new_tokens", 1), ("temperature", 0)):
+        self._check_measured()
+        for name, least in (
+            ("num_draft_tokens", 1),
+            ("max_new_tokens", 1),
+            ("temperature", 0),
+            ("timeout_s", 0.1),
+        ):
             value = getattr(self, name)
             if value is not None and not least <= value < float("inf"):
                 raise ConfigError(f"--{name.replace('_', '-')}={value}: expected {least} or more")
@@ -66,6 +83,30 @@ class EvaluationRequest:
                 f"--concurrency={shortened(self.concurrency, 200)}: expected positive integers below 100000, such as "
                 "1,8,32"
             )
+        if self.server and max(self.concurrencies, default=1) > _MOST_REQUESTS:
+            raise ConfigError(
+                f"--concurrency={self.concurrency}: a server is asked {_MOST_REQUESTS} at once at most"
+            )
+
+    def _check_measured(self) -> None:
+        """Raise ConfigError unless the request names a target with a draft, or servers, and options of that alone."""
+        if not self.server:
+            if not self.target or self.draft_model is None:
+                raise ConfigError("evaluate needs --target and --draft-model, or --server URL")
+            if self.baseline_server:
+                raise ConfigError(f"--baseline-server={shown(self.baseline_server)} is for --server")
+            return
+        for field in fields(self):
+            if field.name in _OF_AN_ENGINE and getattr(self, field.name) != field.default:
+                raise ConfigError(
+                    f"--{field.name.replace('_', '-')} is not for --server, which runs and drafts as it was started"
+                )
+
+    @property
+    def draft_folder(self) -> Path:
+        """``draft_model`` of a request that names no server."""
+        assert self.draft_model is not None, "the request was checked when it was made"
+        return self.draft_model
 
     @property
     def concurrencies(self) -> tuple[int, ...]:

@@ -83,6 +83,15 @@ def benchmark_lines(document: Mapping[str, Any]) -> Iterator[str]:
     for name, row in (*rows.items(), ("total", document)):
         cells = (f"{row['prompts']:,}", f"{row['generated_tokens']:,}", *_lengths_and_speeds(row))
         yield f"{name:<12}" + "".join(f"{cell:>13}" for cell in cells)
+    for name, row in rows.items():
+        if row["accuracy"] is not None:
+            yield accuracy_sentence(name, row["accuracy"], row["accuracy_without_draft"])
+
+
+def accuracy_sentence(name: str, with_draft: float, without: float | None) -> str:
+    """Return which share of the answers is right, with the draft and without it."""
+    beside = "" if without is None else f", {100 * without:.1f} % without the draft"
+    return f"{name}: {100 * with_draft:.1f} % of the answers are right{beside}"
 
 
 def load_lines(document: Mapping[str, Any]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from spec_core.records import AcceptanceCounters
     from spec_trainer.decode.passes import Pass
     from spec_trainer.evaluation.measure import Passes
 
@@ -30,12 +31,8 @@ def invalid_figures(plain: Passes, drafted: Passes, own: str) -> Iterator[str]:
             yield from _of_pair(way, one, other, own)
     for size, one in drafted.loads.items():
         name = f"{size} answers at once: "
-        yield from _of_clock(name, plain.loads[size], one)
-        if len(one.answers) < _ENOUGH_WAVES * size and size > 1:
-            yield (
-                f"{name}{len(one.answers)} answers are few, most begin together and the last ones have the engine to "
-                f"themselves; {_ENOUGH_WAVES * size} or more prompts are advised"
-            )
+        yield from short_passes(name, plain.loads[size].seconds, one.seconds)
+        yield from few_answers(name, len(one.answers), size)
     if cached := _cached_tokens(plain) + _cached_tokens(drafted):
         yield (
             f"{cached} tokens of prompts came from a prefix cache, so that times are not those of a prefill: switch "
@@ -48,24 +45,43 @@ def _of_pair(way: str, plain: Pass, drafted: Pass, own: str) -> Iterator[str]:
     if way != own or not parts:
         parts = {"" if way == own else f"{way}: ": (plain, drafted)}
     for name, (one, other) in parts.items():
-        if not other.counters.rounds:
-            yield f"{name}no verification of a guess was counted, so the acceptance length says nothing"
-        elif other.counters.rounds >= _ENOUGH_ROUNDS and other.counters.acceptance_length < _ENOUGH_GUESSED:
-            yield (
-                f"{name}almost no guess was accepted: the draft may be of another target, or hardly trained; "
-                "docs/troubleshooting.md helps to see which"
-            )
-        if other.num_tokens < _ENOUGH_TOKENS:
-            yield f"{name}{other.num_tokens} generated tokens are few, {_ENOUGH_TOKENS} or more are advised"
-        yield from _of_clock(name, one, other)
+        yield from unlikely_acceptance(name, other.counters)
+        yield from few_tokens(name, other.num_tokens)
+        yield from short_passes(name, one.seconds, other.seconds)
 
 
-def _of_clock(name: str, plain: Pass, drafted: Pass) -> Iterator[str]:
-    shortest = min(plain.seconds, drafted.seconds)
-    if shortest < _ENOUGH_SECONDS:
+def unlikely_acceptance(name: str, counters: AcceptanceCounters) -> Iterator[str]:
+    """Yield that no guess was verified, or that almost none was accepted; ``name`` begins the sentence."""
+    if not counters.rounds:
+        yield f"{name}no verification of a guess was counted, so the acceptance length says nothing"
+    elif counters.rounds >= _ENOUGH_ROUNDS and counters.acceptance_length < _ENOUGH_GUESSED:
         yield (
-            f"{name}a pass took {shortest:.2f} s, too short for its speed to count: give more prompts or a larger "
-            "--max-new-tokens"
+            f"{name}almost no guess was accepted: the draft may be of another target, or hardly trained; "
+            "docs/troubleshooting.md helps to see which"
+        )
+
+
+def few_tokens(name: str, number: int) -> Iterator[str]:
+    """Yield that so many generated tokens are few for an acceptance length."""
+    if number < _ENOUGH_TOKENS:
+        yield f"{name}{number} generated tokens are few, {_ENOUGH_TOKENS} or more are advised"
+
+
+def short_passes(name: str, *seconds: float) -> Iterator[str]:
+    """Yield that the shortest of some passes was too short for its speed to count."""
+    if min(seconds) < _ENOUGH_SECONDS:
+        yield (
+            f"{name}a pass took {min(seconds):.2f} s, too short for its speed to count: give more prompts or a "
+            "larger --max-new-tokens"
+        )
+
+
+def few_answers(name: str, number: int, concurrency: int) -> Iterator[str]:
+    """Yield that so many answers are few for so many at once."""
+    if number < _ENOUGH_WAVES * concurrency and concurrency > 1:
+        yield (
+            f"{name}{number} answers are few, most begin together and the last ones have the engine to "
+            f"themselves; {_ENOUGH_WAVES * concurrency} or more prompts are advised"
         )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from decimal import Decimal
+
     from spec_core.records import SamplingParams
 
 Prompts = list[list[int]]
@@ -19,6 +21,8 @@ class Workload:
     prompts: Prompts
     benchmarks: tuple[str, ...] = ()
     """The benchmark of each prompt; empty where they are of none."""
+    right: tuple[Decimal | None, ...] = ()
+    """The right number of each prompt of a benchmark, where it has one."""
     sampling: SamplingParams
     """The way of decoding whose figures stand at the top of the document."""
     other_temperature: float | None = None

@@ -13,6 +13,7 @@ from spec_kit.hosting.modes import CaptureMode, Fields, Mode, PlainMode, Specula
 from spec_kit.hosting.program_arguments import unreserved
 from spec_kit.hosting.program_version import installed_version, probe_version
 from spec_kit.hosting.replicas import DRAFT_TOKEN_VARIABLE, HttpReplica, ProgramReplica
+from spec_kit.hosting.server_metrics import ServerMetrics
 from spec_kit.hosting.subprocess_engine import SubprocessEngine
 from spec_kit.hosting.subprocess_main import EngineLink
 
@@ -36,6 +37,7 @@ __all__ = [
     "Mode",
     "PlainMode",
     "ProgramReplica",
+    "ServerMetrics",
     "SpeculativeMode",
     "SubprocessEngine",
     "TakenRequests",

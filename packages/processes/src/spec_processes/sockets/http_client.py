@@ -1,12 +1,14 @@
-"""HttpClient: short questions to one server, which may be broken or hostile.
+"""HttpClient: questions to one server, which may be broken or hostile.
 
-A request is over when its time is, however the server spends that. An answer has at most ``LONGEST_ANSWER`` bytes,
-counted as they arrive: headers, chunk sizes and interim answers (1xx) are among them. No redirect is followed, and no
+A request is over when its time is, however the server spends that. An answer has at most ``LONGEST_ANSWER`` bytes, a
+streamed one as many as its caller allows. They are counted as they arrive: headers, chunk sizes and interim answers
+(1xx) are among them. No redirect is followed, and no
 proxy is asked whatever the environment names, so the secret goes to the address that was given and nowhere else.
 """
 
 from __future__ import annotations
 
+import http
 import socket
 import ssl
 import threading
@@ -22,7 +24,7 @@ import h11
 from spec_core.errors import ConfigError, DeadlineExceeded, EngineError, ProtocolError, RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
-from spec_core.wording import shortened, shown
+from spec_core.wording import one_line, shortened, shown
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -36,6 +38,8 @@ _AT_ONCE = 1 << 16
 _LONGEST_ADDRESS = 1_000
 """Characters; a host's name has at most 253."""
 _LONGEST_QUOTE = 200
+_LONGEST_REFUSAL = 1 << 12
+"""Bytes that are kept of the body of a refusal."""
 _PORTS = {"http": 80, "https": 443}
 """Scheme -> port of an address that names none."""
 _CONNECT_S = 10.0
@@ -56,10 +60,14 @@ class HttpAnswer:
 class HttpClient(Resource):
     """Asks one server; each request has a connection and a thread of its own, and any thread may call."""
 
-    def __init__(self, url: str, token: str) -> None:
-        """Ask the server at ``url`` with ``token`` as the bearer. Raise ConfigError for either; connect to nobody."""
+    def __init__(self, url: str, token: str | None) -> None:
+        """Ask the server at ``url``, with ``token`` as the bearer if there is one; connect to nobody.
+
+        Raise ConfigError for another address, or a token that no header can carry.
+        """
         self._parts = server_address(url)
-        check_draft_token(token)
+        if token is not None:
+            check_draft_token(token)
         self._token = token
         self.url = f"{self._parts.scheme}://{self._parts.netloc}"
         self._port = self._parts.port or _PORTS[self._parts.scheme]
@@ -78,25 +86,35 @@ class HttpClient(Resource):
         """
         answer: Future[HttpAnswer] = Future()
         deadline = time.monotonic() + timeout_s
-        what = path.rpartition("/")[2].partition("?")[0]
 
         def run() -> None:
             try:
-                answer.set_result(self._exchange(path, body.encode(), deadline))
-            except (
-                OSError,
-                h11.RemoteProtocolError,
-                RunError,
-                UnicodeError,
-            ) as error:  # the last of a host's name
-                problem = EngineError(f"{self.url} does not answer {what}: {self._reason(error, timeout_s)}")
-                problem.__cause__ = error
-                answer.set_exception(problem)
+                with self._explained(path, timeout_s):
+                    answer.set_result(self._exchange(path, body.encode(), deadline))
             except BaseException as error:  # noqa: BLE001 (the top of a thread: the caller gets every error)
                 answer.set_exception(error)
 
-        threading.Thread(target=run, name=f"http {what}", daemon=True).start()
+        threading.Thread(target=run, name=f"http {_last_name(path)}", daemon=True).start()
         return answer
+
+    def stream(self, path: str, body: str, timeout_s: float, longest: int) -> Generator[bytes]:
+        """Send a POST with ``body``, or a GET where it is empty, and yield the answer's body as it arrives.
+
+        The caller's thread waits, ``timeout_s`` in all, and reads at most ``longest`` bytes. Raise EngineError for an
+        answer that is none, is too long or too late, and for every status but 200.
+        """
+        deadline = time.monotonic() + timeout_s
+        refusal, refused = None, bytearray()
+        with self._explained(path, timeout_s):
+            for event in self._events(path, body.encode(), deadline, longest):
+                if isinstance(event, h11.Data) and refusal is None:
+                    yield bytes(event.data)
+                elif isinstance(event, h11.Data):
+                    refused += event.data[: _LONGEST_REFUSAL - len(refused)]
+                elif event.status_code != http.HTTPStatus.OK:
+                    refusal = event
+        if refusal is not None:
+            raise EngineError(f"{self.url} refused {_last_name(path)}: {_refusal(refusal, bytes(refused))}")
 
     def close(self) -> None:
         """End every request under way with EngineError, and each that follows; any thread may call it."""
@@ -107,12 +125,27 @@ class HttpClient(Resource):
                     connected.shutdown(socket.SHUT_RDWR)
 
     def _exchange(self, path: str, body: bytes, deadline: float) -> HttpAnswer:
+        head, answer = None, bytearray()
+        for event in self._events(path, body, deadline, LONGEST_ANSWER):
+            if isinstance(event, h11.Response):
+                head = event
+            else:
+                answer += event.data
+        assert head is not None, "an answer has a head, or else reading it raises"
+        return _whole(head, bytes(answer))
+
+    def _events(
+        self, path: str, body: bytes, deadline: float, longest: int
+    ) -> Generator[h11.Response | h11.Data]:
+        """Send a request and yield its answer: the head, then what there is of the body."""
+        authorization = [] if self._token is None else [("Authorization", f"Bearer {self._token}")]
         request = h11.Request(
             method="POST" if body else "GET",
             target=self._parts.path.rstrip("/") + path,
             headers=[
                 ("Host", self._parts.netloc),
-                ("Authorization", f"Bearer {self._token}"),
+                *authorization,
+                ("Content-Type", "application/json"),
                 ("Content-Length", str(len(body))),
                 ("Connection", "close"),
             ],
@@ -122,7 +155,21 @@ class HttpClient(Resource):
         with self._connected(deadline) as connection:
             connection.settimeout(_left_s(deadline))
             connection.sendall(b"".join(state.send(part) or b"" for part in parts))
-            return _read_answer(state, connection, deadline)
+            yield from _read_answer(state, connection, deadline, longest)
+
+    @contextmanager
+    def _explained(self, path: str, timeout_s: float) -> Generator[None]:
+        """Raise EngineError, with the server and the reason, for whatever the network or the server does."""
+        try:
+            yield
+        except (
+            OSError,
+            h11.RemoteProtocolError,
+            RunError,
+            UnicodeError,
+        ) as error:  # the last of a host's name
+            reason = self._reason(error, timeout_s)
+            raise EngineError(f"{self.url} does not answer {_last_name(path)}: {reason}") from error
 
     @contextmanager
     def _connected(self, deadline: float) -> Generator[socket.socket]:
@@ -196,25 +243,39 @@ def check_draft_token(token: str) -> None:
         )
 
 
-def _read_answer(state: h11.Connection, connection: socket.socket, deadline: float) -> HttpAnswer:
-    """Return the answer, whose interim ones are left out. Raise ProtocolError for one that is too long."""
-    head, body, num_bytes = None, bytearray(), 0
+def _last_name(path: str) -> str:
+    return path.rpartition("/")[2].partition("?")[0]
+
+
+def _read_answer(
+    state: h11.Connection, connection: socket.socket, deadline: float, longest: int
+) -> Generator[h11.Response | h11.Data]:
+    """Yield head and body of an answer without its interim ones. Raise ProtocolError for one that is too long."""
+    has_head, num_bytes = False, 0
     while True:
         event = state.next_event()
         if event is h11.NEED_DATA:
             data = _receive(connection, deadline)
-            if head is None and not data:
+            if not has_head and not data:
                 raise ProtocolError("it closed the connection without an answer")
             num_bytes += len(data)
-            if num_bytes > LONGEST_ANSWER:
-                raise ProtocolError(f"its answer has more than {LONGEST_ANSWER} bytes")
+            if num_bytes > longest:
+                raise ProtocolError(f"its answer has more than {longest} bytes")
             state.receive_data(data)
-        elif isinstance(event, h11.Response):
-            head = event
-        elif isinstance(event, h11.Data):
-            body += event.data
-        elif head is not None and isinstance(event, h11.EndOfMessage):
-            return _whole(head, bytes(body))
+        elif isinstance(event, h11.Response | h11.Data):
+            has_head = True
+            yield event
+        elif has_head and isinstance(event, h11.EndOfMessage):
+            return
+
+
+def _refusal(head: h11.Response, body: bytes) -> str:
+    """Return status and reason of a refusal, with what its body says or where it redirects to."""
+    answer = _whole(head, body)
+    said = f"; it redirects to {shown(answer.location)}, name that address" if answer.location else ""
+    if text := answer.body.decode(errors="replace").strip():
+        said = f"{said}: {shortened(one_line(text), 2 * _LONGEST_QUOTE)}"
+    return f"{answer.status} {shortened(answer.reason, _LONGEST_QUOTE)}{said}"
 
 
 def _whole(head: h11.Response, body: bytes) -> HttpAnswer:

@@ -1,0 +1,99 @@
+"""Read questions to a server: those of benchmarks, or the prompts of any file that training takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import DataError
+from spec_trainer.data.errors import BadRow
+from spec_trainer.data.rows import Chat, Text, parse_row
+from spec_trainer.data.sources import check_answers, read_rows
+from spec_trainer.evaluation.benchmarks import parse_benchmarks, read_benchmarks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from decimal import Decimal
+    from pathlib import Path
+
+    from spec_trainer.data.chat_config import ChatConfig
+    from spec_trainer.data.rows import Tokens
+    from spec_trainer.evaluation.request import EvaluationRequest
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A request to a server without its options."""
+
+    path: str
+    """``CHAT`` for a conversation, which the server's chat template renders; ``COMPLETION`` for text or tokens."""
+    fields: Mapping[str, Any]
+    """The fields of the request that hold the prompt."""
+    right: Decimal | None = None
+    """The number that is the right answer, where there is one."""
+
+
+def read_questions(
+    request: EvaluationRequest, chat: ChatConfig, answer: Callable[[Sequence[Question]], Sequence[str]]
+) -> list[Question]:
+    """Return the questions of a request; ``answer`` returns the target's answers, which later turns follow.
+
+    Raise DataError, naming the row, for one that is no question.
+    """
+    if request.prompts is not None:
+        return _of_file(request.prompts, chat)
+    rows = read_benchmarks(parse_benchmarks(request.bench), request.bench_data)
+    asked = [[_conversation([_message("user", row.questions[0])], chat)] for row in rows]
+    turn = 1
+    while waiting := [place for place, row in enumerate(rows) if len(row.questions) > turn]:
+        answers = answer([asked[place][-1] for place in waiting])
+        for place, text in zip(waiting, answers, strict=True):
+            before = asked[place][-1].fields["messages"]
+            now = [*before, _message("assistant", text), _message("user", rows[place].questions[turn])]
+            asked[place].append(_conversation(now, chat))
+        turn += 1
+    return [
+        replace(question, right=row.right) for row, own in zip(rows, asked, strict=True) for question in own
+    ]
+
+
+def _of_file(path: Path, chat: ChatConfig) -> list[Question]:
+    check_answers(str(path), chat)
+    questions: list[Question] = []
+    for row in read_rows(str(path)):
+        try:
+            questions.append(_question(parse_row(row.content), chat))
+        except BadRow as bad:
+            raise DataError(f"{row.where}: {bad}") from bad
+    if not questions:
+        raise DataError(f"{path} holds no prompt")
+    return questions
+
+
+def _question(row: Chat | Text | Tokens, chat: ChatConfig) -> Question:
+    if isinstance(row, Chat):
+        messages = row.messages[: row.answers[-1]] if row.answers else row.messages
+        if not messages:
+            raise BadRow("nothing to answer")
+        tools = {"tools": row.tools} if row.tools else {}
+        return _conversation(messages, chat, {"chat_template_kwargs": row.chat_template_kwargs, **tools})
+    if isinstance(row, Text):
+        return Question(path=COMPLETION, fields={"prompt": row.text})
+    from spec_trainer.data.tokens import last_run
+
+    start = int(last_run(row.loss_mask).argmax())
+    return Question(path=COMPLETION, fields={"prompt": row.input_ids[: start or None].tolist()})
+
+
+def _conversation(
+    messages: Sequence[Mapping[str, Any]], chat: ChatConfig, more: Mapping[str, Any] | None = None
+) -> Question:
+    fields = {"messages": list(messages), "chat_template_kwargs": chat.chat_template_kwargs or None}
+    given = {**fields, **{name: value for name, value in (more or {}).items() if value}}
+    return Question(path=CHAT, fields={name: value for name, value in given.items() if value})
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

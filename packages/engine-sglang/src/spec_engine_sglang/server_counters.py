@@ -1,0 +1,32 @@
+"""The counters of a running SGLang server, from its metrics (SGLang 0.5.16 to 0.5.23 with ``--enable-metrics``)."""
+
+from __future__ import annotations
+
+from spec_core.records import AcceptanceCounters, ServerCounters
+from spec_kit.hosting import ServerMetrics
+
+
+def sglang_counters(text: str) -> ServerCounters | None:
+    """Return what an SGLang server has counted of finished requests; None for the metrics of another program."""
+    metrics = ServerMetrics(text)
+    generated = metrics.total("sglang:generation_tokens_total")
+    if generated is None:
+        return None
+    return ServerCounters(
+        generated_tokens=generated,
+        cached_tokens=metrics.total("sglang:cached_tokens_total") or 0,
+        acceptance=_acceptance(metrics, generated),
+    )
+
+
+def _acceptance(metrics: ServerMetrics, generated: int) -> AcceptanceCounters | None:
+    """Return the rounds, and the accepted tokens as what is left: SGLang counts neither those nor the drafted ones.
+
+    The first token of an answer is the prefill's, and each round gives one token that is the target's own.
+    """
+    rounds, answers = (
+        metrics.total(f"sglang:{name}_total") for name in ("spec_verify_calls", "num_requests")
+    )
+    if not rounds or answers is None:
+        return None
+    return AcceptanceCounters(rounds=rounds, accepted=max(0, generated - answers - rounds))

@@ -1,0 +1,46 @@
+"""Metrics of a running server, in Prometheus' text exposition format."""
+
+from __future__ import annotations
+
+import re
+
+_SAMPLE = re.compile(
+    r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?", re.ASCII
+)
+_LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"', re.ASCII)
+_LARGEST = 1 << 53
+"""Counts are divided: above this a float cannot hold each."""
+
+
+class ServerMetrics:
+    """The counters of a page of metrics; a server that has several engines has a sample of each for one name."""
+
+    def __init__(self, text: str) -> None:
+        """Read the samples; lines that are none, and values that are no count, are left out."""
+        self._samples: dict[str, list[tuple[dict[str, str], int]]] = {}
+        for line in text.splitlines():
+            sample = _SAMPLE.fullmatch(line.strip())
+            if sample is not None and (value := _count(sample["value"])) is not None:
+                labels = dict(_LABEL.findall(sample["labels"] or ""))
+                self._samples.setdefault(sample["name"], []).append((labels, value))
+
+    def total(self, name: str) -> int | None:
+        """Return the sum of a counter over all its labels; None where the server does not have it."""
+        samples = self._samples.get(name)
+        return None if samples is None else sum(value for _, value in samples)
+
+    def by_label(self, name: str, label: str) -> dict[str, int]:
+        """Return the sum of a counter for each value of a label."""
+        sums: dict[str, int] = {}
+        for labels, value in self._samples.get(name, ()):
+            if label in labels:
+                sums[labels[label]] = sums.get(labels[label], 0) + value
+        return sums
+
+
+def _count(word: str) -> int | None:
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return int(value) if 0 <= value <= _LARGEST else None

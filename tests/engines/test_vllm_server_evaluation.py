@@ -1,0 +1,87 @@
+"""``evaluate --server`` of two real vLLM servers on the CPU, one with a draft and one without."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spec_trainer.cli import run
+
+from .conftest import MAX_LENGTH, NEW_TOKENS, NUM_DRAFT_TOKENS
+from .page_server import ServerProcess
+from .vllm_here import needs_vllm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [*needs_vllm, pytest.mark.xdist_group("drafts"), pytest.mark.timeout(900)]
+
+START_S = 300.0
+LEARNT = 16
+"""Prompts whose answers the draft has learned."""
+
+
+@pytest.fixture
+def servers(vllm_environment, llama: Path, trained_draft, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """The addresses of a server with the draft, and of one without."""
+    draft = json.dumps(
+        {
+            "method": "eagle3",
+            "model": str(trained_draft("eagle3").folder),
+            "num_speculative_tokens": NUM_DRAFT_TOKENS,
+        }
+    )
+    started: list[ServerProcess] = []
+    with ExitStack() as opened:
+        for name, flags in (("drafting", f"--speculative-config '{draft}'"), ("plain", "")):
+            with socket.create_server(("127.0.0.1", 0)) as taken:
+                port = taken.getsockname()[1]
+            command = (
+                f"{sys.executable} -m vllm.entrypoints.openai.api_server --model {llama} --enforce-eager "
+                f"--dtype float32 --max-model-len {MAX_LENGTH} --kv-cache-memory-bytes 64M --port {port} {flags}"
+            )
+            (tmp_path / name).mkdir()
+            started.append(ServerProcess(command, tmp_path / name, port))
+            opened.callback(started[-1].close)
+        for server in started:
+            server.wait_ready(START_S)
+        yield started[0].url, started[1].url
+
+
+def test_tau_is_of_the_server_s_counters_and_greedy_texts_are_equal(
+    servers, trained_draft, tmp_path, capfd
+) -> None:
+    """A server counts each round; the tokens of its answers are the prefills' and those of the rounds."""
+    drafting, plain = servers
+    file = tmp_path / "prompts.jsonl"
+    rows = [
+        {"input_ids": [*ids, 3], "loss_mask": [0] * len(ids) + [1]}
+        for ids in trained_draft("eagle3").prompts[: 2 * LEARNT : 2]
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--server", drafting, "--baseline-server", plain, "--prompts", str(file), "--concurrency", "1,4"]
+    words += ["--max-new-tokens", str(NEW_TOKENS), "--no-stop-at-eos"]
+    assert run(["evaluate", *words, "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert (document["engine"], document["baseline_engine"]) == ("vllm", "vllm")
+    assert document["outputs_equal"], document["first_differences"]
+    assert document["generated_tokens"] == 2 * LEARNT * NEW_TOKENS
+    rounds, accepted = document["rounds"], document["accepted"]
+    assert document["drafted"] == NUM_DRAFT_TOKENS * rounds
+    assert len(document["acceptance_per_position"]) == NUM_DRAFT_TOKENS
+    assert document["acceptance_length"] == 1 + accepted / rounds
+    assert document["acceptance_length"] > 1.5  # as in this server's own log
+    # The last round of an answer may give more than was asked for.
+    least = document["generated_tokens"] - 2 * LEARNT
+    assert least <= rounds + accepted <= least + 2 * LEARNT * NUM_DRAFT_TOKENS
+    assert not any("meanwhile" in warning or "not whole" in warning for warning in document["warnings"])
+    for entry in document["throughput"]:
+        for side in (entry["with_draft"], entry["without_draft"]):
+            assert 0 < side["time_to_first_token_ms"]["p50"] <= side["time_to_first_token_ms"]["p99"]
+            assert side["inter_token_latency_ms"]["mean"] > 0

@@ -1,0 +1,22 @@
+"""The counters in SGLang's metrics; their names were read in SGLang's sources, no real server was asked."""
+
+from __future__ import annotations
+
+from spec_core.records import AcceptanceCounters, ServerCounters
+from spec_engine_sglang.engine import SglangEngine
+
+PLAIN = """sglang:generation_tokens_total{model_name="m"} 42.0
+sglang:num_requests_total{model_name="m"} 2.0
+sglang:cached_tokens_total{model_name="m"} 16.0
+"""
+
+
+def test_accepted_tokens_are_those_of_neither_the_prefill_nor_the_target():
+    assert SglangEngine.server_counters(PLAIN) == ServerCounters(generated_tokens=42, cached_tokens=16)
+    speculating = SglangEngine.server_counters(f"{PLAIN}sglang:spec_verify_calls_total 25\n")
+    assert speculating is not None
+    assert speculating.acceptance == AcceptanceCounters(rounds=25, accepted=42 - 2 - 25)
+
+
+def test_metrics_of_another_program_are_none():
+    assert SglangEngine.server_counters("vllm:generation_tokens_total 3\n") is None
