@@ -61,7 +61,7 @@ def kept(num_steps: int, num_layers: int, num_tokens: int, *, recompute: bool) -
 
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_a_further_step_keeps_states_keys_and_values_alone(num_layers):
-    """Of each row: what enters each layer, its keys and values, and what enters the final norm with its root mean."""
+    """Each row keeps what enters each layer, its keys and values, and the final norm's output."""
     num_tokens, steps = 400, 6
     per_row = {}
     for flag in (False, True):

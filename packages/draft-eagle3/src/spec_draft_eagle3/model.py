@@ -97,7 +97,7 @@ class _Rows:
 
     query_angles: Angles
     angles: Angles
-    """Of the keys."""
+    """The keys' angles."""
     index_N: Tensor | None
     """int64: the queries' rows among those of the documents; None: all."""
     token_N: Tensor | slice
