@@ -32,6 +32,28 @@ def assert_gradients(got, expected, tolerance):
         assert error <= tolerance, f"{name}: relative error {error:.1e}"
 
 
+class KeptForBackward:
+    """Counts the bytes that autograd keeps of the operators inside, each storage once."""
+
+    def __enter__(self):
+        self._storages = {}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *raised):
+        self._hooks.__exit__(*raised)
+
+    def _pack(self, tensor):
+        storage = tensor.untyped_storage()
+        self._storages[storage.data_ptr()] = storage  # held, so that no other gets its address
+        return tensor
+
+    @property
+    def num_bytes(self):
+        return sum(storage.nbytes() for storage in self._storages.values())
+
+
 class Exchange:
     """Lets two threads reduce a value each."""
 

@@ -84,6 +84,8 @@ class Run:
     dtype: str = "float32"
     optimizer: str = "adamw"
     steps: int = 50
+    draft_options: dict[str, object] = field(default_factory=dict)
+    """Besides those in ``DRAFTS``."""
     resume_from: Path | None = None
     save_to: Path | None = None
     """Folder for the state at the end."""
@@ -128,7 +130,7 @@ def _rank(me: Rank, runs: Sequence[Run], folder: Path) -> list[Result]:
 
 def _train(run: Run, folder: Path, me: Rank) -> Result:
     plugin, options = _draft(run.draft)
-    draft = plugin(plugin.Config.model_validate({"name": plugin.name, **options}))
+    draft = plugin(plugin.Config.model_validate({"name": plugin.name, **options, **run.draft_options}))
     target = toy_target(folder, **SIZES)
     bench = build(draft, target, others={target.norm_name: torch.ones(target.hidden_size)})
     chosen = OPTIMIZERS[run.optimizer]

@@ -35,6 +35,9 @@ class DraftConfig(Config):
 
     former_defaults: ClassVar[Mapping[str, object]] = {}
     """Options whose default has changed, with the one before: a run directory that began with it goes on with it."""
+    speed_only: ClassVar[frozenset[str]] = frozenset()
+    """Options that change what training costs and no result but by rounding. A run resumes with any value of these;
+    all others belong to its identity."""
 
     name: str = ""
     """Drafting algorithm; a draft plugin."""

@@ -25,6 +25,7 @@ class Eagle3Config(DecoderConfig):
     """
 
     former_defaults: ClassVar[Mapping[str, object]] = {"fc_norm": None, "norm_output": None}
+    speed_only: ClassVar[frozenset[str]] = frozenset({"checkpoint_activations"})
 
     loss: DistilledLoss = "ce"
     """``ce``: cross-entropy to the target's distribution. ``lk_alpha``: −log of the expected acceptance.
@@ -33,6 +34,9 @@ class Eagle3Config(DecoderConfig):
     """Unrolled steps of the training-time test: how many tokens ahead the draft is trained."""
     step_decay: float = pydantic.Field(0.8, gt=0, le=1)
     """Weight of one step relative to the one before: step s weighs step_decay ** s."""
+    checkpoint_activations: bool = False
+    """Compute each layer of each step again in the backward pass instead of keeping its activations: less
+    memory, for a further forward pass of the layers. The step stays the same."""
 
     attention: Literal["gqa", "mla"] = pydantic.Field("gqa", exclude_if=lambda kind: kind == "gqa")
     """``gqa``: grouped queries, as Llama's. ``mla``: multi-head latent attention, as DeepSeek V3's and Kimi K2's,

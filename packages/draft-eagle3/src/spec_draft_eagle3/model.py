@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from spec_kit.chain_drafting import (
     take_rows,
     unrolled_attention,
 )
-from spec_kit.drafting import Mlp, Rope, linear
+from spec_kit.drafting import Mlp, Rope, checkpointed, linear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from spec_kit.chain_drafting import ChainKernels
 
     Angles = tuple[Tensor, Tensor]
+    Bounds = list[tuple[int, int]]
 
 
 ATTENTIONS: Mapping[str, Any] = {"gqa": GroupedQueryAttention, "mla": LatentAttention}
@@ -89,36 +91,62 @@ def _product(normed_RH: Tensor, weight: Tensor, added: Tensor | None) -> Tensor:
     return F.linear(normed_RH, weight) if added is None else torch.addmm(added, normed_RH, weight.T)
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of one layer in one step."""
+
+    query_angles: Angles
+    angles: Angles
+    """The keys' angles."""
+    index_N: Tensor | None
+    """int64: the queries' rows among those of the documents; None: all."""
+    token_N: Tensor | slice
+    """The rows of the tokens that enter."""
+    narrows: bool
+    """The queries are fewer than the rows of the hidden state that comes in."""
+
+
 class _UnrolledLayer:
     """One layer over the unrolled steps, with the keys and values of those so far."""
 
-    def __init__(self, layer: Eagle3Layer, kernels: ChainKernels, bounds: list[tuple[int, int]]) -> None:
-        self._layer, self._kernels, self._bounds = layer, kernels, bounds
+    def __init__(self, model: Eagle3Model, layer: Eagle3Layer, weight: Tensor, bounds: Bounds) -> None:
+        """Begin before the first step; ``weight``: of the projections of the hidden state, stacked."""
+        self._model, self._layer, self._weight, self._bounds = model, layer, weight, bounds
+        self._advance = checkpointed(self._compute, enabled=model.config.checkpoint_activations)
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
-    def step(
-        self,
-        hidden_NH: Tensor,
-        projected: tuple[Tensor, Tensor],
-        angles: tuple[Angles, Angles],
-        row_N: Tensor | None,
-    ) -> Tensor:
-        """Return the layer's output of one more step, [N, H].
-
-        ``angles``: of the queries, and of the keys; ``row_N``: the rows of the queries, the first of those of the
-        step before; None: all.
-        """
-        attention, rotate = self._layer.self_attn, self._kernels.rotate
-        q = attention.queries(projected[0], lambda heads: rotate(heads, angles[0]))
-        k, v = attention.keys_values(projected[1], lambda heads: rotate(heads, angles[1]))
+    def step(self, hidden_RH: Tensor, embedded: Tensor | None, rows: _Rows) -> Tensor:
+        """Return the layer's output of one more step, [N, H]; ``embedded``: what ``embed`` made of all tokens."""
+        hidden_NH, k, v = self._advance(rows, hidden_RH, embedded, *self._keys, *self._values)
         self._keys.append(k)
         self._values.append(v)
+        return hidden_NH
+
+    def _compute(
+        self, rows: _Rows, hidden_RH: Tensor, embedded: Tensor | None, *past: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the layer's output, and the step's keys and values, given those of the steps before."""
+        layer, kernels = self._layer, self._model.kernels
+        attention, rotate = layer.self_attn, kernels.rotate
+        if embedded is not None:
+            place = rows.token_N
+            embedded = embedded[place] if isinstance(place, slice) else take_rows(embedded, place)
+        row_N = rows.index_N if rows.narrows else None
+        projected = layer.project(hidden_RH, self._weight, embedded, row_N)
+        if row_N is not None:
+            hidden_RH = self._model.select(hidden_RH, row_N)
+        q = attention.queries(projected[0], lambda heads: rotate(heads, rows.query_angles))
+        k, v = attention.keys_values(projected[1], lambda heads: rotate(heads, rows.angles))
+        if self._model.config.checkpoint_activations:
+            v = v.contiguous()  # a view of the whole product would keep all of it
+        steps = len(past) // 2
         keys, values = (
-            [first, *(part[: len(q)] for part in later)] for first, *later in (self._keys, self._values)
+            [first, *(part[: len(q)] for part in later)]
+            for first, *later in ((*past[:steps], k), (*past[steps:], v))
         )
-        attended = unrolled_attention(self._kernels, q, keys, values, self._bounds, row_N)
-        return self._layer.finish(hidden_NH, attended)
+        attended = unrolled_attention(kernels, q, keys, values, self._bounds, rows.index_N)
+        return layer.finish(hidden_RH, attended), k, v
 
 
 class Eagle3Model(nn.Module):
@@ -196,7 +224,7 @@ class Eagle3Model(nn.Module):
         weights = [hidden_weight, *(layer.qkv_weight() for layer in layers[1:])]
         tokens = F.pad(self.midlayer.embed(ops.embed(batch.input_ids_T), token_weight), (0, 0, 0, steps))
         bounds = [(span.start, span.stop) for span in batch.spans]
-        unrolled = [_UnrolledLayer(layer, self.kernels, bounds) for layer in layers]
+        unrolled = [_UnrolledLayer(self, *each, bounds) for each in zip(layers, weights, strict=True)]
         hidden = self.fuse(batch.hidden_TNH[:, :-1])
         needed = NeededRows.of(batch, steps)  # on the CPU, while a device computes what is above
         states: list[Tensor] = []
@@ -205,19 +233,20 @@ class Eagle3Model(nn.Module):
             angles_N = angles = self.rope.angles(batch.position_T[row_N] + step, hidden.dtype)
             if step > 0:
                 hidden = self.select(hidden, slice(len(row_N)))
-                embedded = take_rows(tokens, row_N + 1 + step)
             else:
                 angles = self.rope.angles(batch.position_T, hidden.dtype)
-                embedded = tokens[1 : 1 + num_tokens]
-            for layer, weight, over_steps in zip(layers, weights, unrolled, strict=True):
+            token_N = row_N + 1 + step if step > 0 else slice(1, 1 + num_tokens)
+            for layer, over_steps in zip(layers, unrolled, strict=True):
                 # Of step 0, every row is read: as keys and values, and by the next layer.
                 narrows = step == 0 and layer is layers[-1]
-                row_Q = row_N if step > 0 or narrows else None
-                added = embedded if layer is self.midlayer else None
-                projected = layer.project(hidden, weight, added, row_N if narrows else None)
-                if narrows:
-                    hidden = self.select(hidden, row_N)
-                hidden = over_steps.step(hidden, projected, (angles_N if narrows else angles, angles), row_Q)
+                rows = _Rows(
+                    query_angles=angles_N if narrows else angles,
+                    angles=angles,
+                    index_N=row_N if step > 0 or narrows else None,
+                    token_N=token_N,
+                    narrows=narrows,
+                )
+                hidden = over_steps.step(hidden, tokens if layer is self.midlayer else None, rows)
             hidden, normed = self.output(hidden)
             states.append(self.head_input(normed))
         return states, needed

@@ -5,18 +5,16 @@ Shapes: R rows of a segment, C mask tokens, X both, one after the other; H width
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from spec_core import to_device_async
 from spec_draft_peagle.attention import chain_attention, row_attention
 from spec_draft_peagle.chains import ChainRule, Chains
 from spec_draft_peagle.loss import PEagleLoss
-from spec_kit.drafting import AttentionProjections, Mlp, Rope, linear
+from spec_kit.drafting import AttentionProjections, Mlp, Rope, checkpointed, linear
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +31,6 @@ if TYPE_CHECKING:
 
     Past = Sequence[Sequence[KeysValues]]
     """Keys and values of the segments before, layer by layer."""
-
-# Nothing in it is random: the state of the generators need not be kept.
-_recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
 class PEagleLayer(nn.Module):
@@ -161,7 +156,7 @@ class PEagleModel(nn.Module):
             counted_R = (chains.kept_R[rows] > 0).nonzero().squeeze(1)
             mask_X = torch.arange(int(segment.count_A.sum())) + segment.stop - segment.first
             chosen = to_device_async(torch.cat([counted_R, mask_X]), device)
-            advance = self.advance if len(segments) == 1 else partial(_recomputed, self.advance)
+            advance = checkpointed(self.advance, enabled=len(segments) > 1)
             normed_XH, own = advance(segment, inputs, [list(layer) for layer in past], ops)
             for layer, keys_values in zip(past, own, strict=True):
                 layer.append(keys_values)

@@ -28,14 +28,14 @@ _TRAIN_IDENTITY = (
 def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> str:
     """Return a digest of data, chat format, target, draft, optimizer, seed, dtype and batch: the run's identity.
 
-    Options of optimizer and strategy belong to it but for those that change speed only. The strategy itself, the
-    number of processes, placement, logging, timeouts and ``train.steps`` may change between start and resume.
+    Options of draft, optimizer and strategy belong to it but for those that change speed only. The strategy itself,
+    the number of processes, placement, logging, timeouts and ``train.steps`` may change between start and resume.
     """
     parts = {
         "data": data_digest,
         "shuffle": config.data.shuffle,
         "target": target_digest,
-        "draft": config.draft.model_dump(mode="json"),
+        "draft": config.draft.model_dump(mode="json", exclude={*config.draft.speed_only}),
         "train": {key: getattr(config.train, key) for key in _TRAIN_IDENTITY}
         | moved_values(config.optimizer),
         "seed": config.seed,

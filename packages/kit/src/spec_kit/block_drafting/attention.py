@@ -11,20 +11,17 @@ of the blocks and ``[T, kv_heads, D]`` of the context.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from spec_core.host_tensors import to_device_async
+from spec_kit.drafting import checkpointed
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values of the same positions."""
-
-# Nothing in it is random: the state of the generators need not be kept.
-_recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 CHUNK_BLOCKS = 32
 """Blocks per call of the fused attention: some hundred queries keep it busy; their own keys, of which each query
@@ -97,17 +94,20 @@ def block_attention(
     sees positions from p − (window − 1) on, and its own block up to itself.
     """
     parts = zip(*(tensor.split(CHUNK_BLOCKS) for tensor in (q, *own)), strict=True)
+    attend = checkpointed(_attend)
     pieces = [
-        _recomputed(_attend, part, context, layout.chunk(index * CHUNK_BLOCKS, window), window)
+        attend(layout.chunk(index * CHUNK_BLOCKS, window), window, context[0], context[1], *part)
         for index, part in enumerate(parts)
     ]
     return torch.cat(pieces)
 
 
-def _attend(part: tuple[Tensor, ...], context: KeysValues, chunk: _Chunk, window: int | None) -> Tensor:
-    """Return the attention of one chunk; ``part``: q, keys and values of its blocks."""
-    q_CBND, *own = part
-    k, v = (torch.cat([old[chunk.context], new.flatten(0, 1)]) for old, new in zip(context, own, strict=True))
+def _attend(
+    chunk: _Chunk, window: int | None, k_TND: Tensor, v_TND: Tensor, q_CBND: Tensor, *own: Tensor
+) -> Tensor:
+    """Return the attention of one chunk of blocks, given their q, keys and values, and those of the context."""
+    pairs = zip((k_TND, v_TND), own, strict=True)
+    k, v = (torch.cat([old[chunk.context], new.flatten(0, 1)]) for old, new in pairs)
     if not len(q_CBND):  # nothing to attend, but a gradient (of zero) must reach every input
         return q_CBND + k.sum() + v.sum()
     mask = chunk.visible(q_CBND.shape[1], window)

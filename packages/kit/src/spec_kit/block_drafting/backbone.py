@@ -13,7 +13,7 @@ from torch import nn
 
 from spec_core.host_tensors import to_device_async
 from spec_kit.block_drafting.attention import BlockLayout
-from spec_kit.drafting import AttentionProjections, Mlp, Rope, linear
+from spec_kit.drafting import AttentionProjections, Mlp, Rope, checkpointed, linear
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from spec_core.ops import VocabularyOps
     from spec_core.records import DraftBatch
     from spec_kit.block_drafting.attention import KeysValues
-    from spec_kit.block_drafting.block_shape import BlockShape
+    from spec_kit.block_drafting.block_shape import BlockConfig, BlockShape
     from spec_kit.block_drafting.blocks import Blocks
     from spec_kit.block_drafting.kernels import Angles, BlockKernels
 
@@ -73,11 +73,16 @@ class BlockLayer(nn.Module):
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
         self.window, self._block_attention = window, kernels.block_attention
 
-    def forward(self, x_ABH: Tensor, context_TH: Tensor, geometry: Geometry) -> Tensor:
-        """Return the blocks' states after the layer.
+    def forward(
+        self, x_ABH: Tensor, context_TH: Tensor, geometry: Geometry, *, recompute: bool = False
+    ) -> Tensor:
+        """Return the blocks' states after the layer; ``recompute``: again in the backward pass.
 
         The context enters as it is: the input norm is for the block only.
         """
+        return checkpointed(self._compute, enabled=recompute)(x_ABH, context_TH, geometry)
+
+    def _compute(self, x_ABH: Tensor, context_TH: Tensor, geometry: Geometry) -> Tensor:
         context = self.self_attn.keys_values(context_TH, geometry.context_angles)
         return self.advance(x_ABH, context, geometry)
 
@@ -106,6 +111,8 @@ class BlockBackbone(nn.Module):
 
     layer_type: ClassVar[type[BlockLayer]] = BlockLayer
     """The decoder layers' class."""
+    config: BlockConfig
+    """The draft's options."""
 
     def __init__(self, shape: BlockShape, embedding_scale: float, kernels: BlockKernels) -> None:
         """Make the network; ``embedding_scale``: factor on the target's embedding before its first layer."""
@@ -137,7 +144,7 @@ class BlockBackbone(nn.Module):
         known_A = batch.input_ids_T[to_device_async(blocks.anchor_A, device)]
         x_ABH = self.embed(known_A, self.shape.block_size, ops)
         for layer in self.decoder_layers:
-            x_ABH = layer(x_ABH, context_CH, geometry)
+            x_ABH = layer(x_ABH, context_CH, geometry, recompute=self.config.checkpoint_activations)
         return self.norm(x_ABH)
 
     def context(self, hidden_TNH: Tensor) -> Tensor:

@@ -40,8 +40,13 @@ class BlockConfig(DecoderConfig):
     folder is an error.
     """
 
+    speed_only: ClassVar[frozenset[str]] = frozenset({"checkpoint_activations"})
+
     num_anchors: int = Field(512, ge=1, le=1 << 20)
     """Most blocks that one document trains in one epoch, at positions drawn anew each epoch."""
+    checkpoint_activations: bool = False
+    """Compute each layer again in the backward pass instead of keeping its activations: less memory, for
+    a further forward pass of the layers. The step stays the same."""
     num_layers: int | None = Field(None, ge=1, le=MOST_LAYERS)
     """Decoder layers of the draft. None: 5."""
     mask_token_id: int | None = Field(None, ge=0)

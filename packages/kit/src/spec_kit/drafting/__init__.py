@@ -31,6 +31,7 @@ from spec_kit.drafting.served_draft import EMBEDDING, DraftCheckpoint, ServedDra
 from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from spec_kit.drafting.checkpointing import checkpointed
     from spec_kit.drafting.decoder_parts import INIT_STD, AttentionProjections, Mlp, linear
     from spec_kit.drafting.draft_vocabulary import MAPPING, mapping, read_mapping, select_tokens
     from spec_kit.drafting.drawing import draw, uniform_numbers
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 else:
     __getattr__ = lazy_names(
         __name__,
+        checkpointing="checkpointed",
         decoder_parts="INIT_STD AttentionProjections Mlp linear",
         draft_vocabulary="MAPPING mapping read_mapping select_tokens",
         drawing="draw uniform_numbers",
@@ -86,6 +88,7 @@ __all__ = [
     "as_served",
     "check_served",
     "checked",
+    "checkpointed",
     "config_error",
     "decoder_fields",
     "distribution",

@@ -1,0 +1,72 @@
+"""Activations that are computed again in the backward pass: the same step, and what is kept for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spec_backend_cpu.kernels import KERNELS
+from spec_core import no_kernel
+from spec_core.records import Supervision
+from spec_draft_eagle3.config import Eagle3Config
+from spec_draft_eagle3.draft import Eagle3Draft
+
+from ..draft_parts import KeptForBackward, assert_gradients
+from .cases import MLA, make_batch, make_model, make_ops, make_target, random_documents
+
+WIDTH, INNER, QUERIES, KEYS = 16, 24, 4 * 8, 2 * 8
+
+
+def trained(options, kernel, *, recompute: bool):
+    target, dtype = make_target(), torch.float64
+    config = Eagle3Config(checkpoint_activations=recompute, **options)
+    documents = random_documents(target, [9, 1, 14, 2, 3, 23], seed=3)
+    samples = [Supervision(sample_id=0, epoch=0, loss_mask=document.mask) for document in documents]
+    module = make_model(target, config, dtype, kernel)
+    counts = Eagle3Draft(config).denominators(samples)
+    output = module(make_batch(documents, [0, 2, 0, 3, 1, 4], 3), counts, make_ops(target, dtype))
+    output.loss.backward()
+    return output, {name: value.grad for name, value in module.named_parameters()}
+
+
+@pytest.mark.parametrize("kernel", [KERNELS.get, no_kernel], ids=["kernel", "chunked"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_steps": 4},
+        {"num_steps": 3, "num_layers": 2, "vocab_size": 11, "fc_norm": False, "norm_output": False},
+        {"num_steps": 3, "num_layers": 2, **MLA},
+    ],
+    ids=["one layer", "two layers", "mla"],
+)
+def test_loss_and_gradients_of_packed_documents_stay_the_same(options, kernel):
+    (plain, expected), (again, got) = (trained(options, kernel, recompute=flag) for flag in (False, True))
+    assert again.loss.item() == pytest.approx(plain.loss.item(), rel=1e-12)
+    assert_gradients(got, expected, 1e-12)
+    assert all(torch.equal(again.counts[name], value) for name, value in plain.counts.items())
+
+
+def kept(num_steps: int, num_layers: int, num_tokens: int, *, recompute: bool) -> int:
+    """Bytes that are kept of the unrolled steps for the backward pass."""
+    target = make_target()
+    config = Eagle3Config(num_steps=num_steps, num_layers=num_layers, checkpoint_activations=recompute)
+    documents = random_documents(target, [num_tokens], seed=1)
+    documents[0].mask[:] = True
+    module, batch, ops = make_model(target, config), make_batch(documents, [0]), make_ops(target)
+    with KeptForBackward() as counted:
+        states, _ = module.unroll(batch, ops)
+    assert len(states) == num_steps
+    return counted.num_bytes
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_further_step_keeps_states_keys_and_values_alone(num_layers):
+    """Each row keeps what enters each layer, its keys and values, and the final norm's output."""
+    num_tokens, steps = 400, 6
+    per_row = {}
+    for flag in (False, True):
+        sizes = [kept(count, num_layers, num_tokens, recompute=flag) for count in (steps, steps + 1)]
+        per_row[flag] = (sizes[1] - sizes[0]) / num_tokens / 4
+    channels = num_layers * (WIDTH + 2 * KEYS) + 2 * WIDTH
+    assert per_row[True] <= channels
+    assert per_row[False] >= channels + num_layers * (2 * QUERIES + 3 * INNER)
