@@ -33,7 +33,7 @@ class CommandCheckpoints:
         _warn_of_best(root)
         self._found = {folder: _version_of(folder) for folder in finished(root)}
         self.first = checkpoint_to_resume(root, resume_from, identity)
-        """None where the command begins at step 0."""
+        """None if the command begins at step 0."""
 
     def newest(self) -> Path | None:
         """Return the newest whole checkpoint that this command has written, else the one that it began with."""
@@ -47,7 +47,7 @@ class CommandCheckpoints:
 
 
 def checkpoint_to_resume(root: Path, resume_from: str, identity: str) -> Path | None:
-    """Return a whole checkpoint of the run, or None where it has none yet; ArtifactError says what to do."""
+    """Return a whole checkpoint of the run, or None if it has none yet; ArtifactError says what to do."""
     checkpoints = finished(root)
     _warn_of_unfinished(root, checkpoints)
     if resume_from == "previous":

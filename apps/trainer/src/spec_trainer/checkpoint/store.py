@@ -50,7 +50,7 @@ def read_weights(strategy_type: type[Strategy], folder: Path) -> dict[str, Tenso
 
 
 def check_strategy(strategy_type: type[Strategy], folder: Path) -> None:
-    """Raise ArtifactError where another strategy wrote a checkpoint and ``strategy_type`` cannot read its weights."""
+    """Raise ArtifactError if another strategy wrote a checkpoint and ``strategy_type`` cannot read its weights."""
     with foreign_errors(ArtifactError, f"{folder / CONFIG_FILE} names no strategy"):
         written_by = read_resolved(folder / CONFIG_FILE)["strategy"]["name"]
     if written_by == strategy_type.name:

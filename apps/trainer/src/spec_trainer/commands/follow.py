@@ -54,7 +54,7 @@ def resolve_follow(
 def run_follow(spec: RunSpec) -> dict[str, Any]:
     """Follow until ``follow.requests`` have come, and return the summary; go on with what the run directory holds.
 
-    Raise Interrupted where the command is stopped, with a summary, too.
+    Raise Interrupted if the command is stopped, with a summary, too.
     """
     with spec.directory.locked(), StopRequest() as stop:
         spec.directory.open(spec.identity, spec.resuming("latest").config)

@@ -51,7 +51,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
 
 
 def _resources(run: RunSpec, sizes: RunSizes) -> dict[str, Any]:
-    """Return what the run takes beside what is free. Raise ConfigError where it cannot fit."""
+    """Return what the run takes beside what is free. Raise ConfigError if it cannot fit."""
     found = rooms(run, sizes)
     for room in found:
         room.check()

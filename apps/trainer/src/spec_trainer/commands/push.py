@@ -71,7 +71,7 @@ def serving_lines(document: Mapping[str, Any]) -> Iterable[str]:
 
 
 def serving_problem(document: Mapping[str, Any]) -> str:
-    """Return in one line why the servers of ``describe_serving`` do not all serve one draft; empty where they do."""
+    """Return in one line why the servers of ``describe_serving`` do not all serve one draft; empty if they do."""
     if silent := [url for url, server in document.items() if "error" in server]:
         return f"{', '.join(silent)} did not say what it serves"
     if broken := [url for url, server in document.items() if server["state"] == "quarantined"]:

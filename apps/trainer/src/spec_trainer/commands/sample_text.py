@@ -18,7 +18,7 @@ _HALF_A_CHARACTER = "\ufffd"
 
 
 def sample_texts(samples: Sequence[Sample], encoder: Encoder) -> list[dict[str, Any]]:
-    """Return samples as text, in JSON values. Raise DataError where the target has no tokenizer.
+    """Return samples as text, in JSON values. Raise DataError if the target has no tokenizer.
 
     Each is {"where", "tokens", "supervised_tokens", "parts": [{"text", "supervised"}, …]}.
     """

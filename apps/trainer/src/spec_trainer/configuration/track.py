@@ -1,4 +1,4 @@
-"""Section ``track`` of the configuration: a key for each tracker that is installed."""
+"""Section ``track`` of the configuration, which has a key for each installed tracker."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ class TrackConfig(Config):
 
 
 def is_asked_for(value: object) -> bool:
-    """Return whether a key's value asks for its tracker: any does but null and false."""
+    """Return whether a key's value enables its tracker: any value except null and false does."""
     return value is not None and value is not False
 
 
 def track_config_type(section: object = None) -> type[TrackConfig]:
-    """Return section ``track`` with a key for every installed tracker; one that does not load takes any value.
+    """Return the class of section ``track``, with a key for every installed tracker.
 
-    With the section that a configuration has, only trackers that it asks for are imported.
+    If ``section``, the section of a configuration, is given, only the trackers that it enables are imported. The key
+    of a tracker that is not imported takes any value.
     """
     asked = None if section is None else section if isinstance(section, dict) else {}
     names = sorted({record.name for record in plugins.installed(Tracker)})

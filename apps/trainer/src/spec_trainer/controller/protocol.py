@@ -182,7 +182,7 @@ class Finished(ControlMessage):
     """A rank has done its work, or has stopped on request."""
 
     interrupted: str | None = None
-    """Explanation for the user of what is left; None where nothing is."""
+    """Explanation for the user of what is left; None if nothing is."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class Measured(ControlMessage):
     """Answer to Exported."""
 
     figures: dict[str, Any]
-    """Fields of the records of steps; none where the run was asked to stop meanwhile."""
+    """Fields of the records of steps; none if the run was asked to stop meanwhile."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class ControllerLink:
 
     @property
     def address_elsewhere(self) -> str:
-        """The same for workers on other hosts; empty where there are none."""
+        """The same for workers on other hosts; empty if there are none."""
         return "" if self.address == LOOPBACK else self.address
 
     def send(self, message: ControlMessage) -> None:

@@ -54,7 +54,7 @@ class Rendering:
 
 
 class ChatRenderer:
-    """Renders conversations with one template. Raises DataError where neither tokenizer nor configuration has one."""
+    """Renders conversations with one template. Raises DataError if neither tokenizer nor configuration has one."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: ChatConfig) -> None:
         """Keep ``tokenizer`` and its special tokens, and the template and variables that ``config`` gives."""
@@ -69,7 +69,7 @@ class ChatRenderer:
     def render(self, chat: Chat, last_turn_only: bool) -> Rendering:
         """Return the conversation with the spans to learn.
 
-        Raise BadRow where the template refuses it, or the span of a wanted turn is not certain.
+        Raise BadRow if the template refuses it, or the span of a wanted turn is not certain.
         """
         template = self._template(chat)
         chat = replace(chat, messages=self._served(chat.messages, template))

@@ -67,7 +67,7 @@ class ChatConfig(Config):
                 )
 
     def completed_by(self, made: ChatConfig | None, what: str) -> Self:
-        """Return the values ``made`` of ``what``. Raise ConfigError where one that was given differs."""
+        """Return the values ``made`` of ``what``. Raise ConfigError if one that was given differs."""
         if made is None:
             return self
         completed = self.model_copy(

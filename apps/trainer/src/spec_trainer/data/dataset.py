@@ -151,7 +151,7 @@ class _Found:
 
 
 def _question(encoder: Encoder, chat: Chat | None) -> np.ndarray | None:
-    """Return what is to be answered of a conversation; None where the template takes no generation prompt there."""
+    """Return what is to be answered of a conversation; None if the template takes no generation prompt there."""
     try:
         return None if chat is None else np.array(encoder.prompt(chat), dtype=np.int32)
     except BadRow:

@@ -97,7 +97,7 @@ def keep_run_data(dataset: Dataset, run_directory: Path) -> None:
 
 
 def _origin(settings: Mapping[str, Any], sources: Iterable[str], tokenizer_folder: Path) -> str:
-    """Return a digest of all that samples are made from; empty where something of it cannot be read."""
+    """Return a digest of all that samples are made from; empty if something of it cannot be read."""
     whole = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
     whole.update(json.dumps([version(name) for name in _LIBRARIES]).encode())
     own = sorted(Path(__file__).parent.glob("*.py"))
@@ -135,7 +135,7 @@ def _write(dataset: Dataset, folder: Path) -> None:
 
 
 def _open(folder: Path, origin: str) -> Dataset | None:
-    """Return what ``keep_run_data`` has written; None where it is not there, whole and unchanged."""
+    """Return what ``keep_run_data`` has written; None if it is not there, whole and unchanged."""
     with suppress(DataError), foreign_errors(DataError, f"{folder} is damaged"):
         digest, _, text = read_bytes(folder / _RECORD, DataError, _RECORD_BYTES).decode().partition("\n")
         if hashlib.blake2b(text.encode()).hexdigest() != digest:

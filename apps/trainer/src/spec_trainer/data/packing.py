@@ -53,7 +53,7 @@ def empty_batch(
 
 
 def _guess_places(samples: Sequence[Sample], spans: Sequence[Span], num_tokens: int) -> torch.Tensor | None:
-    """Return int64 [T], 0 outside every span; None where no sample has guess places."""
+    """Return int64 [T], 0 outside every span; None if no sample has guess places."""
     if all(sample.guess_place is None for sample in samples):
         return None
     place_T = torch.zeros(num_tokens, dtype=torch.int64)

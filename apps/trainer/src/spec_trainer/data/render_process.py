@@ -52,7 +52,7 @@ class RenderProcess:
     def render(self, **arguments: Any) -> tuple[str, list[tuple[int, int]]]:
         """Return text and marks of one conversation, given arguments of ``render_jinja_template``.
 
-        Raise BadRow where the template fails or exceeds the limits, TemplateUnreadable where it is none.
+        Raise BadRow if the template fails or exceeds the limits, TemplateUnreadable if it is none.
         """
         try:
             self._start()
@@ -82,7 +82,7 @@ class RenderProcess:
         self._channel.arrived()  # it says that it has imported what it needs
 
     def _answer(self) -> Mapping[str, Any]:
-        """Return the answer; kill the process and raise BadRow where it computes for longer than its limit."""
+        """Return the answer; kill the process and raise BadRow if it computes for longer than its limit."""
         if arrived := self._arrived():  # nearly always
             return arrived[0]
         most = self._cpu_s() + SECONDS + _GRACE_S

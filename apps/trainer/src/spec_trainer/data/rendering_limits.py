@@ -17,7 +17,7 @@ class OutOfTime(Exception):
 
 @contextmanager
 def rendering_limits(seconds: float, num_bytes: int) -> Iterator[None]:
-    """Raise OutOfTime or MemoryError where the ``with`` block exceeds the limits, unless it computes in C.
+    """Raise OutOfTime or MemoryError if the ``with`` block exceeds the limits, unless it computes in C.
 
     ``seconds`` are those of the CPU; ``num_bytes`` are added to what the process has. Call it in the main thread.
     """

@@ -58,7 +58,7 @@ class RowEncoder:
     tokenizer_folder: Path
     vocab_size: int
     longest_prompt: int | None
-    """Most tokens of a prompt; None where no prompts are asked for."""
+    """Most tokens of a prompt; None if no prompts are asked for."""
     with_questions: bool
 
     @cached_property
@@ -67,7 +67,7 @@ class RowEncoder:
         return Encoder(self.tokenizer_folder, self.vocab_size, self.config)
 
     def encode(self, row: DataRow) -> EncodedRow | BadRow:
-        """Return the row's tokens, or why it cannot be used. Raise DataError where no row can."""
+        """Return the row's tokens, or why it cannot be used. Raise DataError if no row can."""
         try:
             content = parse_row(row.content)
             encoded = self.encoder.encode(content, self.config.last_turn_only)

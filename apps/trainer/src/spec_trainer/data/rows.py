@@ -67,7 +67,7 @@ class Tokens:
 
 
 def parse_row(row: object) -> Chat | Text | Tokens:
-    """Return the row in its shape. Raise BadRow where it has none of them."""
+    """Return the row in its shape. Raise BadRow if it has none of them."""
     if isinstance(row, BadRow):
         raise row
     if not isinstance(row, Mapping):

@@ -42,13 +42,13 @@ class DataRow:
     where: str
     """``file:number``: the line in JSONL, elsewhere the row's number from 1."""
     content: object
-    """The decoded row, or a BadRow where it does not decode."""
+    """The decoded row, or a BadRow if it does not decode."""
 
 
 def read_rows(path: str) -> Iterator[DataRow]:
     """Yield the rows of ``path`` in a fixed order: a folder's files by name, a file's rows as they stand.
 
-    Raise DataError where a source as a whole cannot be read.
+    Raise DataError if a source as a whole cannot be read.
     """
     place = _place(path)
     yield from read_files(place) if isinstance(place, list) else read_hub(*place)
@@ -89,7 +89,7 @@ def read_files(files: Iterable[Path]) -> Iterator[DataRow]:
 
 
 def check_answers(path: str, chat: ChatConfig) -> None:
-    """Raise ConfigError where ``regenerate`` has rendered a file of ``path`` with other values than ``chat``."""
+    """Raise ConfigError if ``regenerate`` has rendered a file of ``path`` with other values than ``chat``."""
     place = Path(path)
     for file in data_files(place) if path and place.is_dir() else [place]:
         made = chat_of_answers(file)
@@ -202,7 +202,7 @@ def _without_nulls(value: object) -> object:
 
 
 def read_hub(name: str, split: str, config: str | None = None) -> Iterator[DataRow]:
-    """Yield the rows of a data set of the hub. Raise DataError where it cannot be read."""
+    """Yield the rows of a data set of the hub. Raise DataError if it cannot be read."""
     with _readable(f"{name}:{split}"):
         for number, row in enumerate(_load_hub(name, config, split), start=1):
             yield DataRow(f"{name}:{split}:{number}", _without_nulls(row))

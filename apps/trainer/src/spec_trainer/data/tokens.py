@@ -102,7 +102,7 @@ class Encoder:
         return self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
 
     def _check_variables(self, row: Chat | Text | Tokens) -> None:
-        """Raise BadRow where the row names other variables of the template than the configured ones."""
+        """Raise BadRow if the row names other variables of the template than the configured ones."""
         named = None if isinstance(row, Text) else row.chat_template_kwargs
         if named and named != self.chat_template_kwargs:
             raise BadRow(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 Render = Callable[["Sequence[Message]", bool], "str | None"]
-"""(messages, with generation prompt) -> text, or None where the template refuses them."""
+"""(messages, with generation prompt) -> text, or None if the template refuses them."""
 
 # Plain ASCII letters: no template trims or escapes them, no text contains them by accident.
 _PLACEHOLDER = "QPLACEHOLDERQXJZKVWQ"
@@ -61,7 +61,7 @@ class TurnFinder:
     def spans(self, turns: Sequence[int]) -> Iterator[Span | None]:
         """Yield for each of the messages ``turns`` the span that the assistant emits: content and end of turn.
 
-        The last item is None where a span is not certain.
+        The last item is None if a span is not certain.
         """
         frames = self._frames() if len(turns) > _FEW else {}
         known = dict(self.usual)

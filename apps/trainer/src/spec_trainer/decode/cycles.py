@@ -153,7 +153,7 @@ class _Run:
         }
 
     def _draft(self, version: int) -> Path:
-        """Return the folder of a version: exported where it is not there yet, which is right after its last step."""
+        """Return the folder of a version: exported if it does not exist yet, which is right after its last step."""
         folder, spec = self._folder.draft(version), self._spec
         if not folder.exists():
             weights = (
@@ -225,7 +225,7 @@ def _notes(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_tokens(answers: Dataset, spec: RunSpec) -> None:
-    """Raise ArtifactError where a file of answers holds tokens that the target has not."""
+    """Raise ArtifactError if a file of answers holds tokens that the target has not."""
     for sample in answers.samples:
         if sample.input_ids.max() >= spec.target.vocab_size:
             raise ArtifactError(

@@ -94,7 +94,7 @@ class DecodedFolder:
         write_atomically(self._figures(cycle), json.dumps(figures, indent=2) + "\n")
 
     def figures(self, cycle: int) -> dict[str, Any] | None:
-        """Return these figures, or None where there are none."""
+        """Return these figures, or None if there are none."""
         file = self._figures(cycle)
         if not file.exists():
             return None

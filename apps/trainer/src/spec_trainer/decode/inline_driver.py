@@ -68,7 +68,7 @@ class InlineDriver(RunDriver):
 
     device: torch.device
     engines: Sequence[Engine]
-    """The run's engine; none where features come from a folder."""
+    """The run's engine; none if features come from a folder."""
     decoders: Sequence[EngineDecoder]
     """The same as it decodes."""
     features: RankFeatures
@@ -111,7 +111,7 @@ class InlineDriver(RunDriver):
         return dispatcher.busy_s
 
     def serve(self, version: int, folder: Path) -> None:
-        """Serve the draft in ``folder``. Raise RunError where it cannot be pushed."""
+        """Serve the draft in ``folder``. Raise RunError if it cannot be pushed."""
         self.decoders[0].serve(version, folder)
 
     def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:

@@ -33,7 +33,7 @@ class Measurement(AbstractContextManager["Measurement"]):
         self._lines = StepLines(spec.directory.measurements)
 
     def measure(self, version: int, folder: Path) -> dict[str, Any]:
-        """Return fields of a step's record; none where the run is asked to stop meanwhile."""
+        """Return fields of a step's record; none if the run is asked to stop meanwhile."""
         start = time.perf_counter()
         self._driver.serve(version, folder)
         self._folder.keep_only(version)

@@ -54,7 +54,7 @@ class Pass:
 
     @property
     def acceptance_length_per_request(self) -> float | None:
-        """Mean over the answers of each one's acceptance length; None where the engine does not count these."""
+        """Mean over the answers of each one's acceptance length; None if the engine does not count these."""
         lengths = [
             answer.acceptance.acceptance_length for answer in self.answers if any(answer.verifications)
         ]

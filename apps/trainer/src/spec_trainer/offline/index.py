@@ -178,7 +178,7 @@ def write_index(root: Path, index: FeatureIndex) -> None:
 
 
 def read_index(root: Path) -> FeatureIndex:
-    """Return the index of a folder. Raise ArtifactError where there is none, or a damaged one."""
+    """Return the index of a folder. Raise ArtifactError if there is none, or a damaged one."""
     file = root / INDEX_FILE
     if not file.is_file():
         raise ArtifactError(f"{root} holds no {INDEX_FILE}: it is no folder that spec-trainer capture wrote")

@@ -44,7 +44,7 @@ def remedy(file: Path) -> str:
 def write_shard(file: Path, batch: DraftBatch, identity: FeatureIdentity) -> None:
     """Write the samples of ``batch``, which touch; a reader never sees half of a file.
 
-    Raise RunError where there is no room for it.
+    Raise RunError if there is no room for it.
     """
     from safetensors.torch import save_file
 
@@ -93,7 +93,7 @@ class _Metadata(pydantic.BaseModel):
 
 
 def read_entry(file: Path, identity: FeatureIdentity) -> ShardEntry:
-    """Return the index entry of a shard. Raise ArtifactError where it is damaged or of another capture."""
+    """Return the index entry of a shard. Raise ArtifactError if it is damaged or of another capture."""
     shard, header_checksum = _open(file)
     with foreign_errors(ArtifactError, f"{file} is damaged; {remedy(file)}"):
         found = _Metadata.model_validate_json(shard.metadata()[_METADATA])
@@ -106,7 +106,7 @@ class Shard:
     """A shard that an index lists; any thread may read it."""
 
     def __init__(self, root: Path, entry: ShardEntry, identity: FeatureIdentity) -> None:
-        """Read the header alone. Raise ArtifactError where file and index disagree."""
+        """Read the header alone. Raise ArtifactError if file and index disagree."""
         self.file = root / entry.file
         shard, header_checksum = _open(self.file)
         if header_checksum != entry.header_checksum:
@@ -128,7 +128,7 @@ class Shard:
     def read(self, sample: StoredSample) -> tuple[Tensor, Tensor]:
         """Return a sample's hidden states [T, N, H] and token ids, int64 [T].
 
-        Raise RunError where the file has changed since it was written.
+        Raise RunError if the file has changed since it was written.
         """
         where = slice(sample.offset, sample.offset + sample.num_tokens)
         hidden_TNH, ids_T = (self._tensors.get_slice(name)[where] for name in (_HIDDEN, _IDS))
@@ -146,7 +146,7 @@ class Shard:
 
 
 def _open(file: Path) -> tuple[Any, str]:
-    """Return a shard and its header's checksum. Raise ArtifactError where the file is no whole shard."""
+    """Return a shard and its header's checksum. Raise ArtifactError if the file is no whole shard."""
     if not file.exists():
         raise ArtifactError(f"{file} is missing; run the capture again, which captures that shard only")
     check_regular(file, ArtifactError)

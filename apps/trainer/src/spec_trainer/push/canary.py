@@ -91,7 +91,7 @@ class Canary:
     def judge(self, names: Iterable[str]) -> CanaryVerdict | None:
         """Wait for traffic on the servers that have committed a version, and compare it with the reference.
 
-        Return None where there is no reference, and where ``end`` is called before there is a verdict.
+        Return None if there is no reference, and where ``end`` is called before there is a verdict.
         """
         self._earlier = AcceptanceCounters()
         if self._reference is None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def publish_draft(request: PushRequest, target: TargetSpec) -> PublishReport:
     """Publish the draft as one version more than any of the servers has; ``target`` is the request's.
 
-    Raise UsageError, one line, for anything that is wrong before a server was asked to receive, EngineError where a
+    Raise UsageError, one line, for anything that is wrong before a server was asked to receive, EngineError if a
     server does not answer.
     """
     from safetensors.torch import load_file

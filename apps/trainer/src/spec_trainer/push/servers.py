@@ -34,7 +34,7 @@ ANSWER_S = 60.0
 
 
 def connect_servers(urls: Sequence[str], timeout_s: float = ANSWER_S) -> dict[str, HttpReplica]:
-    """Return the server at each address. Raise ConfigError for a wrong one, EngineError where none answers."""
+    """Return the server at each address. Raise ConfigError for a wrong one, EngineError if none answers."""
     servers: dict[str, HttpReplica] = {}
     for url, server in ask_servers(urls, timeout_s).items():
         if isinstance(server, EngineError):
@@ -65,7 +65,7 @@ def ask_servers(urls: Sequence[str], timeout_s: float) -> dict[str, HttpReplica 
 def open_transports(backend: Backend, options: PushConfig | PushRequest) -> dict[str, WeightTransport]:
     """Return the weight transports that a push may use.
 
-    Raise UsageError where none is, one that was asked for cannot be used, or nothing can be written to its folder.
+    Raise UsageError if none is, one that was asked for cannot be used, or nothing can be written to its folder.
     """
     wanted: dict[str, object] = {"bucket_bytes": options.bucket_bytes, "folder": options.folder}
     values = {key: value for key, value in wanted.items() if value is not None}
@@ -110,14 +110,14 @@ def check_pushes(parts: RunParts) -> None:
 
 
 def check_sender(parts: RunParts) -> None:
-    """Raise UsageError where this host cannot push, whatever the servers say; nothing is connected."""
+    """Raise UsageError if this host cannot push, whatever the servers say; nothing is connected."""
     _token()
     open_transports(parts.backend, parts.config.push)
     _check_listening(parts.config.push.address)
 
 
 def check_servers(spec: RunSpec) -> None:
-    """Raise UsageError or EngineError where a run could push to none of its servers from the start."""
+    """Raise UsageError or EngineError if a run could push to none of its servers from the start."""
     check_pushes(spec)
     check_listening(spec)
     if spec.config.push.to:
@@ -125,7 +125,7 @@ def check_servers(spec: RunSpec) -> None:
 
 
 def check_listening(spec: RunSpec) -> None:
-    """Raise ConfigError where a run that pushes cannot listen at ``push.address``, whose port may be in use.
+    """Raise ConfigError if a run that pushes cannot listen at ``push.address``, whose port may be in use.
 
     Where workers may be on other hosts, whoever pushes finds out whether it can listen there.
     """
@@ -150,7 +150,7 @@ def _token() -> str:
 
 
 def _check_listening(address: str) -> None:
-    """Raise ConfigError where this host cannot listen at ``host:port`` for the ranks of servers."""
+    """Raise ConfigError if this host cannot listen at ``host:port`` for the ranks of servers."""
     host, port = _parsed(address)
     with _named(address):
         bind(host, port).close()

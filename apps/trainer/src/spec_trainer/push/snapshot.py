@@ -33,12 +33,12 @@ class WeightSnapshot:
         self._room: int | None = None
         """Bytes of the device that are left for this; None before the first copy."""
         self._copied: Any = None
-        """Event of the device behind the last copy; None where all tensors were on the CPU."""
+        """Event of the device behind the last copy; None if all tensors were on the CPU."""
 
     def take(self, gathered: Iterable[tuple[str, Tensor]]) -> None:
         """Copy every tensor, each before the next is asked for.
 
-        Raise RunError where there is no memory for it, also then after the last one: other ranks help to gather them.
+        Raise RunError if there is no memory for it, also then after the last one: other ranks help to gather them.
         """
         device: torch.device | None = None
         failure: Exception | None = None

@@ -74,7 +74,7 @@ class AnswerFile(Resource):
 
 
 def check_answer_file(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ArtifactError where ``path`` is another file or a link, was made with other settings, or cannot be made.
+    """Raise ArtifactError if ``path`` is another file or a link, was made with other settings, or cannot be made.
 
     Nothing is created.
     """

@@ -32,7 +32,7 @@ class Conversation(ABC):
         """Begin with no prompt; a subclass sets the first one."""
         self.encoder = encoder
         self.prompt: list[int] = []
-        """Token ids of the next prompt; empty where nothing is left to answer."""
+        """Token ids of the next prompt; empty if nothing is left to answer."""
         self.kept: list[tuple[int, int]] = []
         """Spans of ``prompt`` that are earlier answers, token for token as they were generated."""
         self.was_cut = False
@@ -117,7 +117,7 @@ class Dialogue(Conversation):
         self.prompt = self._next_prompt()
 
     def proceed(self, answer: list[int]) -> None:
-        """Set the next prompt; none where the conversation ends, is too long, or is refused by the template."""
+        """Set the next prompt; none if the conversation ends, is too long, or is refused by the template."""
         self._known = [
             (
                 self._opening.text + self.encoder.decode(self.input_ids[self.spans[-1][0] :]),

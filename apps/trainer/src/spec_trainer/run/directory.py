@@ -1,4 +1,4 @@
-"""The run directory: who owns it, where each file is, what a crashed run left behind."""
+"""RunDirectory: the paths of a run directory's files, checks of its owner, and cleanup after a crash."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _TRAIN_IDENTITY = (
 def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> str:
     """Return a digest of data, chat format, target, draft, optimizer, seed, dtype and batch: the run's identity.
 
-    Options of optimizer and strategy belong to it but for those that change speed only. The strategy itself, the
-    number of processes, placement, logging, timeouts and ``train.steps`` may change between start and resume.
+    Options of the optimizer and the strategy are included, except options that change speed only. The strategy
+    itself, the number of processes, placement, logging, timeouts and ``train.steps`` are not: they may change between
+    start and resume.
     """
     parts = {
         "data": data_digest,
@@ -67,7 +68,7 @@ class RunDirectory:
     """Paths of one run; nothing is created before ``open``."""
 
     def __init__(self, root: Path) -> None:
-        """Name everything below ``root``."""
+        """Set the path of each file and folder below ``root``."""
         self.root = root
         self.config = root / "config.yaml"
         """The whole configuration, resolved."""
@@ -94,11 +95,11 @@ class RunDirectory:
         self._owner = root / ".identity"
 
     def served_draft(self, version: int) -> Path:
-        """Return the folder of the draft after so many steps, for the run's engine to serve; it may not exist."""
+        """Return the folder of the draft after ``version`` steps, which the run's engine serves; it may not exist."""
         return self.decoded / f"draft-{version}"
 
     def check_folder(self) -> None:
-        """Raise ArtifactError if the directory is no run directory, or cannot be made or written to."""
+        """Raise ArtifactError if the directory has other contents than a run's, or cannot be made or written to."""
         if os.path.isfile(self.root):
             raise ArtifactError(f"output {self.root} is a file; give a directory")
         check_writable(self.root)
@@ -118,16 +119,16 @@ class RunDirectory:
             )
 
     def begun_as(self) -> str | None:
-        """Return the identity of the run that the directory belongs to; None where it is no run directory."""
+        """Return the identity of the run that owns the directory; None if it is no run directory."""
         self.check_folder()
         return self._identity() if self._owner.exists() else None
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keep a second run out during the ``with`` block; a run refused before a first checkpoint leaves nothing."""
+        """Lock the directory during the ``with`` block. A UsageError before the first checkpoint leaves it empty."""
         return locked_folder(self.root, "a run", "checkpoints/step-*")
 
     def open(self, identity: str, config: AnyRunConfig) -> None:
-        """Take ownership, before anything else is in the directory, and write the resolved configuration."""
+        """Write the owner file first, create the subfolders, and write the resolved configuration."""
         self.check_owner(identity)
         write_atomically(self._owner, identity + "\n")
         self.logs.mkdir(exist_ok=True)
@@ -136,9 +137,9 @@ class RunDirectory:
         write_atomically(self.config, dump_yaml(config))
 
     def remove_unfinished(self) -> None:
-        """Remove what a killed run has left: checkpoints and exports cut short, a launcher's marks among the logs.
+        """Remove what a killed run left: unfinished checkpoints and exports, and a launcher's hidden files in ``logs``.
 
-        No process may be writing.
+        No process may be writing to the directory.
         """
         self._check_entries()  # nothing is removed through a link
         folders = (self.checkpoints, self.decoded, self.logs)
@@ -149,10 +150,10 @@ class RunDirectory:
             remove(left)
 
     def _check_entries(self) -> None:
-        """Raise ArtifactError for a link, a pipe or a device where the run reads, writes or removes by name.
+        """Raise ArtifactError if a path that the run reads, writes or removes is a link, a pipe or a device.
 
-        Not among them are the draft, which is replaced as a whole, and what is in the folder of checkpoints, which
-        is looked at as each is read: of a link there nothing but the link is ever removed.
+        The draft folder is not checked, because it is replaced as a whole. Each checkpoint is checked when it is
+        read; if a checkpoint is a link, only the link is ever removed.
         """
         folders = (self.checkpoints, self.decoded, self.logs)
         files = (self.config, self.metrics, self.versions, self.summary, self.report, self._owner)
@@ -167,7 +168,7 @@ class RunDirectory:
         return read_bytes(self._owner, ArtifactError, _IDENTITY_BYTES).decode(errors="replace").strip()
 
     def check_still_owned(self, identity: str) -> None:
-        """Raise RunError where the directory was removed, or given to another run, since this one has opened it."""
+        """Raise RunError if the directory was removed or taken by another run since this run opened it."""
         if not self._owner.exists() or self._identity() != identity:
             raise RunError(f"output {self.root} was removed or replaced while this run was under way")
 
