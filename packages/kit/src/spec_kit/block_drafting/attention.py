@@ -27,8 +27,8 @@ KeysValues = tuple[Tensor, Tensor]
 _recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 CHUNK_BLOCKS = 32
-"""Blocks per call of the fused attention. Some hundred queries use the device well. A query attends the keys of one
-block only, but is multiplied with those keys of the whole chunk: at this size few next to a usual context."""
+"""Blocks per call of the fused attention. Some hundred queries use the device well. A query attends the keys of
+one block only, but is multiplied with those keys of the whole chunk: at this size few next to a usual context."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ def block_attention(
 ) -> Tensor:
     """Return the blocks' attention to their context and to themselves, [A, B, heads, D]; differentiable.
 
-    ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]; ``layout.places``: int64 [A] twice on the
-    device, each block's anchor (ascending) and the start of its document. A block sees tokens start to anchor − 1.
-    ``window`` None: full attention; a query sees its whole block, later slots too. Otherwise it is a sliding window: a
-    query at position p sees positions p − (window − 1) to p only.
+    ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]; ``layout.places``: int64 [A] twice on
+    the device, each block's anchor (ascending) and the start of its document. A block sees tokens start to anchor
+    − 1. ``window`` None: full attention; a query sees its whole block, later slots too. Otherwise it is a sliding
+    window: a query at position p sees positions p − (window − 1) to p only.
     """
     parts = zip(*(tensor.split(CHUNK_BLOCKS) for tensor in (q, *own)), strict=True)
     pieces = [

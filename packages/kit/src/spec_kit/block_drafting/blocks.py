@@ -1,11 +1,10 @@
 """Draw the blocks of a document that are trained, from its loss mask alone.
 
-An anchor a is the last known token of a block, whose guess k is for token a + k. Guess k counts iff tokens a + 1 to
-a + k are all in the document and supervised. A sample may record at which depth the engine guessed each token
-(``guess_place``). Then its blocks are the engine's rounds: a round began at a iff token a + 1 has depth 1, and guess
-k counts iff tokens a + 1 to a + k also have the depths 1 to k.
-Everything here happens on the CPU: the draw needs no features, so the denominators of a step are known before its
-first forward pass, at any number of ranks.
+An anchor a is the last known token of a block, whose guess k is for token a + k. Guess k counts iff tokens a + 1
+to a + k are all in the document and supervised. A sample may record at which depth the engine guessed each token
+(``guess_place``). Then its blocks are the engine's rounds: a round began at a iff token a + 1 has depth 1, and
+guess k counts iff tokens a + 1 to a + k also have the depths 1 to k. Everything here happens on the CPU: the draw
+needs no features, so the denominators of a step are known before its first forward pass, at any number of ranks.
 
 Shapes: A anchors, S guesses of a block, R counted guesses.
 """
@@ -37,7 +36,7 @@ class BlockRule:
     num_guesses: int
 
     def draw(self, sample: Supervision) -> tuple[Tensor, Tensor]:
-        """Return the anchors of one document, and the number of counted guesses of each (at least 1); int64 [A].
+        """Return int64 [A] twice: the anchors of one document, and how many guesses of each count (≥ 1).
 
         Anchors ascend. They are drawn uniformly without replacement, by seed, epoch, sample id and mask alone.
         """
@@ -83,8 +82,8 @@ class Blocks:
     def context_rows(self, batch: DraftBatch) -> Tensor:
         """Return int64 [C], ascending: the tokens that some block sees before its anchor.
 
-        Further tokens are added until C is a multiple of ``batch.rows_multiple``. C is at least 1 if the batch has any
-        token, so that every parameter gets a gradient.
+        Further tokens are added until C is a multiple of ``batch.rows_multiple``. C is at least 1 if the batch
+        has any token, so that every parameter gets a gradient.
         """
         num_tokens, one_A = len(batch.loss_mask_T), torch.ones_like(self.anchor_A)
         begun_T = torch.zeros(num_tokens + 1, dtype=torch.int64)

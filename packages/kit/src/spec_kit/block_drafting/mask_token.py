@@ -19,10 +19,10 @@ _SPARE = ("reserved", "unused")
 def choose_mask_token(target: TargetSpec) -> int:
     """Return the id of the token that fills the slots to be guessed; it is below the vocabulary's size.
 
-    It is the first of these that exists: the tokenizer's mask token; the first id after the tokenizer's last token (a
-    padded vocabulary has such ids); the tokenizer's first token that is named as reserved or unused; the last id of
-    the vocabulary that is no end token. ``<|MASK|>`` comes first because SGLang refuses any other id if the tokenizer
-    has that token.
+    It is the first of these that exists: the tokenizer's mask token; the first id after the tokenizer's last
+    token (a padded vocabulary has such ids); the tokenizer's first token that is named as reserved or unused; the
+    last id of the vocabulary that is no end token. ``<|MASK|>`` comes first because SGLang refuses any other id
+    if the tokenizer has that token.
     """
     ids = _token_ids(target.folder / "tokenizer.json")
     candidates = [ids[name] for name in _MASKS if name in ids]

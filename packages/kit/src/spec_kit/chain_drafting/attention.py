@@ -36,9 +36,9 @@ def unrolled_attention(
 ) -> Tensor:
     """Return the attention [R, heads, head_dim] over the keys of step 0 and of the later steps.
 
-    ``keys[0]`` [T, kv_heads, head_dim]: the keys of step 0; ``keys[s]`` [R, kv_heads, head_dim]: the keys of step s,
-    up to the query's step. ``row_R``: int64, distinct: the row of each query among the T; None: every row. Rows
-    outside ``bounds`` (the documents) get finite values without meaning.
+    ``keys[0]`` [T, kv_heads, head_dim]: the keys of step 0; ``keys[s]`` [R, kv_heads, head_dim]: the keys of step
+    s, up to the query's step. ``row_R``: int64, distinct: the row of each query among the T; None: every row.
+    Rows outside ``bounds`` (the documents) get finite values without meaning.
     """
     if kernels.causal_attention is not None:
         return _MergedAttention.apply(kernels, bounds, row_R, q, *keys, *values)
@@ -139,8 +139,8 @@ def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], boun
 def _dense_chunk(q: Tensor, key: Tensor, value: Tensor, *own_keys_values: Tensor) -> Tensor:
     """Return the attention of consecutive queries of one document.
 
-    ``key``, ``value``: of step 0, from the document's start to the last query. ``own_keys_values``: keys, then values
-    of the later steps, each with one row per query.
+    ``key``, ``value``: of step 0, from the document's start to the last query. ``own_keys_values``: keys, then
+    values of the later steps, each with one row per query.
     """
     keys, values = _halves(own_keys_values)
     q_TKGD = grouped(q, key) * q.shape[-1] ** -0.5

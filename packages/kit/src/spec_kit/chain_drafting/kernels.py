@@ -1,6 +1,7 @@
 """The kernels that drafts of chains can use, with their versions in plain torch (see ``spec_core.kernels``).
 
-Training-time test: in step s a query sees the causal keys of step 0, and one key of each later step at its own index.
+Training-time test: in step s a query sees the causal keys of step 0, and of each later step the key at its row
+only.
 
 Shapes: q ``[T, heads, D]``; keys and values ``[T, kv_heads, D]``. Where grouped queries matter, heads are viewed as
 ``[T, kv_heads, group, D]`` (suffix TKGD), so that keys broadcast over their group.
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Attended = tuple[Tensor, Tensor]
-    """Attention output [T, heads, D], and the natural log-sum-exp of the scores [T, heads], float32 or wider."""
+    """Output [T, heads, D], and the natural log-sum-exp of the scores [T, heads], float32 or wider."""
     Bounds = Sequence[tuple[int, int]]
     """Index of the first token of each document, and of the token after its last one."""
     Grads = tuple[Tensor, list[Tensor], list[Tensor]]
@@ -85,8 +86,8 @@ class ChainKernels(DecoderKernels):
         [Tensor, tuple[Tensor, Tensor, Tensor], list[Tensor], list[Tensor], Tensor], Grads
     ] = ttt_attention_backward
     causal_attention: Callable[[Tensor, Tensor, Tensor, Bounds], Attended] | None = None
-    """(q, k, v, bounds) -> ``Attended``: causal attention inside each document, with scores scaled by ``D ** -0.5``;
-    any dtype and shape. Rows outside every document are 0 in every result."""
+    """(q, k, v, bounds) -> ``Attended``: causal attention inside each document, with scores scaled by ``D **
+    -0.5``; any dtype and shape. Rows outside every document are 0 in every result."""
     causal_attention_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
     """(grad_out, (q, k, v, out, lse), bounds) -> (dq, dk, dv). out and lse may include further keys."""
 
@@ -106,14 +107,17 @@ class ChainKernels(DecoderKernels):
 
 
 def grouped(heads: Tensor, like_kv: Tensor) -> Tensor:
-    """Return ``heads`` [T, heads, D] as [T, kv_heads, group, D], in float32 or wider so that sums are exact enough."""
+    """Return ``heads`` [T, heads, D] as [T, kv_heads, group, D], in float32 or wider.
+
+    So sums of bfloat16 products are computed in float32.
+    """
     wide = heads.to(torch.promote_types(heads.dtype, torch.float32))
     rows, num_heads, head_dim = heads.shape
     return wide.reshape(rows, like_kv.shape[1], num_heads // like_kv.shape[1], head_dim)
 
 
 def _own_scores(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
-    """Return the scaled scores of each query with S keys at its row: [T, kv_heads, group, S], float32 or wider."""
+    """Return each query's scaled scores with the S keys at its row, [T, kv_heads, group, S], float32 or wider."""
     q_TKGD = grouped(q, keys[0])
     scores = [(q_TKGD * key[:, :, None]).sum(-1) for key in keys]
     return torch.stack(scores, dim=-1) * q.shape[-1] ** -0.5

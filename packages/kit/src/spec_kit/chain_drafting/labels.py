@@ -1,4 +1,4 @@
-"""The labels of a chain's unrolled steps: which rows have one, how many, their weights, and the rows to compute."""
+"""The labels of a chain's unrolled steps: labelled rows, counts, weights, and the rows to compute."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class SupervisedRows:
     def of(cls, batch: DraftBatch) -> SupervisedRows:
         """Return the labelled pairs of a batch, computed on the CPU so that no device is waited for.
 
-        If the batch records at which depth the engine guessed each token (``guess_place_T``), a token of depth k is the
-        label of step k − 1 only.
+        If the batch records at which depth the engine guessed each token (``guess_place_T``), a token of depth k
+        is the label of step k − 1 only.
         """
         return cls(*to_device_async(_labelled(batch), batch.input_ids_T.device))
 
@@ -54,7 +54,7 @@ class SupervisedRows:
 
 @dataclass(frozen=True)
 class NeededRows:
-    """The rows whose states must be computed in each step, because they have a label in it or in a later step.
+    """The rows that must be computed in each step, because they have a label in it or in a later step.
 
     Of all other rows, only the keys and values of step 0 are used. Rows are sorted by their last labelled step,
     latest first, so that the rows of a step are the first rows of the step before.
@@ -63,7 +63,7 @@ class NeededRows:
     row_N: Tensor
     """int64 [N]: indices into the flat batch."""
     counts: Sequence[int]
-    """Number of rows of each step: at least one if the batch has any, so that every parameter gets a gradient."""
+    """Number of rows of each step. It is at least 1 if the batch has any, so every parameter gets a gradient."""
     place_T: Tensor
     """int64 [T]: index in ``row_N`` of each row of the batch; 0 for a row that is not needed."""
 
@@ -110,7 +110,7 @@ def count_labels(supervision: Sequence[Supervision], num_steps: int) -> Tensor:
 
 
 def step_weights(denominators: Tensor, decay: float, like: Tensor) -> Tensor:
-    """Return the weight of each step, [S]: ``decay`` ** s / ``denominators[s]``, or 0 if the denominator is 0.
+    """Return each step's weight, [S]: ``decay`` ** s / ``denominators[s]``, or 0 if the denominator is 0.
 
     It is on the device of ``like``, in float32 or, if wider, the dtype of ``like``.
     """

@@ -1,9 +1,9 @@
 """Head, teacher and loss of all unrolled steps, computed for a few positions at a time.
 
 The teacher of row t in step s is the target's distribution at position u = t + 1 + s. So the loop runs over
-positions u, computes the target's logits once, and scores all S rows that share them. The same pass computes loss,
-metrics, and the gradients with respect to the head and its inputs. No tensor of T · V or S · T · V' elements is ever
-allocated.
+positions u, computes the target's logits once, and scores all S rows that share them. The same pass computes
+loss, metrics, and the gradients with respect to the head and its inputs. No tensor of T · V or S · T · V'
+elements is ever allocated.
 
 Shapes: R positions of a chunk, S steps, V rows of the draft's head (of this shard: see ``spec_core.ops``).
 """
@@ -55,7 +55,8 @@ class HeadLoss:
         """Return loss and metrics of all steps.
 
         ``states``: inputs of the head in each of S steps, for the ``needed`` rows or, if None, for all, [T, H].
-        ``hidden_TH``: inputs of the target's final norm. ``weight_S``: factor of step s on the loss of a labelled row.
+        ``hidden_TH``: inputs of the target's final norm. ``weight_S``: factor of step s on the loss of a labelled
+        row.
         """
         totals = _StepSums(self, states, weight_S, None if needed is None else needed.place_T)
         with torch.no_grad():

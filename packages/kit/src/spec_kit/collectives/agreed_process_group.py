@@ -1,9 +1,9 @@
 """AgreedProcessGroup: device collectives by a library that does not detect dead or mistaken peers.
 
-Such a library notices neither a dead peer nor a peer that makes another call: it waits on the device. So the hosts
-first agree on every call by a gloo group of the same members. A dead, silent or mistaken peer is detected there within
-the timeout, before anything is queued. Then the library's call is queued, and the host continues. If a peer dies
-between these two steps, the stream waits until this group's next call, ``abort`` or ``close``.
+Such a library notices neither a dead peer nor a peer that makes another call: it waits on the device. So the
+hosts first agree on every call by a gloo group of the same members. A dead, silent or mistaken peer is detected
+there within the timeout, before anything is queued. Then the library's call is queued, and the host continues. If
+a peer dies between these two steps, the stream waits until this group's next call, ``abort`` or ``close``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Communicator(CollectiveLibrary, Protocol):
 
 
 class AgreedProcessGroup(LibraryProcessGroup):
-    """A process group on devices; all ranks must construct it. Raises ConfigError if two ranks share a device."""
+    """A process group on devices, constructed by all ranks. Raises ConfigError if two share a device."""
 
     library: ClassVar[str]
     """Name of the collective library, for messages."""
@@ -75,7 +75,7 @@ class AgreedProcessGroup(LibraryProcessGroup):
         """Return a communicator of all ranks; called on the group's device."""
 
     def abort(self) -> None:
-        """Abort the gloo group, which unblocks the hosts, and the calls that are queued on the devices (P7)."""
+        """Abort the gloo group, which unblocks the hosts, and the calls queued on the devices (P7)."""
         if self._hosts is not None:
             self._hosts.abort()
         communicator, self._communicator = self._communicator, None

@@ -1,9 +1,9 @@
 """Authentication of the members of a gloo group: gloo's sockets authenticate nobody, so the members do it.
 
-Gloo listens on TCP as long as its group exists. It accepts any peer that sends the right small number as the rank that
-it waits for. It keeps every other connection open, and ends the process when the process has no free file
-descriptor. So gloo's ports are closed to new connections after the members have connected. Then each member proves
-to the others that it knows the group's secret, before any other data is used.
+Gloo listens on TCP as long as its group exists. It accepts any peer that sends the right small number as the rank
+that it waits for. It keeps every other connection open, and ends the process when the process has no free file
+descriptor. So gloo's ports are closed to new connections after the members have connected. Then each member
+proves to the others that it knows the group's secret, before any other data is used.
 """
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.
