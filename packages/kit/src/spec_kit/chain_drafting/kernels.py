@@ -1,7 +1,7 @@
 """The kernels that drafts of chains can use, with their versions in plain torch (see ``spec_core.kernels``).
 
-Training-time test: in step s a query sees the causal keys of step 0, and of each later step the key at its row
-only.
+Training-time test: in step s a query sees the causal keys of step 0, and of each later step only the key at the
+query's row.
 
 Shapes: q ``[T, heads, D]``; keys and values ``[T, kv_heads, D]``. Where grouped queries matter, heads are viewed as
 ``[T, kv_heads, group, D]`` (suffix TKGD), so that keys broadcast over their group.
@@ -117,7 +117,7 @@ def grouped(heads: Tensor, like_kv: Tensor) -> Tensor:
 
 
 def _own_scores(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
-    """Return each query's scaled scores with the S keys at its row, [T, kv_heads, group, S], float32 or wider."""
+    """Return each query's scaled scores with S keys at its row, [T, kv_heads, group, S]; float32 or wider."""
     q_TKGD = grouped(q, keys[0])
     scores = [(q_TKGD * key[:, :, None]).sum(-1) for key in keys]
     return torch.stack(scores, dim=-1) * q.shape[-1] ** -0.5

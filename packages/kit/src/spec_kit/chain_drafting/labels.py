@@ -63,7 +63,7 @@ class NeededRows:
     row_N: Tensor
     """int64 [N]: indices into the flat batch."""
     counts: Sequence[int]
-    """Number of rows of each step. It is at least 1 if the batch has any, so every parameter gets a gradient."""
+    """Number of rows of each step; at least 1 if the batch has any, so every parameter gets a gradient."""
     place_T: Tensor
     """int64 [T]: index in ``row_N`` of each row of the batch; 0 for a row that is not needed."""
 
