@@ -269,7 +269,7 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
 
 
 def _place(values: dict[str, Any], engine_type: type[Engine]) -> None:
-    """Set the default of ``placement.kind`` if the engine runs in processes of its own, or several ranks need none."""
+    """Set the default of ``placement.kind`` if the engine has processes of its own, or if ranks need no engine."""
     placement = values.setdefault("placement", {})
     if not isinstance(placement, dict):
         return

@@ -1,6 +1,6 @@
-"""Replacements: which engines of a run are started again where they have failed, how often, and why.
+"""Replacements decides whether a failed engine is started again, and records each replacement.
 
-A trainer is none of them: the other ranks wait in a collective for its share of a step.
+A trainer is not replaced, because the other ranks wait for it in a collective.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class BatchSchedule:
 
     @lru_cache(maxsize=64)  # noqa: B019
     def destinations(self, item: GlobalBatch) -> dict[int, tuple[int, ...]]:
-        """Return sample id -> the trainer processes that train the sample: all processes of one data-parallel rank."""
+        """Return sample id -> the trainer processes that train it: all processes of one data-parallel rank."""
         return {
             sample_id: processes
             for share, processes in zip(self.shares(item), self._processes, strict=True)

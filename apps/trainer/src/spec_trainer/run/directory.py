@@ -99,7 +99,7 @@ class RunDirectory:
         return self.decoded / f"draft-{version}"
 
     def check_folder(self) -> None:
-        """Raise ArtifactError if the directory has other contents than a run's, or cannot be made or written to."""
+        """Raise ArtifactError if the directory is not empty and no run directory, or cannot be made or written to."""
         if os.path.isfile(self.root):
             raise ArtifactError(f"output {self.root} is a file; give a directory")
         check_writable(self.root)
@@ -124,7 +124,7 @@ class RunDirectory:
         return self._identity() if self._owner.exists() else None
 
     def locked(self) -> AbstractContextManager[None]:
-        """Lock the directory during the ``with`` block. A UsageError before the first checkpoint leaves it empty."""
+        """Lock the directory during the ``with`` block; after a UsageError before any checkpoint, empty it if new."""
         return locked_folder(self.root, "a run", "checkpoints/step-*")
 
     def open(self, identity: str, config: AnyRunConfig) -> None:
@@ -137,7 +137,7 @@ class RunDirectory:
         write_atomically(self.config, dump_yaml(config))
 
     def remove_unfinished(self) -> None:
-        """Remove what a killed run left: unfinished checkpoints and exports, and a launcher's hidden files in ``logs``.
+        """Remove a killed run's unfinished checkpoints and exports, and a launcher's hidden files in ``logs``.
 
         No process may be writing to the directory.
         """

@@ -1,12 +1,12 @@
 """The Dispatcher hands capture batches to engines, in the schedule's order, within each rank's byte window.
 
-The window is the memory for a rank's features in flight. Admission in the order of the schedule prevents a deadlock: a
-sample is dispatched only when it fits into the window together with all unreleased *earlier* samples. So the sample
-that a rank waits for always fits, however slow its engine is.
+The window is the memory for a rank's features in flight. Admission in the order of the schedule prevents a deadlock.
+A sample is dispatched only when it fits into the window together with all unreleased *earlier* samples. So the
+sample that a rank waits for always fits, however slow its engine is.
 
 If an engine is lost, its batches are captured again, unchanged and whole, so that the features are the same bit for
-bit. A rank may then receive a sample twice, and drops one copy. That is why the window's bytes for a sample become free
-only once the rank has released it *and* its batch is captured.
+bit. A rank may then receive a sample twice, and drops one copy. That is why the window's bytes for a sample become
+free only once the rank has released it *and* its batch is captured.
 """
 
 from __future__ import annotations

@@ -79,9 +79,9 @@ def lay_out(
 class FeatureStream:
     """Micro-batches that are filled with the samples of a receiver.
 
-    A batch is allocated first, and each sample is copied into it on arrival. So there is one copy, and the transport's
-    memory is free again at once. Samples of later items that arrive early stay in the transport. If features arrive
-    on the device, the CPU waits only for senders, not for the device.
+    A batch is allocated first, and each sample is copied into it on arrival. So there is one copy, and the
+    transport's memory is free again at once. Samples of later items that arrive early stay in the transport. If
+    features arrive on the device, the CPU waits only for senders, not for the device.
     """
 
     def __init__(

@@ -135,7 +135,7 @@ class KeptSummary(pydantic.BaseModel):
 
 
 def read_records(file: Path, kind: type[Row]) -> list[dict[str, Any]]:
-    """Return every whole row of a file, none if it is not there. Raise ArtifactError for one that is damaged."""
+    """Return every row of a file, none if it does not exist. Raise ArtifactError for a damaged row."""
     rows, damaged = whole_rows(file, kind)
     if damaged:
         raise damaged[0]
