@@ -1,4 +1,4 @@
-"""Modules of a Llama-style decoder layer, of which drafts consist. Parameters are named as in exported files."""
+"""Modules of a Llama-style decoder layer, of which drafts consist; named as in exported files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from spec_kit.drafting.decoder_shape import DecoderShape
 
 INIT_STD = 0.02
-"""Standard deviation of randomly drawn weights, as in Llama. A draft may scale the drawn weights afterwards."""
+"""Standard deviation of randomly drawn weights, as in Llama. A draft may scale the weights afterwards."""
 
 
 class AttentionProjections(nn.Module):

@@ -62,7 +62,7 @@ class DecoderShape(DraftShape):
 
     @classmethod
     def for_target(cls, config: DecoderConfig, target: TargetSpec, **own: object) -> Self:
-        """Return a fresh draft's shape. Each size is from ``own``, else from ``config``, else the target's."""
+        """Return a fresh draft's shape. Sizes come from ``own``, else from ``config``, else from the target."""
         sizes: dict[str, object] = {
             "intermediate_size": config.intermediate_size or target.intermediate_size,
             "num_heads": config.num_heads or target.num_heads,
@@ -76,7 +76,7 @@ class DecoderShape(DraftShape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the rotary embeddings' parameters, which older and newer config.json files store differently."""
+        """Return the rotary embeddings' parameters, which config.json stores in an older or a newer form."""
         for key in ("rope_parameters", "rope_scaling"):
             section(fields, key, folder)
         return {"rope": read_rope(fields)}
@@ -98,7 +98,7 @@ class DecoderShape(DraftShape):
         }
 
     def attention_shapes(self, inputs: int) -> Shapes:
-        """Return the name and shape of each tensor of AttentionProjections. ``inputs``: channels of its input."""
+        """Return name and shape of each tensor of AttentionProjections. ``inputs``: its input channels."""
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         return {
             "q_proj.weight": (q, inputs),
@@ -137,7 +137,7 @@ class DecoderShape(DraftShape):
         )
 
     def norm_hints(self, norm: str) -> TensorParallelHints:
-        """Return how tensor-parallel ranks handle the norm at the module path ``norm``, before an attention."""
+        """Return how tensor-parallel ranks handle the norm before an attention. ``norm``: its module path."""
         return TensorParallelHints(enters=(norm,), each_token=(norm,))
 
     def fixed_fields(self) -> Json:

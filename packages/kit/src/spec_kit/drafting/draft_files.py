@@ -146,7 +146,7 @@ def check_shapes(folder: Path, found: Shapes, required: Shapes, optional: Shapes
 
 
 def load_tensors(folder: Path, stored_names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Return tensors with the dtypes of the file. ``stored_names``: name in the result -> name in the file."""
+    """Return tensors with the file's dtypes. ``stored_names``: name in the result -> name in the file."""
     from safetensors import safe_open
 
     path = folder / _TENSORS
@@ -183,7 +183,7 @@ def _check_finite(name: str, tensor: Tensor, where: str) -> None:
 
 
 def served_dtype(target: TargetSpec) -> str:
-    """Return the dtype in which a draft is served: the target's dtype, or bfloat16 if that is a quantised one."""
+    """Return the dtype in which a draft is served: the target's, or bfloat16 if the target is quantised."""
     return target.dtype if target.dtype in _SERVED_DTYPES else "bfloat16"
 
 

@@ -1,4 +1,4 @@
-"""The initial weights of a fresh Eagle3 or P-EAGLE draft (measured in docs/decisions/014-initial-weights.md)."""
+"""The initial weights of a fresh Eagle3 or P-EAGLE draft (see docs/decisions/014-initial-weights.md)."""
 
 from __future__ import annotations
 

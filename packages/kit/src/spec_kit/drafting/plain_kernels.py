@@ -39,9 +39,9 @@ def logsumexp_argmax(logits_XV: Tensor) -> Three:
 
 
 def distill_terms(logits_RSV: Tensor, log_sum_RS: Tensor, teacher: Distribution, mass_R: Tensor) -> Three:
-    """Return Σ p · logit, Σ min(mass · p, q), and Σ q over rows with q < mass · p; each [R, S], of the local rows.
+    """Return Σ p · logit, Σ min(mass · p, q), and Σ q over tokens with q < mass · p, each [R, S].
 
-    q: softmax of ``logits_RSV``; p: the teacher's softmax.
+    The sums run over the local rows of the vocabulary. q: softmax of ``logits_RSV``; p: the teacher's softmax.
     """
     wide = upcast(logits_RSV)
     teacher_RV = softmax(*teacher)
@@ -72,7 +72,7 @@ def upcast(logits: Tensor) -> Tensor:
 
 
 def softmax(logits: Tensor, log_sum: Tensor) -> Tensor:
-    """Return the softmax of rows [..., V], float32 or wider. ``log_sum``: their log-sum-exp over all shards."""
+    """Return the softmax of rows [..., V], float32 or wider. ``log_sum``: log-sum-exp over all shards."""
     return (upcast(logits) - log_sum[..., None]).exp_()
 
 

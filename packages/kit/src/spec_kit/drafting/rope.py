@@ -48,7 +48,7 @@ def rotate(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def inverse_frequencies(rope: Mapping[str, Any], dim: int, max_positions: int) -> Tensor:
-    """Return the inverse frequencies, float32 [dim / 2], computed as transformers' ``ROPE_INIT_FUNCTIONS`` do."""
+    """Return the inverse frequencies, float32 [dim / 2], as transformers' ``ROPE_INIT_FUNCTIONS`` do."""
     theta = rope.get("rope_theta", 10_000.0)
     frequency = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
     kind = rope.get("rope_type", "default")
@@ -86,7 +86,7 @@ def _llama3(frequency: Tensor, rope: Mapping[str, Any]) -> Tensor:
 
 
 def _yarn(frequency: Tensor, rope: Mapping[str, Any], theta: float, max_positions: int) -> Tensor:
-    """Keep the frequencies of channels that turn often in the original context; divide slow ones by ``factor``."""
+    """Keep the frequencies of channels that turn often in the original context; divide slow ones."""
     dim = 2 * len(frequency)
     context = rope.get("original_max_position_embeddings") or max_positions
 

@@ -1,4 +1,4 @@
-"""Compare rows of the draft's logits with the teacher's distributions by three losses with explicit gradients.
+"""Compare the draft's logits with the teacher's distributions by three losses with explicit gradients.
 
 The losses are ``ce`` (cross-entropy), ``lk_alpha`` and ``lk_lambda`` (``ROW_LOSSES``). Every reduction over the
 vocabulary goes through ``ops``, so the heads of draft and target may be sharded by vocabulary. Only logits and
@@ -37,7 +37,7 @@ class Teacher:
     distribution: Distribution
     """p: softmax over the target tokens that have a row in the draft's head."""
     kept_mass_R: Tensor
-    """Probability, in the softmax over the *whole* vocabulary, of all tokens of the draft: p̂ = kept_mass · p."""
+    """Total probability of the draft's tokens in the *whole* vocabulary's softmax: p̂ = kept_mass · p."""
     best_R: Tensor
     """int64: arg-max over the whole vocabulary."""
     kept_R: Tensor
@@ -109,7 +109,7 @@ def _lk_alpha(
 def _lk_lambda(
     scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: DecoderKernels
 ) -> tuple[Tensor, Factors]:
-    """Return λ · KL(p ‖ q) + (1 − λ)(1 − α) and its gradient's factors; λ = exp(−3 α) counts as a constant."""
+    """Return λ · KL(p ‖ q) + (1 − λ)(1 − α) and its gradient's factors, with the constant λ = exp(−3 α)."""
     (logits_RV, log_sum_R), kept_mass_R = teacher.distribution, teacher.kept_mass_R
     own, *_ = kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher.distribution, kept_mass_R)
     entropy_R1 = log_sum_R[:, None] - ops.reduce_sum(own)

@@ -1,4 +1,4 @@
-"""ServedDraft: base class of drafts served from a folder with config.json and model.safetensors; imports no torch."""
+"""ServedDraft: base class of drafts served from config.json and model.safetensors; imports no torch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class DraftCheckpoint(Generic[S]):
             )
 
     def check_head(self, target: TargetSpec) -> None:
-        """Raise ArtifactError if a copy of the head differs from the target's head, which engines use anyway."""
+        """Raise ArtifactError if a copy of the head differs from the target's, which engines use anyway."""
         from spec_kit.targets.target_reader import read_target_tensors
 
         if self.head is not None and not self._holds(self.head, read_target_tensors(target).head_VH, 1.0):
@@ -112,7 +112,7 @@ class ServedDraft(Draft, Generic[C, S]):
     """Name in ``architectures`` of the exported config.json."""
     Shape: ClassVar[type[DraftShape]]
     speculators_type: ClassVar[str] = ""
-    """Name of the algorithm in folders of ``speculators``; empty if ``speculators_fields`` cannot read them."""
+    """Name of the algorithm in folders of ``speculators``; empty if such folders cannot be read."""
     may_copy_head: ClassVar[bool] = False
     """Whether the folder of a draft without a trained head may hold a copy of the target's head."""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of a verification: the first ``accepted`` guesses are accepted; ``next_token`` follows them."""
+    """The result of a verification: how many first guesses are accepted, and the token after them."""
 
     accepted: int
     next_token: int
@@ -92,7 +92,7 @@ def _accepted(
 
 
 def _chances(proposals: Sequence[Proposal], like: Tensor) -> Tensor:
-    """Return the distribution from which each guess was drawn, [B, K + 1, V]; 0 after a sequence's last guess."""
+    """Return the distribution of each guess, [B, K + 1, V]; 0 after a sequence's last guess."""
     chance_BKV = like.new_zeros(len(proposals), 1 + max(len(p.token_ids) for p in proposals), like.shape[-1])
     for chance_KV, proposal in zip(chance_BKV, proposals, strict=True):
         if proposal.probs_KV is not None:
