@@ -82,7 +82,7 @@ class ChatRenderer:
         return Rendering(text, marks[first:] if last_turn_only else marks)
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> str:
-        """Return the rendering of ``messages`` and the generation prompt, with the tools and variables of ``chat``."""
+        """Render ``messages`` and the generation prompt, with the tools and template variables of ``chat``."""
         return self._render(chat, self._served(messages, self._template(chat)), prompt=True)[0]
 
     def _served(self, messages: Sequence[dict[str, Any]], template: str) -> list[dict[str, Any]]:
@@ -91,7 +91,7 @@ class ChatRenderer:
 
     @cached_property
     def _between_parts(self) -> str:
-        """The text that the template writes between two text parts of a content; a line break if it takes no parts."""
+        """Text that the template writes between two text parts of a content; a line break if it takes no parts."""
         first, second = "QFIRSTPARTQ", "QSECONDPARTQ"
 
         def render(content: object) -> str | None:

@@ -100,7 +100,7 @@ class TurnFinder:
         return (start, stop) if start <= stop else None
 
     def _frames(self) -> dict[int, ContentFrame]:
-        """Return message index -> content frame; tool messages are left out if the template changes their contents."""
+        """Return message index -> content frame; without tool messages if the template changes their contents."""
         spoken = {message["role"] for message in self.messages}
         return self._framed(spoken) or (self._framed(spoken - {"tool"}) if "tool" in spoken else {})
 

@@ -71,7 +71,7 @@ class EngineDecoder(Resource):
         self._version = version
 
     def generate(self, portion: Portion) -> Pass:
-        """Answer a portion with the settings of section ``decode``; the first call warms the engine up before timing."""
+        """Answer a portion with the settings of section ``decode``; the first call warms the engine up first."""
         decode = self._parts.config.decode
         sampling = SamplingParams(
             max_new_tokens=decode.max_new_tokens,
