@@ -1,6 +1,6 @@
 """Sections of the configuration that plugins extend: strict, frozen models, with defaults in the fields.
 
-``name`` is the plugin's; the application fills it in where a configuration names none.
+``name`` is the name of the plugin. The application fills it in if a configuration names no plugin.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Self
 import pydantic
 
 Seconds = Annotated[float, pydantic.Field(gt=0, le=1e6)]
-"""Seconds, eleven days at most: Python's sockets count milliseconds in 32 bits."""
+"""Seconds, at most 1e6 (eleven days): Python's sockets count milliseconds in 32 bits."""
 
 
 class Config(pydantic.BaseModel):
@@ -34,7 +34,7 @@ class DraftConfig(Config):
     """Section ``draft``; a draft's own options are fields of its subclass."""
 
     former_defaults: ClassVar[Mapping[str, object]] = {}
-    """Options whose default has changed, with the one before: a run directory that began with it goes on with it."""
+    """Options whose default has changed -> the former default. A run that began with the former default keeps it."""
 
     name: str = ""
     """Drafting algorithm; a draft plugin."""
@@ -42,7 +42,7 @@ class DraftConfig(Config):
     """Folder of a published draft to start from."""
 
     def as_before(self) -> Self | None:
-        """Return the section with the former defaults of what was not written, or None where that changes nothing."""
+        """Return the section with former defaults for the options that were not set; None if that changes nothing."""
         former = {
             key: value for key, value in self.former_defaults.items() if key not in self.model_fields_set
         }

@@ -1,7 +1,7 @@
 """ProcessGroup: device-side collectives for the members of a rendezvous.
 
-It serves the link between the engine's and the trainer's worlds and weight sync. FSDP and Megatron get torch's
-own groups (``Backend.dist_backend``) instead.
+It connects engines with trainers, also to update draft weights. FSDP and Megatron use torch's own groups
+(``Backend.dist_backend``) instead.
 
 Contract (``spec_testing.ProcessGroupSuite`` quotes the numbers):
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ProcessGroup(Resource):
-    """Collectives of one group; the module has the contract."""
+    """Collectives among the ranks of one group; the module's docstring has the contract."""
 
     rank: int
     world_size: int
@@ -40,7 +40,7 @@ class ProcessGroup(Resource):
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, src: int) -> None:
-        """Fill the tensor on every rank with that of ``src``."""
+        """Copy the tensor of rank ``src`` into the tensor of every rank."""
 
     @abstractmethod
     def send(self, tensor: Tensor, dst: int) -> None:
@@ -48,11 +48,11 @@ class ProcessGroup(Resource):
 
     @abstractmethod
     def recv(self, tensor: Tensor, src: int) -> None:
-        """Fill the tensor with what the rank ``src`` sends."""
+        """Receive into ``tensor`` the tensor that rank ``src`` sends."""
 
     @abstractmethod
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return one tensor per rank, all of this one's shape and dtype, in rank order."""
+        """Return the tensors of all ranks, in rank order; all have the same shape and dtype."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> None:
@@ -60,7 +60,7 @@ class ProcessGroup(Resource):
 
     @abstractmethod
     def barrier(self) -> None:
-        """Return when every rank has called it."""
+        """Wait until every rank has called ``barrier``."""
 
     @abstractmethod
     def abort(self) -> None:
