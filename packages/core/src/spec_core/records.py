@@ -189,8 +189,7 @@ class DraftBatch:
     """If a draft computes on a subset of the rows, their number is a multiple of this number. So is T."""
 
     def to(self, device: torch.device) -> DraftBatch:
-        """Return the batch on ``device``; loss mask and guess places stay on the CPU. Copies from pinned memory are
-        asynchronous."""
+        """Return the batch with token ids and hidden states on ``device``; copies from pinned memory are asynchronous."""
         return replace(
             self,
             input_ids_T=self.input_ids_T.to(device, non_blocking=True),
