@@ -44,7 +44,7 @@ class RankFiles:
         return box[0]
 
     def collect(self, folder: Path, names: Iterable[str]) -> None:
-        """Copy files to rank 0's folder from the ranks that do not see it; ``names``: this rank's files in ``folder``."""
+        """Copy the files ``names`` of each rank that does not see rank 0's ``folder`` into that folder."""
         import torch.distributed as dist
 
         mine = iter(()) if self._sees else _pieces(folder, names)

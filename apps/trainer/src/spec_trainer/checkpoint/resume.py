@@ -36,7 +36,7 @@ class CommandCheckpoints:
         """Checkpoint from which the command resumes; None if it begins at step 0."""
 
     def newest(self) -> Path | None:
-        """Return the newest undamaged checkpoint that this command has written, else the checkpoint it resumed from."""
+        """Return the newest undamaged checkpoint that this command has written, else the one it resumed from."""
         written = [
             folder for folder in finished(self._root) if self._found.get(folder) != _version_of(folder)
         ]

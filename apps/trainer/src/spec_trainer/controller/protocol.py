@@ -6,7 +6,7 @@
       ◄──────────────────── order     what the worker is
       ◄──────────────────── Begin     to a worker that waits for others of its device
     DatasetWanted ────────────►       from a worker whose host does not see the run directory; answered by DatasetPart
-    RendezvousAddress ────────►       from trainer rank 0: where the ranks meet; passed on to the others
+    RendezvousAddress ────────►       from trainer rank 0: address of the rendezvous; passed on to the other ranks
     Ready ────────────────────►
       ◄──────────────────── Start     to trainer ranks, once every worker is ready
       ◄──────────────────── Capture   to engines, also to one that is ready in place of another; answered by Captured

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FEW_SAMPLES = 2000
-"""Fewest samples that are cached; rendering fewer takes only some seconds."""
+"""A dataset of at most this many samples is not cached, because rendering it takes only some seconds."""
 _KEPT = ".rendered-"
 """Prefix of the cache folder's name; ``Dataset.origin`` follows."""
 _RECORD = "record.json"

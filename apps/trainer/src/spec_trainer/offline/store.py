@@ -35,8 +35,8 @@ class FeatureStore:
 def open_features(run: RunSpec) -> FeatureStore:
     """Open ``data.features`` for ``run``.
 
-    Raise ArtifactError, in one line, if the folder is missing, incomplete or damaged. Raise it also if it was captured
-    with another target, if layers or dtype do not fit the draft, and if a sample of the run was not captured.
+    Raise ArtifactError, in one line, if the folder is missing, incomplete or damaged. Raise it also if the folder was
+    captured with another target, if layers or dtype do not fit the draft, or if a sample was not captured.
     """
     assert run.config.data.features is not None
     root = Path(run.config.data.features)

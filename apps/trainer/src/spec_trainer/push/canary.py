@@ -50,21 +50,21 @@ class CanaryVerdict:
 
     @property
     def has_fallen(self) -> bool:
-        """Whether the acceptance length has fallen by significantly more than the margin."""
+        """Whether the acceptance length has fallen by more than the margin, even allowing for chance."""
         return self.fall - self.chance > self.margin
 
     @property
     def has_stayed(self) -> bool:
-        """Whether the acceptance length has significantly not fallen by more than the margin."""
+        """Whether the acceptance length has fallen by at most the margin, even allowing for chance."""
         return self.fall + self.chance <= self.margin
 
 
 class Canary:
     """Compares each version's acceptance length with the reference, the last version that was kept.
 
-    Servers count only requests that began after the last change of the draft, because the KV cache of earlier requests
-    was computed by another draft. A version is judged until the verdict is significant, at most over a window of
-    ``rounds`` verifications, summed over servers.
+    Servers count only requests that began after the last change of the draft, because the draft's KV cache of earlier
+    requests was computed by another version. A version is judged until the verdict is significant, normally over at
+    most ``rounds`` verifications, summed over servers.
     """
 
     def __init__(self, servers: Mapping[str, HttpReplica], margin: float, rounds: int) -> None:

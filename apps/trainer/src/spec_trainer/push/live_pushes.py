@@ -82,7 +82,7 @@ class LivePushes(Resource):
             self._pusher.close()
 
     def _goes_ahead(self, done_steps: int) -> bool:
-        """Return on every rank whether to push; rank 0 decides, because only it knows if the last push has finished."""
+        """Return rank 0's decision whether to push on every rank; only rank 0 knows if the last push has finished."""
         if done_steps == self._last_step:
             return True
         is_free = self._pusher is not None and not self._pusher.is_busy
@@ -167,7 +167,7 @@ class _Pusher(Resource):
             server.close()
 
     def _version_of(self, done_steps: int) -> int:
-        """Return the draft's version after ``done_steps`` steps; it is offset to exceed earlier versions of servers."""
+        """Return ``done_steps`` plus an offset, so that the version exceeds all earlier versions of the servers."""
         if self._lead is None:
             self._lead = max(0, self._publisher.next_version(self._config.timeout_s) - done_steps)
             if self._lead:

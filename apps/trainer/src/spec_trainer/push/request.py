@@ -1,4 +1,4 @@
-"""PushRequest: the options of ``spec-trainer push``. It imports little, because every command imports it."""
+"""PushRequest: the options of ``spec-trainer push``. It imports little, for a fast start."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ ANSWER_S = 60.0
 
 
 def connect_servers(urls: Sequence[str], timeout_s: float = ANSWER_S) -> dict[str, HttpReplica]:
-    """Return address -> server. Raise ConfigError for a malformed address, EngineError if a server does not answer."""
+    """Return address -> server. Raise ConfigError for a malformed address, EngineError if one does not answer."""
     servers: dict[str, HttpReplica] = {}
     for url, server in ask_servers(urls, timeout_s).items():
         if isinstance(server, EngineError):
