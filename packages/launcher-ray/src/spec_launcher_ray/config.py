@@ -8,7 +8,7 @@ from spec_core import LauncherConfig
 from spec_core.errors import ConfigError
 
 _RESOURCES = {"cpu": "CPU", "cuda": "GPU", "npu": "NPU"}
-"""Type of a device -> Ray's own resource for these."""
+"""Device type -> Ray's resource name."""
 
 
 class RayConfig(LauncherConfig):
@@ -33,7 +33,7 @@ class RayConfig(LauncherConfig):
     """Environment variables of every worker, besides those of the host's Ray."""
 
     def resource_of(self, device_type: str) -> str:
-        """Return Ray's resource for devices of this type. Raise ConfigError where nobody has named one."""
+        """Return Ray's resource name for a device type. Raise ConfigError if it is neither configured nor known."""
         resource = self.resource or _RESOURCES.get(device_type)
         if resource is None:
             raise ConfigError(

@@ -38,7 +38,7 @@ class MuonOptimizer(Optimizer):
     config: MuonConfig
 
     def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> torch.optim.Optimizer:
-        """Return both in one; the state of a matrix is its momentum, of any other weight AdamW's."""
+        """Return one torch optimizer: Muon for matrices (state: momentum) and AdamW for all other weights."""
         from spec_optimizers.orthogonal import MuonAndAdamW
 
         matrices = [weight for weight in weights if weight.is_hidden_matrix]
@@ -46,5 +46,5 @@ class MuonOptimizer(Optimizer):
         return MuonAndAdamW(matrices, build_adamw(others, self.config), self.config, map_whole)
 
     def state_bytes(self, weight: WeightShape) -> int:
-        """Return the bytes of a matrix's momentum, float32, or of AdamW's state (G7)."""
+        """Return the bytes of a matrix's float32 momentum, or of AdamW's state for another weight (G7)."""
         return 4 * prod(weight.shape) if weight.is_hidden_matrix else adamw_bytes(weight)

@@ -46,7 +46,7 @@ class CollectiveTransport(WeightTransport):
         return "|".join([host_name(), *groups, device_name(backend, device)])
 
     def obstacle(self, place: str, device: torch.device) -> str:
-        """Return why there can be no group with the rank: another host or backend, or the same device."""
+        """Return why there can be no group with the rank, such as another host, backend or setting; empty if there can."""
         host, backend_name, settings, hindrance, device_id = (*place.split("|"), "", "", "", "")[:5]
         if reason := elsewhere(host):
             return reason

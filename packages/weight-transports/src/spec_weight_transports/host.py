@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def host_name() -> str:
-    """Return a name that is equal in two processes if they share network, process table and files, and the user."""
+    """Return a name that is equal in two processes of the same user that share kernel, network and process ids."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
     return "/".join([boot, *spaces, str(os.geteuid())])

@@ -53,7 +53,7 @@ class IpcWeightTransport(WeightTransport):
         return elsewhere(place.partition("|")[0])
 
     def medium(self, place: str, device: torch.device) -> WeightMedium:
-        """Return device memory if both processes are on one device, else host memory; within one process, the slowest.
+        """Return device memory if both processes are on one device, else host memory; UNSTATED within one process.
 
         On some hardware a process cannot map memory that it has shared itself.
         """

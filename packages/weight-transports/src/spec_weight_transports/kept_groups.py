@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Route(NamedTuple):
-    """Key of a cached group: the update group and the replica."""
+    """Key of a cached group: the update group, the replica and the device."""
 
     update_group: str
     replica: str
