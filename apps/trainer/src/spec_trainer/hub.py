@@ -1,4 +1,4 @@
-"""Tell whether a name is a repository of the Hugging Face hub, and if not, why."""
+"""Check whether a name is an available repository of the Hugging Face hub, and explain if it is not."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _FILES_OF_A_TARGET = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> RunSpec:
-    """Return the run that a command line describes; raise UsageError, in one line, for anything wrong with it.
+    """Return the run that a command line describes. Raise UsageError, in one line, if anything in it is wrong.
 
     Nothing is created or started.
     """
@@ -218,7 +218,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
 def resolve_config(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> tuple[AnyRunConfig, dict[str, Any]]:
-    """Return the validated configuration and the plugin class of each section that names one."""
+    """Return the validated configuration, and section -> plugin class for each section that names a plugin."""
     values = read_configuration(config_file, flags, overrides)
     values.setdefault("output", str(_default_output(config_file, values)))
     moved = move_keys(values)

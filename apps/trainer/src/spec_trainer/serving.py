@@ -1,4 +1,4 @@
-"""The commands that serve a draft, and the last lines of commands that made or measured one."""
+"""Shell commands that serve a draft, and the closing lines of commands that trained or measured a draft."""
 
 from __future__ import annotations
 

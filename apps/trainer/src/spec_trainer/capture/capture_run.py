@@ -50,7 +50,7 @@ class CaptureRun:
 
     @property
     def num_shards(self) -> int:
-        """Number of shards of the whole folder."""
+        """Number of shards of the complete folder."""
         return self.run.schedule.total_steps
 
     def missing(self) -> list[GlobalBatch]:
@@ -98,7 +98,7 @@ def write_shards(
     should_stop: Callable[[int], bool],
     show: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Write the missing shards from ``stream`` to disk, each while the next one arrives."""
+    """Write the missing shards from ``stream`` to disk; a shard is written while the next one arrives."""
     from spec_trainer.offline.shard import write_shard
 
     missing = capture.missing()

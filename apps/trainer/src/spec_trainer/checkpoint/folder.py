@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 META_FILE, CONFIG_FILE, STATE_FOLDER = "meta.json", "config.yaml", "state"
 BEST = "best"
-"""Name of the link to the best step folder."""
+"""Name of the symbolic link to the best step folder."""
 
 _STEP = re.compile(r"step-\d+")
 _FILE = rf"^({CONFIG_FILE}|{STATE_FOLDER}/[^/]+)$"
@@ -40,9 +40,9 @@ class CheckpointMeta(Config):
     identity: str
     target_digest: str
     acceptance_length: Annotated[float, Field(ge=0)] | None = None
-    """Held-out, simulated; None if it was not evaluated at this step."""
+    """Simulated acceptance length on held-out data; None if the draft was not evaluated at this step."""
     files: dict[Annotated[str, Field(pattern=_FILE)], str] = Field(default_factory=dict)
-    """Digest of each other file by its path in the folder; empty until they are written."""
+    """Relative path of each other file -> digest of the file; empty until the files are written."""
 
     def to_json(self) -> str:
         """Return the text of ``meta.json``, including a checksum of its content."""

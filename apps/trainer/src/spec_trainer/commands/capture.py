@@ -61,7 +61,7 @@ def resolve_capture(
 
 
 def run_capture(capture: CaptureRun) -> dict[str, Any]:
-    """Capture the missing shards; return the command's document."""
+    """Capture the missing shards; return the command's result as a JSON-serializable dict."""
     started = time.monotonic()
     run = capture.run
     with capture.folder.locked(), StopRequest() as stop:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FILE_BYTES = 1 << 20
 _WORD_CHARACTERS = 1 << 16
 _LEVELS = 32
-"""Levels of nesting; a plugin's options have three or four."""
+"""Most levels of nesting; a plugin's options have three or four."""
 _KEY = re.compile(r"[^\s.\[\]]+(\.[^\s.\[\]]+)*")
 _ODD_NUMBER = re.compile(r"[-+]?(0[xXbB][\da-fA-F_]+|0[0-7_]+|\d[\d.]*_[\d._]*|\d+(:[0-5]?\d)+(\.\d*)?)")
 """Numbers of YAML 1.1 that are not plain decimals: hexadecimal, binary, octal (010 is 8), 1_000, base 60."""
@@ -204,7 +204,7 @@ def _layer(key: str, value: Any, word: str) -> dict[str, Any]:
 
 
 def _merged(below: Any, above: Any) -> Any:
-    """Return ``above`` over ``below``: mappings key by key, anything else as a whole."""
+    """Merge ``above`` into ``below``; mappings are merged key by key, any other value of ``above`` replaces."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
     lower, upper = cast("dict[Any, Any]", below), cast("dict[Any, Any]", above)

@@ -48,7 +48,7 @@ class _Resolver:
         self._left = _MOST
 
     def resolve(self, value: Any, path: tuple[str, ...]) -> Any:
-        """Return ``value`` with its references replaced; ``path``: the keys that are being looked up."""
+        """Return ``value`` with its references replaced. ``path``: keys being resolved, to detect circles."""
         if isinstance(value, dict):
             return {key: self.resolve(part, path) for key, part in cast("dict[str, Any]", value).items()}
         if isinstance(value, list):

@@ -18,13 +18,13 @@ _ROOT_CAUSE_S = {1: 2.0, 2: 3.0}
 """``Failure.distance`` -> seconds to wait for the failure's cause. A worker may report a lost connection before the
 kernel reports the death of its peer, and a GPU driver may take seconds to let a process exit."""
 _SECONDARY_ERRORS = ("PeerLost", "DeadlineExceeded", "AcceleratorError")
-"""Errors that another worker's failure may cause. torch raises the last one in every process that shares a device
-when one of them crashes in the middle of a kernel."""
+"""Names of errors that another worker's failure may cause. torch raises AcceleratorError in every process that shares
+a device when one of them crashes during a kernel."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of a worker."""
+    """A failed worker, its error, and how likely the error is the root cause."""
 
     worker: str
     error: SpecError

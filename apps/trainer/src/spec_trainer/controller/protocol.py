@@ -66,7 +66,7 @@ class WorkerOrder:
     program: str
     """Function to run, ``package.module:name``; its arguments are an ExitStack, a ControllerLink and this order."""
     index: int
-    """Number of the engine replica or trainer rank."""
+    """Index of the engine replica or decoder, or the trainer rank."""
     memory_fraction: float | None
     """Share of each device's memory that the worker may take; None for no limit."""
     init_order: int
@@ -81,7 +81,7 @@ class WorkerOrder:
 
 @dataclass(frozen=True)
 class Begin(ControlMessage):
-    """Tells a worker that it may use its devices."""
+    """Allows a worker to use its devices."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class DatasetWanted(ControlMessage):
 
 @dataclass(frozen=True)
 class DatasetPart(ControlMessage):
-    """Answer to DatasetWanted."""
+    """Answers DatasetWanted with bytes of the file."""
 
     data: str
-    """Bytes in base64; empty at the end of the file."""
+    """Bytes encoded in base64; empty at the end of the file."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,12 @@ class Ready(ControlMessage):
 
 @dataclass(frozen=True)
 class Start(ControlMessage):
-    """Tells trainer ranks to start, because every worker is ready."""
+    """Starts the work of trainer ranks, because every worker is ready."""
 
 
 @dataclass(frozen=True)
 class Capture(ControlMessage):
-    """Tells an engine to capture a batch of samples, whose token ids it reads from the dataset."""
+    """Asks an engine to capture a batch of samples, whose token ids it reads from the dataset."""
 
     batch: int
     samples: list[tuple[int, int, list[str]]]
@@ -155,7 +155,7 @@ class StepDone(ControlMessage):
 
 @dataclass(frozen=True)
 class Proceed(ControlMessage):
-    """Answer to StepDone, the same to every rank after the same step."""
+    """Answers StepDone; every rank gets the same answer after the same step."""
 
     proceed: bool
     prefill_s: float = 0.0
@@ -200,7 +200,7 @@ class TrainCycle(ControlMessage):
 
 @dataclass(frozen=True)
 class Serve(ControlMessage):
-    """Tells a decoder to serve the draft in ``folder``."""
+    """Asks a decoder to serve the draft in ``folder``."""
 
     version: int
     folder: str
@@ -213,7 +213,7 @@ class Serving(ControlMessage):
 
 @dataclass(frozen=True)
 class Generate(ControlMessage):
-    """Tells a decoder to answer a portion of the prompts."""
+    """Asks a decoder to answer a portion of the prompts."""
 
     prompts: list[list[int]]
     seed: int
@@ -226,7 +226,7 @@ class Generated(ControlMessage):
     answers: list[tuple[list[int], list[int], list[int]]]
     """``token_ids``, ``guess_places`` and ``verifications`` of the Generation of each answer."""
     counters: dict[str, Any]
-    """Fields of the AcceptanceCounters of this portion."""
+    """Fields of an AcceptanceCounters object for this portion."""
     seconds: float
     """Seconds that the engine took for this portion."""
 
@@ -241,7 +241,7 @@ class Exported(ControlMessage):
 
 @dataclass(frozen=True)
 class Measured(ControlMessage):
-    """Answer to Exported."""
+    """Answers Exported with the measured figures."""
 
     figures: dict[str, Any]
     """Fields for the record of a step; empty if the run was asked to stop meanwhile."""
@@ -249,7 +249,7 @@ class Measured(ControlMessage):
 
 @dataclass(frozen=True)
 class Stop(ControlMessage):
-    """Tells the worker to exit."""
+    """Asks the worker to exit."""
 
 
 @dataclass(frozen=True)

@@ -39,5 +39,5 @@ class RemoteEngine:
         self._running.clear()
 
     def captured(self, batch: int) -> None:
-        """Finish the future of a batch."""
+        """Complete the future of a batch, because the engine has captured it."""
         self._running.pop(batch).set_result(None)

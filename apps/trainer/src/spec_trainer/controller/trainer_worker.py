@@ -156,7 +156,7 @@ class RankLink:
         self._controller.send(Trained(share, row))
 
     def released(self, rank: int, *request_ids: int) -> None:
-        """Tell the controller that the transport memory of these samples of rank ``rank`` is free."""
+        """Report to the controller that rank ``rank`` has freed the transport memory of these samples."""
         self._controller.send(Released(rank, list(request_ids)))
 
     def _read(self) -> None:

@@ -63,7 +63,7 @@ class _PartInTraining:
     dispatcher: Dispatcher
     done_steps: int
     working: set[str]
-    """Ranks that have not finished."""
+    """Names of the ranks that have not finished."""
     proceed: dict[int, bool] = field(default_factory=dict[int, bool])
     """Steps done -> whether every rank is to proceed."""
     exported: tuple[str, protocol.Exported] | None = None
@@ -90,7 +90,7 @@ class WorkerDriver(RunDriver):
         self._cycle: protocol.TrainCycle | None = None
         """Message of the newest cycle in a run that decodes."""
         self._part: _PartInTraining | None = None
-        """The newest part."""
+        """State of the run or cycle that was started last."""
 
     @contextmanager
     def started(self, workers: Sequence[WorkerSpec]) -> Iterator[WorkerDriver]:

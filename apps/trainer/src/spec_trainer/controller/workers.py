@@ -51,7 +51,7 @@ class WorkerUser(Protocol):
 
 
 class Workers:
-    """The workers of one run."""
+    """Starts, watches, replaces and stops the workers of one run."""
 
     def __init__(self, spec: RunSpec, launcher: Launcher, user: WorkerUser) -> None:
         """Prepare the workers of a run; no process starts before ``start``. ``user`` gets their messages."""
@@ -70,11 +70,11 @@ class Workers:
         self._starting: dict[str, float] = {}
         """Replaced engine that is not ready -> deadline (``time.monotonic``)."""
         self.without_devices: dict[str, float] = {}
-        """Lost engines for which no host has devices -> when at least one engine is to be there again."""
+        """Lost engine without devices -> deadline (``time.monotonic``) after which the run fails if no engine is left."""
         self._next_check_s = 0.0
-        """When the hosts are to be looked at again."""
+        """Time (``time.monotonic``) of the next check of the hosts."""
         self._next_room_check_s = 0.0
-        """When devices are to be looked for again."""
+        """Time (``time.monotonic``) of the next attempt to find devices."""
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
         """Start every worker; workers load in parallel, but use shared devices one after the other."""

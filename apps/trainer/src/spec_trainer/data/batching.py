@@ -58,7 +58,7 @@ class EpochBatches:
         self._latest: tuple[int, list[Ids]] = (-1, [])
 
     def batch(self, step: int) -> EpochBatch:
-        """Return the batch of a step, counted from 0."""
+        """Return the batch of optimizer step ``step``, counted from 0."""
         with self._lock:
             while self._first_steps[-1] <= step:
                 self._first_steps.append(

@@ -82,18 +82,18 @@ def _shown(value: object) -> str:
 
 
 def write_chat_record(folder: Path, chat: ChatConfig) -> None:
-    """Write into a draft's folder how the conversations were rendered that it was trained on."""
+    """Write the chat settings of a draft's training data into the draft's folder."""
     (folder / _RECORD).write_text(json.dumps(chat.record(), indent=2) + "\n")
 
 
 def read_chat_record(folder: Path) -> ChatConfig | None:
-    """Return what ``write_chat_record`` wrote; None for a draft without it, such as one of another trainer."""
+    """Return the chat settings in a draft's folder; None if it has none, such as a draft of another trainer."""
     file = folder / _RECORD
     return _recorded(file, read_json_object(file, ArtifactError)) if file.exists() else None
 
 
 def chat_of_answers(file: Path) -> ChatConfig | None:
-    """Return how ``spec-trainer regenerate`` rendered the prompts of ``file``; None for a file of other origin."""
+    """Return the chat settings of answers that ``spec-trainer regenerate`` wrote to ``file``; else None."""
     meta = meta_of_answers(file)
     settings = read_json_object(meta, ArtifactError).get("settings") if meta.is_file() else None
     return _recorded(meta, settings) if isinstance(settings, dict) else None

@@ -36,7 +36,7 @@ class Sample:
     sample_id: int
     """Index of the sample in ``Dataset.samples``."""
     input_ids: np.ndarray
-    """int32 [T]"""
+    """int32 [T]: token ids."""
     loss_mask: np.ndarray
     """bool [T]: whether token i is supervised."""
     where: str = ""

@@ -32,7 +32,7 @@ _SHAPES = "messages, conversations, text, or input_ids with loss_mask"
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation."""
+    """A conversation in OpenAI's message format, with tools and settings."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None

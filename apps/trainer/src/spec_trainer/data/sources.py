@@ -67,7 +67,7 @@ def source_files(path: str) -> list[Path]:
 
 
 def _place(path: str) -> list[Path] | tuple[str, str]:
-    """Return the files of ``path``, or name and split of a data set of the hub."""
+    """Return the files of ``path``, or the name and the split of a data set of the hub."""
     if not path:  # to pathlib, the working directory
         raise DataError(f"data is empty: expected {_EXPECTED}, or a hub id owner/name[:split]")
     file = Path(os.path.expanduser(path))

@@ -37,7 +37,7 @@ _APART = 2**-6
 
 @dataclass(frozen=True, kw_only=True)
 class Cycle:
-    """One cycle, a pure function of its number."""
+    """One cycle; configuration and cycle number determine its steps and its draft version."""
 
     number: int
     steps: range
@@ -74,7 +74,7 @@ def prompts_of(spec: RunSpec, cycle: int) -> list[list[int]]:
 
 
 def train_with_decode(spec: RunSpec, driver: RunDriver) -> None:
-    """Decode and train in turn until the run is complete."""
+    """Alternate between decoding and training until the run is complete."""
     _Run(spec, driver).from_step(_done_steps(spec))
 
 

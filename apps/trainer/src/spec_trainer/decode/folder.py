@@ -49,7 +49,7 @@ class _AnswerRow(Config):
 
 
 class DecodedFolder:
-    """The files below ``decoded/`` of a run directory."""
+    """Reads and writes the files in ``decoded/`` of a run directory."""
 
     def __init__(self, directory: RunDirectory) -> None:
         """Create the folder ``decoded/`` if needed."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from spec_trainer.run.spec import RunSpec
 
     MeasureDraft = Callable[[int, Path], dict[str, Any]]
-    """Given the number of steps and the folder of a draft, returns fields of a step's record."""
+    """Measures a draft, given its number of steps and its folder; returns fields for a step's record."""
 
 
 class RunDriver(ABC):

@@ -46,7 +46,7 @@ _LEAST_HELD_OUT = 8
 _AGAIN_S = 60.0
 """Seconds until the next push to a server that serves an earlier draft."""
 _LONGEST_PAUSE = 16
-"""Most cycles from one verdict to the next, while nothing improves."""
+"""Most cycles from one verdict to the next, if drafts do not improve."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class _Served:
     """The draft that the servers serve."""
 
     step: int
-    """Steps after which it was exported; 0 for the start draft."""
+    """Number of steps after which the draft was exported; 0 for the start draft."""
     version: int | None
-    """Version by which servers know it; None before the first push."""
+    """Version number of the draft on the servers; None before the first push."""
 
 
 class FollowRun:
-    """The state of ``spec-trainer follow`` between two cycles."""
+    """Runs the cycles of ``spec-trainer follow``, and holds their state."""
 
     def __init__(self, spec: RunSpec, driver: InlineDriver, stop: StopRequest, done_steps: int) -> None:
         """Continue after ``done_steps`` steps, with the draft that was pushed last."""
@@ -74,7 +74,7 @@ class FollowRun:
         self._folder = DecodedFolder(spec.directory)
         self._served = _last_served(spec)
         self._acceptance_length: float | None = None
-        """Acceptance length of the served draft, by the last verdict."""
+        """Acceptance length of the served draft in the last verdict."""
         self._again_s = time.monotonic()
         """Time (``time.monotonic``) from which a server with an earlier draft may be pushed to again."""
         self._pause = self._left = 1

@@ -26,7 +26,7 @@ class FeatureFolder:
     root: Path
 
     def shard(self, number: int) -> Path:
-        """Return the file of a shard."""
+        """Return the path of shard ``number``."""
         return self.root / f"features-{number:05d}.safetensors"
 
     def has(self, number: int) -> bool:
@@ -53,7 +53,7 @@ class FeatureFolder:
             )
 
     def check_shards(self, identity: FeatureIdentity, num_shards: int) -> None:
-        """Raise ArtifactError for a shard that is damaged or of another capture; only headers are read."""
+        """Raise ArtifactError if a shard is damaged or belongs to another capture; only headers are read."""
         for number in range(num_shards):
             if self.has(number):
                 read_entry(self.shard(number), identity)

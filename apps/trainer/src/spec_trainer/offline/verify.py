@@ -38,7 +38,7 @@ def verify_features(root: Path) -> dict[str, Any]:
 
 
 def _problems(root: Path, index: FeatureIndex, entry: ShardEntry) -> Iterator[SpecError]:
-    """Yield one problem for a file as a whole, or one for each damaged sample in it."""
+    """Yield one error if a shard's file is unusable, else one error for each damaged sample in it."""
     try:
         shard = Shard(root, entry, index.identity)
     except ArtifactError as error:

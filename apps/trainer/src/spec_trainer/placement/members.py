@@ -27,9 +27,9 @@ class Member:
 
     role: Role
     index: int
-    """Number of the engine replica, of the decoder or of the trainer rank."""
+    """Index of the process among the engine replicas, the decoders or the trainer ranks."""
     decodes: bool = False
-    """Whether it is an engine that decodes, and captures nothing."""
+    """Whether the process is an engine that decodes and does not capture."""
     first_device: int
     """Index of the process's first device among the launcher's devices."""
     num_devices: int = 1
@@ -37,7 +37,7 @@ class Member:
     share: float
     """Share of the compute of each device of the process, more than 0 and at most 1."""
     memory_fraction: float | None
-    """Share of each device's memory that it may take; None for no limit."""
+    """Share of each device's memory that the process may take; None for no limit."""
     uncounted_bytes: int = 0
     """Bytes of each device that the process takes in addition to ``memory_fraction``."""
     init_order: int = 0

@@ -115,7 +115,7 @@ class _Pusher(Resource):
         for url, server in self._servers.items():
             self._publisher.add(url, server)
         self._lead: int | None = None
-        """Versions of this run less its steps; None before the first push."""
+        """Offset between version numbers and steps; None before the first push."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="live-pushes")
         self._newest: Future[None] | None = None
         self._outcomes: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()

@@ -25,7 +25,7 @@ class BigramModel:
     """
 
     def __init__(self, sequences: Iterable[Sequence[int]], vocab_size: int, strength: float = 1.0) -> None:
-        """Count the bigrams of ``sequences``."""
+        """Count the bigrams of ``sequences``, which are lists of token ids."""
         self._vocab_size = vocab_size
         self._strength = strength
         unigram_V = torch.ones(vocab_size, dtype=torch.float64)

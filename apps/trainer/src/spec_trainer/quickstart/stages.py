@@ -37,7 +37,7 @@ class Stages:
         self.show(0.0, f"next: {', '.join(following)}" if following else "")
 
     def show(self, share: float, note: str = "") -> None:
-        """Show that ``share`` of the current stage is done."""
+        """Show that ``share`` (0 to 1) of the current stage is done."""
         titles = list(self._shares)
         before = sum(self._shares[title] for title in titles[: titles.index(self._current)])
         done = before + share * self._shares[self._current]

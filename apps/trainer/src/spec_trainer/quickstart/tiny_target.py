@@ -293,7 +293,7 @@ class Muon(torch.optim.Optimizer):
                     weight.mul_(kept).sub_(direction, alpha=scale)
 
     def _momentum(self, first: torch.Tensor, grads: torch.Tensor, beta: float) -> torch.Tensor:
-        """Return the Nesterov momentum of a batch of gradients; ``first``: first weight of the batch, has the state."""
+        """Return the Nesterov momentum of a batch of gradients, whose state is stored for the weight ``first``."""
         state = self.state[first]
         if not state:
             state["mean"] = torch.zeros_like(grads)

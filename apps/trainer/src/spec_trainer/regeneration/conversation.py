@@ -30,7 +30,7 @@ class Conversation(ABC):
     """A row that is being answered. ``prompt`` is the next prompt, empty at the end; ``take`` gets its answer."""
 
     def __init__(self, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
-        """Begin with no prompt; a subclass sets the first one."""
+        """Start with an empty prompt; a subclass sets the first prompt."""
         self.encoder = encoder
         self.prompt: list[int] = []
         """Token ids of the next prompt; empty if all turns are answered."""

@@ -126,7 +126,7 @@ def _configuration(directory: RunDirectory, summary: Mapping[str, Any]) -> str:
 
 
 def _serving(summary: Mapping[str, Any]) -> str:
-    """Return the command of each engine that serves the draft."""
+    """Return HTML with the serving command of each engine that can serve the draft."""
     commands = "".join(
         f"<p>With {text(engine)}:</p><pre>{text(command)}</pre>"
         for engine, command in summary.get("serve", {}).items()

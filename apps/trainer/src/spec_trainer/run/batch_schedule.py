@@ -29,7 +29,7 @@ class GlobalBatch:
     """One global batch, to train on or to evaluate."""
 
     step: int
-    """The optimizer step that trains it; for an evaluation, the number of steps done before it."""
+    """Optimizer step that trains the batch, counted from 0; for an evaluation, the number of steps done before it."""
     evaluates: bool
     epoch: int
     sample_ids: tuple[int, ...]
@@ -43,10 +43,10 @@ class BatchSettings:
     shuffle: bool
     seed: int
     data_parallel_ranks: tuple[int, ...]
-    """Data-parallel rank of each trainer process: which share of a global batch it trains."""
+    """Data-parallel rank of each trainer process, which is the index of the share that the process trains."""
     accumulation: int
     capture_tokens: int
-    """Token budget of one capture batch of the engine."""
+    """Most tokens of one capture batch of the engine."""
     total_steps: int | None
     epochs: int
     eval_every: int

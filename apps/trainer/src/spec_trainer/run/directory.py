@@ -65,33 +65,33 @@ _IDENTITY_BYTES = 1 << 10
 
 
 class RunDirectory:
-    """Paths of one run; nothing is created before ``open``."""
+    """Paths of one run's files; nothing is created before ``open``."""
 
     def __init__(self, root: Path) -> None:
         """Set the path of each file and folder below ``root``."""
         self.root = root
         self.config = root / "config.yaml"
-        """The whole configuration, resolved."""
+        """File of the complete, resolved configuration."""
         self.replacements = root / "logs" / "replacements.jsonl"
-        """One JSON object for each engine that was replaced: when, and why."""
+        """File with a JSON object for each replacement of an engine: time and cause."""
         self.metrics = root / "metrics.jsonl"
-        """One JSON object for each step."""
+        """File with a JSON object for each step."""
         self.summary = root / "summary.json"
-        """Numbers of the finished run."""
+        """File with the figures of the finished run."""
         self.checkpoints = root / "checkpoints"
         """Folder of the checkpoints."""
         self.versions = root / "versions.jsonl"
-        """One JSON object for each draft that was judged on live requests (``spec-trainer follow``)."""
+        """File with a JSON object for each draft that was judged on live requests (``spec-trainer follow``)."""
         self.draft = root / "draft"
         """Folder of the exported draft."""
         self.decoded = root / "decoded"
-        """Folder of what the run's engine has decoded (``decode.every``, ``train.serve_every``)."""
+        """Folder of the engine's answers and of served drafts (``decode.every``, ``train.serve_every``)."""
         self.measurements = self.decoded / "measurements.jsonl"
-        """One JSON object for each draft that the run's engine has measured (``train.serve_every``)."""
+        """File with a JSON object for each draft that the run's engine has measured (``train.serve_every``)."""
         self.report = root / "report.html"
-        """Page with curves and numbers."""
+        """File of the HTML report."""
         self.logs = root / "logs"
-        """Folder of each process's log."""
+        """Folder with a log file for each process."""
         self._owner = root / ".identity"
 
     def served_draft(self, version: int) -> Path:

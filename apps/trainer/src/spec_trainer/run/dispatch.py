@@ -42,12 +42,12 @@ class SampleReference:
     request_id: int
     sample_id: int
     destinations: tuple[str, ...]
-    """Addresses of the trainer processes that train it."""
+    """Receiver addresses of the trainer processes that train the sample."""
 
 
 @dataclass(eq=False)
 class _Batch:
-    """Samples to capture together."""
+    """Samples that one engine captures together, and their state."""
 
     number: int
     """Position in the schedule's order."""
@@ -114,7 +114,7 @@ def check_sizes(schedule: BatchSchedule, schema: FeatureSchema, window_bytes: in
 
 
 class Dispatcher:
-    """Dispatch capture batches. Thread-safe: engines call back from their own threads."""
+    """Dispatches capture batches to engines. Thread-safe, because engines call back from their own threads."""
 
     def __init__(
         self,
@@ -138,22 +138,22 @@ class Dispatcher:
         self._running: list[list[_Batch]] = [[] for _ in engines]
         """Batches that each engine has received and not captured yet."""
         self._sent: list[list[_Batch]] = [[] for _ in engines]
-        """Batches that each engine has captured, some of which ranks may not have released."""
+        """Batches that each engine has captured; ranks may not have released some of their samples yet."""
         self._free = [
             (place, engine) for place in range(_QUEUED_PER_ENGINE) for engine in range(len(engines))
         ]
-        """Heap of what engines have room for: (batches that the engine has besides, engine)."""
+        """Heap of free queue slots of engines, as (number of batches that the engine already has, engine)."""
         self._num_busy = 0
-        """Engines with a capture under way."""
+        """Number of engines with a running capture."""
         self._busy_s = 0.0
-        """Sum of what captures have taken; of one under way, minus the time at which it began."""
+        """Seconds of all finished captures, minus the start time of each running capture."""
         self._batch_of: dict[int, _Batch] = {}
         """Request id -> the batch, until every rank has released the sample."""
         self._batches: Iterator[_Batch] = iter(())
         self._waiting: _Batch | None = None
-        """The next batch, for which the window has no room yet."""
+        """The next batch, which does not fit into the window yet."""
         self._lost: list[_Batch] = []
-        """Batches to capture again, in order; they have their room."""
+        """Batches to capture again, in order; their window bytes are still reserved."""
         self._stopped = False
         self._lock = threading.RLock()
 

@@ -113,11 +113,11 @@ class FeatureStream:
         self._first_id = 0
         """Least request id of ``_item``."""
         self._placed: set[int] = set()
-        """Request ids from ``_first_id`` on that have arrived in a place."""
+        """Request ids, from ``_first_id`` on, whose features were copied into a batch."""
         self._freed: list[int] = []
-        """Request ids for which ``released`` is to be called."""
+        """Request ids of freed samples that were not reported by ``released`` yet."""
         self._same_tokens: list[tuple[int, Tensor]] = []
-        """Sample ids, each with a flag on the device: whether the captured tokens are the sample's."""
+        """(sample id, bool tensor on the device): whether the captured token ids equal the sample's."""
         self._failure: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-"""Limit and usage of a cgroup, in the files of version 2 and of version 1."""
+"""Names of a cgroup's files with memory limit and usage, for version 2 and version 1."""
 _CACHE = ("inactive_file", "total_inactive_file")
 """Fields of ``memory.stat`` with the bytes of page cache that the kernel reclaims before the limit applies."""
 

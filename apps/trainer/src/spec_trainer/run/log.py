@@ -98,7 +98,7 @@ class RunLog:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close every file and tracker."""
+        """Close all files and trackers."""
         self._stack.close()
 
 

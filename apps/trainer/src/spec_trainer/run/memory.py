@@ -135,7 +135,7 @@ class RunSizes:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a checkpoint: weights in float32 and the optimizer's state."""
+        """Bytes of a checkpoint, which has float32 weights and the optimizer's state."""
         return 4 * self.num_trained + self.optimizer_bytes
 
     @property

@@ -108,7 +108,7 @@ class TrainedRow(Row):
 
 
 class CycleFigures(Figures):
-    """Figures of a cycle of a run that decodes."""
+    """Figures of one cycle in a run that decodes."""
 
     cycle: _Count
     draft_version: _Count

@@ -31,7 +31,10 @@ _WINDOW_SHARES = 16
 
 
 def decoded_steps(config: AnyRunConfig, num_prompts: int) -> int:
-    """Return the steps of a run that decodes: ``train.steps``, or ``train.epochs`` passes over the prompts."""
+    """Return the number of steps of a run that decodes.
+
+    It is ``train.steps``, or as many as ``train.epochs`` passes over the prompts take.
+    """
     cycles = ceil(config.train.epochs * num_prompts / config.decode.prompts)
     return config.train.steps or cycles * config.decode.every
 
@@ -95,7 +98,7 @@ class RunSpec(RunParts):
 
     @cached_property
     def serving_prompts(self) -> list[list[int]]:
-        """The held-out prompts by which the draft is measured (``train.serve_every``)."""
+        """Token ids of the held-out prompts with which the draft is measured (``train.serve_every``)."""
         return serving_prompts(self.dataset, self.longest_prompt, self.config.decode.prompts)
 
     def cycle(self, answers: Dataset, steps: range) -> RunSpec:
@@ -125,7 +128,7 @@ class RunSpec(RunParts):
 
     @cached_property
     def directory(self) -> RunDirectory:
-        """The run directory, ``output``."""
+        """The run directory, at the path ``output`` of the configuration."""
         return RunDirectory(self.config.output)
 
     @cached_property

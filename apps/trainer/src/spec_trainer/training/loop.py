@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class TrainState:
-    """Everything that one trainer process holds while it trains."""
+    """The state of one trainer process during training."""
 
     spec: RunSpec
     rank: int

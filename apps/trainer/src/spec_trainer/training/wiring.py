@@ -134,7 +134,7 @@ def train_rank(spec: RunSpec, rank: int, device: torch.device, links: RankLinks)
 
 @contextmanager
 def _train_state(spec: RunSpec, rank: int, device: torch.device, links: RankLinks) -> Iterator[TrainState]:
-    """Yield the state of a trainer rank, resumed from the checkpoint that ``run_training`` has chosen."""
+    """Yield the TrainState of a trainer rank, resumed from the checkpoint that ``run_training`` has chosen."""
     import torch.distributed as dist
 
     from spec_trainer.push.live_measurements import LiveMeasurements
