@@ -1,4 +1,4 @@
-"""``spec-trainer push`` and ``spec-trainer serving``: push a draft to servers, and show which draft they serve."""
+"""Commands ``push`` (give a draft to running servers) and ``serving`` (show which draft each server serves)."""
 
 from __future__ import annotations
 

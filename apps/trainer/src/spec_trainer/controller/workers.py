@@ -70,7 +70,7 @@ class Workers:
         self._starting: dict[str, float] = {}
         """Replaced engine that is not ready -> deadline (``time.monotonic``)."""
         self.without_devices: dict[str, float] = {}
-        """Lost engine without devices -> deadline (``time.monotonic``) after which the run fails if no engine is left."""
+        """Lost engine without devices -> time (``time.monotonic``) after which the run fails if no engine is left."""
         self._next_check_s = 0.0
         """Time (``time.monotonic``) of the next check of the hosts."""
         self._next_room_check_s = 0.0

@@ -120,7 +120,7 @@ class ChatRenderer:
         return TurnFinder(chat.messages, text, self._try_render(chat), self._has_prompt, self._end_tokens)
 
     def _usual_frames(self, template: str) -> Frames:
-        """Return what the template writes around answers, learned from fixed example conversations."""
+        """Return the template's ``Frames``, the text around answers, learned from fixed example conversations."""
         if template not in self._usual:
             found: list[tuple[Around, tuple[int, int]]] = []
             for chat in (one for one in _USUAL if self._template(one) == template):

@@ -19,5 +19,5 @@ class BadRow(DataError):
 
     @property
     def reason(self) -> str:
-        """The kind of problem, without this row's detail."""
+        """The kind of problem, without the detail of this row."""
         return str(self).partition(": ")[0]

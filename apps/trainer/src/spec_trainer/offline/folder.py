@@ -59,7 +59,7 @@ class FeatureFolder:
                 read_entry(self.shard(number), identity)
 
     def locked(self) -> AbstractContextManager[None]:
-        """Lock the folder during the ``with`` block; after a UsageError before any shard, empty it if new."""
+        """Lock the folder during the ``with`` block. A UsageError before any shard leaves no files in a new folder."""
         return locked_folder(self.root, "a capture", "features-*")
 
     def open(self, identity: FeatureIdentity) -> None:

@@ -23,7 +23,7 @@ Place = tuple["Role", int, range]
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A process of a run."""
+    """A process of a run, with its role and its devices."""
 
     role: Role
     index: int
@@ -176,7 +176,7 @@ def _init_orders(places: Sequence[Place], limits: Sequence[float | None]) -> Ite
 
 
 def _compute_share(placement: PlacementConfig, role: Role, neighbours: Sequence[Sequence[Role]]) -> float:
-    """Return the process's share of a device's compute; the shares of a device's processes add up to 1.
+    """Return the process's share of a device's compute; shares on one device add up to at most 1.
 
     ``neighbours``: for each device of the process, the roles of all processes on it.
     """

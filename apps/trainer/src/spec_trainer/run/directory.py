@@ -124,7 +124,7 @@ class RunDirectory:
         return self._identity() if self._owner.exists() else None
 
     def locked(self) -> AbstractContextManager[None]:
-        """Lock the directory during the ``with`` block; after a UsageError before any checkpoint, empty it if new."""
+        """Lock the directory during the ``with`` block. A UsageError before any checkpoint leaves no files in a new one."""
         return locked_folder(self.root, "a run", "checkpoints/step-*")
 
     def open(self, identity: str, config: AnyRunConfig) -> None:

@@ -74,7 +74,7 @@ class DatasetCapturer:
     """Captures samples with an engine in this process; takes their token ids from a dataset."""
 
     def __init__(self, engine: Engine, dataset: Dataset, schema: FeatureSchema) -> None:
-        """Capture samples of ``dataset`` with ``engine``; ``schema`` says which features."""
+        """Capture samples of ``dataset`` with ``engine``; ``schema`` says which features to capture."""
         self._engine = engine
         self._dataset = dataset
         self._schema = schema

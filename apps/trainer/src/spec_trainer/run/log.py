@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def cut_records(directory: RunDirectory, done_steps: int) -> None:
-    """Remove the records of steps after ``done_steps``, from which a run continues; warn of missing records."""
+    """Remove the records of steps after ``done_steps``, at which a run resumes; warn of missing records."""
     metrics = drop_after(directory.metrics, done_steps, StepRow)
     noted = Counter[int]()
     for file in directory.logs.glob("trained-*.jsonl"):

@@ -57,7 +57,7 @@ def drop_after(file: Path, step: float, kind: type[Row]) -> dict[int, dict[str, 
 
 
 class MetricsLog(AbstractContextManager["MetricsLog"]):
-    """metrics.jsonl and the trackers of one run."""
+    """Writes each row of metrics to metrics.jsonl and to the trackers of one run."""
 
     def __init__(self, file: Path, trackers: Sequence[GuardedTracker]) -> None:
         """Write to ``file`` and to ``trackers``."""
