@@ -59,7 +59,10 @@ class FeatureFolder:
                 read_entry(self.shard(number), identity)
 
     def locked(self) -> AbstractContextManager[None]:
-        """Lock the folder during the ``with`` block. A UsageError before any shard leaves no files in a new folder."""
+        """Lock the folder during the ``with`` block.
+
+        After a UsageError, a folder that was empty before and has no shard is emptied again.
+        """
         return locked_folder(self.root, "a capture", "features-*")
 
     def open(self, identity: FeatureIdentity) -> None:

@@ -124,7 +124,10 @@ class RunDirectory:
         return self._identity() if self._owner.exists() else None
 
     def locked(self) -> AbstractContextManager[None]:
-        """Lock the directory during the ``with`` block. A UsageError before any checkpoint leaves no files in a new one."""
+        """Lock the directory during the ``with`` block.
+
+        After a UsageError, a directory that was empty before and has no checkpoint is emptied again.
+        """
         return locked_folder(self.root, "a run", "checkpoints/step-*")
 
     def open(self, identity: str, config: AnyRunConfig) -> None:
