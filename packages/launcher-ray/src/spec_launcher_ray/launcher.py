@@ -68,7 +68,7 @@ class RayWorker(ChannelWorker):
     log: Path
 
     def ending(self) -> WorkerEnded:
-        """Return how the worker or its actor has ended, or Ray's node of its host, which ends both."""
+        """Return how the worker, its actor, or the Ray node of its host has ended."""
         how, killed = ending_of(self.code) if self.cluster.lives(self.host) else ("", True)
         if lost := not self.cluster.lives(self.host):  # while it died it may have answered
             how, killed = f"was lost: {_gone(self.host)}", True
@@ -158,7 +158,10 @@ class RayLauncher(Launcher):
             ray.kill(actor)
 
     def _move(self, name: str, shown: str) -> None:
-        """Reserve devices for a worker whose host is lost. Raise NoDevices if none are free, RunError if none will be."""
+        """Reserve devices for a worker whose host is lost. Raise NoDevices if none are free.
+
+        Raise HostLost if this run cannot use other hosts.
+        """
         from spec_launcher_ray import cluster
 
         assert self._cluster is not None
@@ -351,7 +354,7 @@ class RayLauncher(Launcher):
             raise (HostLost if alone else RunError)(f"{hosts[host]} cannot be started: {_gone(host)}")
 
     def _ended_before(self, missing: Iterable[str]) -> str | None:
-        """Return a description of a worker that has ended before it connected; None if there is none."""
+        """Return the name of a worker of ``missing`` that has ended before it connected; None if there is none."""
         import ray
 
         names = {self._actors[name][1]: name for name in missing}

@@ -43,7 +43,7 @@ def ending_of(code: Any) -> tuple[str, bool]:
 
 
 def _why(error: Exception) -> str:
-    """Return the one line of Ray's long error message that says the cause."""
+    """Return the cause from Ray's long error message."""
     text = " ".join(str(error).split())
     _, found, cause = text.partition("is dead because ")
     return cause.partition(".")[0] if found else text[:300]

@@ -160,7 +160,7 @@ def _numbered(devices: Sequence[Sequence[tuple[Host, int]]], spread: bool) -> li
 
 
 def neighbours(devices: list[int], who: str) -> list[int]:
-    """Return the devices of a bundle, sorted. Raise RunError if they are not consecutive, as backends require."""
+    """Return ``devices``, the devices of a bundle. Raise RunError if they are not consecutive, as backends require."""
     if devices != list(range(devices[0], devices[0] + len(devices))):
         raise RunError(
             f"{who}: Ray has reserved devices {devices}, which are not neighbours; free more of this host"
