@@ -1,4 +1,4 @@
-"""Count the resources of a process that ``close`` must release."""
+"""Counts the resources of a process that ``close`` must release."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUIET_S, PATIENCE_S = 0.25, patient(5.0)
 
 
 class Resources(NamedTuple):
-    """How many resources a process holds."""
+    """Numbers of resources, such as threads and descriptors, that a process holds."""
 
     descriptors: int
     threads: int
@@ -23,7 +23,7 @@ class Resources(NamedTuple):
 def settled_resources() -> Resources:
     """Return the counts of this process once they are stable: the kernel takes time to end a thread.
 
-    What earlier work of the process left in reference cycles is collected first.
+    Garbage in reference cycles is collected first.
     """
     gc.collect()
     last, since = _count(), time.monotonic()
