@@ -1,10 +1,11 @@
 """Attention of blocks of draft tokens to their document and to the tokens of the same block, on CPUs.
 
-torch's fused attention computes the attention to the context, document by document. The attention to the few keys of
-the same block is computed separately, and both are merged by log-sum-exp. So no query is compared with the keys of
-another block, and the backward pass recomputes nothing.
+torch's fused attention computes the attention to the context, document by document. The attention to the few
+keys of the same block is computed separately, and both are merged by log-sum-exp. So no query is compared
+with the keys of another block, and the backward pass recomputes nothing.
 
-Shapes: A blocks, B slots of each, T tokens; heads are viewed as K key-value heads of G queries each, of D dimensions.
+Shapes: A blocks, B slots of each, T tokens; heads are viewed as K key-value heads of G queries each, of D
+dimensions.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     KeysValues = tuple[Tensor, Tensor]
 
 PIECE_QUERIES = 256
-"""Number of queries per call of the fused attention: enough to be efficient, and few enough that their (neighbouring)
-blocks see nearly the same context."""
+"""Number of queries per call of the fused attention: enough to be efficient, and few enough that their
+(neighbouring) blocks see nearly the same context."""
 
 
 class PlacedBlocks(Protocol):
@@ -43,9 +44,10 @@ def merged_block_attention(
 ) -> Tensor:
     """Return attention [A, B, heads, D] like ``q``; differentiable.
 
-    ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]. A block attends to the tokens
-    of its document before its anchor. If ``window`` is None, attention within a block is bidirectional. Otherwise a
-    query attends to its block up to itself, and to context tokens less than ``window`` positions before it.
+    ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]. A block attends to the tokens of
+    its document before its anchor. If ``window`` is None, attention within a block is bidirectional.
+    Otherwise a query attends to its block up to itself, and to context tokens less than ``window`` positions
+    before it.
     """
     if not q.numel():
         return NotImplemented
@@ -117,7 +119,10 @@ class _OwnKeys:
             self.scores.masked_fill_(later[:, None, None], -torch.inf)
 
     def values(self, merged: Tensor, v: Tensor) -> Tensor:
-        """Return the weighted values [A, B, heads, D]. ``merged``: log-sum-exp over context and block, [A, B, heads]."""
+        """Return the weighted values [A, B, heads, D].
+
+        ``merged``: log-sum-exp over context and block, [A, B, heads].
+        """
         return torch.einsum("abkgu,aukd->abkgd", self._weights(merged), _wide(v)).flatten(2, 3)
 
     def gradients(

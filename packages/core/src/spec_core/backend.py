@@ -4,25 +4,26 @@ Contract (``spec_testing.BackendSuite`` quotes the numbers):
 
 B1  ``name`` equals the entry point's name; ``api_version`` is in ``API_VERSIONS``; ``Config`` derives from
     BackendConfig.
-B2  ``probe`` is cheap, never raises, opens no device context and allocates no device memory. If the SDK is missing,
-    it says which SDK and what to install. The module imports without that SDK and without torch.
+B2  ``probe`` is cheap, never raises, opens no device context and allocates no device memory. If the SDK is
+    missing, it says which SDK and what to install. The module imports without that SDK and without torch.
 B3  ``capabilities`` is frozen and, like ``probe``, touches no device.
 B4  ``child_env`` returns what a child process needs in its environment before it starts (visible devices,
     allocator, vendor daemons). It changes nothing: two calls give equal mappings, and ``os.environ`` stays.
     The child sees only its devices: ``device(0)`` in the child is the first device that it was given.
-B5  ``prepare_host`` is a context manager; leaving it, by an exception too, removes all that it started. Inside it
-    ``check_host`` raises RunError once something that it has started has died; it is cheap and never waits.
-B6  ``device(local_rank)`` is a ``torch.device`` on which ``torch.ones(1)`` works in this process; ``device_type``
-    is its ``torch.device.type``. ``device_id`` is the same in every process of the host, and differs between
-    devices.
+B5  ``prepare_host`` is a context manager; leaving it, by an exception too, removes all that it started.
+    Inside it ``check_host`` raises RunError once something that it has started has died; it is cheap and
+    never waits.
+B6  ``device(local_rank)`` is a ``torch.device`` on which ``torch.ones(1)`` works in this process;
+    ``device_type`` is its ``torch.device.type``. ``device_id`` is the same in every process of the host, and
+    differs between devices.
 B7  ``limit_memory`` enforces the fraction if ``capabilities.memory_limit`` is true; otherwise it raises
     ConfigError. A limit is never ignored.
-B8  ``process_group`` gives device collectives over a rendezvous, independent of torch's default group. Processes
-    whose ``group_settings`` differ are put into no group together.
+B8  ``process_group`` gives device collectives over a rendezvous, independent of torch's default group.
+    Processes whose ``group_settings`` differ are put into no group together.
 B9  ``transport(placement)`` gives the feature transport for a placement; a placement that the hardware cannot
     do raises ConfigError.
-B10 ``kernel`` returns the kernel of a name (contract: ``spec_core.kernels``), the same at every call. It returns
-    None if this backend has no faster kernel of that name.
+B10 ``kernel`` returns the kernel of a name (contract: ``spec_core.kernels``), the same at every call. It
+    returns None if this backend has no faster kernel of that name.
 B11 ``import_env`` is as cheap and as safe as ``probe``, and empty unless torch cannot be imported without it.
 """
 
@@ -90,7 +91,8 @@ class Backend(ABC):
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
         """Return the environment variables of a child process of ``role`` (B4).
 
-        The child sees ``num_devices`` devices, the first of which is ``local_rank``, and gets ``share`` (0..1] of each.
+        The child sees ``num_devices`` devices, the first of which is ``local_rank``, and gets ``share``
+        (0..1] of each.
         """
 
     @abstractmethod
@@ -98,7 +100,7 @@ class Backend(ABC):
         """Return a context manager that starts the daemons that the host needs, and stops them on exit (B5)."""
 
     def check_host(self) -> None:  # noqa: B027 (a backend that starts nothing has nothing to watch)
-        """Raise RunError if a daemon that ``prepare_host`` has started has exited; the error names the daemon (B5)."""
+        """Raise RunError, naming the daemon, if a daemon that ``prepare_host`` has started has exited (B5)."""
 
     @abstractmethod
     def device(self, local_rank: int) -> torch.device:
@@ -110,7 +112,10 @@ class Backend(ABC):
 
     @abstractmethod
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
-        """Return a process group of the members of ``rendezvous``. Raise if its collectives cannot work (B8)."""
+        """Return a process group of the members of ``rendezvous``.
+
+        Raise if its collectives cannot work (B8).
+        """
 
     def group_settings(self) -> str:
         """Return the environment settings, as ``NAME=value``, that must be equal on all members of a group (B8)."""

@@ -34,7 +34,8 @@ class DraftConfig(Config):
     """Section ``draft``; a draft's own options are fields of its subclass."""
 
     former_defaults: ClassVar[Mapping[str, object]] = {}
-    """Options whose default has changed -> the former default. A run that began with the former default keeps it."""
+    """Options whose default has changed -> the former default. A run that began with the former default keeps
+    it."""
 
     name: str = ""
     """Drafting algorithm; a draft plugin."""
@@ -53,8 +54,8 @@ class StrategyConfig(Config):
     """Section ``strategy``; a strategy's own options are fields of its subclass."""
 
     speed_only: ClassVar[frozenset[str]] = frozenset()
-    """Options that change what training costs and no result but by rounding. A run resumes with any value of these;
-    all others belong to its identity."""
+    """Options that change what training costs and no result but by rounding. A run resumes with any value of
+    these; all others belong to its identity."""
 
     name: str = ""
     """How the trainer is parallel; a strategy plugin."""
@@ -64,8 +65,8 @@ class OptimizerConfig(Config):
     """Section ``optimizer``; an optimizer's own options are fields of its subclass."""
 
     speed_only: ClassVar[frozenset[str]] = frozenset()
-    """Options that change what training costs and no result but by rounding. A run resumes with any value of these;
-    all others belong to its identity."""
+    """Options that change what training costs and no result but by rounding. A run resumes with any value of
+    these; all others belong to its identity."""
 
     name: str = ""
     """How gradients change the draft; an optimizer plugin."""
@@ -79,8 +80,8 @@ class EngineConfig(Config):
     replicas: int = pydantic.Field(1, ge=1, le=65536)
     """Engines side by side, each with the whole target."""
     replacements: int = pydantic.Field(3, ge=0)
-    """Times that a run starts each replica again that has died or fallen silent; then it ends. With an inline one, or
-    one that decodes, it ends at once."""
+    """Times that a run starts each replica again that has died or fallen silent; then it ends. With an inline
+    one, or one that decodes, it ends at once."""
     tensor_parallel: int = pydantic.Field(1, ge=1)
     """Devices that one replica spreads over."""
     batch_tokens: int = pydantic.Field(8192, ge=1)

@@ -2,10 +2,11 @@
 
 Contract (``spec_testing.DraftSuite`` quotes the numbers):
 
-D1  The class imports without torch; ``Config`` derives from DraftConfig. No optimizer, no collective, no device
-    string anywhere in the plugin.
+D1  The class imports without torch; ``Config`` derives from DraftConfig. No optimizer, no collective, no
+    device string anywhere in the plugin.
 D2  ``check_target`` raises TargetError for what the draft cannot express (too few layers, a soft-capped or
-    biased head, another norm); what it accepts, it expresses exactly. ``required_features`` may then be asked.
+    biased head, another norm); what it accepts, it expresses exactly. ``required_features`` may then be
+    asked.
 D3  ``build`` returns a module whose parameters are exactly what is trained and whose buffers (the vocabulary
     mapping) are checkpoint state; with ``config.init_from`` both come from that folder.
 D4  The module's ``forward(batch, denominators, ops) -> StepOutput`` touches every parameter, also for a batch
@@ -14,21 +15,24 @@ D5  Shares add up: the loss and gradients of a global batch do not depend on how
     packed or padded. A denominator of 0 gives loss 0 and zero gradients on every parameter.
 D6  ``denominators`` needs no model: the global batch's denominators are the sum over its samples, so any
     number of ranks computes the same ones.
-D7  Metrics are ratios of sums; ``acceptance_length`` is one of them, ``accuracy`` (per draft position) another.
+D7  Metrics are ratios of sums; ``acceptance_length`` is one of them, ``accuracy`` (per draft position)
+    another.
 D8  ``exported_config`` and ``exported_tensors`` make a folder that the engines in ``serving_methods`` load;
-    ``from_folder`` recognises it, and building from it gives the same weights, bit for bit in the stored dtype.
-D9  ``proposer`` drafts exactly as the engines do: its proposals equal the guesses of the module's forward pass.
-    ``max_draft_tokens`` is the largest number of guesses in one proposal; None if there is no limit.
+    ``from_folder`` recognises it, and building from it gives the same weights, bit for bit in the stored
+    dtype.
+D9  ``proposer`` drafts exactly as the engines do: its proposals equal the guesses of the module's forward
+    pass. ``max_draft_tokens`` is the largest number of guesses in one proposal; None if there is no limit.
     ``extend_all`` and ``propose_all`` do for several sequences what ``extend`` and ``propose`` do for one.
-D10 ``kernels`` declares every kernel that the module may use, with an example for each that has a plain version.
-    With a backend's kernels a step differs from the plain one by rounding only.
-D11 ``target_tensors`` names every tensor that ``build`` takes from ``TargetTensors.others``. A tensor that stays
-    unchanged becomes a non-persistent buffer: neither a parameter nor in the state dict, and never exported.
-D12 If a sample has a guess place for each token, a draft that ``learns_from_guesses`` trains on guessed tokens only.
-    A token of guess place k is the label of guess k of the round that began k tokens before it, and of no other
-    guess. Optional: other drafts ignore guess places.
-D13 ``shard_hints`` are right: if ranks divide the module by them, and the vocabulary, a step differs from the step
-    of one rank by rounding only.
+D10 ``kernels`` declares every kernel that the module may use, with an example for each that has a plain
+    version. With a backend's kernels a step differs from the plain one by rounding only.
+D11 ``target_tensors`` names every tensor that ``build`` takes from ``TargetTensors.others``. A tensor that
+    stays unchanged becomes a non-persistent buffer: neither a parameter nor in the state dict, and never
+    exported.
+D12 If a sample has a guess place for each token, a draft that ``learns_from_guesses`` trains on guessed
+    tokens only. A token of guess place k is the label of guess k of the round that began k tokens before it,
+    and of no other guess. Optional: other drafts ignore guess places.
+D13 ``shard_hints`` are right: if ranks divide the module by them, and the vocabulary, a step differs from the
+    step of one rank by rounding only.
 D14 ``weight_shapes``, where it is declared, names the trained parameters of ``build`` with their shapes.
 """
 
@@ -60,8 +64,8 @@ class Proposal:
     token_ids: tuple[int, ...]
     """K guesses in the target's vocabulary."""
     probs_KV: Tensor | None = None
-    """float32 [K, V]: the distribution that each guess was drawn from; None for a deterministic proposal, whose
-    distribution puts all mass on the guess."""
+    """float32 [K, V]: the distribution that each guess was drawn from; None for a deterministic proposal,
+    whose distribution puts all mass on the guess."""
 
 
 class Proposer(ABC):
@@ -76,10 +80,12 @@ class Proposer(ABC):
 
     @abstractmethod
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
-        """Guess the ``num_tokens`` tokens after the last known token. The guesses do not change the drafting state.
+        """Guess the ``num_tokens`` tokens after the last known token.
 
-        At ``temperature`` 0 each guess is the arg-max. Otherwise guesses are drawn from the draft's distribution
-        at that temperature.
+        The guesses do not change the drafting state.
+
+        At ``temperature`` 0 each guess is the arg-max. Otherwise guesses are drawn from the draft's
+        distribution at that temperature.
         """
 
     @classmethod
@@ -117,14 +123,16 @@ class Draft(ABC):
     """The version that the plugin was written for."""
     Config: ClassVar[type[DraftConfig]] = DraftConfig
     small_run: ClassVar[Mapping[str, object]] = {}
-    """Keys of section ``draft`` that suit a target of a few million parameters and minutes of training. The quickstart
-    sets them."""
+    """Keys of section ``draft`` that suit a target of a few million parameters and minutes of training. The
+    quickstart sets them."""
     serving_methods: ClassVar[Mapping[str, str]] = {}
-    """Engine plugin -> the engine's name for the speculative method that serves exports of this draft, such as the
-    value of vLLM's ``speculative_config.method``. An engine that is not named cannot serve the exports, unless it
-    finds a method by itself. A draft with options that exclude an engine sets this in ``__init__``."""
+    """Engine plugin -> the engine's name for the speculative method that serves exports of this draft, such
+    as the value of vLLM's ``speculative_config.method``. An engine that is not named cannot serve the
+    exports, unless it finds a method by itself. A draft with options that exclude an engine sets this in
+    ``__init__``."""
     learns_from_guesses: ClassVar[bool] = False
-    """Whether the loss is computed on the guesses that the target has verified, if a sample records them (D12)."""
+    """Whether the loss is computed on the guesses that the target has verified, if a sample records them
+    (D12)."""
 
     def __init__(self, config: DraftConfig) -> None:
         """Keep the validated section ``draft`` of the configuration."""
@@ -160,8 +168,8 @@ class Draft(ABC):
     def weight_shapes(self, target: TargetSpec) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of each trained weight by name, without torch (D14).
 
-        A run uses the shapes to check its memory before it starts. Optional: by default the mapping is empty, and
-        the draft's memory is not counted.
+        A run uses the shapes to check its memory before it starts. Optional: by default the mapping is empty,
+        and the draft's memory is not counted.
         """
         return {}
 
@@ -184,8 +192,8 @@ class Draft(ABC):
         """Return the network with float32 parameters on the CPU (D3).
 
         ``token_counts``: int64 [V], how often each token is supervised in the training data; None means equal
-        counts. ``kernel``: returns the kernel of a name that ``kernels`` declares. Initial weights are drawn from
-        torch's global generator.
+        counts. ``kernel``: returns the kernel of a name that ``kernels`` declares. Initial weights are drawn
+        from torch's global generator.
         """
 
     @abstractmethod
@@ -211,5 +219,5 @@ class Draft(ABC):
         return None
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
-        """Return which modules a strategy may shard as units (FSDP), and how ranks may divide them (tensor parallel)."""
+        """Return which modules a strategy may shard as units, and how tensor-parallel ranks may divide them."""
         return ShardHints()

@@ -1,22 +1,24 @@
 """DraftReplica: one serving engine as the publisher of a draft's weights sees it.
 
-An update goes through two phases. ``prepare`` makes every rank of the engine receive the new weights into a spare
-copy, while the old ones serve; once the replicas have received them, ``commit`` exchanges the copies.
+An update goes through two phases. ``prepare`` makes every rank of the engine receive the new weights into a
+spare copy, while the old ones serve; once the replicas have received them, ``commit`` exchanges the copies.
 
 Contract (``spec_testing.DraftReplicaSuite`` quotes the numbers):
 
-U1  Calls return at once; their futures end with the status after the call, or with EngineError where it is refused.
-U2  ``prepare`` begins on every rank: each connects to ``order.address`` and receives into its spare copy. Until
-    ``commit`` the engine drafts with the old version, and answers go on.
-U3  ``commit`` takes effect between two steps of the engine, whole, on all ranks. It is refused unless every rank has
-    received exactly this update; the same commit twice is one.
+U1  Calls return at once; their futures end with the status after the call, or with EngineError where it is
+    refused.
+U2  ``prepare`` begins on every rank: each connects to ``order.address`` and receives into its spare copy.
+    Until ``commit`` the engine drafts with the old version, and answers go on.
+U3  ``commit`` takes effect between two steps of the engine, whole, on all ranks. It is refused unless every
+    rank has received exactly this update; the same commit twice is one.
 U4  An update never changes the target.
-U5  ``abort`` forgets an update that is not committed; ``revert`` undoes the last commit, until another ``prepare``.
+U5  ``abort`` forgets an update that is not committed; ``revert`` undoes the last commit, until another
+    ``prepare``.
 U6  A lower ``fence`` than one that was seen before, and a ``number`` that is not higher, are refused.
-U7  When the order's time is over, or the connection to the publisher breaks before the commit, the replica aborts by
-    itself. Whatever fails, the old version goes on, and the next update succeeds without a restart.
-U8  After a commit that failed halfway, the state is ``quarantined`` until an update is committed on all ranks.
-    Until then the engine drafts with the old version, or not at all.
+U7  When the order's time is over, or the connection to the publisher breaks before the commit, the replica
+    aborts by itself. Whatever fails, the old version goes on, and the next update succeeds without a restart.
+U8  After a commit that failed halfway, the state is ``quarantined`` until an update is committed on all
+    ranks. Until then the engine drafts with the old version, or not at all.
 U9  A commit and a revert reset the acceptance counters. A server then counts only requests that begin later.
     Answers that begin after a commit or revert name the version served (``Generation.draft_version``).
 U10 A version names one draft: an update is refused if its version was committed here with another digest. An
@@ -45,11 +47,15 @@ ReplicaCall = Literal["prepare", "commit", "abort", "revert", "status"]
 
 
 class UpdateId(WireRecord):
-    """Identifies one push. ``number`` rises with each push of a publisher, even if a push repeats an older version."""
+    """Identifies one push.
+
+    ``number`` rises with each push of a publisher, even if a push repeats an older version.
+    """
 
     group: str
     fence: int
-    """Fencing number of the publisher; a later publisher has a higher number (``spec_kit.weight_sync.fence``)."""
+    """Fencing number of the publisher; a later publisher has a higher number
+    (``spec_kit.weight_sync.fence``)."""
     number: int
 
     @property

@@ -2,35 +2,39 @@
 
 Contract (``spec_testing.EngineSuite`` quotes the numbers):
 
-E1  ``capture`` sends exactly one FeatureSample per request to each of the request's destinations, with its request
-    id and the token ids that were run, and nothing anywhere else. Ids of requests under way differ.
+E1  ``capture`` sends exactly one FeatureSample per request to each of the request's destinations, with its
+    request id and the token ids that were run, and nothing anywhere else. Ids of requests under way differ.
 E2  Layer k of the schema is the residual stream entering target layer k; k = num_layers is the input of the
     final norm. Values do not depend on which requests share a batch, beyond rounding.
-E3  The future of a capture is done when every sample was handed to its transport. An error of the target or of a
-    send ends up in the future, never in a log only.
-E4  ``generate`` without draft tokens is plain decoding; greedy output with a draft equals it token by token (in
-    float32). Sampled output follows the target's distribution exactly, with a draft or without.
-E5  ``load_draft`` checks the whole folder before it changes anything, and resets the counters of ``acceptance``.
-E6  ``health`` raises EngineError when the engine cannot serve; ``close`` is idempotent and leaves nothing. ``health``
-    may be called from any thread, also while the engine works.
-E7  ``create`` is the only constructor that the application calls, for every engine alike. An engine whose context has
-    neither a transport nor a placement generates, and refuses to capture with EngineError.
-E8  ``check_draft`` raises UsageError, one line, if this engine cannot serve a draft folder or so many draft tokens a
-    round. It reads files only, before anything starts. ``check_method`` raises ConfigError without a folder if this
-    engine can serve no export of the draft. Optional: by default every draft is accepted.
-E9  ``start`` returns when the engine is ready to capture for a schema, and raises EngineError for a schema that the
-    target does not have. Calls without ``start`` are served too: they start what they need.
-E10 ``draft_replica`` is how fresh weights reach the draft that the engine serves (``spec_core.draft_replica`` has its
-    contract). EngineError where no draft is loaded.
+E3  The future of a capture is done when every sample was handed to its transport. An error of the target or
+    of a send ends up in the future, never in a log only.
+E4  ``generate`` without draft tokens is plain decoding; greedy output with a draft equals it token by token
+    (in float32). Sampled output follows the target's distribution exactly, with a draft or without.
+E5  ``load_draft`` checks the whole folder before it changes anything, and resets the counters of
+    ``acceptance``.
+E6  ``health`` raises EngineError when the engine cannot serve; ``close`` is idempotent and leaves nothing.
+    ``health`` may be called from any thread, also while the engine works.
+E7  ``create`` is the only constructor that the application calls, for every engine alike. An engine whose
+    context has neither a transport nor a placement generates, and refuses to capture with EngineError.
+E8  ``check_draft`` raises UsageError, one line, if this engine cannot serve a draft folder or so many draft
+    tokens a round. It reads files only, before anything starts. ``check_method`` raises ConfigError without a
+    folder if this engine can serve no export of the draft. Optional: by default every draft is accepted.
+E9  ``start`` returns when the engine is ready to capture for a schema, and raises EngineError for a schema
+    that the target does not have. Calls without ``start`` are served too: they start what they need.
+E10 ``draft_replica`` is how fresh weights reach the draft that the engine serves (``spec_core.draft_replica``
+    has its contract). EngineError where no draft is loaded.
 E11 Answers with a draft have ``Generation.guess_places``, which agree with the counters of ``acceptance``.
-E12 ``Generation.verifications`` of all answers add up to the counters of ``acceptance``. Optional: by default answers
-    have none.
-E13 With ``SamplingParams.with_times``, each token of an answer has its time in ``Generation.times_s``, ascending, and
-    no more than ``SamplingParams.concurrency`` prompts are answered at once. Optional: by default there are no times.
-E14 ``abilities`` declares what not every engine can do: E10, E11, ``use_proposer`` and to run in this process. A
-    declared ability works. Without an ability its method raises EngineError, or answers have no ``guess_places``.
-E15 ``serving_command`` returns one line for a shell that starts the stock program with a draft folder and so many
-    draft tokens a round. Optional: by default an engine has no program that users start, and returns None.
+E12 ``Generation.verifications`` of all answers add up to the counters of ``acceptance``. Optional: by default
+    answers have none.
+E13 With ``SamplingParams.with_times``, each token of an answer has its time in ``Generation.times_s``,
+    ascending, and no more than ``SamplingParams.concurrency`` prompts are answered at once. Optional: by
+    default there are no times.
+E14 ``abilities`` declares what not every engine can do: E10, E11, ``use_proposer`` and to run in this
+    process. A declared ability works. Without an ability its method raises EngineError, or answers have no
+    ``guess_places``.
+E15 ``serving_command`` returns one line for a shell that starts the stock program with a draft folder and so
+    many draft tokens a round. Optional: by default an engine has no program that users start, and returns
+    None.
 """
 
 from __future__ import annotations
@@ -63,9 +67,9 @@ if TYPE_CHECKING:
 class EngineContext:
     """What the application passes to an engine besides the engine's section of the configuration.
 
-    An engine runs on the devices that its process sees (B4). An engine that runs the target in this process gets the
-    device from ``claim_device`` and the transport from ``open_transport``. An engine that starts further processes
-    passes the fields on to them.
+    An engine runs on the devices that its process sees (B4). An engine that runs the target in this process
+    gets the device from ``claim_device`` and the transport from ``open_transport``. An engine that starts
+    further processes passes the fields on to them.
     """
 
     backend: Backend
@@ -98,7 +102,8 @@ class EngineAbilities:
     """The optional abilities of an engine (E14). The application reads them before anything starts."""
 
     in_process: bool = False
-    """The target runs in the process that creates the engine, which may then train as well (placement ``inline``)."""
+    """The target runs in the process that creates the engine, which may then train as well (placement
+    ``inline``)."""
     proposers: bool = False
     """``use_proposer`` works: the engine decodes with this project's code, which can call a proposer."""
     fresh_weights: bool = False
@@ -111,7 +116,8 @@ class Engine(Resource):
     """An engine captures the target's hidden states and decodes. The module's docstring has the contract."""
 
     API_VERSIONS: ClassVar[range] = range(3, 4)
-    """Versions of this interface that are accepted; newest first: 3, with ``abilities``, of the first release."""
+    """Versions of this interface that are accepted; newest first: 3, with ``abilities``, of the first
+    release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""
@@ -157,9 +163,9 @@ class Engine(Resource):
     ) -> None:
         """Raise UsageError if this engine, as configured, cannot serve the draft in ``folder`` (E8).
 
-        ``draft`` was returned by ``Draft.from_folder(folder)``: its plugin has checked that the folder is complete
-        and made for ``target``. The engine checks what it reads differently, and what
-        the plugin does not check.
+        ``draft`` was returned by ``Draft.from_folder(folder)``: its plugin has checked that the folder is
+        complete and made for ``target``. The engine checks what it reads differently, and what the plugin
+        does not check.
         """
 
     @classmethod
@@ -173,8 +179,9 @@ class Engine(Resource):
     def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:
         """Raise ArtifactError if no supported version of this engine can serve the export in ``folder``.
 
-        Each installed engine checks every export, even if the engine cannot run on this machine. An error refuses
-        the export if the draft names the engine in ``serving_methods``; otherwise it is only a warning.
+        Each installed engine checks every export, even if the engine cannot run on this machine. An error
+        refuses the export if the draft names the engine in ``serving_methods``; otherwise it is only a
+        warning.
         """
 
     @classmethod
@@ -183,7 +190,8 @@ class Engine(Resource):
     ) -> str | None:
         """Return the shell command that serves ``target`` with the draft in ``folder``, or None (E15).
 
-        Called only if ``check_export`` accepts the folder and the draft names this engine in ``serving_methods``.
+        Called only if ``check_export`` accepts the folder and the draft names this engine in
+        ``serving_methods``.
         """
         return None
 
@@ -204,13 +212,16 @@ class Engine(Resource):
 
     @abstractmethod
     def load_draft(self, folder: Path) -> None:
-        """Decode with the exported draft in ``folder`` from now on (E5). Raise ArtifactError if it is not a draft."""
+        """Decode with the exported draft in ``folder`` from now on (E5).
+
+        Raise ArtifactError if it is not a draft.
+        """
 
     def use_proposer(self, new_proposer: Callable[[], Proposer], layers: tuple[int, ...] = ()) -> None:
         """Decode with a new proposer for each prompt from now on, and reset the acceptance counters.
 
-        ``layers``: ids of the target layers (as in FeatureSchema) whose hidden states ``Proposer.extend`` gets.
-        Engines without the ability ``proposers`` raise EngineError.
+        ``layers``: ids of the target layers (as in FeatureSchema) whose hidden states ``Proposer.extend``
+        gets. Engines without the ability ``proposers`` raise EngineError.
         """
         raise EngineError(f"engine {self.name!r} speculates with exported drafts only")
 

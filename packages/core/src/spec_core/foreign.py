@@ -1,8 +1,9 @@
 """The boundary to other libraries' parsers: whatever they raise becomes a one-line error of this project.
 
 transformers, tokenizers, safetensors, yaml, jinja and json promise no type of exception for damaged input:
-RecursionError, AttributeError and a plain Exception were all seen, and tokenizers' panics derive from BaseException
-alone. A call of such a library is wrapped in ``foreign_errors``; a file is read by ``read_bytes``.
+RecursionError, AttributeError and a plain Exception were all seen, and tokenizers' panics derive from
+BaseException alone. A call of such a library is wrapped in ``foreign_errors``; a file is read by
+``read_bytes``.
 """
 
 from __future__ import annotations

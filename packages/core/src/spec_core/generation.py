@@ -17,7 +17,8 @@ class SamplingParams:
     max_new_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
-    """Nucleus sampling: sample from the most likely tokens with this total probability, if ``temperature`` > 0."""
+    """Nucleus sampling: sample from the most likely tokens with this total probability, if ``temperature`` >
+    0."""
     seed: int = 0
     num_draft_tokens: int = 0
     """Number of tokens that the loaded draft proposes per round; 0 decodes without a draft."""
@@ -40,30 +41,36 @@ class Generation:
 
     token_ids: tuple[int, ...]
     top2_margin: tuple[float, ...] = ()
-    """For each token, the difference of the target's two largest logits, if the engine returns it. A difference near 0
-    explains why two greedy runs diverge."""
+    """For each token, the difference of the target's two largest logits, if the engine returns it. A
+    difference near 0 explains why two greedy runs diverge."""
     guess_places: tuple[int, ...] = ()
-    """For each token, the index k ≥ 1 of the guess in its round that was verified at this token's position; 0 if there
-    was no such guess. All earlier guesses of the round were accepted; the target accepted guess k or replaced it by
-    this token. Empty if the engine does not report it."""
+    """For each token, the index k ≥ 1 of the guess in its round that was verified at this token's position; 0
+    if there was no such guess. All earlier guesses of the round were accepted; the target accepted guess k or
+    replaced it by this token. Empty if the engine does not report it."""
     refused_guesses: tuple[int, ...] = ()
-    """For each token, the id of the refused guess that the token replaced; −1 if it replaced none. Empty if the engine
-    does not report it."""
+    """For each token, the id of the refused guess that the token replaced; −1 if it replaced none. Empty if
+    the engine does not report it."""
     verifications: tuple[int, ...] = ()
-    """Number of the answer's verifications that accepted 0, 1, … guesses. Empty if the engine does not count them."""
+    """Number of the answer's verifications that accepted 0, 1, … guesses. Empty if the engine does not count
+    them."""
     cached_tokens: int = 0
     """Number of prompt tokens that came from a prefix cache, as far as the engine counts them."""
     times_s: tuple[float, ...] = ()
-    """For each token, the seconds from the start of the request until the engine returned the token. The tokens of one
-    verification are returned together. Empty if not asked for, or if the engine does not stream."""
+    """For each token, the seconds from the start of the request until the engine returned the token. The
+    tokens of one verification are returned together. Empty if not asked for, or if the engine does not
+    stream."""
     draft_version: int | None = None
-    """Version of the draft that served the answer (the last if it changed meanwhile); None if none was pushed."""
+    """Version of the draft that served the answer (the last if it changed meanwhile); None if none was
+    pushed."""
     draft_digest: str = ""
     """``Manifest.digest`` of the draft that served the answer."""
 
     @property
     def acceptance(self) -> AcceptanceCounters:
-        """Acceptance counters of this answer, from ``verifications``. ``drafted`` counts only the accepted guesses."""
+        """Acceptance counters of this answer, from ``verifications``.
+
+        ``drafted`` counts only the accepted guesses.
+        """
         counters = AcceptanceCounters()
         for accepted, rounds in enumerate(self.verifications):
             counters += AcceptanceCounters.of_rounds(accepted, accepted, rounds)
@@ -80,15 +87,15 @@ class AcceptanceCounters:
     accepted_per_position: tuple[int, ...] = ()
     """Element k: number of rounds in which the guess at draft position k was accepted."""
     answers: int = 0
-    """Number of answers that the rounds belong to. 0 if the engine does not count per answer; then the three sums
-    over answers below are 0, too."""
+    """Number of answers that the rounds belong to. 0 if the engine does not count per answer; then the three
+    sums over answers below are 0, too."""
     squared_rounds: int = 0
     squared_accepted: int = 0
     rounds_times_accepted: int = 0
 
     @classmethod
     def of_rounds(cls, drafted: int, accepted: int, rounds: int = 1) -> AcceptanceCounters:
-        """Return the counters of ``rounds`` verifications, each with ``drafted`` guesses, ``accepted`` of them accepted."""
+        """Return the counters of ``rounds`` verifications that each accepted ``accepted`` of ``drafted`` guesses."""
         return cls(
             rounds=rounds,
             drafted=rounds * drafted,
@@ -106,8 +113,9 @@ class AcceptanceCounters:
         """Standard error of ``acceptance_length``; infinite if there are too few answers to estimate it.
 
         Rounds of one answer are correlated, so answers are the sampling units of a ratio estimator (Cochran,
-        *Sampling Techniques*, 2.11). The variance is divided by n − 6 instead of n − 1, so that with few answers an
-        interval of three standard errors covers about as much as the interval by Student's t distribution.
+        *Sampling Techniques*, 2.11). The variance is divided by n − 6 instead of n − 1, so that with few
+        answers an interval of three standard errors covers about as much as the interval by Student's t
+        distribution.
         """
         if min(self.answers, self.rounds) <= _TOO_FEW_ANSWERS:
             return math.inf

@@ -1,16 +1,18 @@
 """Kernels: named functions that a device can run faster than the same computation in plain torch.
 
-``Backend.kernel(name)`` gives a kernel or None. A draft brings kernels of its own as entry points of the group
-``spec_core.kernels``, called ``"cpu:NAME"`` with the device type of the backends that are to use it; a backend's own
-kernel of that name is preferred. Drafts know the names, core lists none: a draft that can use a kernel
-declares it in its ``KernelSet``, and the plain version of that name documents what the kernel takes and returns.
+``Backend.kernel(name)`` gives a kernel or None. A draft brings kernels of its own as entry points of the
+group ``spec_core.kernels``, called ``"cpu:NAME"`` with the device type of the backends that are to use it; a
+backend's own kernel of that name is preferred. Drafts know the names, core lists none: a draft that can use a
+kernel declares it in its ``KernelSet``, and the plain version of that name documents what the kernel takes
+and returns.
 
 Contract of a kernel, which ``spec_testing.assert_kernel_agrees`` compares with the plain version:
 
-K1  It takes the arguments of the plain version and returns what that returns; results differ by rounding only.
-    Where the plain version is differentiable, the kernel is. A name that ends in ``_`` overwrites its first argument.
-K2  For a dtype or shape that it does not support it returns NotImplemented before it has changed anything. The
-    plain version then runs.
+K1  It takes the arguments of the plain version and returns what that returns; results differ by rounding
+    only. Where the plain version is differentiable, the kernel is. A name that ends in ``_`` overwrites its
+    first argument.
+K2  For a dtype or shape that it does not support it returns NotImplemented before it has changed anything.
+    The plain version then runs.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ class KernelSet:
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
         """Return, for each kernel's name, arguments on which tests compare the kernel with its plain version.
 
-        ``draw(*shape)`` returns a random float32 tensor on the backend's device. Gradients are compared with respect to the
-        tensors that require one.
+        ``draw(*shape)`` returns a random float32 tensor on the backend's device. Gradients are compared with
+        respect to the tensors that require one.
         """
         return {}
 

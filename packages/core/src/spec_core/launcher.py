@@ -1,36 +1,40 @@
 """Launcher: starts the workers of a run, carries messages between them and the run, and lets none outlive it.
 
-A *worker* is a process of the run: an engine replica or a trainer rank. A message is an object that JSON can hold; it
-never carries a tensor. A launcher does not interpret messages; the run and its workers agree on their meaning.
+A *worker* is a process of the run: an engine replica or a trainer rank. A message is an object that JSON can
+hold; it never carries a tensor. A launcher does not interpret messages; the run and its workers agree on
+their meaning.
 
 Contract (``spec_testing.LauncherSuite`` quotes the numbers):
 
-L1  Constructing a launcher starts nothing and creates no file. ``check`` raises UsageError, one line, for workers
-    that this launcher can never place; ``hosts`` names the host of each worker. They start no worker.
-L2  ``start`` returns a handle for each worker, by name, or raises RunError with no worker running. Each worker calls
-    its entry once, in the main thread of a process of its own, with the environment that ``WorkerSpec.env`` returns
-    on top of the launcher's, and at the launcher's priority (niceness).
-L3  ``receive`` returns the messages of each worker in the order of their sending, and then exactly one WorkerEnded,
-    whatever ended the worker: its entry returned, it exited, or it was killed. ``WorkerEnded.killed`` is True where
-    the worker was killed with SIGKILL, or with its machine, or went silent.
+L1  Constructing a launcher starts nothing and creates no file. ``check`` raises UsageError, one line, for
+    workers that this launcher can never place; ``hosts`` names the host of each worker. They start no worker.
+L2  ``start`` returns a handle for each worker, by name, or raises RunError with no worker running. Each
+    worker calls its entry once, in the main thread of a process of its own, with the environment that
+    ``WorkerSpec.env`` returns on top of the launcher's, and at the launcher's priority (niceness).
+L3  ``receive`` returns the messages of each worker in the order of their sending, and then exactly one
+    WorkerEnded, whatever ended the worker: its entry returned, it exited, or it was killed.
+    ``WorkerEnded.killed`` is True where the worker was killed with SIGKILL, or with its machine, or went
+    silent.
 L4  From ``WorkerHandle.watch`` on, a worker from which nothing has arrived for ``peer_s`` seconds counts as
     ended. A worker that computes is not silent, and one that is stopped (SIGSTOP) is.
-L5  ``WorkerHandle.send`` keeps the order. It does nothing for a worker that has ended, and raises DeadlineExceeded
-    where the worker's process has taken in nothing for ``peer_s`` seconds.
-L6  ``RunLink.receive`` returns None, and ``RunLink.send`` raises PeerLost, once the launcher stops the worker.
-    ``RunLink.address`` is the host under which other workers reach this one, LOOPBACK where all are on one host.
-L7  ``stop`` first lets workers end by themselves (L6), for ``grace_s`` seconds, and then kills them. Afterwards no
-    worker runs, and no process that a worker has started. ``close`` is ``stop``, and both may be called again.
+L5  ``WorkerHandle.send`` keeps the order. It does nothing for a worker that has ended, and raises
+    DeadlineExceeded where the worker's process has taken in nothing for ``peer_s`` seconds.
+L6  ``RunLink.receive`` returns None, and ``RunLink.send`` raises PeerLost, once the launcher stops the
+    worker. ``RunLink.address`` is the host under which other workers reach this one, LOOPBACK where all are
+    on one host.
+L7  ``stop`` first lets workers end by themselves (L6), for ``grace_s`` seconds, and then kills them.
+    Afterwards no worker runs, and no process that a worker has started. ``close`` is ``stop``, and both may
+    be called again.
 L8  If the launcher's own process is killed, the same holds within seconds.
 L9  The output of a worker is appended to ``logs/NAME.log``, or ``WorkerEnded.how`` says where it is.
-L10 While workers run on a host the launcher holds ``Backend.prepare_host`` there, and leaves it once they have ended.
-    ``check_hosts`` raises RunError once something that this has started on any of these hosts has died, but not for
-    a lost host, because its workers have ended.
-L11 ``replace`` kills what is left of a worker and of what it has started, and starts its WorkerSpec again in its
-    place: on the same devices, or on others where their host is lost; with the same log, under another handle.
-    Nothing is received from the old worker any more, and the other workers notice nothing. Where the worker cannot be
-    started again it raises RunError, NoDevices while no host has room for it, and may be called again; HostLost where
-    no host ever will.
+L10 While workers run on a host the launcher holds ``Backend.prepare_host`` there, and leaves it once they
+    have ended. ``check_hosts`` raises RunError once something that this has started on any of these hosts has
+    died, but not for a lost host, because its workers have ended.
+L11 ``replace`` kills what is left of a worker and of what it has started, and starts its WorkerSpec again in
+    its place: on the same devices, or on others where their host is lost; with the same log, under another
+    handle. Nothing is received from the old worker any more, and the other workers notice nothing. Where the
+    worker cannot be started again it raises RunError, NoDevices while no host has room for it, and may be
+    called again; HostLost where no host ever will.
 """
 
 from __future__ import annotations
@@ -101,8 +105,8 @@ class WorkerSpec:
     def env(self, backend: Backend, local_rank: int | None = None) -> Mapping[str, str]:
         """Return the environment variables of the worker.
 
-        ``local_rank``: index of the worker's first device on the worker's host; by default ``first_device``, as for
-        a launcher of one host.
+        ``local_rank``: index of the worker's first device on the worker's host; by default ``first_device``,
+        as for a launcher of one host.
         """
         first = self.first_device if local_rank is None else local_rank
         return backend.child_env(self.role, self.share, first, self.num_devices)
@@ -120,7 +124,10 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def watch(self) -> None:
-        """Treat a silent worker as ended from now on (L4). Earlier, imports and drivers may block its threads."""
+        """Treat a silent worker as ended from now on (L4).
+
+        Earlier, imports and drivers may block its threads.
+        """
 
 
 @dataclass(frozen=True)
@@ -198,14 +205,17 @@ class Launcher(Resource):
 
     @abstractmethod
     def start(self, workers: Sequence[WorkerSpec]) -> Mapping[str, WorkerHandle]:
-        """Start the workers and return name -> handle. If one fails to start, end all and raise RunError (L2)."""
+        """Start the workers and return name -> handle.
+
+        If one fails to start, end all and raise RunError (L2).
+        """
 
     @abstractmethod
     def replace(self, worker: WorkerHandle) -> WorkerHandle:
         """Start a worker again, whether it has ended or not; return its new handle.
 
-        Raise RunError if the worker cannot be started: NoDevices if no devices are free now, HostLost if the host of
-        all workers is lost for good (L11).
+        Raise RunError if the worker cannot be started: NoDevices if no devices are free now, HostLost if the
+        host of all workers is lost for good (L11).
         """
 
     @abstractmethod

@@ -9,13 +9,15 @@ Contract:
 
 O1  ``embed`` returns rows of the target's stored embedding, in the compute dtype, without a gradient.
 O2  ``teacher_logits`` gives float32 logits of the target (final norm, head, logit scale, soft-cap) over the
-    *local* vocabulary rows ``vocab_range``, without a gradient. It makes [R, V]: callers hand over a few rows.
+    *local* vocabulary rows ``vocab_range``, without a gradient. It makes [R, V]: callers hand over a few
+    rows.
 O3  ``reduce_max`` and ``reduce_sum`` combine a value per row over all vocabulary shards; on one device they
     return their argument.
-O4  ``head_VH`` is the target's head as stored, local rows only, in the compute dtype, without a gradient: a draft
-    that shares the head multiplies by it, chunk by chunk. Its gradient with respect to the states is partial too.
-O5  Every shard makes the same calls of ``reduce_max`` and ``reduce_sum``: chunks that depend on the vocabulary's size
-    depend on ``shard_rows``, which is the same on all of them.
+O4  ``head_VH`` is the target's head as stored, local rows only, in the compute dtype, without a gradient: a
+    draft that shares the head multiplies by it, chunk by chunk. Its gradient with respect to the states is
+    partial too.
+O5  Every shard makes the same calls of ``reduce_max`` and ``reduce_sum``: chunks that depend on the
+    vocabulary's size depend on ``shard_rows``, which is the same on all of them.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK_BYTES = 4 << 20
-"""Smallest limit for the bytes of a chunk's logits. A step reads and writes the logits about ten times, so on a CPU
-they should fit in the cache (chunks of 64 MiB take a quarter longer). For large targets the head's size is the limit."""
+"""Smallest limit for the bytes of a chunk's logits. A step reads and writes the logits about ten times, so on
+a CPU they should fit in the cache (chunks of 64 MiB take a quarter longer). For large targets the head's size
+is the limit."""
 
 
 class VocabularyOps(ABC):

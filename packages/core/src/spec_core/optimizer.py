@@ -2,19 +2,23 @@
 
 Contract (``spec_testing.OptimizerSuite`` quotes the numbers):
 
-G1  The plugin's module imports without torch; ``Config`` derives from OptimizerConfig; ``probe`` never raises.
-G2  ``build`` returns a torch optimizer whose groups hold the ``values`` of every given weight once, and no other
-    tensor. Before each step the strategy sets ``lr`` of each group to the learning rate of the step; where some
-    weights learn at another rate, the optimizer multiplies it.
-G3  ``step`` reads the gradient of ``values`` and changes ``values`` in place. Equal inputs give equal bits. A rank
-    that has no element of a weight gets empty ``values`` without a gradient.
-G4  ``values`` may be a part of a weight, of any layout: a DTensor, or a range of elements. What needs a whole weight
-    goes through ``map_whole``. However a weight is divided, its elements change equally but for rounding.
-G5  The state of a weight is there as soon as the optimizer is built: tensors in ``state[values]``, each of the shape
-    and layout of ``values``, or of no dimension and then equal on every rank. Nothing else is to be saved: with these
-    tensors and the weights filled from a checkpoint, the next step gives the same bits.
-G6  Every rank calls ``map_whole`` for the same names in the same order, also where its own ``values`` are empty.
-G7  ``state_bytes``, where it is declared, is the size of what ``build`` puts into ``state`` for a whole weight.
+G1  The plugin's module imports without torch; ``Config`` derives from OptimizerConfig; ``probe`` never
+    raises.
+G2  ``build`` returns a torch optimizer whose groups hold the ``values`` of every given weight once, and no
+    other tensor. Before each step the strategy sets ``lr`` of each group to the learning rate of the step;
+    where some weights learn at another rate, the optimizer multiplies it.
+G3  ``step`` reads the gradient of ``values`` and changes ``values`` in place. Equal inputs give equal bits. A
+    rank that has no element of a weight gets empty ``values`` without a gradient.
+G4  ``values`` may be a part of a weight, of any layout: a DTensor, or a range of elements. What needs a whole
+    weight goes through ``map_whole``. However a weight is divided, its elements change equally but for
+    rounding.
+G5  The state of a weight is there as soon as the optimizer is built: tensors in ``state[values]``, each of
+    the shape and layout of ``values``, or of no dimension and then equal on every rank. Nothing else is to be
+    saved: with these tensors and the weights filled from a checkpoint, the next step gives the same bits.
+G6  Every rank calls ``map_whole`` for the same names in the same order, also where its own ``values`` are
+    empty.
+G7  ``state_bytes``, where it is declared, is the size of what ``build`` puts into ``state`` for a whole
+    weight.
 """
 
 from __future__ import annotations
@@ -34,15 +38,18 @@ if TYPE_CHECKING:
 
 
 class MapWhole(Protocol):
-    """Applies a function to full tensors that are sharded over ranks. The strategy supplies it. Collective."""
+    """Applies a function to full tensors that are sharded over ranks.
+
+    The strategy supplies it. Collective.
+    """
 
     def __call__(
         self, function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """Apply ``function`` to each full (unsharded) tensor, and return this rank's shards of the results.
 
-        ``function`` returns a tensor of the same shape and dtype. ``parts``: weight name -> this rank's shard of
-        the tensor, sharded like the weight's ``TrainedWeight.values``.
+        ``function`` returns a tensor of the same shape and dtype. ``parts``: weight name -> this rank's shard
+        of the tensor, sharded like the weight's ``TrainedWeight.values``.
         """
         ...
 
@@ -98,8 +105,8 @@ class Optimizer(ABC):
     def state_bytes(self, weight: WeightShape) -> int:
         """Return the bytes of optimizer state for a full weight, without torch (G7).
 
-        A run uses the number to check its memory before it starts. Optional: by default 0, and the state is not
-        counted.
+        A run uses the number to check its memory before it starts. Optional: by default 0, and the state is
+        not counted.
         """
         return 0
 

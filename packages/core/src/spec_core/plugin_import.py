@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 IMPORT_S = 300.0
-"""Longest wait, in seconds, for the import of a plugin's module, which needs neither torch nor a vendor's SDK."""
+"""Longest wait, in seconds, for the import of a plugin's module, which needs neither torch nor a vendor's
+SDK."""
 
 
 _ELSEWHERE = (
@@ -35,9 +36,9 @@ class NotImported(Exception):
 def import_entry_point(entry_point: EntryPoint) -> Any:
     """Return the object that an entry point names. Raise NotImported for any error, SystemExit included.
 
-    The module's standard output goes to standard error. Process settings that the module changes are restored,
-    because a command may look at a plugin that it does not use. In the main thread an import that takes longer than
-    ``IMPORT_S`` seconds fails.
+    The module's standard output goes to standard error. Process settings that the module changes are
+    restored, because a command may look at a plugin that it does not use. In the main thread an import that
+    takes longer than ``IMPORT_S`` seconds fails.
     """
     try:
         with _process_kept(), _limited():

@@ -1,7 +1,8 @@
 """Find plugins by their entry points, and check a plugin when it is loaded rather than when it is called.
 
-This is the only user of ``importlib.metadata``. Plugins of this repository are loaded like those of third parties.
-Nothing here imports torch; a plugin's entry-point module must import without torch and without its vendor's SDK.
+This is the only user of ``importlib.metadata``. Plugins of this repository are loaded like those of third
+parties. Nothing here imports torch; a plugin's entry-point module must import without torch and without its
+vendor's SDK.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ def unknown_groups() -> list[PluginRecord]:
 def _entry_points() -> tuple[PluginRecord, ...]:
     """Return every entry point in a group that begins with this project's name; ``kind`` is the group's name.
 
-    The result is cached: the metadata of all distributions is read again only if a folder of the path has changed.
+    The result is cached: the metadata of all distributions is read again only if a folder of the path has
+    changed.
     """
     return _read_entry_points(tuple((folder, _changed_at(folder)) for folder in sys.path))
 
@@ -162,7 +164,10 @@ def load(interface: type[P], name: str) -> type[P]:
 
 
 def load_available(interface: type[P], name: str) -> type[P]:
-    """Return the plugin class called ``name``. Raise PluginUnavailable if its probe says that it cannot run here."""
+    """Return the plugin class called ``name``.
+
+    Raise PluginUnavailable if its probe says that it cannot run here.
+    """
     record = find(interface, name)
     plugin = load_record(interface, record)
     availability = _probe(plugin, record)
@@ -199,8 +204,8 @@ def find(interface: type[P], name: str) -> PluginRecord:
 def find_kernel(backend: Backend) -> FindKernel:
     """Return a function that finds kernels for a backend by name, or returns None.
 
-    It looks for a kernel of the backend, then for an entry point for the backend's ``device_type``. It raises a
-    PluginError for an entry point that is no function.
+    It looks for a kernel of the backend, then for an entry point for the backend's ``device_type``. It raises
+    a PluginError for an entry point that is no function.
     """
     records = _records(_KERNELS, "kernel")
 
@@ -285,7 +290,10 @@ def listed() -> list[PluginRecord]:
 
 
 def load_listed(record: PluginRecord) -> Any:
-    """Return a plugin's class or a target type. Raise a PluginError if it is invalid or its name is not unique."""
+    """Return a plugin's class or a target type.
+
+    Raise a PluginError if it is invalid or its name is not unique.
+    """
     _only(_records(record.entry_point.group, record.kind), record.name)
     interface = next((interface for interface in INTERFACES if kind_of(interface) == record.kind), None)
     return _load_target_type(record) if interface is None else load_record(interface, record)

@@ -60,7 +60,8 @@ class Capabilities:
     """The abilities of a backend on this machine. Callers check a capability, never the backend's name."""
 
     device_ipc: bool = False
-    """Tensors can be shared with another process that uses the same device, without a copy through host memory."""
+    """Tensors can be shared with another process that uses the same device, without a copy through host
+    memory."""
     memory_limit: bool = False
     """``Backend.limit_memory`` enforces its limit."""
     graph_capture: bool = False
@@ -73,7 +74,8 @@ class Capabilities:
     device_bytes: int | None = None
     """Memory in bytes of the device with the least memory; None if it is not known."""
     process_bytes: int = 0
-    """Bytes of device memory that a process uses and ``limit_memory`` does not count, such as the driver's context."""
+    """Bytes of device memory that a process uses and ``limit_memory`` does not count, such as the driver's
+    context."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +108,8 @@ class FeatureSchema:
     def bytes_per_token(self) -> int:
         """Return the bytes of one token's hidden states, without the 8 bytes of the token's id.
 
-        The number of bits is read from the dtype's name (bfloat16, float8_e4m3fn), so that torch is not imported.
+        The number of bits is read from the dtype's name (bfloat16, float8_e4m3fn), so that torch is not
+        imported.
         """
         bits = re.search(r"\d+", self.dtype)
         if bits is None:
@@ -121,8 +124,9 @@ class CaptureRequest:
     request_id: int
     input_ids: tuple[int, ...]
     destinations: tuple[str, ...]
-    """``FeatureReceiver.address`` of each trainer process that trains this sample: one process, or all processes of a
-    tensor-parallel group. Empty if the sample has arrived before and its batch is captured again for another sample."""
+    """``FeatureReceiver.address`` of each trainer process that trains this sample: one process, or all
+    processes of a tensor-parallel group. Empty if the sample has arrived before and its batch is captured
+    again for another sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +174,8 @@ class DraftBatch:
     """A micro-batch: documents laid out along one token axis, with or without padding between them.
 
     In a packed batch there is no padding between documents; otherwise each document is padded to the longest.
-    Tokens outside every span are padding: id 0, zero features, not supervised. A batch may have no spans and then
-    gives loss 0: a rank without samples takes part in the step with such a batch.
+    Tokens outside every span are padding: id 0, zero features, not supervised. A batch may have no spans and
+    then gives loss 0: a rank without samples takes part in the step with such a batch.
     """
 
     input_ids_T: Tensor
@@ -179,7 +183,8 @@ class DraftBatch:
     hidden_TNH: Tensor
     """Captured hidden states [T, N, H]."""
     loss_mask_T: Tensor
-    """bool [T], always on the CPU: supervised rows are selected there, which avoids a device synchronization."""
+    """bool [T], always on the CPU: supervised rows are selected there, which avoids a device
+    synchronization."""
     spans: tuple[Span, ...]
     guess_place_T: Tensor | None = None
     """``Supervision.guess_place`` of all tokens, int64 [T] on the CPU; None if no sample has one."""
@@ -189,7 +194,10 @@ class DraftBatch:
     """If a draft computes on a subset of the rows, their number is a multiple of this number. So is T."""
 
     def to(self, device: torch.device) -> DraftBatch:
-        """Return the batch with token ids and hidden states on ``device``; copies from pinned memory are asynchronous."""
+        """Return the batch with token ids and hidden states on ``device``.
+
+        Copies from pinned memory are asynchronous.
+        """
         return replace(
             self,
             input_ids_T=self.input_ids_T.to(device, non_blocking=True),
@@ -285,39 +293,46 @@ class StepOutput:
 class TensorParallelHints:
     """How tensor-parallel ranks divide a draft's module: each rank runs the module on its shards of some weights.
 
-    A draft with these hints reads sizes from its weights' shapes, and uses ``VocabularyOps`` for the vocabulary. The
-    number of a layer says how many equal pieces it has, such as heads or channels. A piece is never divided.
+    A draft with these hints reads sizes from its weights' shapes, and uses ``VocabularyOps`` for the
+    vocabulary. The number of a layer says how many equal pieces it has, such as heads or channels. A piece is
+    never divided.
     """
 
     columns: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Linear layers whose output is divided over ranks: layer -> number of pieces. Weight rows and bias are divided."""
+    """Linear layers whose output is divided over ranks: layer -> number of pieces. Weight rows and bias are
+    divided."""
     replicated: tuple[str, ...] = ()
-    """Layers of ``columns`` whose pieces may be replicated, such as key-value heads. If there are fewer pieces than
-    ranks, neighbouring ranks have the same piece, and its gradient is summed over them."""
+    """Layers of ``columns`` whose pieces may be replicated, such as key-value heads. If there are fewer
+    pieces than ranks, neighbouring ranks have the same piece, and its gradient is summed over them."""
     rows: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Linear layers without bias whose input is divided over ranks: layer -> number of pieces. Weight columns are divided."""
+    """Linear layers without bias whose input is divided over ranks: layer -> number of pieces. Weight columns
+    are divided."""
     whole_inputs: tuple[str, ...] = ()
     """Layers of ``rows`` that get the full input, of which each rank takes its shard."""
     enters: tuple[str, ...] = ()
     """Modules whose output goes into divided layers only. The gradient of the output is summed over ranks."""
     leaves: tuple[str, ...] = ()
-    """Modules whose output is a partial sum, such as the layers of ``rows``. The output is summed over ranks."""
+    """Modules whose output is a partial sum, such as the layers of ``rows``. The output is summed over
+    ranks."""
     partial: tuple[str, ...] = ()
-    """Modules with full weights whose input is a rank's shard, such as a norm of each head. The gradients of their
-    weights are summed over ranks."""
+    """Modules with full weights whose input is a rank's shard, such as a norm of each head. The gradients of
+    their weights are summed over ranks."""
     each_token: tuple[str, ...] = ()
-    """Modules with full weights, between modules of ``leaves`` and of ``enters``, that work on each token by itself, such
-    as norms. With sequence parallelism each rank has a shard of the tokens (the last dimension but one), and the
-    gradients of the weights are summed over ranks. Empty: the draft does not support sequence parallelism."""
+    """Modules with full weights, between modules of ``leaves`` and of ``enters``, that work on each token by
+    itself, such as norms. With sequence parallelism each rank has a shard of the tokens (the last dimension
+    but one), and the gradients of the weights are summed over ranks. Empty: the draft does not support
+    sequence parallelism."""
     all_tokens_in: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Modules whose first input has all tokens even with sequence parallelism; each rank takes its shard. The number is
-    the size of the token dimension; 0: the batch's tokens, or a subset whose size is a multiple of ``rows_multiple``."""
+    """Modules whose first input has all tokens even with sequence parallelism; each rank takes its shard. The
+    number is the size of the token dimension; 0: the batch's tokens, or a subset whose size is a multiple of
+    ``rows_multiple``."""
     all_tokens_out: tuple[str, ...] = ()
-    """Modules whose output is gathered over ranks, because code that every rank runs on all tokens, such as the loss,
-    uses it."""
+    """Modules whose output is gathered over ranks, because code that every rank runs on all tokens, such as
+    the loss, uses it."""
     kept_ids: str = ""
-    """Name of a buffer, bool [V]: whether an id of the target's vocabulary has a row in the draft's head (rows ascend by
-    id). The vocabulary is divided so that each rank has equally many such ids. Empty: it is divided equally."""
+    """Name of a buffer, bool [V]: whether an id of the target's vocabulary has a row in the draft's head
+    (rows ascend by id). The vocabulary is divided so that each rank has equally many such ids. Empty: it is
+    divided equally."""
 
     def __add__(self, other: TensorParallelHints) -> TensorParallelHints:
         """Return the union of two sets of hints."""
@@ -338,20 +353,22 @@ class TensorParallelHints:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardHints:
-    """Hints for sharding a draft's module in training. A strategy ignores the kinds of hints that it does not know.
+    """Hints for sharding a draft's module in training.
+
+    A strategy ignores the kinds of hints that it does not know.
 
     Submodules have the names that ``module.get_submodule`` takes. A draft without hints is trained, too: its
     parameters are then gathered all at once, and every rank of a tensor-parallel group computes the same.
     """
 
     blocks: tuple[str, ...] = ()
-    """Submodules, innermost first, that FSDP wraps: the parameters of each are gathered and freed together. The
-    parameters of a submodule may be used in its own ``forward`` only."""
+    """Submodules, innermost first, that FSDP wraps: the parameters of each are gathered and freed together.
+    The parameters of a submodule may be used in its own ``forward`` only."""
     tensor_parallel: TensorParallelHints | None = None
     """How tensor-parallel ranks divide the module; None: they do not divide it."""
     vocabulary: tuple[str, ...] = ()
-    """Submodules whose weight has a row for each token of the vocabulary, such as a head. Some optimizers, such as Muon,
-    treat other matrices differently (``TrainedWeight.is_hidden_matrix``)."""
+    """Submodules whose weight has a row for each token of the vocabulary, such as a head. Some optimizers,
+    such as Muon, treat other matrices differently (``TrainedWeight.is_hidden_matrix``)."""
 
     def is_vocabulary(self, weight: str) -> bool:
         """Return whether a weight, named as in the module, belongs to a submodule of ``vocabulary``."""

@@ -1,7 +1,8 @@
 """StateFolder: the files of a checkpoint's state, as a strategy writes and reads them.
 
-Files are safetensors and JSON, so reading a checkpoint executes no code. When a write returns, the file has been
-flushed to disk. Writing raises OSError if the disk is full; reading raises ArtifactError for a damaged file.
+Files are safetensors and JSON, so reading a checkpoint executes no code. When a write returns, the file has
+been flushed to disk. Writing raises OSError if the disk is full; reading raises ArtifactError for a damaged
+file.
 """
 
 from __future__ import annotations

@@ -1,32 +1,36 @@
-"""Strategy: how the trainer is parallel. It gets a module and its ShardHints, and knows no drafting algorithm.
+"""Strategy: how the trainer is parallel.
+
+It gets a module and its ShardHints, and knows no drafting algorithm.
 
 Contract (``spec_testing.StrategySuite`` quotes the numbers):
 
 S1  ``step`` runs each micro-batch forward and backward once, *sums* gradients over data-parallel ranks (the
     module's losses are shares of a global loss), clips by the global norm, applies the optimizer.
-S2  Parameters are kept and updated in float32 whatever the compute dtype. ``full_weights`` returns them as float32.
+S2  Parameters are kept and updated in float32 whatever the compute dtype. ``full_weights`` returns them as
+    float32.
 S3  The returned StepOutput is summed over micro-batches and data-parallel ranks: equal on every process.
 S4  The number of ranks, and how a batch is cut among them, changes results only by rounding.
-S5  ``save`` → ``load`` into a fresh strategy continues exactly: the next step gives the same bits. The state is
-    the model (buffers too), the optimizer and each process's generator (``torch.get_rng_state``). A run may resume
-    with another number of processes; a process without a saved generator keeps its own.
+S5  ``save`` → ``load`` into a fresh strategy continues exactly: the next step gives the same bits. The state
+    is the model (buffers too), the optimizer and each process's generator (``torch.get_rng_state``). A run
+    may resume with another number of processes; a process without a saved generator keeps its own.
 S6  No collective without a group of this strategy's own.
-S7  ``data_parallel`` is a pure function of its arguments, the same before anything starts as in every process. Every
-    data-parallel rank below the size has at least one process. All processes of one data-parallel rank receive the
-    same samples, and ``step`` is called with the same micro-batches on each of them: a tensor-parallel group is one
-    data-parallel rank. ``divisions`` lists configurations by which all processes are one such rank.
-S8  ``read_weights`` returns the model of a saved state in one process, without any group: full CPU tensors, those
-    that ``full_weights`` returned when it was saved.
-S9  ``gather_weights`` yields the names and bits of ``full_weights``, in the same order on every process, and every
-    process takes all of them: to gather one may be collective. A tensor is lent, and may be a live one: it is read
-    before the next is asked for, on a device by work that is queued on its current stream by then.
+S7  ``data_parallel`` is a pure function of its arguments, the same before anything starts as in every
+    process. Every data-parallel rank below the size has at least one process. All processes of one
+    data-parallel rank receive the same samples, and ``step`` is called with the same micro-batches on each of
+    them: a tensor-parallel group is one data-parallel rank. ``divisions`` lists configurations by which all
+    processes are one such rank.
+S8  ``read_weights`` returns the model of a saved state in one process, without any group: full CPU tensors,
+    those that ``full_weights`` returned when it was saved.
+S9  ``gather_weights`` yields the names and bits of ``full_weights``, in the same order on every process, and
+    every process takes all of them: to gather one may be collective. A tensor is lent, and may be a live one:
+    it is read before the next is asked for, on a device by work that is queued on its current stream by then.
 S10 ``check`` refuses before anything starts what ``attach`` or ``vocabulary_ops`` could not do.
-S11 ``Config.speed_only`` names the options that change no result but by rounding (S4). A run resumes with other
-    values of these alone: a directory whose run had another value of any other option is refused before anything
-    starts.
-S12 ``attach`` builds the optimizer that it is given, whichever it is, over every trained weight, in one order on all
-    processes. Its ``map_whole`` gives a function the whole weight, however that is divided over processes; the
-    optimizer's state is saved and loaded with the model's, under the weight's name.
+S11 ``Config.speed_only`` names the options that change no result but by rounding (S4). A run resumes with
+    other values of these alone: a directory whose run had another value of any other option is refused before
+    anything starts.
+S12 ``attach`` builds the optimizer that it is given, whichever it is, over every trained weight, in one order
+    on all processes. Its ``map_whole`` gives a function the whole weight, however that is divided over
+    processes; the optimizer's state is saved and loaded with the model's, under the weight's name.
 """
 
 from __future__ import annotations
@@ -112,8 +116,8 @@ class Strategy(Resource):
     def data_parallel(cls, config: StrategyConfig, rank: int, world_size: int) -> DataParallel:
         """Return the data-parallel rank and size of process ``rank`` of ``world_size`` (S7).
 
-        By default each process is a data-parallel rank. Raise ConfigError if the strategy cannot use ``world_size``
-        processes.
+        By default each process is a data-parallel rank. Raise ConfigError if the strategy cannot use
+        ``world_size`` processes.
         """
         return DataParallel(rank, world_size)
 
@@ -123,7 +127,9 @@ class Strategy(Resource):
 
     @classmethod
     def divisions(cls, ranks: int) -> Sequence[StrategyConfig]:
-        """Return configurations by which ``ranks`` processes divide one draft (S7). Optional: by default none.
+        """Return configurations by which ``ranks`` processes divide one draft (S7).
+
+        Optional: by default none.
 
         ``spec_testing.DraftSuite`` trains a step with each configuration that ``check`` accepts.
         """
@@ -131,7 +137,10 @@ class Strategy(Resource):
 
     @abstractmethod
     def attach(self, module: nn.Module, hints: ShardHints) -> None:
-        """Shard the module, whose initial weights are equal on every rank, and build its optimizer. Call it once."""
+        """Shard the module, whose initial weights are equal on every rank, and build its optimizer.
+
+        Call it once.
+        """
 
     @abstractmethod
     def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
@@ -169,7 +178,10 @@ class Strategy(Resource):
 
     @abstractmethod
     def load(self, folder: StateFolder) -> None:
-        """Read the state that ``save`` wrote, on every process. Raise ArtifactError if it is of another module (S5)."""
+        """Read the state that ``save`` wrote, on every process.
+
+        Raise ArtifactError if it is of another module (S5).
+        """
 
     @classmethod
     @abstractmethod

@@ -1,7 +1,9 @@
-"""TargetSpec: shapes, names and constants of a target, read from its folder without torch. TargetTensors: its tensors.
+"""TargetSpec: shapes, names and constants of a target, read from its folder without torch.
 
-The *trainer* reads embedding, final norm and head itself, from the target's safetensors (single file or sharded
-with an index, tied or not), never through the engine.
+TargetTensors: its tensors.
+
+The *trainer* reads embedding, final norm and head itself, from the target's safetensors (single file or
+sharded with an index, tied or not), never through the engine.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class TargetSpec:
     architecture: str
     model_type: str
     digest: str
-    """Identifies the target: SHA-256 over config.json, every safetensors header and samples of the weights' bytes."""
+    """Identifies the target: SHA-256 over config.json, every safetensors header and samples of the weights'
+    bytes."""
 
     num_layers: int
     hidden_size: int
@@ -70,7 +73,8 @@ class TargetSpec:
     """Factor on the head's output (Cohere's logit_scale, 1 / Granite's logits_scaling)."""
     logit_softcap: float | None = None
     rope: Mapping[str, Any]
-    """Hugging Face ``rope_parameters``: rope_theta, rope_type, partial_rotary_factor, and the scaling's parameters."""
+    """Hugging Face ``rope_parameters``: rope_theta, rope_type, partial_rotary_factor, and the scaling's
+    parameters."""
     eos_token_ids: tuple[int, ...] = ()
     latent: LatentSizes | None = None
     """Sizes of the target's multi-head latent attention; None: it has another kind of attention."""
@@ -91,4 +95,5 @@ class TargetTensors:
     norm_H: Tensor
     """Weight that multiplies the normalized state; for ``rms_plus_one`` it is 1 + the stored weight."""
     others: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
-    """Name in the safetensors files -> stored tensor, for every tensor of the target. Each is read on access."""
+    """Name in the safetensors files -> stored tensor, for every tensor of the target. Each is read on
+    access."""

@@ -1,8 +1,9 @@
 """TargetType: how the model code of one type of target treats embedding, final norm, logits and positions.
 
-A config.json names the model's type, but not this treatment. ``spec_kit.targets`` has a table of types. A distribution
-adds others as entry points of the group ``spec_core.target_types``, each called like the ``model_type``. An entry
-point gives a TargetType or, for a model with a text model under ``text_config``, the type of that text model.
+A config.json names the model's type, but not this treatment. ``spec_kit.targets`` has a table of types. A
+distribution adds others as entry points of the group ``spec_core.target_types``, each called like the
+``model_type``. An entry point gives a TargetType or, for a model with a text model under ``text_config``, the
+type of that text model.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from spec_core.target import NormKind
 class TargetValues(Protocol):
     """The values of a target's config.json; values in ``text_config`` take precedence.
 
-    A missing value is replaced by transformers' default for this type, or else by ``default``. Raise TargetError if
-    there is no default either, or if a value has the wrong type.
+    A missing value is replaced by transformers' default for this type, or else by ``default``. Raise
+    TargetError if there is no default either, or if a value has the wrong type.
     """
 
     def get(self, *names: str) -> Any:
@@ -83,8 +84,8 @@ class TargetType:
     partial: Annotated[float, pydantic.Field(gt=0, le=1)] | None = None
     """Share of a head's channels that are rotated, if config.json does not say it. None: all."""
     needs_rope: bool = False
-    """Whether config.json must have rope_parameters (or rope_scaling) and rope_theta, because the type's default is not
-    a plain rotation with base ``theta``."""
+    """Whether config.json must have rope_parameters (or rope_scaling) and rope_theta, because the type's
+    default is not a plain rotation with base ``theta``."""
 
     def guarded(self, owner: str) -> TargetType:
         """Return a copy whose functions raise PluginInvalid, naming the plugin ``owner``, for any error."""

@@ -5,13 +5,14 @@ Contract (``spec_testing.TrackerSuite`` quotes the numbers):
 K1  ``probe`` says whether the service's client is installed; it never raises.
 K2  The plugin's module imports without torch and without the service's client.
 K3  ``log`` takes the scalars of a step. Steps ascend, but a run that goes on from a checkpoint repeats some.
-K4  A new tracker for the same run directory continues the run of the previous tracker. It stores what it needs for
-    that in the directory, in files whose names begin with a dot. Another directory of the same name is another run.
+K4  A new tracker for the same run directory continues the run of the previous tracker. It stores what it
+    needs for that in the directory, in files whose names begin with a dot. Another directory of the same name
+    is another run.
 K5  ``close`` writes what is buffered, within a minute, and is idempotent.
 K6  Nothing is printed to stdout, where commands print their results.
-K7  If a call raises, the run warns with the tracker's name, continues, and never calls the tracker again. So a
-    tracker raises the errors of its service. A call that hangs does not block the run; at its end a run waits for at
-    most a minute.
+K7  If a call raises, the run warns with the tracker's name, continues, and never calls the tracker again. So
+    a tracker raises the errors of its service. A call that hangs does not block the run; at its end a run
+    waits for at most a minute.
 K8  All calls, from the first on, come from one thread, which is not the main one.
 """
 
@@ -51,7 +52,10 @@ class Tracker(Resource):
     """Sentence that describes the key in the table of configuration keys."""
 
     def __init__(self, value: Any, folder: Path) -> None:
-        """Store the key's value and the run directory, whose name is the run's name; a subclass connects to the service."""
+        """Store the key's value and the run directory, whose name is the run's name.
+
+        A subclass connects to the service.
+        """
         self.value = value
         self.folder = folder
 

@@ -63,7 +63,10 @@ class Manifest(WireRecord):
 
     @property
     def digest(self) -> str:
-        """Digest of names, shapes, dtypes and bytes of all tensors. Two versions with equal weights have the same digest."""
+        """Digest of names, shapes, dtypes and bytes of all tensors.
+
+        Two versions with equal weights have the same digest.
+        """
         return entries_digest(self.tensors)
 
     @property

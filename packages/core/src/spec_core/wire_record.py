@@ -11,7 +11,10 @@ from spec_core.foreign import foreign_errors
 
 
 class WireRecord(pydantic.BaseModel):
-    """Base of values that processes exchange as JSON, without pickle. Frozen, strictly typed; unknown fields are errors."""
+    """Base of values that processes exchange as JSON, without pickle.
+
+    Frozen, strictly typed; unknown fields are errors.
+    """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ONE_HOST = {"GLOO_SOCKET_IFNAME": "lo"}
-"""Environment of every worker, unless the user sets it: gloo uses loopback, as all workers are on this host."""
+"""Environment of every worker, unless the user sets it: gloo uses loopback, as all workers are on this
+host."""
 _UNKILLABLE_S = 10.0
-"""Longest wait, in seconds, for a killed process to end. A process that hangs inside a driver does not end."""
+"""Longest wait, in seconds, for a killed process to end. A process that hangs inside a driver does not
+end."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -1,10 +1,10 @@
 """Actors on the hosts: a HostActor for each host, and a WorkerActor for each worker.
 
-The worker is a child process of its actor, as it is a child of the launcher's process with ``local``. So its exit code
-is known exactly, the backend sets its environment before it starts, and no code of Ray runs in it.
+The worker is a child process of its actor, as it is a child of the launcher's process with ``local``. So its
+exit code is known exactly, the backend sets its environment before it starts, and no code of Ray runs in it.
 
-Actors end with the raylet that has started them. Ray itself would let them live: they would outlive the run, and a
-node that rejoins would give their devices to other actors.
+Actors end with the raylet that has started them. Ray itself would let them live: they would outlive the run,
+and a node that rejoins would give their devices to other actors.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ class HostActor:
         self._stack.enter_context(self._backend.prepare_host(self._needs.placement))
 
     def env(self, workers: Sequence[tuple[WorkerSpec, int]], address: str) -> dict[str, dict[str, str]]:
-        """Return worker name -> environment variables. ``workers``: each with its first device on this host."""
+        """Return worker name -> environment variables.
+
+        ``workers``: each with its first device on this host.
+        """
         node = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         if "GLOO_SOCKET_IFNAME" not in node:
             node["GLOO_SOCKET_IFNAME"] = _interface(address)
@@ -130,8 +133,8 @@ class WorkerActor:
     def run(self, name: str, env: Mapping[str, str], log: Path, address: str, token: str) -> int:
         """Start the worker with a control channel to the launcher and wait for its end; return its return code.
 
-        If this host does not see the log folder, the output is sent to the launcher. The worker's temporary files are
-        then in a folder that is deleted when the worker ends.
+        If this host does not see the log folder, the output is sent to the launcher. The worker's temporary
+        files are then in a folder that is deleted when the worker ends.
         """
         with ExitStack() as stack:
             if witness(log.parent, token).exists():

@@ -31,8 +31,8 @@ _ANSWER_S = 5.0
 _CORES = "CPU"
 """Ray's resource for CPU cores. All cores of a host together are one device of this project."""
 _UNCOUNTED = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAY_worker_niceness": "0", **SAFE_PATH}}}
-"""Options of an actor that requests no core. Its niceness is that
-of the run; by default Ray raises it by 15. PYTHONSAFEPATH is set because a running cluster may have been started without it."""
+"""Options of an actor that requests no core. Its niceness is that of the run; by default Ray raises it by 15.
+PYTHONSAFEPATH is set because a running cluster may have been started without it."""
 _COUNTED = {"CPU": "num_cpus", "GPU": "num_gpus"}
 """Ray resource -> the actor option that requests it, for resources that have such an option."""
 
@@ -73,7 +73,10 @@ class Cluster:
             ray.shutdown()
 
     def hosts(self, resource: str) -> list[Host]:
-        """Return the hosts that have devices and that the configuration allows. Raise ConfigError if there are none."""
+        """Return the hosts that have devices and that the configuration allows.
+
+        Raise ConfigError if there are none.
+        """
         own = self.own_address
         nodes = sorted(
             self._living(ray.nodes()), key=lambda node: (_address_of(node) != own, _address_of(node))
@@ -101,7 +104,10 @@ class Cluster:
         return [host for host in hosts if host.node not in there]
 
     def _living(self, nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the nodes whose raylets accept connections. Ray itself may notice a lost node only after a minute."""
+        """Return the nodes whose raylets accept connections.
+
+        Ray itself may notice a lost node only after a minute.
+        """
         alive = [node for node in nodes if node["Alive"] and node["NodeID"] not in self._lost]
         with ThreadPoolExecutor(max_workers=64) as pool:
             answers = list(pool.map(_answers, alive))

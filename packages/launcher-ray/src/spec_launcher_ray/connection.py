@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 _CONNECT_S = 10.0
 """Longest wait, in seconds, for a cluster's port to answer; Ray itself waits for minutes."""
 _START_TRIES = 4
-"""Number of attempts to start a cluster. Ray gives its agents 15 s and its node 30 s to start, which no setting changes.
-A loaded host may need longer; at the next attempt their files are in the page cache."""
+"""Number of attempts to start a cluster. Ray gives its agents 15 s and its node 30 s to start, which no
+setting changes. A loaded host may need longer; at the next attempt their files are in the page cache."""
 _OWN_PACKAGES = JobConfig(_client_job=True)
 """Settings of the connection: without the flag, Ray has workers import from this process's working directory, too.
 

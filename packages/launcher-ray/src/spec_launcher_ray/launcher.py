@@ -1,7 +1,7 @@
 """RayLauncher: the workers of a run in actors of a Ray cluster.
 
-Ray reserves the devices, starts an actor for each worker on the right host, and ends them with the run. Messages do
-not pass through Ray: each worker has a control channel to this process, as under ``local``.
+Ray reserves the devices, starts an actor for each worker on the right host, and ends them with the run.
+Messages do not pass through Ray: each worker has a control channel to this process, as under ``local``.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ class RayLauncher(Launcher):
     config: RayConfig
 
     def __init__(self, config: LauncherConfig, context: LaunchContext) -> None:
-        """Store the arguments. Nothing starts before ``start``, and Ray is connected only when it is needed."""
+        """Store the arguments.
+
+        Nothing starts before ``start``, and Ray is connected only when it is needed.
+        """
         super().__init__(config, context)
         self._inbox = WorkerInbox(context.peer_s)
         self._cluster: Cluster | None = None
@@ -132,7 +135,10 @@ class RayLauncher(Launcher):
         return {spec.name: self._workers[spec.name] for spec in workers}
 
     def replace(self, worker: WorkerHandle) -> WorkerHandle:
-        """Kill what is left of the worker, and start a new actor for it on the same devices, if its host lives (L11)."""
+        """Kill what is left of the worker, and start a new actor for it (L11).
+
+        The worker gets the same devices or, if its host is lost, devices of another host.
+        """
         assert self._cluster is not None
         lost = not self._cluster.lives(self._places[worker.name].host)
         self._end_worker(worker.name, 0.0 if lost else UNKILLABLE_S)

@@ -9,11 +9,15 @@ from spec_core.errors import RunError, SpecError, first_line
 from spec_processes import ending
 
 UNKILLABLE_S = 10.0
-"""Longest wait, in seconds, for a killed process to end. A process that hangs inside a driver does not end."""
+"""Longest wait, in seconds, for a killed process to end. A process that hangs inside a driver does not
+end."""
 
 
 def result(reference: Any, who: str) -> Any:
-    """Return the result of an actor's method or a task. Raise its error, or RunError if the actor or task died."""
+    """Return the result of an actor's method or a task.
+
+    Raise its error, or RunError if the actor or task died.
+    """
     import ray
 
     try:
@@ -28,7 +32,10 @@ def result(reference: Any, who: str) -> Any:
 
 
 def ending_of(code: Any) -> tuple[str, bool]:
-    """Return how a worker has ended, and whether it was killed. ``code``: Ray reference to its return code."""
+    """Return how a worker has ended, and whether it was killed.
+
+    ``code``: Ray reference to its return code.
+    """
     import ray
 
     try:

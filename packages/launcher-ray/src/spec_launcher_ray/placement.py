@@ -1,7 +1,8 @@
 """Placement: assigns each worker a host and devices.
 
-It is a pure function of the hosts and the workers, so the command ``plan`` shows what a run does. The launcher numbers
-the devices of all hosts. The workers that share a device are one *bundle*, which Ray reserves as a unit.
+It is a pure function of the hosts and the workers, so the command ``plan`` shows what a run does. The
+launcher numbers the devices of all hosts. The workers that share a device are one *bundle*, which Ray
+reserves as a unit.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class Bundle:
     def amount_of(self, worker: WorkerSpec) -> float:
         """Return the amount of Ray's resource that the worker's actor requests.
 
-        Ray counts in steps of 0.0001, and an actor cannot request a fraction of more than one device. Such a worker's
-        devices are reserved only by the placement-group bundle.
+        Ray counts in steps of 0.0001, and an actor cannot request a fraction of more than one device. Such a
+        worker's devices are reserved only by the placement-group bundle.
         """
         if len(self.workers) == 1:
             return self.amount
@@ -71,7 +72,10 @@ class DeviceTable:
     """The devices of all given hosts, numbered from 0."""
 
     def __init__(self, hosts: Sequence[Host], spread: bool = False) -> None:
-        """Number the devices host by host or, with ``spread``, one of each host in turn. Free devices come first."""
+        """Number the devices host by host or, with ``spread``, one of each host in turn.
+
+        Free devices come first.
+        """
         free = [_devices(host, range(host.num_free)) for host in hosts]
         used = [_devices(host, range(host.num_free, host.num_devices)) for host in hosts]
         self._devices = [*_numbered(free, spread), *_numbered(used, spread)]
@@ -123,8 +127,8 @@ def place(
 ) -> list[Bundle]:
     """Place the workers on devices of the hosts and return their bundles. Raise ConfigError if that fails.
 
-    The first trainer writes the run directory, so it gets a device of the host at the address ``home``, if there is
-    one. If the engines would take all devices of that host, the other hosts are filled first.
+    The first trainer writes the run directory, so it gets a device of the host at the address ``home``, if
+    there is one. If the engines would take all devices of that host, the other hosts are filled first.
     """
     bundles = DeviceTable(hosts, spread).bundles(workers)
     first = next((worker for worker in workers if worker.role == "trainer"), None)
@@ -160,7 +164,10 @@ def _numbered(devices: Sequence[Sequence[tuple[Host, int]]], spread: bool) -> li
 
 
 def neighbours(devices: list[int], who: str) -> list[int]:
-    """Return ``devices``, the devices of a bundle. Raise RunError if they are not consecutive, as backends require."""
+    """Return ``devices``, the devices of a bundle.
+
+    Raise RunError if they are not consecutive, as backends require.
+    """
     if devices != list(range(devices[0], devices[0] + len(devices))):
         raise RunError(
             f"{who}: Ray has reserved devices {devices}, which are not neighbours; free more of this host"

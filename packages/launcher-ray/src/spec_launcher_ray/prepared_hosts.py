@@ -30,7 +30,10 @@ class PreparedHosts:
     def __init__(
         self, cluster: Cluster, context: LaunchContext, resource: str, named: Callable[[str], str]
     ) -> None:
-        """Prepare no host yet. ``resource`` counts devices; ``named`` returns an actor's name in Ray's dashboard."""
+        """Prepare no host yet.
+
+        ``resource`` counts devices; ``named`` returns an actor's name in Ray's dashboard.
+        """
         self._cluster = cluster
         self._named = named
         backend = context.backend
@@ -41,7 +44,10 @@ class PreparedHosts:
         """Ray reference -> host. A reference is done when a daemon on the host has died."""
 
     def prepare(self, hosts: Collection[Host]) -> None:
-        """Prepare the hosts that are not prepared yet. Raise ConfigError if a host cannot run workers of this run."""
+        """Prepare the hosts that are not prepared yet.
+
+        Raise ConfigError if a host cannot run workers of this run.
+        """
         new = {host: self._start_actor(host) for host in hosts if host not in self._actors}
         objections = {host: actor.objection.remote() for host, actor in new.items()}
         for host, objection in objections.items():
@@ -97,7 +103,10 @@ class PreparedHosts:
         return [(bundle, number, devices[number][0]) for bundle, number in in_order(bundles, devices)]
 
     def env(self, bundle: Bundle, first: int, address: str) -> Mapping[str, Mapping[str, str]]:
-        """Return worker name -> environment for the workers of a bundle. ``first``: its first device on its host."""
+        """Return worker name -> environment for the workers of a bundle.
+
+        ``first``: its first device on its host.
+        """
         offset = first - min(spec.first_device for spec in bundle.workers)
         places = [(replace(spec, order={}), spec.first_device + offset) for spec in bundle.workers]
         env = self._actors[bundle.host].env.remote(places, address)

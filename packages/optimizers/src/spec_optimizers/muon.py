@@ -24,8 +24,8 @@ class MuonConfig(AdamWConfig):
     momentum: Decay = 0.95
     """Share of the last step's direction that the next one keeps, for matrices (Nesterov's momentum)."""
     matrix_scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
-    """Length of a matrix's step, by its shape (torch's ``adjust_lr_fn``): 0.2 · √(longer side), as long as AdamW's,
-    so that AdamW's rates serve; or √(rows / columns), at least 1."""
+    """Length of a matrix's step, by its shape (torch's ``adjust_lr_fn``): 0.2 · √(longer side), as long as
+    AdamW's, so that AdamW's rates serve; or √(rows / columns), at least 1."""
 
 
 class MuonOptimizer(Optimizer):

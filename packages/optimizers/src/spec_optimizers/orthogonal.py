@@ -1,6 +1,7 @@
 """Computes Muon's steps: the orthogonalized momentum of each matrix.
 
-``torch.optim.Muon`` takes full matrices only. It computes in bfloat16, which takes 20 times as long on many CPUs.
+``torch.optim.Muon`` takes full matrices only. It computes in bfloat16, which takes 20 times as long on many
+CPUs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         config: MuonConfig,
         map_whole: MapWhole,
     ) -> None:
-        """Store the matrices, the AdamW of all other weights, and ``map_whole``, which applies a function to full matrices."""
+        """Store the matrices, the AdamW of all other weights, and ``map_whole`` for full matrices."""
         group = {
             "params": [matrix.values for matrix in matrices],
             "weight_decay": config.weight_decay,

@@ -1,8 +1,8 @@
 """ChannelListener: the port at which workers on other hosts reach their launcher.
 
-The first packet of a connection has the listener's token, the worker's name and the connection's use: the control
-channel, or the worker's output if its host does not see the log folder. A peer without the token is refused
-(``AcceptLimiter`` bounds the cost). Traffic is not encrypted: use loopback or a private network.
+The first packet of a connection has the listener's token, the worker's name and the connection's use: the
+control channel, or the worker's output if its host does not see the log folder. A peer without the token is
+refused (``AcceptLimiter`` bounds the cost). Traffic is not encrypted: use loopback or a private network.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class ChannelListener:
     """Listens on a TCP port and accepts the connections of workers on other hosts."""
 
     def __init__(self, host: str, logs: Path | None = None) -> None:
-        """Listen on a free port of the interface ``host``. Output that workers send is appended to files in ``logs``."""
+        """Listen on a free port of the interface ``host``.
+
+        Output that workers send is appended to files in ``logs``.
+        """
         listener = bind(host, 0)
         self.address = format_address(host, listener.getsockname()[1])
         self.token = secrets.token_hex(16)
@@ -46,14 +49,17 @@ class ChannelListener:
         self._thread.start()
 
     def accept(self, timeout_s: float) -> tuple[str, socket.socket] | None:
-        """Wait for the next worker; return its name and a connection for its ControlChannel, or None after ``timeout_s``."""
+        """Wait for the next worker; return its name and its connection, or None after ``timeout_s``."""
         try:
             return self._arrived.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
     def close(self) -> None:
-        """Stop listening and write the last output of workers. Connections that ``accept`` returned stay open."""
+        """Stop listening and write the last output of workers.
+
+        Connections that ``accept`` returned stay open.
+        """
         self._limiter.close()
         self._thread.join()
         for thread in self._outputs:
@@ -97,7 +103,10 @@ def _append(output: socket.socket, file: Path) -> None:
 
 
 def connect_output(address: str, token: str, name: str, timeout_s: float) -> socket.socket:
-    """Connect to a ChannelListener and return a socket to which a process may write its output. Raise OSError."""
+    """Connect to a ChannelListener and return a socket to which a process may write its output.
+
+    Raise OSError.
+    """
     return _connect(address, [token, name, _OUTPUT], timeout_s)
 
 

@@ -1,7 +1,7 @@
 """ControlChannel: JSON messages between two processes, over a socket that only these two hold.
 
-If one process dies, the kernel closes its socket, and the other process reads the end of the stream. Messages never
-contain tensors.
+If one process dies, the kernel closes its socket, and the other process reads the end of the stream. Messages
+never contain tensors.
 """
 
 from __future__ import annotations
@@ -39,10 +39,14 @@ class ControlChannel:
         self._closed = threading.Event()
         self._send_timeout_s = send_timeout_s
         self.wait: Callable[[float | None], None] | None = None
-        """If set, ``send`` calls it, with the longest wait in seconds, instead of waiting for the other process to read."""
+        """If set, ``send`` calls it, with the longest wait in seconds, instead of waiting for the other
+        process to read."""
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message. Raise PeerLost if the other process is gone, DeadlineExceeded if it does not read."""
+        """Send a message.
+
+        Raise PeerLost if the other process is gone, DeadlineExceeded if it does not read.
+        """
         limit_s = self._send_timeout_s
         deadline = None if limit_s is None else time.monotonic() + limit_s
         packet = json.dumps({"kind": kind, **fields}).encode()

@@ -1,8 +1,8 @@
 """Reaper: a process that kills the descendants of this process when this process dies, even of ``kill -9``.
 
-The kernel kills the children of ``spawn`` with their parent, but not the processes that they have started. The reaper
-reads ids of process groups from its standard input. At end of file it kills every process of every group. The reaper
-runs this file as its program, so the file imports the standard library only.
+The kernel kills the children of ``spawn`` with their parent, but not the processes that they have started.
+The reaper reads ids of process groups from its standard input. At end of file it kills every process of every
+group. The reaper runs this file as its program, so the file imports the standard library only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def end_group(group: int) -> None:
 
 
 def ending(code: int) -> str:
-    """Return how a process ended, such as ``was killed by signal 9``. ``code``: return code as in ``subprocess``."""
+    """Return how a process ended, such as ``was killed by signal 9``.
+
+    ``code``: return code as in ``subprocess``.
+    """
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 

@@ -7,14 +7,15 @@ import sys
 from contextlib import suppress
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""Environment variable that makes Python leave its working directory and script folder out of ``sys.path``."""
+"""Environment variable that makes Python leave its working directory and script folder out of
+``sys.path``."""
 
 
 def leave_out_working_directory() -> None:
     """Import nothing from the working directory from now on, in this process and its descendants.
 
-    All programs that start a Python let it inherit the variable: ``multiprocessing``, torch's compiler, Ray, vLLM,
-    SGLang. Some pass ``sys.path`` on, too.
+    All programs that start a Python let it inherit the variable: ``multiprocessing``, torch's compiler, Ray,
+    vLLM, SGLang. Some pass ``sys.path`` on, too.
     """
     os.environ.update(SAFE_PATH)
     if sys.flags.safe_path:

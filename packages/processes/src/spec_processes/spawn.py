@@ -1,7 +1,7 @@
 """Starts a child process with a control channel, and sets the child up.
 
-The child leads a process group of its own, holds one end of a control channel, and ends with the thread that started
-it, whatever ends that thread.
+The child leads a process group of its own, holds one end of a control channel, and ends with the thread that
+started it, whatever ends that thread.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def spawn_on(
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m WORDS FD PARENT`` as ``spawn`` does; ``end`` is the child's end of its control channel.
 
-    The caller closes its own copy of ``end``. Neither the child nor a Python that it starts imports from the working
-    directory, where anybody may have put a module.
+    The caller closes its own copy of ``end``. Neither the child nor a Python that it starts imports from the
+    working directory, where anybody may have put a module.
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-m", *words, str(end.fileno()), str(os.getpid())],

@@ -1,7 +1,7 @@
 """Handles torch extensions that cannot be imported, such as torch-npu without CANN.
 
-torch imports vendors' extensions by itself. An extension that fails makes every ``import torch`` fail, on other
-hardware, too. docs/decisions/011 has the reasons for what is done.
+torch imports vendors' extensions by itself. An extension that fails makes every ``import torch`` fail, on
+other hardware, too. docs/decisions/011 has the reasons for what is done.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ def child_devices(
 ) -> dict[str, str]:
     """Return ``variable`` with ``num_devices`` entries of ``visible`` from ``first`` on.
 
-    ``visible``: the variable's entries for the devices that this process sees. Raise ConfigError if there are too few.
+    ``visible``: the variable's entries for the devices that this process sees. Raise ConfigError if there are
+    too few.
     """
     chosen = visible[first : first + num_devices]
     if len(chosen) < num_devices:

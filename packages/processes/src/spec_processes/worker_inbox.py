@@ -1,7 +1,7 @@
 """WorkerInbox: receives messages of workers over their control channels, and ends workers that are silent.
 
-The thread in which the run receives waits for all channels at once and reads them, so thousands of workers need no
-further threads or locks.
+The thread in which the run receives waits for all channels at once and reads them, so thousands of workers
+need no further threads or locks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 WORKER_MODULE = "spec_processes.worker_main"
 """Main module of a worker, for ``spawn``; its first argument is the worker's name."""
 _CONFIRM_S = 1.0
-"""Extra seconds before a silent worker counts as lost, because this process may have been stopped itself (Ctrl-Z)."""
+"""Extra seconds before a silent worker counts as lost, because this process may have been stopped itself
+(Ctrl-Z)."""
 
 
 @dataclass(eq=False)
@@ -44,8 +45,8 @@ class ChannelWorker(WorkerHandle):
     def begin(self, spec: WorkerSpec, peer_s: float, address: str = LOOPBACK, reap: bool = False) -> None:
         """Send the worker its WorkerStart message.
 
-        ``address``: the worker's ``RunLink.address``. ``reap``: the worker starts a Reaper for its descendants, because
-        the launcher's Reaper is on another host.
+        ``address``: the worker's ``RunLink.address``. ``reap``: the worker starts a Reaper for its
+        descendants, because the launcher's Reaper is on another host.
         """
         start = {
             "entry": spec.entry,
@@ -85,7 +86,8 @@ class WorkerInbox:
         """``peer_s``: seconds of silence after which a watched worker counts as lost (L4)."""
         self._peer_s = peer_s
         self._arrived: deque[WorkerMessage | WorkerEnded | ChannelWorker | None] = deque()
-        """Events that ``receive`` has not returned yet. A worker stands for the end of its channel, None for ``wake``."""
+        """Events that ``receive`` has not returned yet. A worker stands for the end of its channel, None for
+        ``wake``."""
         self._selector: selectors.EpollSelector | None = None
         """Selector of the channels that have not ended; None if no channel is read."""
         self._waker: int | None = None
@@ -145,7 +147,10 @@ class WorkerInbox:
                 self._read_channel(key.data)
 
     def _read_meanwhile(self, channel: ControlChannel, limit_s: float | None) -> None:
-        """Wait until a channel is writable or data arrives, and read the data: the worker may block until it is read."""
+        """Wait until a channel is writable or data arrives, and read the data.
+
+        The channel's worker may be blocked until its data is read.
+        """
         waiting = select.poll()
         waiting.register(channel, select.POLLOUT)
         waiting.register(self._opened(), select.POLLIN)

@@ -1,6 +1,7 @@
 """Main program of a worker with a control channel: ``python -m spec_processes.worker_main NAME FD PARENT``.
 
-NAME is only there to be seen in the list of processes. The first message on the control channel is a WorkerStart.
+NAME is only there to be seen in the list of processes. The first message on the control channel is a
+WorkerStart.
 """
 
 from __future__ import annotations

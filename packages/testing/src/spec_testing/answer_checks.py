@@ -1,4 +1,7 @@
-"""Checks of an engine's answers against an independent run of the same target. Shapes are as in EngineSuite."""
+"""Checks of an engine's answers against an independent run of the same target.
+
+Shapes are as in EngineSuite.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +115,7 @@ def assert_follows_distribution(engine: Engine, reference: ReferenceTarget, num_
 def _rank_in_distribution(
     reference: ReferenceTarget, prompt: Sequence[int], answer: Generation, generator: torch.Generator
 ) -> Tensor:
-    """Return, for each new token, the probability of all likelier tokens plus a random share of the token's probability."""
+    """Return, for each new token, the total probability of likelier tokens, plus a random share of the token's."""
     tokens = [*prompt, *answer.token_ids]
     probs_TV = reference.logits(tokens)[len(prompt) - 1 : -1].double().softmax(-1)
     own_T1 = probs_TV.gather(1, torch.tensor(answer.token_ids)[:, None])

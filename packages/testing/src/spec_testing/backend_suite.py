@@ -7,8 +7,8 @@
         def backend(self) -> type[Backend]:
             return MyBackend
 
-B2 and B3 are tested on every machine. If ``probe`` says that the hardware is missing, the other tests are skipped with
-the probe's reason.
+B2 and B3 are tested on every machine. If ``probe`` says that the hardware is missing, the other tests are
+    skipped with the probe's reason.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ except torch.OutOfMemoryError:
 
 
 class BackendSuite(ConformanceSuite):
-    """Tests of a backend. A subclass must define the fixture ``backend``, which returns the plugin's class."""
+    """Tests of a backend.
+
+    A subclass must define the fixture ``backend``, which returns the plugin's class.
+    """
 
     sdk_modules: ClassVar[tuple[str, ...]] = ()
     """Python modules of the vendor's SDK; the suite pretends that they are not installed."""

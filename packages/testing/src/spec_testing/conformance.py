@@ -26,8 +26,8 @@ _BLOCK_IMPORTS = "import sys; sys.modules.update(dict.fromkeys({names!r}))\n"
 class ConformanceSuite:
     """Base of every suite. A subclass adds fixtures and tests, and must not change tests of the suite.
 
-    To exclude a test that an implementation cannot pass, override it with ``@pytest.mark.xfail(reason="…")``, so that
-    the report names it. Any other override raises TypeError when the class is created.
+    To exclude a test that an implementation cannot pass, override it with ``@pytest.mark.xfail(reason="…")``,
+    so that the report names it. Any other override raises TypeError when the class is created.
     """
 
     @pytest.fixture(autouse=True)

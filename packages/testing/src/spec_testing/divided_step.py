@@ -35,7 +35,8 @@ LIMIT_S = patient(240.0)
 """Longest time, in seconds, of the two ranks; most of it is spent on imports."""
 RANKS = 2
 LARGE = 1e6
-"""Gradient clipping norm and learning rate: large, so that a wrong gradient changes weights by more than rounding."""
+"""Gradient clipping norm and learning rate: large, so that a wrong gradient changes weights by more than
+rounding."""
 SIZES: dict[str, Any] = {"vocab_size": 98, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 """Sizes of the toy target that two ranks can divide."""
 

@@ -55,7 +55,9 @@ PROMPTS = ([3, 1, 4, 1, 5], [2, 7, 1, 8], [1, 6, 1, 8, 0, 3])
 
 
 class DraftReplicaSuite(ConformanceSuite):
-    """Tests of an engine's updates. A subclass defines the fixtures ``new_engine``, ``export``, ``target_state``.
+    """Tests of an engine's updates.
+
+    A subclass defines the fixtures ``new_engine``, ``export``, ``target_state``.
 
     The engine must compute in float32.
     """
@@ -67,7 +69,7 @@ class DraftReplicaSuite(ConformanceSuite):
 
     @pytest.fixture
     def export(self) -> Export:
-        """Return a function from a version to the folder of the draft's export; versions differ only in the weights."""
+        """Return a function from a version to the folder of its export; versions differ only in weights."""
         raise pytest.UsageError("a DraftReplicaSuite needs a fixture 'export': version -> folder")
 
     @pytest.fixture

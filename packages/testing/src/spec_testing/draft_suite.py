@@ -119,7 +119,7 @@ class DraftSuite(ConformanceSuite):
         return build(instance, target, others=others)
 
     def supervised(self, last_known: int, position: int) -> list[int]:
-        """Return the tokens to supervise so that ``accuracy[position]`` counts only the row of token ``last_known``."""
+        """Return the tokens to supervise so that ``accuracy[position]`` counts only row ``last_known``."""
         return [last_known + 1 + position]
 
     def test_d1_imports_without_torch(self, draft: type[Draft]) -> None:
@@ -147,7 +147,7 @@ class DraftSuite(ConformanceSuite):
         assert max(schema.layers) <= bench.target.num_layers
 
     def test_d3_d14_parameters_are_what_is_trained(self, bench: Workbench) -> None:
-        """D3, D14: parameters are float32 on the CPU, trained, and as declared; a module loads another's state dict."""
+        """D3, D14: parameters are as declared, float32, on the CPU and trained; state dicts can be loaded."""
         built = {name: tuple(value.shape) for name, value in bench.module.named_parameters()}
         assert dict(bench.draft.weight_shapes(bench.target)) in ({}, built)
         for name, parameter in bench.module.named_parameters():
@@ -194,7 +194,7 @@ class DraftSuite(ConformanceSuite):
     @pytest.mark.parametrize("width", [0, WIDTH], ids=["packed", "padded"])
     @pytest.mark.parametrize("size", [1, 2, 3, len(LENGTHS)])
     def test_d5_shares_add_up(self, lively: Workbench, size: int, width: int) -> None:
-        """D5: loss, gradients, sums and counts do not depend on how the global batch is divided into micro-batches."""
+        """D5: loss, gradients, sums and counts do not depend on how the batch is divided into micro-batches."""
         samples = lively.samples()
         denominators = lively.denominators(samples)
         whole = lively.forward_backward([toy_batch(samples, lively.schema)], denominators)
@@ -363,7 +363,7 @@ class DraftSuite(ConformanceSuite):
         assert len(proposal.token_ids) == most
 
     def test_d9_extending_in_parts_changes_nothing(self, lively: Workbench) -> None:
-        """D9: it does not matter in how many calls of ``extend`` states arrive, or whether ``propose`` is called between."""
+        """D9: guesses do not depend on how states are split over calls of ``extend``, or on earlier proposals."""
         for context in lively.contexts():
             proposer = lively.draft.proposer(lively.module, lively.ops)
             for start, stop in ((0, 1), (1, 5), (5, 8)):

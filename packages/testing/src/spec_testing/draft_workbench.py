@@ -43,7 +43,8 @@ INEXPRESSIBLE: dict[str, dict[str, object]] = {
     "head bias": {"head_bias_name": "lm_head.bias"},
     "layer norm": {"norm": "layer"},
 }
-"""Property -> changes of the toy target that give it the property; most drafts cannot express such targets."""
+"""Property -> changes of the toy target that give it the property; most drafts cannot express such
+targets."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ class Workbench:
     def enlivened(self) -> Workbench:
         """Make the weights as large as trained weights, and return this workbench.
 
-        The guesses of a fresh draft hardly depend on the context, so a wrong position or a missing key would change
-        no arg-max.
+        The guesses of a fresh draft hardly depend on the context, so a wrong position or a missing key would
+        change no arg-max.
         """
         generator = torch.Generator().manual_seed(6)
         with torch.no_grad():

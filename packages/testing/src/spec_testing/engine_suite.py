@@ -68,8 +68,8 @@ SPECULATING = replace(GREEDY, num_draft_tokens=3)
 class EngineSuite(ConformanceSuite):
     """Tests of an engine. A subclass defines the fixtures ``new_engine``, ``reference`` and ``draft_folder``.
 
-    ``draft_folder`` is only needed by engines that can load a draft. The engine must compute in float32. For an engine
-    that starts further processes, set ``placement`` to ``colocated``.
+    ``draft_folder`` is only needed by engines that can load a draft. The engine must compute in float32. For
+    an engine that starts further processes, set ``placement`` to ``colocated``.
     """
 
     placement: ClassVar[Placement] = "inline"
@@ -87,7 +87,7 @@ class EngineSuite(ConformanceSuite):
 
     @pytest.fixture
     def draft_folder(self) -> Path:
-        """Return the folder of an exported draft for the engine's target, of any algorithm that the engine can load."""
+        """Return the folder of an exported draft for the engine's target, which the engine can load."""
         pytest.skip("no draft_folder fixture: this engine is not tested with a draft")
 
     @pytest.fixture
@@ -124,7 +124,7 @@ class EngineSuite(ConformanceSuite):
     def test_e1_one_sample_per_request_at_its_destination(
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
     ) -> None:
-        """E1: each request sends one sample with the request's ids to each of its destinations, and nothing elsewhere."""
+        """E1: each request sends one sample with its ids to each of its destinations, and nothing elsewhere."""
         requests = _requests(engine, [r.address for r in receivers])
         engine.capture(requests, schema).result(LIMIT_S)
         for receiver in receivers:
@@ -141,7 +141,7 @@ class EngineSuite(ConformanceSuite):
         receivers: list[FeatureReceiver],
         reference: ReferenceTarget,
     ) -> None:
-        """E2: states of layer k are the input of target layer k or of the final norm, however requests are batched."""
+        """E2: states of layer k are the input of target layer k or the final norm, in any batch."""
         requests = _requests(engine, [receivers[0].address])
         engine.capture(requests, schema).result(LIMIT_S)
         together = {s.request_id: s.hidden_TNH for s in _drain(receivers[0], len(requests))}
@@ -374,7 +374,7 @@ def _prompts(engine: Engine) -> list[list[int]]:
 
 
 def _drain(receiver: FeatureReceiver, count: int) -> list[FeatureSample]:
-    """Receive ``count`` samples and return copies, because the memory of a released sample may be overwritten (T4)."""
+    """Receive ``count`` samples and return copies, as released samples may be overwritten (T4)."""
     samples: list[FeatureSample] = []
     for _ in range(count):
         got = receiver.receive(LIMIT_S)

@@ -27,7 +27,10 @@ def drawing(device: torch.device) -> Callable[..., Tensor]:
 
 
 def compared_kernels(find: FindKernel, kernels: type[KernelSet], draw: Callable[..., Tensor]) -> list[str]:
-    """Compare each kernel that is found with its plain version; return the names of the kernels that took an example."""
+    """Compare each kernel that is found with its plain version.
+
+    Return the names of the kernels that supported the example.
+    """
     examples = kernels.examples(draw)
     found = [(name, find(name), plain) for name, plain in vars(kernels()).items()]
     return [
@@ -55,7 +58,7 @@ def assert_kernel_agrees(kernel: Kernel, plain: Kernel, arguments: Sequence[obje
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Return a copy of a value with its floating-point tensors in ``dtype``; sizes, layouts and so on are unchanged."""
+    """Return a copy of a value with its floating-point tensors in ``dtype``; other values are unchanged."""
     if isinstance(value, Tensor):
         copy = value.detach().to(dtype if value.is_floating_point() else value.dtype, copy=True)
         return copy.requires_grad_(value.requires_grad)

@@ -7,7 +7,8 @@
         def launcher_type(self) -> type[Launcher]:
             return MyLauncher
 
-The workers are those of ``toy_workers``. Every wait has a limit (``PATIENCE_S``), and every launcher is closed.
+The workers are those of ``toy_workers``. Every wait has a limit (``PATIENCE_S``), and every launcher is
+closed.
 """
 
 from __future__ import annotations
@@ -92,7 +93,10 @@ class _Unplaceable(WorkerSpec):
 
 
 class LauncherSuite(ConformanceSuite):
-    """Tests of a launcher. A subclass must define the fixture ``launcher_type``, which returns the plugin's class."""
+    """Tests of a launcher.
+
+    A subclass must define the fixture ``launcher_type``, which returns the plugin's class.
+    """
 
     @pytest.fixture
     def launcher_type(self) -> type[Launcher]:
@@ -270,7 +274,7 @@ class LauncherSuite(ConformanceSuite):
     def test_l10_a_host_is_prepared_while_workers_run_on_it(
         self, launcher_type: type[Launcher], tmp_path: Path
     ) -> None:
-        """L10: workers start within ``prepare_host``, ``check_hosts`` reports dead daemons, ``stop`` leaves the context."""
+        """L10: workers start within ``prepare_host``; ``check_hosts`` reports dead daemons; ``stop`` leaves it."""
         notes = tmp_path / "notes"
         notes.mkdir()
         backend = PreparedBackend(PreparedConfig(name="prepared", notes=notes))
@@ -285,7 +289,10 @@ class LauncherSuite(ConformanceSuite):
         assert_soon(lambda: [note.name for note in notes.iterdir()] == ["died"])
 
     def test_l11_a_worker_is_replaced(self, launcher: Launcher) -> None:
-        """L11: a worker is replaced twice. Nothing is left of the old worker, and other workers are not affected."""
+        """L11: a worker is replaced twice.
+
+        Nothing is left of the old worker, and other workers are not affected.
+        """
         handles = launcher.start([toy("echo", "other-0"), toy("stubborn", "toy-0")])
         worker = handles["toy-0"]
         one, other = message(launcher), message(launcher)

@@ -13,7 +13,8 @@ _VARIABLE = "SPEC_TESTING_PATIENCE"
 def patient(seconds: float) -> float:
     """Return ``seconds`` times SPEC_TESTING_PATIENCE, for slow machines or engines.
 
-    The variable reaches the processes that a suite starts. Raise ConfigError if it is not a number of at least 1.
+    The variable reaches the processes that a suite starts. Raise ConfigError if it is not a number of at
+    least 1.
     """
     text = os.environ.get(_VARIABLE, "1")
     try:

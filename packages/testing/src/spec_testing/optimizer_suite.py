@@ -7,7 +7,8 @@
         def optimizer(self) -> type[Optimizer]:
             return MyOptimizer
 
-Weights are divided over two ranks, each a thread. ``StrategySuite.optimizer`` tests an optimizer in real processes.
+Weights are divided over two ranks, each a thread. ``StrategySuite.optimizer`` tests an optimizer in real
+processes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ Cut = dict[str, tuple["Tensor", "Tensor"]]
 
 
 class OptimizerSuite(ConformanceSuite):
-    """Tests of an optimizer. A subclass must define the fixture ``optimizer``, which returns the plugin's class."""
+    """Tests of an optimizer.
+
+    A subclass must define the fixture ``optimizer``, which returns the plugin's class.
+    """
 
     options: ClassVar[dict[str, object]] = {}
     """Values of section ``optimizer`` that the suite runs with; by default the optimizer's own defaults."""
@@ -97,7 +101,7 @@ class OptimizerSuite(ConformanceSuite):
 
     @pytest.mark.parametrize("cut", ["rows", "range"])
     def test_g4_g6_parts_change_as_the_whole_does(self, plugin: Optimizer, cut: str) -> None:
-        """G3, G4, G6: weights that are sharded by rows or by element ranges change as full weights do, up to rounding.
+        """G3, G4, G6: weights sharded by rows or element ranges change as full weights do, up to rounding.
 
         One rank has no element of the vector, and no gradient for it.
         """

@@ -28,11 +28,15 @@ class PreparedConfig(BackendConfig):
     """Options of the PreparedBackend."""
 
     notes: Path
-    """Folder with a file for each process that is inside ``prepare_host``; the file ``died`` makes the check fail."""
+    """Folder with a file for each process that is inside ``prepare_host``; the file ``died`` makes the check
+    fail."""
 
 
 class PreparedBackend(Backend):
-    """Delegates to the reference backend. A launcher can construct it on any host from its class and configuration."""
+    """Delegates to the reference backend.
+
+    A launcher can construct it on any host from its class and configuration.
+    """
 
     name: ClassVar[str] = "prepared"
     api_version: ClassVar[int] = 2
@@ -52,7 +56,7 @@ class PreparedBackend(Backend):
         return reference_backend().capabilities()
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
-        """Return the reference backend's variables, and a variable for the placement that the host is prepared for (B4)."""
+        """Return the reference backend's variables, and a variable that names the host's placement (B4)."""
         return {
             **reference_backend().child_env(role, share, local_rank, num_devices),
             "PREPARED": self._prepared,

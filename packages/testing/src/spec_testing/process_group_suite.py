@@ -54,7 +54,10 @@ GRACE_S = patient(3.0)
 
 
 class ProcessGroupSuite(ConformanceSuite):
-    """Tests of a process group. A subclass must define the fixture ``build``; other fixtures have defaults."""
+    """Tests of a process group.
+
+    A subclass must define the fixture ``build``; other fixtures have defaults.
+    """
 
     @pytest.fixture
     def build(self) -> Build:

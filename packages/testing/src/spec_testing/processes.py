@@ -7,8 +7,8 @@
     results = run_ranks(member, 2, build)
     outcomes = watch_ranks(member, 2, build, faults={(1, "before send"): Fault.KILL})
 
-Functions and classes reach the children by name, so they are defined at the top level of a module; a test module
-that no import statement would find works too. When the call ends, ranks that still run are killed, as
+Functions and classes reach the children by name, so they are defined at the top level of a module; a test
+module that no import statement would find works too. When the call ends, ranks that still run are killed, as
 they are when the test process dies.
 """
 
@@ -77,7 +77,10 @@ class Rank:
         self._published: deque[Any] = deque()
 
     def reach(self, point: str) -> None:
-        """Mark a named point in the rank's function. If the test has planned a fault for it, the fault happens now."""
+        """Mark a named point in the rank's function.
+
+        If the test has planned a fault for it, the fault happens now.
+        """
         self._line.send(("reach", point))
         while (message := self._line.recv())[0] != "go":
             self._published.append(message[1])
@@ -100,8 +103,8 @@ def run_ranks(
 ) -> list[Any]:
     """Run ``function(rank, *args)`` on every rank and return the results in rank order.
 
-    The first error of a rank fails the test, with the rank's traceback. ``in_process``: run ranks as threads of this
-    process instead, for implementations that work within one process.
+    The first error of a rank fails the test, with the rank's traceback. ``in_process``: run ranks as threads
+    of this process instead, for implementations that work within one process.
     """
     crew = (
         _Threads(function, args, world_size)
@@ -125,7 +128,8 @@ def watch_ranks(
 ) -> list[Outcome]:
     """Run ``function`` on every rank with faults, and return how each rank ended.
 
-    ``faults``: (rank, point) -> fault. Fails if a rank without a fault dies or still runs after ``timeout_s``.
+    ``faults``: (rank, point) -> fault. Fails if a rank without a fault dies or still runs after
+    ``timeout_s``.
     """
     with _Processes((function, args), world_size, timeout_s) as crew:
         return crew.outcomes(dict(faults or {}), timeout_s)

@@ -7,8 +7,8 @@
         def strategy(self) -> type[Strategy]:
             return MyStrategy
 
-Training runs in child processes, so that no process group stays in the test process. The reference is a plain loop in
-float64 with the same optimizer (``toy_training``).
+Training runs in child processes, so that no process group stays in the test process. The reference is a plain
+loop in float64 with the same optimizer (``toy_training``).
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ _COLLECTIVES = {
 
 
 class StrategySuite(ConformanceSuite):
-    """Tests of a strategy. A subclass must define the fixture ``strategy``, which returns the plugin's class."""
+    """Tests of a strategy.
+
+    A subclass must define the fixture ``strategy``, which returns the plugin's class.
+    """
 
     backend: ClassVar[type[Backend] | None] = None
     """Backend whose devices and ``dist_backend`` the suite uses; by default the reference backend."""
@@ -152,7 +155,7 @@ class StrategySuite(ConformanceSuite):
             assert load(resumed.weights).keys() == ToyDraft(0).state_dict().keys()
 
     def test_s5_loads_at_another_world_size(self, plan: Plan) -> None:
-        """S5, S12: one rank loads what two ranks saved: the weights are bitwise equal, the next step equal up to rounding."""
+        """S5, S12: one rank loads what two saved: weights are bitwise equal, the next step up to rounding."""
         saved = plan.folder / "saved"
         ((went_on,), _) = train_all(2, replace(plan, save_to=saved))
         ((resumed,),) = train_all(1, replace(plan, steps=1, seed=5, resume_from=saved))

@@ -19,7 +19,10 @@ _MOMENTUM = 0.8
 
 
 class ToyOptimizer(Optimizer):
-    """Momentum; the step of a matrix is scaled to a fixed length. It uses state, a step count and ``map_whole``."""
+    """Momentum; the step of a matrix is scaled to a fixed length.
+
+    It uses state, a step count and ``map_whole``.
+    """
 
     name: ClassVar[str] = "toy"
     api_version: ClassVar[int] = 2

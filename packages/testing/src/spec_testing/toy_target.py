@@ -118,7 +118,10 @@ def toy_features(
 def toy_samples(
     schema: FeatureSchema, target: TargetSpec, tensors: TargetTensors, lengths: Sequence[int]
 ) -> list[ToySample]:
-    """Return documents of these lengths. Three of four tokens are supervised, in every fifth document none."""
+    """Return documents of these lengths.
+
+    Three of four tokens are supervised, in every fifth document none.
+    """
     generator = torch.Generator().manual_seed(2)
     samples: list[ToySample] = []
     for sample_id, length in enumerate(lengths):

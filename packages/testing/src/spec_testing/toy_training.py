@@ -78,7 +78,10 @@ class ToyDraft(nn.Module):
 
 @dataclass(frozen=True)
 class Plan:
-    """The training of one rank. ``micro_batches``: number of micro-batches of the rank's share of a global batch."""
+    """The training of one rank.
+
+    ``micro_batches``: number of micro-batches of the rank's share of a global batch.
+    """
 
     strategy: type[Strategy]
     optimizer: type[Optimizer]

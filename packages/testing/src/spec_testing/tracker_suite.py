@@ -33,7 +33,10 @@ _SCALARS = {"loss": 2.0, "accuracy/0": 0.5}
 
 
 class TrackerSuite(ConformanceSuite):
-    """Tests of a tracker. A subclass must define the fixture ``tracker``, which returns the plugin's class."""
+    """Tests of a tracker.
+
+    A subclass must define the fixture ``tracker``, which returns the plugin's class.
+    """
 
     @pytest.fixture
     def tracker(self) -> type[Tracker]:

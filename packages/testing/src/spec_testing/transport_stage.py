@@ -25,7 +25,8 @@ UNIT = 10
 """Number of tokens of an ordinary sample."""
 UNIT_BYTES = UNIT * (8 + 3 * 16 * 4)
 LONG_S, SHORT_S, GRACE_S = patient(15.0), 0.4, patient(3.0)
-"""Timeouts in seconds: one that should not be reached, one that a test waits for, and tolerance for a busy machine."""
+"""Timeouts in seconds: one that should not be reached, one that a test waits for, and tolerance for a busy
+machine."""
 FAULT = "the fault"
 
 

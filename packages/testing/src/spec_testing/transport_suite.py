@@ -43,7 +43,7 @@ class TransportSuite(ConformanceSuite):
 
     @pytest.fixture
     def in_process(self) -> bool:
-        """Return whether sender and receiver use one Transport in one process; then tests that kill a peer are skipped."""
+        """Return whether sender and receiver share one process; tests that kill a peer are then skipped."""
         return False
 
     @pytest.fixture
@@ -110,11 +110,11 @@ class TransportSuite(ConformanceSuite):
         play(parts.stream, 3, dtype)
 
     def test_a_held_sample_stays_as_it_is(self, play: Play) -> None:
-        """T4: a sample stays valid until it is released, also while others arrive; a second release raises ProtocolError."""
+        """T4: a sample stays valid until its release while others arrive; a second release raises ProtocolError."""
         play(parts.hold_one, 2)
 
     def test_a_send_beyond_the_window_waits_for_a_release(self, play: Play) -> None:
-        """T5, T6: ``send`` raises DeadlineExceeded if the window is full; the sample, sent again, arrives exactly once."""
+        """T5, T6: ``send`` raises DeadlineExceeded if the window is full; sent again, the sample arrives once."""
         play(parts.fill_window, 2)
 
     def test_the_window_bounds_all_senders_together(self, play: Play) -> None:
@@ -134,7 +134,7 @@ class TransportSuite(ConformanceSuite):
         play(parts.receive_early, 2)
 
     def test_a_stopped_sender_exceeds_the_deadline_of_receive(self, fail: Fail) -> None:
-        """T6: if the sender is stopped, ``receive`` returns the samples that arrived, then raises DeadlineExceeded."""
+        """T6: if the sender is stopped, ``receive`` returns arrived samples, then raises DeadlineExceeded."""
         assert fail(endings.fault_in_sender, Fault.STOP, 1) == "DeadlineExceeded"
 
     def test_a_stopped_receiver_exceeds_the_deadline_of_send(self, fail: Fail) -> None:

@@ -37,9 +37,12 @@ PUSH_S = 3.0
 
 
 def fault_in_replica(me: Rank, stage: WeightStage, push_s: float) -> None:
-    """Publish updates from rank 0 to the other ranks, with a fault in rank 1 in the second update. Rank 3 is late.
+    """Publish updates from rank 0 to the other ranks, with a fault in rank 1 in the second update.
 
-    ``push_s``: deadline of the second update in seconds, which is reached if the fault is that rank 1 is stopped.
+    Rank 3 is late.
+
+    ``push_s``: deadline of the second update in seconds, which is reached if the fault is that rank 1 is
+    stopped.
     """
     if me.rank > 0:
         receiver = StagedReceiver(stage, stage.build(), me.reach)
@@ -106,7 +109,10 @@ def _publish_until_killed(me: Rank, stage: WeightStage) -> None:
 
 
 class _Reached(dict[str, "Tensor"]):
-    """Weights that call ``reach`` when they are read for the second time. The first reading makes the manifest."""
+    """Weights that call ``reach`` when they are read for the second time.
+
+    The first reading makes the manifest.
+    """
 
     def __init__(self, weights: Mapping[str, Tensor], reach: Callable[[], None]) -> None:
         super().__init__(weights)

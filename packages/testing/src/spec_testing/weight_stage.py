@@ -36,7 +36,8 @@ WAIT_S = patient(60.0)
 """Longest wait, in seconds, for something that should happen at once; generous for a busy machine."""
 TARGET = "digest of the suite's target"
 BUCKET_BYTES = 4096
-"""Bucket size of a transport under test: smaller than the largest tensor, and equal to the size of another tensor."""
+"""Bucket size of a transport under test: smaller than the largest tensor, and equal to the size of another
+tensor."""
 POISON = 0xA5
 """Value of every byte of the spare copy before an update is loaded."""
 
@@ -81,7 +82,10 @@ def raw_bytes(tensor: Tensor) -> Tensor:
 
 
 class ToySlot(DraftSlot):
-    """A DraftSlot with two copies of a draft, without an engine. ``reach`` is called at each named point of an update."""
+    """A DraftSlot with two copies of a draft, without an engine.
+
+    ``reach`` is called at each named point of an update.
+    """
 
     def __init__(
         self,
@@ -181,7 +185,10 @@ class StagedReceiver(UpdateReceiver):
     def __init__(
         self, stage: WeightStage, transport: WeightTransport, reach: Callable[[str], None] | None = None
     ) -> None:
-        """Serve version 0, and call ``reach`` at each named point of an update; by default wait there for ``let_go``."""
+        """Serve version 0, and call ``reach`` at each named point of an update.
+
+        By default an update waits at its first point for ``let_go``.
+        """
         self._stage = stage
         self._held, self._let_go = threading.Event(), threading.Event()
         self.staged_slot = ToySlot(odd_weights(0), stage.device, reach or self._hold)

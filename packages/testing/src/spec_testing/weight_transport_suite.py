@@ -57,12 +57,15 @@ LONG_S, SHORT_S = patient(60.0), 1.0
 ROUNDS = 3
 BROKEN_UPDATE = 15
 LATE_EVENTS = 4
-"""Number of device resources that may remain after thirty updates. Some vendors destroy them late, as torch-npu does
-with events of other processes. A leak would leave one for each update."""
+"""Number of device resources that may remain after thirty updates. Some vendors destroy them late, as
+torch-npu does with events of other processes. A leak would leave one for each update."""
 
 
 class WeightTransportSuite(ConformanceSuite):
-    """Tests of a weight transport. A subclass must define the fixture ``build``. Each side runs in another process."""
+    """Tests of a weight transport.
+
+    A subclass must define the fixture ``build``. Each side runs in another process.
+    """
 
     @pytest.fixture
     def build(self) -> Build:
@@ -109,7 +112,7 @@ class WeightTransportSuite(ConformanceSuite):
         run_ranks(_thirty_updates, 2, stage)
 
     def test_w6_it_says_whether_it_can_be_used(self, stage: WeightStage) -> None:
-        """W6, W8: ``probe`` returns, options have defaults, and ``obstacle`` says if a rank of this process is reached."""
+        """W6, W8: ``probe`` returns, options have defaults, ``obstacle`` answers for a rank of this process."""
         transport = stage.build()
         assert type(transport).probe().ok
         assert type(transport).Config.model_validate({}), "W8: a server opens the transport without options"

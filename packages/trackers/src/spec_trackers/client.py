@@ -20,7 +20,7 @@ def client_installed(package: str) -> Availability:
 
 
 def kept_id(folder: Path, service: str, make: Callable[[], str]) -> str:
-    """Return the run's id at a service, which is stored in the run directory so that a resumed run uses the same id."""
+    """Return the run's id at a service; it is stored in the run directory for resumed runs."""
     file = folder / f".{service}-id"
     if not file.exists():
         scratch = file.with_suffix(".new")

@@ -26,7 +26,7 @@ _LOOPBACK = "127.0.0.1:0"
 
 
 class CollectiveTransport(WeightTransport):
-    """The weight transport ``collective``: publisher and ranks of a replica form a process group and reuse it (W7)."""
+    """The weight transport ``collective``: publisher and ranks of a replica reuse a process group (W7)."""
 
     name: ClassVar[str] = "collective"
     api_version: ClassVar[int] = 2
@@ -46,7 +46,7 @@ class CollectiveTransport(WeightTransport):
         return "|".join([host_name(), *groups, device_name(backend, device)])
 
     def obstacle(self, place: str, device: torch.device) -> str:
-        """Return why there can be no group with the rank, such as another host, backend or setting; empty if there can."""
+        """Return why there can be no group with the rank, such as another host or backend; empty if there can."""
         host, backend_name, settings, hindrance, device_id = (*place.split("|"), "", "", "", "")[:5]
         if reason := elsewhere(host):
             return reason
@@ -110,7 +110,10 @@ class CollectiveTransport(WeightTransport):
 
 
 class _CollectiveReceiver(WeightReceiver):
-    """A rank from 1 on of the group. ``address`` names the group of the previous update and the rank in it."""
+    """A rank from 1 on of the group.
+
+    ``address`` names the group of the previous update and the rank in it.
+    """
 
     def __init__(self, membership: Membership, plan: BucketPlan, device: torch.device) -> None:
         self._membership, self._plan, self._device = membership, plan, device
@@ -139,7 +142,10 @@ class _CollectiveReceiver(WeightReceiver):
 
 
 class _CollectiveSender(WeightSender):
-    """Rank 0 of the group. It sends the ranks the address of a new group, or nothing if all reuse the previous group."""
+    """Rank 0 of the group.
+
+    It sends the ranks the address of a new group, or nothing if all reuse the previous group.
+    """
 
     def __init__(
         self,

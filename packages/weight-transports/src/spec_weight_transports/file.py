@@ -1,7 +1,8 @@
 """FileTransport: writes versions into a shared folder. A version appears atomically and never changes.
 
-If the folder outlives the publisher, ``newest`` reads its highest version after a crash. An unfinished version of a
-killed publisher is removed by the next publisher; it is locked only while the publisher's process lives.
+If the folder outlives the publisher, ``newest`` reads its highest version after a crash. An unfinished
+version of a killed publisher is removed by the next publisher; it is locked only while the publisher's
+process lives.
 """
 
 from __future__ import annotations
@@ -199,7 +200,10 @@ def _write_whole(
 
 
 def _locked_folder(prefix: str, parent: Path) -> tuple[Path, int]:
-    """Create a locked folder; return it and the descriptor that holds the lock. Remove old folders without a lock."""
+    """Create a locked folder; return it and the descriptor that holds the lock.
+
+    Remove old folders without a lock.
+    """
     for left in parent.glob(f"{prefix}*"):
         with suppress(OSError), _opened(left) as descriptor:  # where locks do not work, all of them stay
             if _take(descriptor):
@@ -238,7 +242,10 @@ def _take(folder: int) -> bool:
 
 
 def _remove_old(folder: Path, keep: int, current: Path) -> None:
-    """Remove old versions except the ``keep`` newest and ``current``. A rank that reads one can finish (its file is open)."""
+    """Remove old versions except the ``keep`` newest and ``current``.
+
+    A rank that reads one can finish (its file is open).
+    """
     for version in _versions(folder)[:-keep]:
         if version != current:
             shutil.rmtree(version, ignore_errors=True)

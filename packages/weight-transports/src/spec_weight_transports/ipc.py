@@ -1,7 +1,8 @@
 """IpcWeightTransport: sends weights through memory that both processes map, by the backend's feature transport.
 
-It is device memory if both processes use the same device and the vendor lets processes share memory, else host memory.
-The transport is the one for features of a colocated run. Each bucket is sent as a feature sample of bytes.
+It is device memory if both processes use the same device and the vendor lets processes share memory, else
+host memory. The transport is the one for features of a colocated run. Each bucket is sent as a feature sample
+of bytes.
 """
 
 from __future__ import annotations
@@ -202,5 +203,5 @@ def _sample(number: int, memory: Tensor) -> FeatureSample:
 
 
 def _num_rows(size: int) -> int:
-    """Return the number of rows of a bucket of ``size`` bytes: at least 1, as a feature sample has at least one token."""
+    """Return the number of rows of a bucket of ``size`` bytes. A feature sample needs at least one row (token)."""
     return max(1, -(-size // _ROW_BYTES))

@@ -1,7 +1,8 @@
 """Process groups that are cached after an update, for the next update between the same processes.
 
-A process caches the group if its part of the update succeeded, and closes it otherwise. The sender reuses the group only
-if all members have cached it. So no member joins a collective that another member has left half done.
+A process caches the group if its part of the update succeeded, and closes it otherwise. The sender reuses the
+group only if all members have cached it. So no member joins a collective that another member has left half
+done.
 """
 
 from __future__ import annotations
@@ -84,7 +85,10 @@ class WeightGroup:
         self._is_drained = True
 
     def close(self) -> None:
-        """Close the group: calls that wait in it raise PeerLost. A stream on which work may have failed is not reused."""
+        """Close the group: calls that wait in it raise PeerLost.
+
+        A stream on which work may have failed is not reused.
+        """
         self._group.abort()
         if self._own_stream is not None and self._is_drained:
             self._own_stream.close()
@@ -165,7 +169,10 @@ class Membership:
 
     @contextlib.contextmanager
     def group(self, deadline: float) -> Generator[WeightGroup]:
-        """Yield the group. After the block it is cached, or closed if the block fails or ends after ``deadline``."""
+        """Yield the group.
+
+        After the block it is cached, or closed if the block fails or ends after ``deadline``.
+        """
         timer = threading.Timer(max(0.0, deadline - time.monotonic()), self.close)
         timer.start()
         try:

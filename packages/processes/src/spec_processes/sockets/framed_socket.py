@@ -25,12 +25,15 @@ _CHUNK_BYTES = 1 << 16
 class FramedSocket:
     """Sends and receives packets over a stream socket. One thread receives; any thread may send.
 
-    Deadlines are times of ``time.monotonic``; None waits without limit. Calls raise TimeoutError at their deadline,
-    and another OSError if the connection has ended.
+    Deadlines are times of ``time.monotonic``; None waits without limit. Calls raise TimeoutError at their
+    deadline, and another OSError if the connection has ended.
     """
 
     def __init__(self, end: socket.socket, max_bytes: int) -> None:
-        """Take ownership of the socket ``end``. Larger packets than ``max_bytes`` are refused before they are read."""
+        """Take ownership of the socket ``end``.
+
+        Larger packets than ``max_bytes`` are refused before they are read.
+        """
         end.settimeout(None)
         self.end, self._max_bytes = end, max_bytes
         self._sending = threading.Lock()
@@ -47,7 +50,8 @@ class FramedSocket:
     ) -> None:
         """Send one packet; over a Unix socket also the file descriptor ``descriptor``, if given.
 
-        ``wait``: if given, called with the seconds until the deadline instead of waiting for the peer to read.
+        ``wait``: if given, called with the seconds until the deadline instead of waiting for the peer to
+        read.
         """
         if not self._sending.acquire(timeout=-1 if deadline is None else _left(deadline)):
             raise TimeoutError("another thread is sending")
@@ -81,7 +85,10 @@ class FramedSocket:
         return packet
 
     def arrived(self) -> list[bytes]:
-        """Read once, without waiting, and return the packets that are complete. Raises as ``receive`` does."""
+        """Read once, without waiting, and return the packets that are complete.
+
+        Raises as ``receive`` does.
+        """
         try:
             chunk = self.end.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -156,7 +163,7 @@ class FramedSocket:
 
 
 def detect_dead_host(end: socket.socket) -> None:
-    """Set TCP options: end the connection if the other host is silent for ``SILENCE_S``; send small packets at once."""
+    """Let TCP end the connection if the other host is silent for ``SILENCE_S``, and send small packets at once."""
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 4)
@@ -168,7 +175,8 @@ def detect_dead_host(end: socket.socket) -> None:
 def peer_errors(late: str, gone: str) -> Generator[None]:
     """Convert the errors of sockets in the block to errors of this project.
 
-    TimeoutError becomes DeadlineExceeded with the text "late: cause", another OSError PeerLost with "gone: cause".
+    TimeoutError becomes DeadlineExceeded with the text "late: cause", another OSError PeerLost with "gone:
+    cause".
     """
     try:
         yield

@@ -1,8 +1,8 @@
 """HttpClient: short HTTP requests to one server, which may be broken or hostile.
 
-A request ends at its timeout, whatever the server does. A response has at most ``LONGEST_ANSWER`` bytes, including
-headers, chunk sizes and interim responses (1xx). Redirects are not followed, and proxies in the environment are
-ignored, so the secret is sent to the given address only.
+A request ends at its timeout, whatever the server does. A response has at most ``LONGEST_ANSWER`` bytes,
+including headers, chunk sizes and interim responses (1xx). Redirects are not followed, and proxies in the
+environment are ignored, so the secret is sent to the given address only.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class HttpClient(Resource):
     """Sends requests to one HTTP server, each in a new thread over a new connection. Any thread may call."""
 
     def __init__(self, url: str, token: str) -> None:
-        """Store the server's ``url`` and the bearer ``token``, without connecting. Raise ConfigError if one is invalid."""
+        """Store the server's ``url`` and the bearer ``token``, without connecting.
+
+        Raise ConfigError if one is invalid.
+        """
         self._parts = server_address(url)
         check_draft_token(token)
         self._token = token
@@ -197,7 +200,10 @@ def check_draft_token(token: str) -> None:
 
 
 def _read_answer(state: h11.Connection, connection: socket.socket, deadline: float) -> HttpAnswer:
-    """Read the final response and return it; skip interim responses. Raise ProtocolError if it is too long."""
+    """Read the final response and return it; skip interim responses.
+
+    Raise ProtocolError if it is too long.
+    """
     head, body, num_bytes = None, bytearray(), 0
     while True:
         event = state.next_event()

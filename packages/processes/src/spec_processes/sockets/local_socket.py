@@ -1,7 +1,7 @@
 """Unix stream sockets between processes of one user, with abstract names, which leave no file.
 
-Every user of the host sees such a name (in ``/proc/net/unix``) and may connect to it. So both sides ask the kernel for
-the peer's user id before they read anything.
+Every user of the host sees such a name (in ``/proc/net/unix``) and may connect to it. So both sides ask the
+kernel for the peer's user id before they read anything.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ def listen(prefix: str) -> tuple[socket.socket, str]:
 
 
 def connect(name: str, timeout_s: float) -> socket.socket:
-    """Connect to this user's socket called ``name`` and return a blocking socket. Raise OSError, or TimeoutError.
+    """Connect to this user's socket called ``name`` and return a blocking socket.
 
-    Other users can fill the queue of a name. The kernel waits in it, as a socket with Python's timeout would not.
+    Raise OSError, or TimeoutError.
+
+    Other users can fill the queue of a name. The kernel waits in it, as a socket with Python's timeout would
+    not.
     """
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -61,7 +64,8 @@ def connect(name: str, timeout_s: float) -> socket.socket:
 def accept(listener: socket.socket) -> socket.socket | None:
     """Return the next connection; None if it was another user's and refused, or could not be accepted now.
 
-    Raise OSError once the listener is closed. The user of a TCP connection is unknown: there only a token protects.
+    Raise OSError once the listener is closed. The user of a TCP connection is unknown: there only a token
+    protects.
     """
     try:
         connection, _ = listener.accept()

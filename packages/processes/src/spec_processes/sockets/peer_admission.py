@@ -1,8 +1,9 @@
 """Accepts connections of unauthenticated peers at a bounded cost, and compares tokens.
 
-Anybody can reach a TCP listener, and every process of this user a Unix socket. The first packet of a connection has a
-size limit and a deadline, and the number of connections that have not sent it is limited. If that many are pending, a
-new connection replaces the oldest pending one, so that silent connections cannot keep out a peer that sends at once.
+Anybody can reach a TCP listener, and every process of this user a Unix socket. The first packet of a
+connection has a size limit and a deadline, and the number of connections that have not sent it is limited. If
+that many are pending, a new connection replaces the oldest pending one, so that silent connections cannot
+keep out a peer that sends at once.
 """
 
 from __future__ import annotations

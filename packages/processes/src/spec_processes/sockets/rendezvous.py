@@ -1,11 +1,12 @@
 """TcpRendezvous: a rendezvous whose rank 0 listens at a TCP port; ``spec_core.rendezvous`` has the contract.
 
-Threat model: the token keeps out other users and processes of other runs; a connection that has not shown it is
-bounded by an ``AcceptLimiter``. Token and records travel in clear: use loopback or a network that is private.
+Threat model: the token keeps out other users and processes of other runs; a connection that has not shown it
+is bounded by an ``AcceptLimiter``. Token and records travel in clear: use loopback or a network that is
+private.
 
-Why not torch's TCPStore: measured with torch 2.13, its client waits for ever, whatever its timeout, when the process
-of the store is stopped; it does not notice that a member has died; and it has no authentication, so that any user of
-the host may write into it.
+Why not torch's TCPStore: measured with torch 2.13, its client waits for ever, whatever its timeout, when the
+process of the store is stopped; it does not notice that a member has died; and it has no authentication, so
+that any user of the host may write into it.
 """
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.
@@ -82,8 +83,8 @@ def _sees(file: str, name: str) -> bool:
 class TcpRendezvous(Rendezvous):
     """One rank's membership in a group, over TCP. Only one thread of a rank may use it at a time.
 
-    ``address`` is where rank 0 listens (``127.0.0.1:0`` takes a free port); on the other ranks the address that
-    rank 0 has published. ``token`` is a secret of the run, equal on all ranks.
+    ``address`` is where rank 0 listens (``127.0.0.1:0`` takes a free port); on the other ranks the address
+    that rank 0 has published. ``token`` is a secret of the run, equal on all ranks.
     """
 
     def __init__(self, address: str, rank: int, world_size: int, token: str, timeout_s: float) -> None:
@@ -149,7 +150,10 @@ class TcpRendezvous(Rendezvous):
         return [json.loads(payload) for payload in self.all_gather(json.dumps(value).encode())]
 
     def store(self, name: str) -> torch.distributed.Store:
-        """Return a key-value store for torch's process groups. Collective; valid while the rendezvous is open (R7)."""
+        """Return a key-value store for torch's process groups.
+
+        Collective; valid while the rendezvous is open (R7).
+        """
         from torch.distributed import FileStore, PrefixStore
 
         mine = [*_store_file(), secrets.token_hex(8)] if self.rank == 0 else []

@@ -1,8 +1,8 @@
 """RendezvousServer: admits the members of a Rendezvous and forwards every record to all the others; rank 0 runs it.
 
-The server does not interpret calls. It records which ranks have joined or left, and the values in the members' store. One
-thread admits members; each member has a thread that receives from it and one that sends to it, so that a member that
-does not read delays nobody.
+The server does not interpret calls. It records which ranks have joined or left, and the values in the
+members' store. One thread admits members; each member has a thread that receives from it and one that sends
+to it, so that a member that does not read delays nobody.
 """
 
 from __future__ import annotations
@@ -180,7 +180,10 @@ class RendezvousServer:
                 self._admit(rank, channel)
 
     def _rank_of(self, channel: FramedSocket, packet: bytes) -> int:
-        """Return the rank of a peer that may join. Otherwise send the peer the reason and raise ProtocolError."""
+        """Return the rank of a peer that may join.
+
+        Otherwise send the peer the reason and raise ProtocolError.
+        """
         request = JoinRequest.decode(Frame.decode(packet).payload)
         if objection := self._objection(request):
             channel.send(Frame(REFUSED, 0, 0, objection.encode()).encode())
@@ -229,8 +232,8 @@ class RendezvousServer:
     def _send_to_all(self, rank: int, frame: Frame) -> None:
         """Post ``frame`` to all members.
 
-        The sender gets the frame back without the payload. This confirms that the other members will get the frame,
-        even if the sender dies next.
+        The sender gets the frame back without the payload. This confirms that the other members will get the
+        frame, even if the sender dies next.
         """
         receipt = Frame(frame.call, frame.number, rank).encode()
         record = receipt + frame.payload

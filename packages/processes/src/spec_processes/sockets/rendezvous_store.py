@@ -1,4 +1,4 @@
-"""RendezvousStore: a key-value store for torch's groups over several hosts; the rendezvous server holds the values."""
+"""RendezvousStore: a key-value store for torch's process groups, whose values the rendezvous server holds."""
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.
 # pyright: reportPrivateImportUsage=false
@@ -25,7 +25,10 @@ class RendezvousStore(Store):
     """Implements the methods of a store that torch's process groups call. Any thread may call it."""
 
     def __init__(self, ask: Callable[[StoreRequest], str | None], timeout_s: float) -> None:
-        """``ask`` sends a request to the server and returns its answer. ``timeout_s``: longest wait for a key."""
+        """``ask`` sends a request to the server and returns its answer.
+
+        ``timeout_s``: longest wait for a key.
+        """
         super().__init__()
         self._ask = ask
         self._timeout_s = timeout_s
