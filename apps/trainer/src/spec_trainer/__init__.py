@@ -1,1 +1,1 @@
-"""Command line, engines, strategies, data and the training loop."""
+"""spec-trainer: command line, data, training loop and controller."""

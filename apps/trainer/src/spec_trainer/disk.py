@@ -1,4 +1,4 @@
-"""Folders and files of one command: made where no other user foresees them, locked, written whole, and removed."""
+"""Create, lock, atomically write and remove the folders and files of one command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REMEDIES = {
 
 
 def new_folder(parent: Path, prefix: str) -> Path:
-    """Make a folder with a random name and the permissions that the umask gives; tempfile's are private."""
+    """Make a folder with a random name and the umask's permissions; ``tempfile`` would make it private."""
     folder = parent / f"{prefix}{secrets.token_hex(8)}"
     try:
         folder.mkdir()
@@ -37,12 +37,15 @@ def new_folder(parent: Path, prefix: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder that commands of this user share; it may not exist."""
+    """Return the cache folder that all commands of this user share; it may not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spec-trainer"
 
 
 def check_writable(folder: Path, what: str = "output") -> None:
-    """Raise ArtifactError where ``folder``, which is called ``what``, cannot be made or written to; make nothing."""
+    """Raise ArtifactError if ``folder`` cannot be created or written to; create nothing.
+
+    ``what`` names the folder in the error message.
+    """
     path = folder.absolute()
     try:
         path.stat()
@@ -59,9 +62,9 @@ def check_writable(folder: Path, what: str = "output") -> None:
 def locked_folder(folder: Path, activity: str, results: str) -> Iterator[None]:
     """Make ``folder`` and keep other commands out of it during the ``with`` block, however this process ends.
 
-    A UsageError, such as a target that the engine cannot load, leaves nothing in a folder that was empty, unless
-    something there matches the pattern ``results``. Raise ArtifactError where the folder cannot be made, or where
-    ``activity`` (such as "a run") is under way in it.
+    After a UsageError, such as a target that the engine cannot load, a folder that was empty before is emptied
+    again, unless a path in it matches the glob pattern ``results``. Raise ArtifactError if the folder cannot be
+    made, or if another command holds the lock; ``activity`` (such as "a run") names that command in the message.
     """
     made = not os.path.exists(folder)
     try:
@@ -83,7 +86,7 @@ def locked_folder(folder: Path, activity: str, results: str) -> Iterator[None]:
 
 
 def check_own(path: Path, is_folder: bool = False) -> None:
-    """Raise ArtifactError where ``path`` is a link, or anything but a file or a folder, as ``is_folder`` says."""
+    """Raise ArtifactError if ``path`` is a link or not a regular file (a folder if ``is_folder``)."""
     expected, name = (stat.S_ISDIR, "folder") if is_folder else (stat.S_ISREG, "file")
     try:
         mode = path.lstat().st_mode
@@ -97,7 +100,7 @@ def check_own(path: Path, is_folder: bool = False) -> None:
 
 
 def open_own(file: Path) -> IO[bytes]:
-    """Open a file to append to it, made where it is not there. Raise ArtifactError as ``check_own`` does."""
+    """Open a file for appending, and create it if needed. Raise ArtifactError as ``check_own`` does."""
     if os.path.lexists(file):
         check_own(file)
     # Between the two lines it may become a link or a pipe: neither is followed or waited for.
@@ -106,7 +109,7 @@ def open_own(file: Path) -> IO[bytes]:
 
 
 def lock_file(file: IO[str] | IO[bytes], problem: str) -> None:
-    """Lock an open file until it is closed. Raise ArtifactError with ``problem`` where another process holds it."""
+    """Lock an open file until it is closed. Raise ArtifactError with ``problem`` if another process holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -114,12 +117,12 @@ def lock_file(file: IO[str] | IO[bytes], problem: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with all that is in it."""
+    """Remove a file, a link, or a folder with its contents."""
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Write a file so that a reader sees the old one or the new one, whole. Raise RunError where there is no room."""
+    """Write a file atomically: a reader sees the old or the new content. Raise RunError if the disk is full."""
     scratch = file.with_name(f".{file.name.lstrip('.')}.{secrets.token_hex(8)}")
     try:
         with scratch.open("x") as stream:  # never through what somebody has put there
@@ -132,12 +135,12 @@ def write_atomically(file: Path, text: str) -> None:
 
 
 def follow_umask(file: Path) -> None:
-    """Give a file the permissions of its new folder, without execution; safetensors makes its files private."""
+    """Give a file its folder's read and write permissions; safetensors makes its files private."""
     file.chmod(file.parent.stat().st_mode & 0o666)
 
 
 def not_written(what: object, place: Path, error: BaseException) -> RunError:
-    """Return the error for ``what``, which was to lie in or at ``place``."""
+    """Return the RunError for a failed write of ``what``, which was to be at the path ``place`` or below it."""
     message = f"{what} was not written: {cause(error)}"
     remedy = _REMEDIES.get(_errno(error) or 0)
     if remedy is None:

@@ -1,4 +1,4 @@
-"""Check an exported draft's folder: before an evaluation, and after an export."""
+"""Checks of an exported draft's folder, before an evaluation and after an export."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHAIN_TOKENS = 4
-"""Default number of draft tokens in a round, for a draft without a limit of its own."""
+"""Default number of draft tokens in a round, for a draft that sets no limit."""
 
 
 def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) -> tuple[Draft, int]:
     """Return the draft in ``folder`` and the number of tokens that it proposes in a round; start nothing.
 
-    Without ``num_draft_tokens`` it proposes as many as it can, at most ``CHAIN_TOKENS`` where it has no limit. Raise
-    ArtifactError for a folder that is damaged or no draft, TargetError for another target's, ConfigError for more
-    tokens than the draft can propose.
+    If ``num_draft_tokens`` is None, it is the draft's maximum, or ``CHAIN_TOKENS`` if the draft has no maximum. Raise
+    ArtifactError for a folder that is damaged or no draft, TargetError for a draft of another target, ConfigError
+    for more tokens than the draft can propose.
     """
     draft = recognise(folder, target)
     most = draft.max_draft_tokens
@@ -48,9 +48,9 @@ def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) 
 def check_export(draft: Draft, folder: Path, target: TargetSpec) -> None:
     """Check the folder that ``draft`` has exported.
 
-    Its plugin must find it whole and made for ``target``, and so must the engines that the draft names in
-    ``serving_methods``. What any other installed engine finds is a warning. Raise RunError otherwise, because the
-    user is not at fault.
+    The draft's plugin and the engines that the draft names in ``serving_methods`` must accept the folder for
+    ``target``; otherwise raise RunError, because the user is not at fault. If any other installed engine rejects
+    it, only log a warning.
     """
     exported = f"the {draft.name} draft was exported and fails the check"
     with _failures_of(f"{exported}: draft plugin {draft.name!r}"):
@@ -73,7 +73,7 @@ def check_export(draft: Draft, folder: Path, target: TargetSpec) -> None:
 
 @contextmanager
 def _failures_of(checker: str) -> Generator[None]:
-    """Raise whatever a plugin's check ends in as RunError, one line that begins with ``checker``."""
+    """Turn any exception of a plugin's check into a RunError of one line that begins with ``checker``."""
     try:
         yield
     except (Exception, SystemExit) as error:  # a plugin may raise anything

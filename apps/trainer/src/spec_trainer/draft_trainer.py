@@ -1,4 +1,4 @@
-"""DraftTrainer: a draft's module under a strategy, all that the loop and checkpoints know of both."""
+"""DraftTrainer wraps a draft and its strategy; the training loop and checkpoints use only this interface."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShare:
-    """One rank's part of a global batch."""
+    """The micro-batches of a global batch that one rank trains."""
 
     micro_batches: Sequence[DraftBatch]
     denominators: Tensor
@@ -36,10 +36,10 @@ class BatchShare:
 
 
 class DraftTrainer:
-    """Trains, saves and exports a draft. Every rank makes each call; its results are equal on all of them."""
+    """Trains, saves and exports a draft. Every rank must make each call, and all ranks get equal results."""
 
     def __init__(self, draft: Draft, strategy: Strategy, ops: VocabularyOps, rank: int) -> None:
-        """Train with the strategy of trainer process ``rank``, which has the draft's module already."""
+        """Train with ``strategy``, to which the draft's module is already attached, as trainer process ``rank``."""
         self._draft = draft
         self._strategy = strategy
         self._ops = ops
@@ -50,23 +50,26 @@ class DraftTrainer:
         return self._strategy.step(share.micro_batches, share.denominators, self._ops, lr)
 
     def evaluate(self, share: BatchShare) -> StepOutput:
-        """Return the output of a forward pass only, summed over ranks."""
+        """Run forward passes only, and return their output summed over ranks."""
         return self._strategy.evaluate(share.micro_batches, share.denominators, self._ops)
 
     def save(self, folder: StateFolder) -> None:
-        """Let the strategy write this process's part of the state."""
+        """Let the strategy write this process's shard of the training state into ``folder``."""
         self._strategy.save(folder)
 
     def load(self, folder: StateFolder) -> None:
-        """Let the strategy read the state."""
+        """Let the strategy read the training state from ``folder``."""
         self._strategy.load(folder)
 
     def gather_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the module's full tensors, each lent until the next; every rank takes all of them."""
+        """Yield the module's full tensors by name; every rank must iterate to the end.
+
+        A tensor is valid only until the next one is yielded.
+        """
         return self._strategy.gather_weights()
 
     def exported(self, weights: Mapping[str, Tensor], target: TargetSpec) -> dict[str, Tensor]:
-        """Return what an export of the module's full tensors holds, in memory of its own; any thread may call it."""
+        """Return the tensors of an export of the full ``weights``, copied from them. Thread-safe."""
         lent = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
         return {
             name: tensor.clone() if tensor.untyped_storage().data_ptr() in lent else tensor
@@ -74,7 +77,7 @@ class DraftTrainer:
         }
 
     def export(self, target: TargetSpec, folder: Path, chat: ChatConfig) -> None:
-        """Write a draft folder that engines load, with a record of ``chat``; rank 0 writes."""
+        """Write a draft folder that engines load, with the chat settings ``chat``; only rank 0 writes."""
         weights = self._strategy.full_weights()
         if self._rank != 0:
             return
@@ -91,10 +94,10 @@ def export_draft(
     folder: Path,
     chat: ChatConfig | None = None,
 ) -> None:
-    """Write a draft folder whole, and one that passes every check of its readers, or not at all.
+    """Write a draft folder atomically, and only if the draft's plugin and engines accept it.
 
-    ``chat``: how the conversations were rendered that it was trained on; recorded beside it. Raise RunError
-    where there is no room for it.
+    ``chat``: settings by which the training conversations were rendered; saved in the folder. Raise RunError
+    if the disk is full.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = new_folder(folder.parent, f".{folder.name}-")

@@ -1,4 +1,4 @@
-"""Options of a command that needs an engine and no trainer: flags and ``section.key=value`` words."""
+"""Options of a command that needs an engine and no trainer: flags and ``section.key=value`` arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ E = TypeVar("E", bound=EngineConfig)
 
 
 class EngineSections(Config, Generic[B, E]):
-    """The sections of the configuration that such a command reads; of section ``data``, how prompts become text."""
+    """The configuration sections of a command without trainer; ``data`` only says how prompts become text."""
 
     backend: B = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     engine: E = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
@@ -32,7 +32,7 @@ class EngineSections(Config, Generic[B, E]):
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The sections and plugins from which ``wiring.create_engine`` makes an engine for a command without a run."""
+    """The sections and plugins with which ``wiring.create_engine`` makes an engine for a command without a run."""
 
     config: EngineSections[BackendConfig, EngineConfig]
     backend: Backend
@@ -40,7 +40,10 @@ class EngineOptions:
 
 
 def read_engine_options(engine: str, backend: str, words: Sequence[str]) -> EngineOptions:
-    """Return the options. Raise UsageError, one line, for anything that is wrong; start nothing."""
+    """Return the options from plugin names and ``section.key=value`` arguments (``words``); start nothing.
+
+    Raise UsageError, in one line, for anything that is wrong.
+    """
     values = read_configuration(None, {"backend.name": backend, "engine.name": engine}, words)
     backend_type, engine_type = named_plugin(Backend, values), named_plugin(Engine, values)
     model = EngineSections[backend_type.Config, engine_type.Config]  # type: ignore[name-defined]

@@ -1,4 +1,4 @@
-"""Names that may be a folder of this machine or a repository of the hub: which it is, and why neither."""
+"""Check whether a name is an available repository of the Hugging Face hub, and explain if it is not."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Literal
 from spec_core.foreign import cause
 
 _ASK_S = 10.0
-"""Seconds in which the hub must answer whether it has a repository; its clients by themselves wait for minutes."""
+"""Seconds in which the hub must answer whether it has a repository; the client's default is minutes."""
 
 HUB_NAME = "a name of the hub is owner/name, such as Qwen/Qwen3-8B"
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether the hub could have a repository of this name."""
+    """Return whether ``name`` has the form of a hub repository, owner/name."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -25,7 +25,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def hub_problem(name: str, kind: Literal["model", "dataset"]) -> str | None:
-    """Ask the hub once for a repository. Return why it does not give it now, or None where it does."""
+    """Ask the hub once for a repository. Return why it is not available now, or None if it is."""
     from huggingface_hub import HfApi
 
     hub = HfApi()

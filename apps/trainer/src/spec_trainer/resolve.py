@@ -1,4 +1,4 @@
-"""From a command line to a RunSpec: everything read, loaded and checked, nothing started or created."""
+"""Turn a command line into a RunSpec: read, load and check everything, start and create nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _FILES_OF_A_TARGET = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> RunSpec:
-    """Return the run that a command line describes; raise UsageError, in one line, for anything wrong with it.
+    """Return the run that a command line describes. Raise UsageError, in one line, if anything in it is wrong.
 
     Nothing is created or started.
     """
@@ -59,7 +59,7 @@ def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Se
 
 
 def _as_begun(run: RunSpec) -> RunSpec:
-    """Return the run with the former defaults of its draft, where its directory began with these."""
+    """Return the run with the earlier defaults of its draft, if the run directory was created with them."""
     former = run.config.draft.as_before()
     if former is None or run.directory.begun_as() is None:
         return run
@@ -71,7 +71,7 @@ def _as_begun(run: RunSpec) -> RunSpec:
 def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> tuple[RunParts, Dataset]:
-    """Return configuration, plugins, target and data; raise as ``resolve`` does."""
+    """Return the loaded configuration, plugins and target, and the dataset; raise as ``resolve`` does."""
     from spec_kit.drafting.draft_files import check_finite
     from spec_trainer.data.kept import load_run_data
 
@@ -119,7 +119,7 @@ def _check(run: RunSpec) -> None:
 
 
 def _check_decoder(parts: RunParts) -> None:
-    """Raise ConfigError for a run that is to decode and cannot."""
+    """Raise ConfigError if the engine of a run that decodes cannot do so with this draft and configuration."""
     config, most = parts.config, parts.draft.max_draft_tokens
     decode, wanted = config.decode, parts.num_draft_tokens
     if most is not None and wanted > most:
@@ -150,7 +150,7 @@ def _check_decoder(parts: RunParts) -> None:
 
 
 def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
-    """Refuse a sample that is longer than the target's positions: a hosted engine would refuse it in mid-run."""
+    """Raise ConfigError if a sample has more tokens than the target has positions; else an engine fails mid-run."""
     longest = max(dataset.lengths, key=dataset.lengths.__getitem__, default=None)
     if longest is not None and dataset.lengths[longest] > target.max_positions:
         raise ConfigError(
@@ -160,7 +160,7 @@ def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
 
 
 def _check_window(run: RunSpec) -> None:
-    """Refuse a window that cannot hold the longest answer with its prompt."""
+    """Raise ConfigError if ``placement.window_bytes`` cannot hold the features of the longest prompt and answer."""
     window, longest = run.config.placement.window_bytes, run.longest_sample
     size = sample_bytes(run.schema, longest)
     if window is not None and size > window:
@@ -186,7 +186,7 @@ def _check_held_out(run: RunSpec) -> None:
 
 
 def resolve_parts(values: Mapping[str, Any]) -> RunParts:
-    """Return what a worker process needs, from a resolved configuration."""
+    """Return the RunParts that a worker process needs, from the values of a resolved configuration."""
     return _load_parts(*_validated(dict(values), "configuration of the run"))
 
 
@@ -218,7 +218,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
 def resolve_config(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> tuple[AnyRunConfig, dict[str, Any]]:
-    """Return the validated configuration and the plugin class of each section that names one."""
+    """Return the validated configuration, and section -> plugin class for each section that names a plugin."""
     values = read_configuration(config_file, flags, overrides)
     values.setdefault("output", str(_default_output(config_file, values)))
     moved = move_keys(values)
@@ -229,7 +229,7 @@ def resolve_config(
 
 
 def resolved_config(file: Path) -> tuple[AnyRunConfig, dict[str, Any]]:
-    """Return the same as ``resolve_config`` for the ``config.yaml`` of a run or checkpoint: it has no references."""
+    """Return the same as ``resolve_config`` from the ``config.yaml`` of a run or checkpoint."""
     values = read_resolved(file)
     move_keys(values)
     return _validated(values, f"config {file}")
@@ -238,7 +238,7 @@ def resolved_config(file: Path) -> tuple[AnyRunConfig, dict[str, Any]]:
 def _anchor(values: dict[str, Any]) -> None:
     """Make paths absolute, so that ``config.yaml`` means the same from any working directory.
 
-    What may be a name instead, such as a hub's, is a path where that exists.
+    A value that may also be a name, such as a hub repository, is a path if that path exists.
     """
     for section, key in _PATHS:
         part = values if section is None else values.get(section)
@@ -269,7 +269,7 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
 
 
 def _place(values: dict[str, Any], engine_type: type[Engine]) -> None:
-    """Set the default of ``placement.kind`` for an engine with processes of its own and for ranks without engine."""
+    """Set the default of ``placement.kind`` if the engine has processes of its own, or if ranks need no engine."""
     placement = values.setdefault("placement", {})
     if not isinstance(placement, dict):
         return
@@ -281,7 +281,7 @@ def _place(values: dict[str, Any], engine_type: type[Engine]) -> None:
 
 
 def _drop_policy(values: dict[str, Any]) -> None:
-    """Leave out ``push.policy``, which earlier run directories have."""
+    """Remove ``push.policy`` from ``values``: configurations of earlier versions have this key."""
     if (policy := _key(values, "push", "policy")) not in _POLICIES:
         return
     values["push"] = {key: value for key, value in values["push"].items() if key != "policy"}
@@ -307,7 +307,7 @@ def _check_placement(config: AnyRunConfig, engine_type: type[Engine]) -> None:
 
 
 def _check_decoding(config: AnyRunConfig) -> None:
-    """Refuse settings that do not go with a run that decodes, or that only such a run has."""
+    """Raise ConfigError for settings that conflict with decoding, and for ``decode`` settings without decoding."""
     decode, push, push_every = config.decode, config.push, config.train.push_every
     if not decode.every:
         unused = {"on_policy"} if config.decodes else set(DecodeConfig.model_fields)
@@ -356,9 +356,9 @@ def _check_decoding(config: AnyRunConfig) -> None:
 
 
 def resolve_target(name: str) -> Path:
-    """Return a folder as it is; fetch ``owner/name`` that is no folder from the hub, or from its local cache.
+    """Return the target's folder: ``name`` if it exists, else the hub repository ``name``, downloaded or cached.
 
-    Raise TargetError, within seconds, for a name that is neither.
+    Raise TargetError, within seconds, if ``name`` is neither a folder nor an available repository.
     """
     folder = Path(os.path.expanduser(name))
     if os.path.exists(folder):

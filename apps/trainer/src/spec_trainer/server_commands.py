@@ -1,4 +1,4 @@
-"""The commands about running servers: parse words, call one function per command. Imports no torch."""
+"""Command-line interface of the commands for running servers: push, serving and follow. Imports no torch."""
 
 from __future__ import annotations
 

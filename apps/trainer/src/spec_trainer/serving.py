@@ -1,4 +1,4 @@
-"""The commands that serve a draft, and the last lines of commands that made or measured one."""
+"""Shell commands that serve a draft, and the closing lines of commands that trained or measured a draft."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def serving_commands(target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int) -> dict[str, str]:
-    """Return the shell command of each engine that serves the draft in ``folder``, by the engine's name.
+    """Return engine name -> shell command that serves the draft in ``folder`` with this engine.
 
-    An engine is among them where its plugin is installed, whether its program is or not.
+    An engine is included if its plugin is installed, even if the engine's program is not.
     """
     commands: dict[str, str] = {}
     for name, engine_type in load_each(Engine):
@@ -34,7 +34,10 @@ def serving_commands(target: TargetSpec, draft: Draft, folder: Path, num_draft_t
 
 
 def closing_lines(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the draft is worth, and the commands that serve it: keys of a summary or of an evaluation."""
+    """Yield lines with the draft's acceptance length, speed-up and serving commands.
+
+    ``figures`` is the summary of a run or of an evaluation.
+    """
     yield f"acceptance length (tau): {_acceptance_length(figures)}"
     if (speedup := figures.get("speedup")) is not None:
         engine = f" in engine {figures['engine']}" if "engine" in figures else ""

@@ -1,4 +1,4 @@
-"""The few calls of the public ACL runtime API that torch_npu does not offer, by ctypes.
+"""The calls of the public ACL runtime API that torch_npu does not offer, through ctypes.
 
 Signatures and values: https://www.hiascend.com/document/detail/en/canncommercial/850/API/appdevgapi/ (aclrt*).
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LIBRARY = "libascendcl.so"
 KEY_BYTES = 65
-"""Size of the name that exported memory gets."""
+"""Size in bytes of the key of exported memory."""
 WITHOUT_PID_LIST = 1
 """ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION: any process of this user that knows the key may import."""
 DEVICE_TO_DEVICE = 3
@@ -25,19 +25,19 @@ class AclError(RuntimeError):
     """A call of ACL failed with ``code``, an aclError."""
 
     def __init__(self, call: str, code: int) -> None:
-        """Keep the name of the call and its error code."""
+        """Store the name of the call and its error code."""
         super().__init__(f"{call} failed with ACL error {code}")
         self.code = code
 
 
 @cache
 def acl_library() -> ctypes.CDLL:
-    """Return the library. Raise OSError where CANN's environment script has not been sourced."""
+    """Return the library. Raise OSError if CANN's environment script has not been sourced."""
     return ctypes.CDLL(LIBRARY)
 
 
 def device_count() -> int:
-    """Return the number of NPUs that this process may use; none is opened."""
+    """Return the number of NPUs that this process may use, without opening any."""
     count = ctypes.c_uint32()
     _call("aclrtGetDeviceCount", ctypes.byref(count))
     return count.value
@@ -55,7 +55,7 @@ def export_memory(address: int, size: int) -> bytes:
 
 
 def import_memory(key: bytes) -> int:
-    """Return the address in this process of memory that another process of the same device has exported."""
+    """Map memory that another process has exported from the same device; return its address in this process."""
     address = ctypes.c_void_p()
     _call(
         "aclrtIpcMemImportByKey", ctypes.byref(address), ctypes.create_string_buffer(key), ctypes.c_uint64(0)
@@ -65,7 +65,7 @@ def import_memory(key: bytes) -> int:
 
 
 def close_memory(key: bytes) -> None:
-    """Close exported memory; importers first, then the exporter."""
+    """Close exported memory. Importers must close it before the exporter does."""
     _call("aclrtIpcMemClose", ctypes.create_string_buffer(key))
 
 
@@ -79,7 +79,10 @@ def copy_on_stream(target: int, source: int, size: int, stream: int) -> None:
 
 
 def drain(stream: torch.npu.Stream) -> None:
-    """Return when what was recorded so far is on the device: asking for the handle drains torch_npu's queue."""
+    """Return when torch_npu has passed all recorded work to the device.
+
+    Reading the stream's handle drains torch_npu's queue.
+    """
     _ = stream.npu_stream
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 EXEC_TIMEOUT_UNIT_S = 68
-"""HCCL rounds HCCL_EXEC_TIMEOUT down to multiples of it."""
+"""Seconds; HCCL rounds HCCL_EXEC_TIMEOUT down to a multiple of this."""
 
 
 class AscendConfig(BackendConfig):
@@ -63,13 +63,13 @@ class AscendBackend(Backend):
 
     @classmethod
     def probe(cls) -> Availability:
-        """Return whether this machine can run it, and if not, what to install (B2)."""
+        """Return whether this machine can run the backend, and if not, what to install (B2)."""
         reason = host.missing()
         return Availability(ok=not reason, reason=reason, versions=host.versions())
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        """Return what the cards offer (B3). Processes of a card take turns without a daemon."""
+        """Return the capabilities of the cards (B3). Processes that share a card take turns, without a daemon."""
         return Capabilities(
             device_ipc=host.shares_memory(host.versions()),
             memory_limit=True,
@@ -80,7 +80,7 @@ class AscendBackend(Backend):
 
     @classmethod
     def import_env(cls) -> Mapping[str, str]:
-        """Return what a process needs to import torch where torch_npu is installed and does not load (B11)."""
+        """Return the environment variables to import torch if torch_npu is installed but cannot be loaded (B11)."""
         return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} if host.breaks_torch() else {}
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
@@ -112,11 +112,11 @@ class AscendBackend(Backend):
         return torch.device("npu", local_rank)
 
     def device_id(self, device: torch.device) -> str:
-        """Return the name of host and card (B6)."""
+        """Return a name made of host and card (B6)."""
         return card_id(device)
 
     def limit_memory(self, fraction: float) -> None:
-        """Cap what torch's allocator takes; HCCL's buffers come on top, see ``hccl_buffer_mb`` (B7)."""
+        """Limit the memory of torch's allocator. HCCL's buffers are not included, see ``hccl_buffer_mb`` (B7)."""
         if not 0 < fraction <= 1:
             raise ConfigError(
                 f"a memory limit is a fraction above 0 and at most 1 of the device, not {fraction}"
@@ -131,7 +131,7 @@ class AscendBackend(Backend):
         return HcclProcessGroup(rendezvous, device)
 
     def transport(self, placement: Placement) -> Transport:
-        """Return how features travel for a placement (B9)."""
+        """Return the feature transport for a placement (B9)."""
         if placement == "inline":
             from spec_kit.streams import InlineTransport
 
@@ -156,7 +156,10 @@ def _without_segments(settings: str) -> str:
 
 
 def _torch_with_npu() -> Any:
-    """torch; it has ``torch.npu`` once torch_npu is imported, which TORCH_DEVICE_BACKEND_AUTOLOAD=0 leaves to us."""
+    """Return torch with ``torch.npu``, which exists once torch_npu is imported.
+
+    With TORCH_DEVICE_BACKEND_AUTOLOAD=0 torch does not import it.
+    """
     import torch
 
     try:

@@ -1,8 +1,8 @@
-"""HcclCommunicator: the public HCCL API by ctypes, for groups that are not torch's.
+"""HcclCommunicator: the public HCCL API through ctypes, for groups outside ``torch.distributed``.
 
 Signatures and values: hccl.h and hccl_types.h,
-https://www.hiascend.com/document/detail/en/canncommercial/850/API/hcclapiref/. HCCL wants the communicators of a
-process made one after the other and its calls issued by one thread at a time: ``ISSUE`` sees to both here.
+https://www.hiascend.com/document/detail/en/canncommercial/850/API/hcclapiref/. HCCL requires that a process creates
+its communicators one after the other and calls HCCL from one thread at a time. The lock ``ISSUE`` ensures both here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT_INFO_BYTES = 4108
 UINT8 = 7
 SUM = 0
 SUMMABLE = {"int8": 0, "int32": 2, "float16": 3, "float32": 4, "int64": 5, "bfloat16": 11}
-"""Dtypes that HcclAllReduce adds up on Atlas A2, as HcclDataType."""
+"""Dtypes that HcclAllReduce can sum on Atlas A2 → their HcclDataType."""
 
 ISSUE = threading.Lock()
 
@@ -32,14 +32,14 @@ _MISUSE = {1: "a parameter error", 2: "an empty pointer", 5: "an unsupported fea
 
 @cache
 def hccl_library() -> ctypes.CDLL:
-    """Return the library. Raise OSError where CANN's environment script has not been sourced."""
+    """Return the library. Raise OSError if CANN's environment script has not been sourced."""
     loaded = ctypes.CDLL(LIBRARY)
     loaded.HcclGetErrorString.restype = ctypes.c_char_p
     return loaded
 
 
 def root_info() -> bytes:
-    """Return what the first rank of a new communicator gives to the others; made on the current device."""
+    """Return the root info of a new communicator on the current device; the first rank sends it to others."""
     raw = ctypes.create_string_buffer(ROOT_INFO_BYTES)
     with ISSUE:
         _call("HcclGetRootInfo", raw)
@@ -47,23 +47,23 @@ def root_info() -> bytes:
 
 
 class HcclCommunicator:
-    """A communicator of all ranks on the device that was current when it was made.
+    """A communicator of all ranks, on the device that was current when it was made.
 
-    Calls take tensors of that device and are queued on the current stream; ``deadline`` is not needed: HCCL returns
-    as soon as a call is queued.
+    Calls take tensors of that device and are queued on the current stream. ``deadline`` is ignored, because HCCL
+    returns as soon as a call is queued.
     """
 
     def __init__(self, root: bytes, rank: int, world_size: int) -> None:
-        """Join the other ranks, which do the same; wait for them for as long as HCCL_CONNECT_TIMEOUT says."""
+        """Connect with the other ranks, which must do the same; wait for them up to HCCL_CONNECT_TIMEOUT."""
         self._handle = ctypes.c_void_p()
         self._aborted = threading.Lock()
-        """Taken for good by the first ``abort``."""
+        """Acquired by the first ``abort``, and never released."""
         raw = ctypes.create_string_buffer(root, ROOT_INFO_BYTES)
         with ISSUE:
             _call("HcclCommInitRootInfo", *(world_size, raw, rank), ctypes.byref(self._handle))
 
     def broadcast(self, raw: Tensor, src: int, deadline: float = 0.0) -> None:
-        """Fill the tensor on every rank with that of ``src``."""
+        """Copy rank ``src``'s tensor into every rank's tensor."""
         self._issue("HcclBroadcast", *(_at(raw), _count(raw.nbytes), UINT8, src))
 
     def send(self, raw: Tensor, dst: int, deadline: float = 0.0) -> None:
@@ -71,7 +71,7 @@ class HcclCommunicator:
         self._issue("HcclSend", *(_at(raw), _count(raw.nbytes), UINT8, dst))
 
     def recv(self, raw: Tensor, src: int, deadline: float = 0.0) -> None:
-        """Fill the tensor with what the rank ``src`` sends."""
+        """Receive the tensor that rank ``src`` sends."""
         self._issue("HcclRecv", *(_at(raw), _count(raw.nbytes), UINT8, src))
 
     def all_gather(self, raw: Tensor, gathered: Tensor, deadline: float = 0.0) -> None:
@@ -84,14 +84,14 @@ class HcclCommunicator:
         self._issue("HcclAllReduce", *(where, where, _count(tensor.numel()), dtype, SUM))
 
     def check(self) -> None:
-        """Raise what HCCL has noticed since the last call, PeerLost for one."""
+        """Raise the error, such as PeerLost, that HCCL has detected since the last call, if any."""
         code = ctypes.c_int()
         _call("HcclGetCommAsyncError", self._handle, ctypes.byref(code))
         if code.value:
             raise _error("a call that was under way", code.value)
 
     def abort(self) -> None:
-        """Free the communicator; what is still queued fails. Idempotent."""
+        """Free the communicator; operations that are still queued fail. Idempotent."""
         if self._aborted.acquire(blocking=False):
             with ISSUE:
                 _call("HcclCommDestroy", self._handle)

@@ -1,9 +1,10 @@
-"""HcclPool: samples that stay in the sender's card until the receiver asks for them, and then travel over HCCL.
+"""HcclPool: samples stay on the sender's card until the receiver reads them, and are then sent over HCCL.
 
-Each sender has a communicator of two with the receiver: the sender is rank 0 and its root. HCCL's calls may be
-issued by one thread of a process at a time, and torch's own groups (FSDP's) do not share a lock with this one: so
-the receiver posts its HcclRecv in the thread that calls ``receive``, which is the one that trains. Hence a sample
-that was announced, and not received, is lost with its sender; its ticket is not done before it has been received.
+Each sender shares a two-rank communicator with the receiver; the sender is rank 0 and makes the root info. Only one
+thread of a process at a time may call HCCL, and torch's own groups (FSDP's) do not share a lock with this module. So
+the receiver calls HcclRecv in the thread that calls ``receive``, which is the training thread. As a consequence, a
+sample that was announced but not received is lost if its sender dies, and a send is done only when the sample has
+been received.
 """
 
 from __future__ import annotations
@@ -43,34 +44,34 @@ if TYPE_CHECKING:
 
 SENDER, RECEIVER = 0, 1
 POLL_S = 1e-3
-"""How often a sender looks whether the receiver has asked for a sample, in seconds."""
+"""Seconds between a sender's checks whether the receiver has started to read a sample."""
 
 COUNTER_BYTES = 8
-"""Size of what the two ends share on the host: how many samples the receiver has asked for."""
+"""Bytes of host memory shared by sender and receiver: the number of samples that the receiver has started to read."""
 
 
 class HcclPoolFactory(BufferPoolFactory):
-    """Factory for senders of the host's other cards, each of which gets a pool of its own."""
+    """Makes one pool for each sender on another card of the same host."""
 
     def __init__(self, layout: SampleLayout, device: torch.device) -> None:
-        """Make pools that deliver on ``device``."""
+        """Make pools whose samples are received on ``device``."""
         self._layout, self._device = layout, device
         self._admitted: list[HcclPool] = []
 
     def serves(self, device_id: str) -> bool:
-        """Return whether a sender on that device can write to its pools."""
+        """Return whether a sender on that device can use these pools."""
         kind, card, _ = _split(device_id)
         own = card_id(self._device)
         return kind == HcclPool.kind and card != own and host_of(card) == host_of(own)
 
     def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
-        """Return the pool for one more sender."""
+        """Return the pool of a new sender."""
         _, _, root = _split(device_id)
         self._admitted.append(HcclPool(self._layout, self._device, base64.b64decode(root)))
         return self._admitted[-1]
 
     def close(self) -> None:
-        """Close it and give back what it holds. Idempotent."""
+        """Close it and free its resources. Idempotent."""
         for pool in self._admitted:
             pool.close()
 
@@ -78,14 +79,14 @@ class HcclPoolFactory(BufferPoolFactory):
 class HcclPool(ReceiverPool):
     """One sender's pool. It has no memory until a sample is read.
 
-    What is announced counts against the window all the same, and lies in the sender's card.
+    Announced samples still count against the window, although they are in the sender's memory.
     """
 
     kind = "hccl"
     descriptor: int
 
     def __init__(self, layout: SampleLayout, device: torch.device, root: bytes) -> None:
-        """Begin to connect to the sender that has made ``root``."""
+        """Begin to connect to the sender that made the root info ``root``."""
         self._layout, self._device = layout, device
         self.size = COUNTER_BYTES
         self.descriptor = os.memfd_create("spec-taken", os.MFD_CLOEXEC)
@@ -94,11 +95,11 @@ class HcclPool(ReceiverPool):
         self._communicator = _connected(root, RECEIVER, device)
 
     def allocate(self, num_tokens: int) -> Block | None:
-        """Return room for a sample of that many tokens, or None until other blocks are freed."""
+        """Return a block for a sample of that many tokens. It never fails, because no memory is allocated yet."""
         return Block(0, num_tokens)
 
     def is_written(self, block: Block) -> bool:
-        """Return whether the sample has no bytes: others travel only when they are read."""
+        """Return whether the sample is empty. All others are transferred only when they are read."""
         return not block.num_tokens  # then nothing travels
 
     def read(self, block: Block) -> tuple[Tensor, Tensor]:
@@ -113,17 +114,17 @@ class HcclPool(ReceiverPool):
         return self._layout.view(received, 0, block.num_tokens)
 
     def free(self, block: Block) -> None:
-        """Do nothing: the memory goes with the sample."""
+        """Do nothing: the memory is freed with the sample."""
 
     def close(self) -> None:
-        """Close it and give back what it holds. Idempotent."""
+        """Close it and free its resources. Idempotent."""
         os.close(self.descriptor)
         del self._taken
         _destroy(self._communicator)
 
 
 class _Transfer(PendingSend):
-    """A staged sample, and its HcclSend, which waits on a stream of its own for the receiver."""
+    """A sample copied to a staging buffer, and its HcclSend, which waits for the receiver on a separate stream."""
 
     def __init__(self, buffer: HcclBuffer, copied: torch.npu.Event, staged: Tensor) -> None:
         self._buffer, self._copied, self._staged = buffer, copied, staged
@@ -134,9 +135,9 @@ class _Transfer(PendingSend):
         self._copied.synchronize()
 
     def wait_sent(self) -> None:
-        """Wait until the receiver has asked for the sample and its HcclSend is complete.
+        """Wait until the receiver has started to read the sample and its HcclSend is complete.
 
-        HCCL may keep a sample in between. Asking again and again lets the thread end with the receiver.
+        HCCL may buffer a sample in between. The wait polls, so the thread can end if the receiver is gone.
         """
         while self._buffer.num_taken < self._number or not self._sent.query():
             self._buffer.pause()
@@ -144,33 +145,33 @@ class _Transfer(PendingSend):
 
 
 class HcclBuffer(DeferredBuffer):
-    """``write`` copies a sample aside on the current stream.
+    """A sender's buffer: ``write`` copies a sample to a staging buffer on the current stream.
 
-    From there it is sent on a stream of its own, which waits for the receiver without delaying any other stream.
+    From there the sample is sent on a separate stream, which waits for the receiver without delaying other streams.
     """
 
     overlapping: ClassVar[bool] = True
 
     def __init__(self, layout: SampleLayout, root: bytes, device: torch.device, descriptor: int) -> None:
-        """Begin to connect to the receiver, whose counter is behind ``descriptor``."""
+        """Begin to connect to the receiver; ``descriptor`` is the file of its counter in shared memory."""
         self._layout, self._device = layout, device
         self._communicator = _connected(root, SENDER, device)
         self._taken = _counter(descriptor)
         self.num_enqueued = 0
-        """Number of samples that were given to HCCL."""
+        """Number of samples passed to HCCL."""
         self._own_stream = OwnStream(device)
-        """None waits for another sender's receiver."""
+        """A separate stream, so that no sender waits for another sender's receiver."""
         self._stream: torch.npu.Stream = self._own_stream.stream
         self._pending: list[_Transfer] = []
         self._abandoned = threading.Event()
 
     @property
     def num_taken(self) -> int:
-        """Return how many samples the receiver has asked for."""
+        """Return the number of samples that the receiver has started to read."""
         return self._taken[0]
 
     def write(self, grant: Packet, sample: FeatureSample) -> None:
-        """Copy a sample aside and queue its transfer."""
+        """Copy a sample to a staging buffer and queue its transfer."""
         num_tokens = len(sample.input_ids)
         staged = torch.empty(self._layout.block_bytes(num_tokens), dtype=torch.uint8, device=self._device)
         ids, hidden = self._layout.view(staged, 0, num_tokens)
@@ -181,11 +182,11 @@ class HcclBuffer(DeferredBuffer):
         self._pending.append(_Transfer(self, copied, staged))
 
     def take_pending(self) -> PendingSend:
-        """Return what the last ``write`` has begun."""
+        """Return the pending send that the last ``write`` started."""
         return self._pending.pop()
 
     def enqueue(self, copied: torch.npu.Event, staged: Tensor) -> torch.npu.Event:
-        """Queue the HcclSend of a staged sample; return the event of its end."""
+        """Queue the HcclSend of a staged sample; return an event that is complete when the send is."""
         communicator = self._communicator.result()
         self._stream.wait_event(copied)
         with torch.npu.stream(self._stream):
@@ -201,14 +202,14 @@ class HcclBuffer(DeferredBuffer):
             raise PeerLost("the receiver hung up")
 
     def settle(self) -> None:
-        """Return at once: nothing of the receiver's is ever written to."""
+        """Return at once: the sender never writes to the receiver's memory, so there is nothing to wait for."""
 
     def abandon(self) -> None:
         """Make pending and future sends raise PeerLost."""
         self._abandoned.set()
 
     def close(self) -> None:
-        """Free the communicator, and keep the stream for another sender."""
+        """Free the communicator; keep the stream for reuse by another sender."""
         _destroy(self._communicator)
         del self._taken
         if not self._abandoned.is_set():
@@ -226,21 +227,21 @@ class HcclConnector(SenderConnector):
         self.device_id = f"{HcclPool.kind}|{card_id(device)}|{base64.b64encode(self._root).decode()}"
 
     def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
-        """Return the view of the pool that the receiver offers."""
+        """Return the sender's buffer for the pool that the receiver offers."""
         if reply.pool != HcclPool.kind or descriptor is None:
             return HostConnector().attach(reply, descriptor, layout)
         return HcclBuffer(layout, self._root, self._device, descriptor)
 
 
 def _split(device_id: str) -> tuple[str, str, str]:
-    """Return the parts of ``HcclConnector.device_id``: kind, card, root info."""
+    """Split ``HcclConnector.device_id`` into kind, card and root info."""
     kind, _, rest = device_id.partition("|")
     card, _, root = rest.partition("|")
     return kind, card, root
 
 
 def _connected(root: bytes, rank: int, device: torch.device) -> Future[HcclCommunicator]:
-    """Make the communicator in a thread that ends with it: both ends do so at the same time."""
+    """Make the communicator in a temporary thread: sender and receiver must connect at the same time."""
 
     def connect() -> HcclCommunicator:
         torch.npu.set_device(device)
@@ -253,7 +254,7 @@ def _connected(root: bytes, rank: int, device: torch.device) -> Future[HcclCommu
 
 
 def _counter(descriptor: int) -> memoryview:
-    """Return the shared number, at index 0; it is written and read whole."""
+    """Return the shared counter, at index 0 of the view; it is read and written atomically."""
     return memoryview(mmap.mmap(descriptor, COUNTER_BYTES)).cast("Q")
 
 

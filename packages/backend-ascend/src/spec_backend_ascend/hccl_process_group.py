@@ -1,4 +1,4 @@
-"""HcclProcessGroup: device collectives over a rendezvous, by HCCL's own API and outside torch's groups."""
+"""HcclProcessGroup: device collectives among the members of a rendezvous, over HCCL without ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from spec_core import Rendezvous
 
 GATHERED = frozenset({torch.uint8, torch.float64})
-"""Summed here from the bytes of all ranks: HcclAllReduce does not add them up."""
+"""Dtypes that HcclAllReduce cannot sum: the tensors of all ranks are gathered as bytes and summed here."""
 
 
 class HcclProcessGroup(AgreedProcessGroup):
-    """Every rank needs a card of its own."""
+    """HCCL collectives; every rank needs a separate card."""
 
     library: ClassVar[str] = "HCCL"
     summable = frozenset(getattr(torch, name) for name in SUMMABLE) | GATHERED
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sum the tensor over the ranks, in place; some dtypes from gathered bytes."""
+        """Sum the tensor over the ranks, in place. Dtypes in ``GATHERED`` are gathered and summed locally."""
         if tensor.dtype in GATHERED:
             tensor.copy_(torch.stack(self.all_gather(tensor)).sum(0, dtype=tensor.dtype))
         else:

@@ -1,4 +1,4 @@
-"""HcclTransport: features between the cards of a host, over HCCL; through host memory within a card, and by TCP."""
+"""HcclTransport: features between the cards of a host over HCCL, otherwise through host memory or TCP."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class HcclTransport(Transport):
-    """Receives on, and sends from, the device that is current when an end is made."""
+    """Receives on, and sends from, the device that is current when a receiver or sender is made."""
 
     def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:
-        """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
+        """Return a receiver; its senders share a window of ``window_bytes`` bytes (T1, T5)."""
         port = open_port(host)
         device = torch.device("npu", torch.npu.current_device())
         layout = SampleLayout(schema)

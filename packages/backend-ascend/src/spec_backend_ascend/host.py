@@ -1,4 +1,4 @@
-"""Ascend's software on this host, found without importing torch and without opening a device."""
+"""Finds Ascend's software on this host without importing torch or opening a device."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 DRIVER = "usr/local/Ascend/driver/version.info"
 INSTALLED = "etc/ascend_install.info"
-"""File that names the driver's folder where it is another one."""
+"""File that names the driver's folder if it is not the default one."""
 TOOLKIT_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 IPC_SINCE = {"driver": (25, 3), "cann": (8, 3)}
-"""Releases with memory that processes of a card share: HDK 25.3.RC1 and CANN 8.3.RC1, says torch_npu's own page on it
+"""First releases in which processes can share a card's memory: HDK 25.3.RC1 and CANN 8.3.RC1, according to torch_npu
 (docs/zh/developer_notes/memory_management/memory_sharing_ipc.md of Ascend/pytorch)."""
 SOURCE_IT = "source /usr/local/Ascend/ascend-toolkit/set_env.sh (or where CANN is installed)"
 
 
 def versions(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the versions of torch, torch-npu, CANN and driver, of those that are there."""
+    """Return the versions of torch, torch-npu, CANN and driver, without those that are not installed."""
     found = {
         "torch": _distribution("torch"),
         "torch-npu": _distribution("torch-npu"),
@@ -36,7 +36,7 @@ def versions(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) ->
 
 
 def missing() -> str:
-    """Return what keeps this process from using an NPU, and what to do about it; empty if nothing does."""
+    """Return why this process cannot use an NPU, and what to do about it; empty if it can."""
     for module, distribution in (("torch", "torch"), ("torch_npu", "torch-npu")):
         if importlib.util.find_spec(module) is None:
             return f"{distribution} is not installed: pip install {distribution}"
@@ -49,7 +49,7 @@ def missing() -> str:
 
 
 def breaks_torch() -> bool:
-    """Return whether torch fails to import because of torch_npu, which it loads by itself."""
+    """Return whether importing torch fails because torch loads torch_npu automatically."""
     installed = importlib.util.find_spec("torch_npu") is not None
     return installed and bool(_missing_library() or _mismatch())
 
@@ -63,12 +63,12 @@ def num_devices() -> int:
 
 
 def shares_memory(found: Mapping[str, str]) -> bool:
-    """Return whether driver and CANN of these versions let processes of a card share memory."""
+    """Return whether processes can share a card's memory with driver and CANN of these versions."""
     return all(_release(found.get(name, "")) >= since for name, since in IPC_SINCE.items())
 
 
 def _missing_library() -> str:
-    """Return the first of CANN's libraries that cannot be loaded."""
+    """Return the first of CANN's libraries that cannot be loaded; empty if all can."""
     for library, load in ((acl.LIBRARY, acl.acl_library), (hccl.LIBRARY, hccl.hccl_library)):
         try:
             load()
@@ -78,7 +78,10 @@ def _missing_library() -> str:
 
 
 def _mismatch() -> str:
-    """torch_npu is built for one torch, without CUDA."""
+    """Return why torch_npu and torch do not fit together; empty if they do.
+
+    torch_npu is built for one version of torch without CUDA.
+    """
     torch, extension = _distribution("torch"), _distribution("torch-npu")
     if torch and extension and _release(torch) != _release(extension):
         return f"torch-npu {extension} does not go with torch {torch}: install both in one version, such as 2.13.0"
@@ -88,7 +91,7 @@ def _mismatch() -> str:
 
 
 def _has_cuda() -> bool:
-    """Whether the installed torch is built with it."""
+    """Return whether the installed torch is built with CUDA."""
     found = importlib.util.find_spec("torch")
     folders = (found.submodule_search_locations if found else None) or ()
     return any(Path(folder, "lib/libtorch_cuda.so").exists() for folder in folders)
@@ -135,6 +138,6 @@ def _field(file: Path, name: str) -> str:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """``25.3.rc1.2`` -> (25, 3); nothing for what does not begin like that."""
+    """Return the first two numbers of a version, ``25.3.rc1.2`` -> (25, 3); empty if it has none."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else ()

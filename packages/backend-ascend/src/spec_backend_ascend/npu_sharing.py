@@ -1,7 +1,8 @@
-"""NpuSharing: memory of a card that its processes share (``spec_kit.streams``: ``DevicePool``).
+"""NpuSharing: memory of a card that several processes share (``spec_kit.streams``: ``DevicePool``).
 
-ACL shows one use of an event between processes: who made it records it, the other waits; there is no other here. So
-a sample is announced once its copy is complete: no reader waits on its stream for a process that may die.
+ACL documents events between processes only so that the process that made the event records it and another process
+waits. This module uses events in no other way. So a sample is announced only when its copy is complete, and no
+reader's stream waits for a process that may die.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
     from spec_kit.streams import Packet, Range, SampleLayout, SenderBuffer
 
 _OFFER = struct.Struct("<65s7xQ")
-"""The memory's key, and where in that allocation it begins."""
+"""Layout of an offer: the memory's key, and the offset in bytes within its allocation."""
 
 _own_allocations: dict[bytes, int] = {}
-"""Addresses by key: a process does not import what it has exported itself."""
+"""Key → address of memory that this process has exported; a process does not import its own exports."""
 
 
 class NpuSharing(DeviceSharing):
-    """A sample's copy waits on its stream for the last reader of its block."""
+    """Shares memory of one card; the copy of a sample waits on its stream for the previous reader of its block."""
 
     device_type: ClassVar[str] = "npu"
     records_copies: ClassVar[bool] = False
@@ -70,7 +71,7 @@ class NpuSharing(DeviceSharing):
         return SharedMemory(memory, descriptor, _OFFER.size, close)
 
     def attach(self, descriptor: int, size: int, layout: SampleLayout) -> SenderBuffer:
-        """Return the view of the pool that the receiver offers."""
+        """Return the sender's buffer for the pool that the receiver offers."""
         if size != _OFFER.size:
             raise ProtocolError(f"the receiver's offer has {size} bytes instead of {_OFFER.size}")
         return NpuBuffer(descriptor, self.device)
@@ -80,12 +81,12 @@ class NpuSharing(DeviceSharing):
         torch.npu.set_device(self.device)
 
     def submit(self, stream: Any) -> None:
-        """Return when torch_npu has handed the stream's work to the device."""
+        """Return when torch_npu has passed the stream's work to the device."""
         acl.drain(stream)
 
 
 class CopyOnStream(PendingSend):
-    """A copy whose end is recorded as an event."""
+    """A pending copy, whose completion is recorded as an event."""
 
     def __init__(self, copied: torch.npu.Event) -> None:
         """Wait for ``copied``."""
@@ -96,14 +97,14 @@ class CopyOnStream(PendingSend):
         self._copied.synchronize()
 
     def wait_sent(self) -> None:
-        """Return at once: a sample that was announced lies in the receiver's memory."""
+        """Return at once: when a sample is announced, it is already in the receiver's memory."""
 
 
 class NpuBuffer(DeferredBuffer):
-    """It knows the memory by its address alone; every copy is on the current stream."""
+    """A sender's buffer that writes to the receiver's memory by address; copies run on the current stream."""
 
     def __init__(self, descriptor: int, device: torch.device) -> None:
-        """Map the memory whose key is behind ``descriptor``."""
+        """Map the memory; ``descriptor`` is a file that contains its key."""
         self._device = device
         self._key, offset = _OFFER.unpack(os.pread(descriptor, _OFFER.size, 0))
         self._imported = self._key not in _own_allocations
@@ -124,7 +125,7 @@ class NpuBuffer(DeferredBuffer):
         self._copied.record(stream)
 
     def take_pending(self) -> PendingSend:
-        """Return what the last ``write`` has begun."""
+        """Return the pending copy that the last ``write`` started."""
         return CopyOnStream(self._copied)
 
     def settle(self) -> None:
@@ -139,13 +140,13 @@ class NpuBuffer(DeferredBuffer):
         self._events.close()
 
     def _parts(self, sample: FeatureSample) -> list[Tensor]:
-        """Return the tensors in the order of a block; raw copies want them on the device and without gaps."""
+        """Return the sample's tensors, contiguous and on the device, in the sequence in which a block stores them."""
         ids, hidden = sample.input_ids.to(self._device), sample.hidden_TNH.to(self._device)
         return [ids.contiguous(), hidden.contiguous()]
 
 
 def _export(tensor: Tensor) -> tuple[bytes, int]:
-    """Return the key of the allocation that ``tensor`` lies in, and where it begins there."""
+    """Export the allocation that contains ``tensor``; return its key and the tensor's offset in it, in bytes."""
     address = tensor.data_ptr()
     for segment in torch.npu.memory_snapshot():
         start, size = segment["address"], segment["total_size"]
@@ -157,7 +158,7 @@ def _export(tensor: Tensor) -> tuple[bytes, int]:
 
 
 def _transfers(pieces: Sequence[Range], parts: Sequence[Tensor]) -> Iterator[tuple[int, int, int]]:
-    """Yield (offset in the memory, address, bytes) of every copy that lays ``parts`` out over ``pieces``.
+    """Yield (target offset, source address, bytes) of each copy that writes ``parts`` into the ranges ``pieces``.
 
     Each part begins at an aligned offset of the block.
     """

@@ -19,7 +19,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def visible_npus(environ: Mapping[str, str], num_devices: int) -> list[str]:
-    """Return the physical ids of the NPUs that a process with this environment sees; all without a list."""
+    """Return the physical ids of the NPUs that a process with this environment sees, by default all."""
     if NAME not in environ:
         return [str(index) for index in range(num_devices)]
     ids = [entry.strip() for entry in environ[NAME].split(",")]
@@ -41,12 +41,12 @@ def npus_visible_to_child(
 
 
 def card_id(device: torch.device) -> str:
-    """Return the name of host and card, the same in every process."""
+    """Return a name made of host and card, the same in every process."""
     index = device.index or 0
     ids = visible_npus(os.environ, index + 1)
     return f"NPU {ids[index]} of host {BOOT_ID.read_text().strip()}"
 
 
 def host_of(card: str) -> str:
-    """Return the name of the host in that of a card."""
+    """Return the host's name contained in a card's name."""
     return card.rpartition(" of host ")[2]

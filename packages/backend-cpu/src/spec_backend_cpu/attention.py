@@ -1,4 +1,4 @@
-"""Flash attention: the CPU's fused causal attention, with its log-sum-exp, one call per document."""
+"""Calls torch's fused causal attention on the CPU, which also returns the log-sum-exp, once per document."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ fused_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_fo
 def document_attention(
     q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
 ) -> tuple[Tensor, Tensor]:
-    """Return causal self-attention inside each document, and its log-sum-exp; float64, float32 or bfloat16."""
+    """Return causal self-attention within each document, and its log-sum-exp; float64, float32 or bfloat16."""
     out = torch.zeros_like(q)
     lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     for start, stop in bounds:
@@ -38,7 +38,7 @@ def document_attention_backward(
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     bounds: Sequence[tuple[int, int]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv); ``saved``: (q, k, v, out, lse), where out and lse may be merged with further keys."""
+    """Return (dq, dk, dv); ``saved``: (q, k, v, out, lse), where out and lse may include further keys."""
     q, k, v, _, _ = saved
     grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for start, stop in bounds:

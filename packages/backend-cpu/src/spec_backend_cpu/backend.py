@@ -1,4 +1,4 @@
-"""CpuBackend: the reference that every machine has, and that other backends are compared with."""
+"""CpuBackend: the reference backend, which runs on every machine and which other backends are compared with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CpuBackend(Backend):
-    """The host's CPU."""
+    """Backend for the host's CPU."""
 
     name: ClassVar[str] = "cpu"
     api_version: ClassVar[int] = 2
@@ -28,7 +28,7 @@ class CpuBackend(Backend):
 
     @classmethod
     def probe(cls) -> Availability:
-        """Return whether this machine can run it, and if not, what to install (B2)."""
+        """Return whether this machine can run the backend, and if not, what to install (B2)."""
         torch = Availability.of_distribution("torch")
         return replace(torch, versions={**torch.versions, "machine": platform.machine()})
 
@@ -38,14 +38,14 @@ class CpuBackend(Backend):
         return Capabilities(dtypes=frozenset({"float32", "bfloat16"}))
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
-        """Processes of one host share its cores: each gets its share as OpenMP threads, at least one."""
+        """Return the number of OpenMP threads of a child: its share of the host's cores, at least one (B4)."""
         import os
 
         threads = max(1, int(share * len(os.sched_getaffinity(0))))
         return {"OMP_NUM_THREADS": str(threads)}
 
     def prepare_host(self, placement: Placement) -> AbstractContextManager[None]:
-        """Return a context in which the host is ready for a placement (B5)."""
+        """Return a context manager that does nothing, as the CPU needs no preparation (B5)."""
         return nullcontext()
 
     def device(self, local_rank: int) -> torch.device:
@@ -55,13 +55,13 @@ class CpuBackend(Backend):
         return torch.device("cpu")
 
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
-        """Return collectives among the members of ``rendezvous`` (B8)."""
+        """Return a process group of the members of ``rendezvous`` (B8)."""
         from spec_kit.collectives import GlooProcessGroup
 
         return GlooProcessGroup(rendezvous)
 
     def transport(self, placement: Placement) -> Transport:
-        """Return how features travel for a placement (B9)."""
+        """Return the feature transport for a placement (B9)."""
         if placement == "inline":
             from spec_kit.streams import InlineTransport
 
@@ -71,7 +71,7 @@ class CpuBackend(Backend):
         return SharedMemoryTransport()
 
     def kernel(self, name: str) -> Kernel | None:
-        """Return the kernel of a name, or None (B10)."""
+        """Return the kernel called ``name``, or None (B10)."""
         from spec_backend_cpu.kernels import KERNELS
 
         return KERNELS.get(name)

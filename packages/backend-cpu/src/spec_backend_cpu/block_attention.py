@@ -1,10 +1,11 @@
-"""Attention of blocks to their context and to themselves, for CPUs.
+"""Attention of blocks of draft tokens to their document and to the tokens of the same block, on CPUs.
 
-torch's fused attention takes the context, document by document; each block's own few keys are added by hand, and the
-two are merged by log-sum-exp. So no query is compared with another block's keys, and nothing is computed again in the
-backward pass.
+torch's fused attention computes the attention to the context, document by document. The attention to the few
+keys of the same block is computed separately, and both are merged by log-sum-exp. So no query is compared
+with the keys of another block, and the backward pass recomputes nothing.
 
-Shapes: A blocks, B slots of each, T tokens; heads are viewed as K key-value heads of G queries each, of D dimensions.
+Shapes: A blocks, B slots of each, T tokens; heads are viewed as K key-value heads of G queries each, of D
+dimensions.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
     KeysValues = tuple[Tensor, Tensor]
 
 PIECE_QUERIES = 256
-"""Queries of a call of the fused attention: enough to keep it busy, and few enough that their blocks, which lie side
-by side, see much the same context."""
+"""Number of queries per call of the fused attention: enough to be efficient, and few enough that their
+(neighbouring) blocks see nearly the same context."""
 
 
 class PlacedBlocks(Protocol):
-    """Layout of blocks in a batch, as the draft has it."""
+    """Positions of the blocks in a batch; the draft computes them."""
 
     @property
     def places(self) -> tuple[Tensor, Tensor]:
-        """Return int64 [A] twice: each block's anchor, ascending, and the start of its document."""
+        """Return two int64 [A]: each block's anchor (a token index, ascending) and the start of its document."""
         ...
 
 
@@ -43,9 +44,10 @@ def merged_block_attention(
 ) -> Tensor:
     """Return attention [A, B, heads, D] like ``q``; differentiable.
 
-    ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]. A block sees its document before its
-    anchor. ``window`` None: it looks both ways inside itself. Else a query sees its block up to itself, and of the
-    context what lies less than ``window`` positions before it.
+    ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]. A block attends to the tokens of
+    its document before its anchor. If ``window`` is None, attention within a block is bidirectional.
+    Otherwise a query attends to its block up to itself, and to context tokens less than ``window`` positions
+    before it.
     """
     if not q.numel():
         return NotImplemented
@@ -53,7 +55,7 @@ def merged_block_attention(
 
 
 class _BlockAttention(torch.autograd.Function):
-    """The backward of a softmax needs the whole row: every part of it gets the merged output and log-sum-exp."""
+    """Attention with a backward pass: both parts of a row get the merged output and log-sum-exp."""
 
     @staticmethod
     def forward(
@@ -106,7 +108,7 @@ class _BlockAttention(torch.autograd.Function):
 
 
 class _OwnKeys:
-    """The blocks' queries and their own keys, compared: scores [A, B, K, G, B], float32 or wider."""
+    """Scores of each block's queries against the keys of the same block: [A, B, K, G, B], float32 or wider."""
 
     def __init__(self, q: Tensor, k: Tensor, window: int | None) -> None:
         self._scale = q.shape[-1] ** -0.5
@@ -117,13 +119,16 @@ class _OwnKeys:
             self.scores.masked_fill_(later[:, None, None], -torch.inf)
 
     def values(self, merged: Tensor, v: Tensor) -> Tensor:
-        """Return the weighted values [A, B, heads, D]; ``merged``: log-sum-exp of whole rows [A, B, heads]."""
+        """Return the weighted values [A, B, heads, D].
+
+        ``merged``: log-sum-exp over context and block, [A, B, heads].
+        """
         return torch.einsum("abkgu,aukd->abkgd", self._weights(merged), _wide(v)).flatten(2, 3)
 
     def gradients(
         self, grad_out: Tensor, out: Tensor, merged: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return these keys' share of the gradient of the queries, and those of keys and values."""
+        """Return the gradients with respect to q (the block keys' share), the block's keys and its values."""
         weights, grad = self._weights(merged), _grouped(grad_out, v)
         row = (grad * _grouped(out, v)).sum(-1, keepdim=True)
         from_value = torch.einsum("abkgd,aukd->abkgu", grad, _wide(v))
@@ -139,18 +144,18 @@ class _OwnKeys:
 
 
 class _Piece(NamedTuple):
-    """Neighbouring blocks of one document, and the context that any of them sees."""
+    """Neighbouring blocks of one document, and the context tokens that at least one of them attends to."""
 
     blocks: slice
     context: slice
     mask: Tensor
-    """[1, 1, queries, context]: 0 where a query sees a token, else −∞."""
+    """Additive mask [1, 1, queries, context]: 0 if a query attends to a token, else −∞."""
     blind_R: Tensor
-    """bool: queries that see no context."""
+    """bool [queries]: True for queries that attend to no context token."""
 
 
 def _pieces(layout: PlacedBlocks, slots: int, window: int | None, dtype: torch.dtype) -> Iterator[_Piece]:
-    """Yield the blocks that see some context."""
+    """Yield pieces of all blocks that attend to at least one context token."""
     anchor_A, start_A = layout.places
     turns = (start_A[1:] != start_A[:-1]).nonzero().flatten() + 1
     size = max(1, PIECE_QUERIES // slots)
@@ -169,7 +174,7 @@ def _pieces(layout: PlacedBlocks, slots: int, window: int | None, dtype: torch.d
 
 
 def _hidden(anchor_C: Tensor, slots: int, token_U: Tensor, window: int | None) -> Tensor:
-    """Return bool [C, B, U]: tokens of the document that a query does not see."""
+    """Return bool [C, B, U]: True if query b of block c does not attend to token u of the document."""
     hidden = (token_U >= anchor_C[:, None])[:, None].expand(-1, slots, -1)
     if window is None:
         return hidden
@@ -182,5 +187,5 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _grouped(heads: Tensor, like_kv: Tensor) -> Tensor:
-    """Return [A, B, heads, D] as [A, B, K, G, D], float32 or wider."""
+    """Reshape [A, B, heads, D] to [A, B, K, G, D], in float32 or wider."""
     return _wide(heads).unflatten(2, (like_kv.shape[2], -1))

@@ -1,4 +1,7 @@
-"""The contract of this project's plugins: interfaces, records, errors and the loader. Imports without torch."""
+"""The contract of this project's plugins: interfaces, records, errors and the loader.
+
+Imports without torch.
+"""
 
 from spec_core.backend import Backend, Placement, Role
 from spec_core.config import (

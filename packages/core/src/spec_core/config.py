@@ -1,6 +1,6 @@
 """Sections of the configuration that plugins extend: strict, frozen models, with defaults in the fields.
 
-``name`` is the plugin's; the application fills it in where a configuration names none.
+``name`` is the name of the plugin. The application fills it in if a configuration names no plugin.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Self
 import pydantic
 
 Seconds = Annotated[float, pydantic.Field(gt=0, le=1e6)]
-"""Seconds, eleven days at most: Python's sockets count milliseconds in 32 bits."""
+"""Seconds, at most 1e6 (eleven days): Python's sockets count milliseconds in 32 bits."""
 
 
 class Config(pydantic.BaseModel):
@@ -34,10 +34,11 @@ class DraftConfig(Config):
     """Section ``draft``; a draft's own options are fields of its subclass."""
 
     former_defaults: ClassVar[Mapping[str, object]] = {}
-    """Options whose default has changed, with the one before: a run directory that began with it goes on with it."""
+    """Options whose default has changed -> the former default. A run that began with the former default keeps
+    it."""
     speed_only: ClassVar[frozenset[str]] = frozenset()
-    """Options that change what training costs and no result but by rounding. A run resumes with any value of these;
-    all others belong to its identity."""
+    """Options that change the cost of training, and its result by rounding at most. A run can be resumed with other
+    values of these; all other options belong to its identity."""
 
     name: str = ""
     """Drafting algorithm; a draft plugin."""
@@ -45,7 +46,7 @@ class DraftConfig(Config):
     """Folder of a published draft to start from."""
 
     def as_before(self) -> Self | None:
-        """Return the section with the former defaults of what was not written, or None where that changes nothing."""
+        """Return the section with former defaults for the options that were not set; None if that changes nothing."""
         former = {
             key: value for key, value in self.former_defaults.items() if key not in self.model_fields_set
         }
@@ -56,8 +57,8 @@ class StrategyConfig(Config):
     """Section ``strategy``; a strategy's own options are fields of its subclass."""
 
     speed_only: ClassVar[frozenset[str]] = frozenset()
-    """Options that change what training costs and no result but by rounding. A run resumes with any value of these;
-    all others belong to its identity."""
+    """Options that change what training costs and no result but by rounding. A run resumes with any value of
+    these; all others belong to its identity."""
 
     name: str = ""
     """How the trainer is parallel; a strategy plugin."""
@@ -67,8 +68,8 @@ class OptimizerConfig(Config):
     """Section ``optimizer``; an optimizer's own options are fields of its subclass."""
 
     speed_only: ClassVar[frozenset[str]] = frozenset()
-    """Options that change what training costs and no result but by rounding. A run resumes with any value of these;
-    all others belong to its identity."""
+    """Options that change what training costs and no result but by rounding. A run resumes with any value of
+    these; all others belong to its identity."""
 
     name: str = ""
     """How gradients change the draft; an optimizer plugin."""
@@ -82,8 +83,8 @@ class EngineConfig(Config):
     replicas: int = pydantic.Field(1, ge=1, le=65536)
     """Engines side by side, each with the whole target."""
     replacements: int = pydantic.Field(3, ge=0)
-    """Times that a run starts each replica again that has died or fallen silent; then it ends. With an inline one, or
-    one that decodes, it ends at once."""
+    """Times that a run starts each replica again that has died or fallen silent; then it ends. With an inline
+    one, or one that decodes, it ends at once."""
     tensor_parallel: int = pydantic.Field(1, ge=1)
     """Devices that one replica spreads over."""
     batch_tokens: int = pydantic.Field(8192, ge=1)

@@ -2,10 +2,11 @@
 
 Contract (``spec_testing.DraftSuite`` quotes the numbers):
 
-D1  The class imports without torch; ``Config`` derives from DraftConfig. No optimizer, no collective, no device
-    string anywhere in the plugin.
+D1  The class imports without torch; ``Config`` derives from DraftConfig. No optimizer, no collective, no
+    device string anywhere in the plugin.
 D2  ``check_target`` raises TargetError for what the draft cannot express (too few layers, a soft-capped or
-    biased head, another norm); what it accepts, it expresses exactly. ``required_features`` may then be asked.
+    biased head, another norm); what it accepts, it expresses exactly. ``required_features`` may then be
+    asked.
 D3  ``build`` returns a module whose parameters are exactly what is trained and whose buffers (the vocabulary
     mapping) are checkpoint state; with ``config.init_from`` both come from that folder.
 D4  The module's ``forward(batch, denominators, ops) -> StepOutput`` touches every parameter, also for a batch
@@ -14,20 +15,24 @@ D5  Shares add up: the loss and gradients of a global batch do not depend on how
     packed or padded. A denominator of 0 gives loss 0 and zero gradients on every parameter.
 D6  ``denominators`` needs no model: the global batch's denominators are the sum over its samples, so any
     number of ranks computes the same ones.
-D7  Metrics are ratios of sums; ``acceptance_length`` is one of them, ``accuracy`` (per draft position) another.
+D7  Metrics are ratios of sums; ``acceptance_length`` is one of them, ``accuracy`` (per draft position)
+    another.
 D8  ``exported_config`` and ``exported_tensors`` make a folder that the engines in ``serving_methods`` load;
-    ``from_folder`` recognises it, and building from it gives the same weights, bit for bit in the stored dtype.
-D9  ``proposer`` drafts exactly as the engines do: its proposals are those of the module's own forward pass.
-    ``max_draft_tokens`` is the most that one proposal can hold: a block's guesses; None where a chain goes on.
+    ``from_folder`` recognises it, and building from it gives the same weights, bit for bit in the stored
+    dtype.
+D9  ``proposer`` drafts exactly as the engines do: its proposals equal the guesses of the module's forward
+    pass. ``max_draft_tokens`` is the largest number of guesses in one proposal; None if there is no limit.
     ``extend_all`` and ``propose_all`` do for several sequences what ``extend`` and ``propose`` do for one.
-D10 ``kernels`` declares every kernel that the module may use, with an example for each that has a plain version.
-    With a backend's kernels a step differs from the plain one by rounding only.
-D11 ``target_tensors`` names every tensor that ``build`` takes from ``TargetTensors.others``. What stays as the target
-    has it becomes a buffer that is not persistent: neither a parameter nor in the state dict, and never exported.
-D12 A draft that ``learns_from_guesses`` trains a sample with guess places on these alone: a token at place k is the
-    label of guess k of the round that began k tokens before it, and of no other. Optional: others ignore the places.
-D13 What ``shard_hints`` says is true: on ranks that divide the module by it, and the vocabulary, a step differs from
-    that of one rank by rounding only.
+D10 ``kernels`` declares every kernel that the module may use, with an example for each that has a plain
+    version. With a backend's kernels a step differs from the plain one by rounding only.
+D11 ``target_tensors`` names every tensor that ``build`` takes from ``TargetTensors.others``. A tensor that
+    stays unchanged becomes a non-persistent buffer: neither a parameter nor in the state dict, and never
+    exported.
+D12 If a sample has a guess place for each token, a draft that ``learns_from_guesses`` trains on guessed
+    tokens only. A token of guess place k is the label of guess k of the round that began k tokens before it,
+    and of no other guess. Optional: other drafts ignore guess places.
+D13 ``shard_hints`` are right: if ranks divide the module by them, and the vocabulary, a step differs from the
+    step of one rank by rounding only.
 D14 ``weight_shapes``, where it is declared, names the trained parameters of ``build`` with their shapes.
 """
 
@@ -59,33 +64,38 @@ class Proposal:
     token_ids: tuple[int, ...]
     """K guesses in the target's vocabulary."""
     probs_KV: Tensor | None = None
-    """float32 [K, V]: the distribution that each guess was drawn from; None for a deterministic proposal, whose
-    distribution puts all mass on the guess."""
+    """float32 [K, V]: the distribution that each guess was drawn from; None for a deterministic proposal,
+    whose distribution puts all mass on the guess."""
 
 
 class Proposer(ABC):
-    """The drafting state of one sequence during reference decoding."""
+    """Drafts tokens for one sequence during reference decoding, and holds the sequence's drafting state."""
 
     @abstractmethod
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Take the target's states of T more positions, each with the token that *follows* it.
+        """Append the target's hidden states of T more positions, each with the id of the token that *follows* it.
 
-        The last of ``next_ids`` is the last known token: its own state does not exist yet.
+        The last id of ``next_ids`` is the last known token, whose hidden state does not exist yet.
         """
 
     @abstractmethod
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
-        """Guess the ``num_tokens`` tokens after the last known one, and forget them again.
+        """Guess the ``num_tokens`` tokens after the last known token.
 
-        ``temperature`` 0 takes arg-maxima; else guesses are drawn from the draft's distribution at that
-        temperature.
+        The guesses do not change the drafting state.
+
+        At ``temperature`` 0 each guess is the arg-max. Otherwise guesses are drawn from the draft's
+        distribution at that temperature.
         """
 
     @classmethod
     def extend_all(
         cls, proposers: Sequence[Self], next_ids: Sequence[Sequence[int]], hidden: Sequence[Tensor]
     ) -> None:
-        """Extend several proposers of one draft, each by its own. Optional: by default one after the other."""
+        """Call ``extend`` on several proposers of one draft, each with its own arguments.
+
+        Optional: by default one after the other.
+        """
         for proposer, ids, hidden_TNH in zip(proposers, next_ids, hidden, strict=True):
             proposer.extend(ids, hidden_TNH)
 
@@ -93,7 +103,7 @@ class Proposer(ABC):
     def propose_all(
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
-        """Return the guesses of several proposers of one draft, each drawn from its own generator.
+        """Return the guesses of several proposers of one draft; each proposer draws from its own generator.
 
         Optional: by default one after the other. A draft that computes them in one batch is faster.
         """
@@ -113,14 +123,16 @@ class Draft(ABC):
     """The version that the plugin was written for."""
     Config: ClassVar[type[DraftConfig]] = DraftConfig
     small_run: ClassVar[Mapping[str, object]] = {}
-    """Keys of section ``draft`` for a target of a few million parameters and minutes of training: what the quickstart
-    sets."""
+    """Keys of section ``draft`` that suit a target of a few million parameters and minutes of training. The
+    quickstart sets them."""
     serving_methods: ClassVar[Mapping[str, str]] = {}
-    """Name of an engine plugin -> that engine's own name of the method that serves this draft's exports, such as the
-    value of vLLM's ``speculative_config.method``. An engine that is not named does not serve them, unless it finds a
-    method by itself. A draft whose options leave fewer engines sets its own in ``__init__``."""
+    """Engine plugin -> the engine's name for the speculative method that serves exports of this draft, such
+    as the value of vLLM's ``speculative_config.method``. An engine that is not named cannot serve the
+    exports, unless it finds a method by itself. A draft with options that exclude an engine sets this in
+    ``__init__``."""
     learns_from_guesses: ClassVar[bool] = False
-    """Whether the loss is over the guesses that a target has judged, where a sample names them (D12)."""
+    """Whether the loss is computed on the guesses that the target has verified, if a sample records them
+    (D12)."""
 
     def __init__(self, config: DraftConfig) -> None:
         """Keep the validated section ``draft`` of the configuration."""
@@ -133,7 +145,7 @@ class Draft(ABC):
 
     @classmethod
     def kernels(cls) -> type[KernelSet]:
-        """Return the kernels that the draft can use; imports torch (D10)."""
+        """Return the KernelSet of the kernels that the draft can use; imports torch (D10)."""
         return KernelSet
 
     @classmethod
@@ -141,8 +153,8 @@ class Draft(ABC):
     def from_folder(cls, folder: Path) -> Self | None:
         """Return the draft of an exported folder, or None if the folder is another algorithm's (D8).
 
-        The draft has ``init_from`` set to the folder. Raises ArtifactError where the folder is this algorithm's
-        but damaged.
+        The draft has ``init_from`` set to the folder. Raise ArtifactError if the folder is an export of this
+        algorithm but damaged.
         """
 
     @abstractmethod
@@ -150,23 +162,24 @@ class Draft(ABC):
         """Raise TargetError for a target that the draft cannot express (D2)."""
 
     def target_tensors(self, target: TargetSpec) -> Sequence[str]:
-        """Return the names, in the target's folder, of further tensors of the target that the draft needs (D11)."""
+        """Return the names of further tensors that the draft needs from the target's safetensors files (D11)."""
         return ()
 
     def weight_shapes(self, target: TargetSpec) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of each trained weight by name, without torch (D14).
 
-        A run's memory is checked by it before it starts. Optional: by default empty, and the draft is not counted.
+        A run uses the shapes to check its memory before it starts. Optional: by default the mapping is empty,
+        and the draft's memory is not counted.
         """
         return {}
 
     @abstractmethod
     def required_features(self, target: TargetSpec) -> FeatureSchema:
-        """Return the layers to capture, ascending, with their width and dtype."""
+        """Return the ids of the target layers to capture, ascending, with their width and dtype."""
 
     @abstractmethod
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return the loss's denominators, float64 [S] on the CPU, summed over the samples given (D6)."""
+        """Return the denominators of the loss, float64 [S] on the CPU, summed over these samples (D6)."""
 
     @abstractmethod
     def build(
@@ -178,14 +191,14 @@ class Draft(ABC):
     ) -> nn.Module:
         """Return the network with float32 parameters on the CPU (D3).
 
-        ``token_counts``: int64 [V], how often each token is supervised in the training data; None counts as all
-        equal. ``kernel``: gives kernels for the names that ``kernels`` declares. Initial weights
-        are drawn from torch's global generator.
+        ``token_counts``: int64 [V], how often each token is supervised in the training data; None means equal
+        counts. ``kernel``: returns the kernel of a name that ``kernels`` declares. Initial weights are drawn
+        from torch's global generator.
         """
 
     @abstractmethod
     def exported_config(self, target: TargetSpec) -> dict[str, Any]:
-        """Return the fields of the exported config.json, in their order (D8)."""
+        """Return the fields of the exported config.json, in the order in which they are written (D8)."""
 
     @abstractmethod
     def exported_tensors(
@@ -202,9 +215,9 @@ class Draft(ABC):
 
     @property
     def max_draft_tokens(self) -> int | None:
-        """The most guesses that one proposal of an exported draft can hold; None without a limit (D9)."""
+        """The largest number of guesses in one proposal of an exported draft; None if there is no limit (D9)."""
         return None
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
-        """Return which modules a strategy may shard as units of their own, and which it may divide."""
+        """Return which modules a strategy may shard as units, and how tensor-parallel ranks may divide them."""
         return ShardHints()

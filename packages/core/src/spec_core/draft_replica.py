@@ -1,26 +1,28 @@
 """DraftReplica: one serving engine as the publisher of a draft's weights sees it.
 
-An update goes through two phases. ``prepare`` makes every rank of the engine receive the new weights into a spare
-copy, while the old ones serve; once the replicas have received them, ``commit`` exchanges the copies.
+An update goes through two phases. ``prepare`` makes every rank of the engine receive the new weights into a
+spare copy, while the old ones serve; once the replicas have received them, ``commit`` exchanges the copies.
 
 Contract (``spec_testing.DraftReplicaSuite`` quotes the numbers):
 
-U1  Calls return at once; their futures end with the status after the call, or with EngineError where it is refused.
-U2  ``prepare`` begins on every rank: each connects to ``order.address`` and receives into its spare copy. Until
-    ``commit`` the engine drafts with the old version, and answers go on.
-U3  ``commit`` takes effect between two steps of the engine, whole, on all ranks. It is refused unless every rank has
-    received exactly this update; the same commit twice is one.
+U1  Calls return at once; their futures end with the status after the call, or with EngineError where it is
+    refused.
+U2  ``prepare`` begins on every rank: each connects to ``order.address`` and receives into its spare copy.
+    Until ``commit`` the engine drafts with the old version, and answers go on.
+U3  ``commit`` takes effect between two steps of the engine, whole, on all ranks. It is refused unless every
+    rank has received exactly this update; the same commit twice is one.
 U4  An update never changes the target.
-U5  ``abort`` forgets an update that is not committed; ``revert`` undoes the last commit, until another ``prepare``.
+U5  ``abort`` forgets an update that is not committed; ``revert`` undoes the last commit, until another
+    ``prepare``.
 U6  A lower ``fence`` than one that was seen before, and a ``number`` that is not higher, are refused.
-U7  When the order's time is over, or the connection to the publisher breaks before the commit, the replica aborts by
-    itself. Whatever fails, the old version goes on, and the next update succeeds without a restart.
-U8  After a commit that failed in the midst, the state is ``quarantined``, until an update is committed whole: the
-    engine drafts with the old version, or not at all.
-U9  Acceptance counts anew from a commit and from a revert; a server counts requests alone that begin later. Answers
-    that begin after one name what it serves (``Generation.draft_version``).
-U10 A version names one draft: an update is refused whose version was committed here with another digest. So is one
-    whose tensors hold NaN or infinity.
+U7  When the order's time is over, or the connection to the publisher breaks before the commit, the replica
+    aborts by itself. Whatever fails, the old version goes on, and the next update succeeds without a restart.
+U8  After a commit that failed halfway, the state is ``quarantined`` until an update is committed on all
+    ranks. Until then the engine drafts with the old version, or not at all.
+U9  A commit and a revert reset the acceptance counters. A server then counts only requests that begin later.
+    Answers that begin after a commit or revert name the version served (``Generation.draft_version``).
+U10 A version names one draft: an update is refused if its version was committed here with another digest. An
+    update whose tensors hold NaN or infinity is refused, too.
 """
 
 from __future__ import annotations
@@ -37,69 +39,73 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 LARGEST_VERSION = (1 << 53) - 1
-"""Every reader of JSON knows such a number exactly."""
+"""Largest version: the largest integer that every JSON parser reads exactly (2^53 − 1)."""
 
 ServingState = Literal["idle", "prepared", "received", "committed", "aborted", "reverted", "quarantined"]
 ReplicaCall = Literal["prepare", "commit", "abort", "revert", "status"]
-"""The calls of DraftReplica, by name."""
+"""Name of a method of DraftReplica that another process can call."""
 
 
 class UpdateId(WireRecord):
-    """The name of one push. ``number`` orders the pushes of a publisher, also where one repeats an older version."""
+    """Identifies one push.
+
+    ``number`` rises with each push of a publisher, even if a push repeats an older version.
+    """
 
     group: str
     fence: int
-    """The publisher's place among those that have pushed to the replica (``spec_kit.weight_sync.fence``)."""
+    """Fencing number of the publisher; a later publisher has a higher number
+    (``spec_kit.weight_sync.fence``)."""
     number: int
 
     @property
     def precedence(self) -> tuple[int, int]:
-        """The order of updates for a rank: the trainer's fence, then the number (U6)."""
+        """The key by which a rank orders updates: the publisher's fence, then the number (U6)."""
         return self.fence, self.number
 
 
 class UpdateOrder(WireRecord):
-    """All that a rank needs to take part in an update; small enough for any remote call."""
+    """The arguments that a rank needs to receive an update; small enough for any remote call."""
 
     update: UpdateId
     replica: str
-    """The publisher's name for the replica, which its ranks repeat."""
+    """The publisher's name for the replica. The replica's ranks send it when they connect."""
     address: str
     """``host:port`` at which the publisher listens."""
     token: Annotated[str, pydantic.Field(repr=False)]
-    """Secret of this update."""
+    """Secret that a rank sends to the publisher to authenticate for this update."""
     seconds: Annotated[float, pydantic.Field(gt=0)]
-    """Time left for the whole update when the order was given."""
+    """Seconds left for the whole update when the order was sent."""
 
 
 class ServingStatus(WireRecord):
-    """Which draft a replica, or one rank of it, serves, and how its last update ended."""
+    """The draft that a replica (or one of its ranks) serves, and the outcome of the replica's last update."""
 
     state: ServingState = "idle"
     version: Annotated[int, pydantic.Field(ge=0, le=LARGEST_VERSION)] | None = None
-    """Version of the draft that is served; None while none that a publisher has pushed is."""
+    """Version of the served draft; None if no publisher has pushed it."""
     digest: Annotated[str, pydantic.Field(max_length=128)] = ""
     """``Manifest.digest`` of the draft that is served."""
     update: UpdateId | None = None
-    """The last order that was accepted."""
+    """The last update that was accepted."""
     newest: Annotated[int, pydantic.Field(ge=0, le=LARGEST_VERSION)] | None = None
-    """Highest version that was ever committed here: one for another draft must be higher (U10)."""
+    """Highest version that was ever committed here. The version of a different draft must be higher (U10)."""
     reason: Annotated[str, pydantic.AfterValidator(one_line)] = ""
-    """Why the last update was aborted, or the replica is quarantined."""
+    """The reason why the last update was aborted, or why the replica is quarantined."""
 
 
 class DraftReplica(ABC):
-    """One serving engine; the module has the contract. Implementations say how a call gets there."""
+    """One serving engine, as the publisher calls it; the module's docstring has the contract."""
 
     num_ranks: int
-    """Processes of the engine that hold a part of the draft: each connects to the publisher."""
+    """Number of engine processes that hold a shard of the draft. Each of them connects to the publisher."""
 
     def prepare(self, order: UpdateOrder) -> Future[ServingStatus]:
         """Begin to receive an update into the spare copy of every rank (U2)."""
         return self.call("prepare", order)
 
     def commit(self, update: UpdateId) -> Future[ServingStatus]:
-        """Serve what was received (U3)."""
+        """Begin to serve the draft that was received (U3)."""
         return self.call("commit", update)
 
     def abort(self, update: UpdateId) -> Future[ServingStatus]:
@@ -107,13 +113,13 @@ class DraftReplica(ABC):
         return self.call("abort", update)
 
     def revert(self, update: UpdateId) -> Future[ServingStatus]:
-        """Serve again what was served before ``update`` was committed (U5)."""
+        """Serve again the draft that was served before ``update`` was committed (U5)."""
         return self.call("revert", update)
 
     def status(self) -> Future[ServingStatus]:
-        """Return what is served."""
+        """Return the replica's status: the draft that it serves, and its last update."""
         return self.call("status", None)
 
     @abstractmethod
     def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
-        """Begin the call of that name; its argument is that of the method, None for ``status`` (U1)."""
+        """Call the method called ``name`` with ``argument``, which is None for ``status`` (U1)."""

@@ -2,37 +2,42 @@
 
 Contract (``spec_testing.EngineSuite`` quotes the numbers):
 
-E1  ``capture`` sends exactly one FeatureSample per request to each of the request's destinations, with its request
-    id and the token ids that were run, and nothing anywhere else. Ids of requests under way differ.
+E1  ``capture`` sends exactly one FeatureSample per request to each of the request's destinations, with its
+    request id and the token ids that were run, and nothing anywhere else. Ids of requests under way differ.
 E2  Layer k of the schema is the residual stream entering target layer k; k = num_layers is the input of the
     final norm. Values do not depend on which requests share a batch, beyond rounding.
-E3  The future of a capture is done when every sample was handed to its transport. An error of the target or of a
-    send ends up in the future, never in a log only.
-E4  ``generate`` without draft tokens is plain decoding; greedy output with a draft equals it token by token (in
-    float32). Sampled output follows the target's distribution exactly, with a draft or without.
-E5  ``load_draft`` checks the whole folder before it changes anything; ``acceptance`` counts from the last load.
-E6  ``health`` raises EngineError when the engine cannot serve; ``close`` is idempotent and leaves nothing. ``health``
-    may be called from any thread, also while the engine works.
-E7  ``create`` is the only constructor that the application calls, for every engine alike. An engine whose context has
-    neither a transport nor a placement generates, and refuses to capture with EngineError.
-E8  ``check_draft`` finds from files alone, before anything starts, that this engine cannot serve a draft folder or
-    so many draft tokens a round: UsageError, one line; ``check_method``, without a folder, that it serves none of the
-    draft's. Optional: by default every draft is accepted.
-E9  ``start`` returns when the engine is ready to capture for a schema, and raises EngineError for a schema that the
-    target does not have. Calls without ``start`` are served too: they start what they need.
-E10 ``draft_replica`` is how fresh weights reach the draft that the engine serves (``spec_core.draft_replica`` has its
-    contract). EngineError where no draft is loaded.
+E3  The future of a capture is done when every sample was handed to its transport. An error of the target or
+    of a send ends up in the future, never in a log only.
+E4  ``generate`` without draft tokens is plain decoding; greedy output with a draft equals it token by token
+    (in float32). Sampled output follows the target's distribution exactly, with a draft or without.
+E5  ``load_draft`` checks the whole folder before it changes anything, and resets the counters of
+    ``acceptance``.
+E6  ``health`` raises EngineError when the engine cannot serve; ``close`` is idempotent and leaves nothing.
+    ``health`` may be called from any thread, also while the engine works.
+E7  ``create`` is the only constructor that the application calls, for every engine alike. An engine whose
+    context has neither a transport nor a placement generates, and refuses to capture with EngineError.
+E8  ``check_draft`` raises UsageError, one line, if this engine cannot serve a draft folder or so many draft
+    tokens a round. It reads files only, before anything starts. ``check_method`` raises ConfigError without a
+    folder if this engine can serve no export of the draft. Optional: by default every draft is accepted.
+E9  ``start`` returns when the engine is ready to capture for a schema, and raises EngineError for a schema
+    that the target does not have. Calls without ``start`` are served too: they start what they need.
+E10 ``draft_replica`` is how fresh weights reach the draft that the engine serves (``spec_core.draft_replica``
+    has its contract). EngineError where no draft is loaded.
 E11 Answers with a draft have ``Generation.guess_places``, which agree with the counters of ``acceptance``.
-E12 ``Generation.verifications`` of all answers add up to the counters of ``acceptance``. Optional: by default answers
-    have none.
-E13 With ``SamplingParams.with_times``, each token of an answer has its time in ``Generation.times_s``, ascending, and
-    no more than ``SamplingParams.concurrency`` prompts are answered at once. Optional: by default there are no times.
-E14 ``abilities`` declares what not every engine can do: E10, E11, ``use_proposer`` and to run in this process. What
-    is declared works. Of the rest, methods raise EngineError and answers have no ``guess_places``.
-E15 ``serving_command`` returns one line for a shell that starts the stock program with a draft folder and so many
-    draft tokens a round. Optional: by default an engine has no program that users start, and returns None.
-E16 ``server_counters`` reads the counters of a running stock program from its metrics, and returns None for those of
-    any other program. Optional: by default an engine knows no metrics, and returns None.
+E12 ``Generation.verifications`` of all answers add up to the counters of ``acceptance``. Optional: by default
+    answers have none.
+E13 With ``SamplingParams.with_times``, each token of an answer has its time in ``Generation.times_s``,
+    ascending, and no more than ``SamplingParams.concurrency`` prompts are answered at once. Optional: by
+    default there are no times.
+E14 ``abilities`` declares what not every engine can do: E10, E11, ``use_proposer`` and to run in this
+    process. A declared ability works. Without an ability its method raises EngineError, or answers have no
+    ``guess_places``.
+E15 ``serving_command`` returns one line for a shell that starts the stock program with a draft folder and so
+    many draft tokens a round. Optional: by default an engine has no program that users start, and returns
+    None.
+E16 ``server_counters`` reads the counters of a running stock program from the text of its metrics, and returns
+    None for the metrics of any other program. Optional: by default an engine knows no metrics, and returns
+    None.
 """
 
 from __future__ import annotations
@@ -63,33 +68,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineContext:
-    """Everything around an engine that is not in its section of the configuration.
+    """What the application passes to an engine besides the engine's section of the configuration.
 
-    An engine runs on the devices that its process sees (B4). One that runs the target in its own process takes its
-    device and its transport by ``claim_device`` and ``open_transport``; one that starts processes of its own passes
-    the fields on to them.
+    An engine runs on the devices that its process sees (B4). An engine that runs the target in this process
+    gets the device from ``claim_device`` and the transport from ``open_transport``. An engine that starts
+    further processes passes the fields on to them.
     """
 
     backend: Backend
     placement: Placement | None = None
     """How features reach the trainers; None for an engine that only generates."""
     transport: Transport | None = None
-    """The transport that the trainer of this process listens on; None where the trainer is another process."""
+    """The transport that the trainer in this process listens on; None if the trainer is another process."""
     memory_fraction: float | None = None
     """Share of each device's memory that the engine may take; None leaves it to the engine."""
     start_s: float = 600.0
-    """Longest wait, in seconds, for processes of the engine's own to be ready."""
+    """Longest wait, in seconds, until the processes that the engine starts are ready."""
     peer_s: float = 120.0
-    """Seconds of silence after which such a process counts as lost."""
+    """Seconds after which a silent process of the engine counts as lost."""
 
     def claim_device(self) -> torch.device:
-        """Return this process's first device, after its memory was limited to ``memory_fraction``."""
+        """Limit this process's memory on its first device to ``memory_fraction``, and return the device."""
         if self.memory_fraction is not None:
             self.backend.limit_memory(self.memory_fraction)
         return self.backend.device(0)
 
     def open_transport(self) -> Transport | None:
-        """Return the way from this process to the trainers; None for an engine that only generates."""
+        """Return the transport from this process to the trainers; None for an engine that only generates."""
         if self.transport is not None or self.placement is None:
             return self.transport
         return self.backend.transport(self.placement)
@@ -97,29 +102,31 @@ class EngineContext:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineAbilities:
-    """Abilities that not every engine has (E14). The application reads them before anything starts."""
+    """The optional abilities of an engine (E14). The application reads them before anything starts."""
 
     in_process: bool = False
-    """The target runs in the process that creates the engine, which may then train as well (placement ``inline``)."""
+    """The target runs in the process that creates the engine, which may then train as well (placement
+    ``inline``)."""
     proposers: bool = False
-    """``use_proposer`` works: the engine decodes by our own code."""
+    """``use_proposer`` works: the engine decodes with this project's code, which can call a proposer."""
     fresh_weights: bool = False
     """``draft_replica`` works (E10)."""
     guess_places: bool = False
-    """Answers say which token was judged as which guess (E11)."""
+    """Answers have ``Generation.guess_places``: which token was verified as which guess (E11)."""
 
 
 class Engine(Resource):
-    """An engine captures the target's hidden states and decodes with it. The module's docstring is the contract."""
+    """An engine captures the target's hidden states and decodes. The module's docstring has the contract."""
 
     API_VERSIONS: ClassVar[range] = range(3, 4)
-    """Versions of this interface that are accepted; newest first: 3, with ``abilities``, of the first release."""
+    """Versions of this interface that are accepted; newest first: 3, with ``abilities``, of the first
+    release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""
     Config: ClassVar[type[EngineConfig]] = EngineConfig
     abilities: ClassVar[EngineAbilities] = EngineAbilities()
-    """Abilities beyond the abstract methods (E14)."""
+    """Optional abilities that this engine has (E14)."""
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
         """Keep the configuration, the target and the context; nothing starts."""
@@ -133,7 +140,7 @@ class Engine(Resource):
         return cls(config, target, context)
 
     def check_schema(self, schema: FeatureSchema) -> None:
-        """Raise EngineError if the target does not have the states that ``schema`` names."""
+        """Raise EngineError if the target does not have the layers or the hidden size of ``schema``."""
         target = self.target
         if schema.hidden_size != target.hidden_size or schema.layers[-1] > target.num_layers:
             raise EngineError(
@@ -143,14 +150,14 @@ class Engine(Resource):
 
     @classmethod
     def probe(cls) -> Availability:
-        """Return whether this engine can run here. Never raises, and imports nothing heavy."""
+        """Return whether this engine can run on this machine. Never raises, and imports nothing heavy."""
         return Availability(ok=True)
 
     @classmethod
     def check_target(cls, config: EngineConfig, target: TargetSpec) -> None:
-        """Raise TargetError if what is installed of this engine does not know the target's type of model.
+        """Raise TargetError if the installed version of this engine does not support the target's model type.
 
-        Optional: by default every target is accepted. It is asked before anything starts, and imports nothing heavy.
+        Optional: by default every target is accepted. Called before anything starts; imports nothing heavy.
         """
 
     @classmethod
@@ -159,32 +166,34 @@ class Engine(Resource):
     ) -> None:
         """Raise UsageError if this engine, as configured, cannot serve the draft in ``folder`` (E8).
 
-        ``draft`` is what its plugin's ``from_folder`` returned for ``folder``: the plugin has found the folder whole
-        and made for ``target``. The engine checks what it reads differently, or not at all.
+        ``draft`` was returned by ``Draft.from_folder(folder)``: its plugin has checked that the folder is
+        complete and made for ``target``. The engine checks what it reads differently, and what the plugin
+        does not check.
         """
 
     @classmethod
     def check_method(cls, config: EngineConfig, draft: Draft) -> None:
-        """Raise ConfigError if this engine, as configured, knows no way to serve any export of the draft (E8).
+        """Raise ConfigError if this engine, as configured, cannot serve any export of the draft (E8).
 
-        Optional: by default every draft is accepted. It is asked before there is a folder.
+        Optional: by default every draft is accepted. Called before an export exists.
         """
 
     @classmethod
     def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:
         """Raise ArtifactError if no supported version of this engine can serve the export in ``folder``.
 
-        Every export is checked so by each installed engine, whether it can run on this machine or not. An error of
-        one that the draft names in ``serving_methods`` refuses the export; that of another is a warning.
+        Each installed engine checks every export, even if the engine cannot run on this machine. An error
+        refuses the export if the draft names the engine in ``serving_methods``; otherwise it is only a
+        warning.
         """
 
     @classmethod
     def serving_command(
         cls, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> str | None:
-        """Return the command by which a user serves ``target`` with the draft in ``folder``; None without one (E15).
+        """Return the shell command that serves ``target`` with the draft in ``folder``, or None (E15).
 
-        The application asks only where ``check_export`` accepts the folder and the draft names this engine in
+        Called only if ``check_export`` accepts the folder and the draft names this engine in
         ``serving_methods``.
         """
         return None
@@ -203,9 +212,9 @@ class Engine(Resource):
 
     @abstractmethod
     def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
-        """Start one capture batch and return at once (E1–E3).
+        """Start to capture one batch of requests, and return at once (E1–E3).
 
-        The caller fixes the batch; the engine may cut it into forward passes of at most ``config.batch_tokens``.
+        The engine may cut the batch into forward passes of at most ``config.batch_tokens`` tokens.
         """
 
     @abstractmethod
@@ -214,23 +223,26 @@ class Engine(Resource):
 
     @abstractmethod
     def load_draft(self, folder: Path) -> None:
-        """Speculate with the exported draft in ``folder`` from now on (E5). Raise ArtifactError if it is not one."""
+        """Decode with the exported draft in ``folder`` from now on (E5).
+
+        Raise ArtifactError if it is not a draft.
+        """
 
     def use_proposer(self, new_proposer: Callable[[], Proposer], layers: tuple[int, ...] = ()) -> None:
-        """Speculate with a new proposer for each prompt from now on, and count acceptance anew.
+        """Decode with a new proposer for each prompt from now on, and reset the acceptance counters.
 
-        ``layers`` names the target layers whose states ``Proposer.extend`` gets, as in FeatureSchema. It is for
-        engines with the ability ``proposers``; others raise EngineError.
+        ``layers``: ids of the target layers (as in FeatureSchema) whose hidden states ``Proposer.extend``
+        gets. Engines without the ability ``proposers`` raise EngineError.
         """
         raise EngineError(f"engine {self.name!r} speculates with exported drafts only")
 
     def draft_replica(self, group: str = "default") -> DraftReplica:
-        """Return the way for fresh weights of the loaded draft, in the update group of that name (E10)."""
+        """Return the DraftReplica that updates the loaded draft's weights, in the update group ``group`` (E10)."""
         raise EngineError(f"engine {self.name!r} cannot take fresh weights for its draft while it serves")
 
     @abstractmethod
     def acceptance(self) -> AcceptanceCounters:
-        """Return what was counted since the last ``load_draft`` (E5)."""
+        """Return the acceptance counters since the last ``load_draft`` (E5)."""
 
     @abstractmethod
     def health(self) -> None:

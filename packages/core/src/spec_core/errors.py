@@ -24,8 +24,8 @@
         │   └── SchemaMismatch      sender and receiver disagree on the features
         └── EngineError             the engine refused or failed a request
 
-``UsageError`` is one clear line for the user: what is wrong, the value, what was expected, what to do. ``RunError``
-keeps its cause and, where one rank is at fault, names it.
+``UsageError`` is one clear line for the user: what is wrong, the value, what was expected, what to do.
+``RunError`` keeps its cause and, where one rank is at fault, names it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class PeerLost(RunError, ConnectionError):
 
 
 class HostLost(PeerLost):
-    """The host that all workers of a run are on is lost: none can be started again."""
+    """The host on which all workers of a run were is lost, so no worker can be started again."""
 
 
 class NoDevices(RunError):
@@ -120,5 +120,5 @@ class EngineError(RunError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its type where it has none."""
+    """Return the first line of an error's message, or the name of the error's type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

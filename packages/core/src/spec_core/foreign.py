@@ -1,8 +1,9 @@
 """The boundary to other libraries' parsers: whatever they raise becomes a one-line error of this project.
 
 transformers, tokenizers, safetensors, yaml, jinja and json promise no type of exception for damaged input:
-RecursionError, AttributeError and a plain Exception were all seen, and tokenizers' panics derive from BaseException
-alone. A call into one of them stands inside ``foreign_errors``; a file is opened through ``read_bytes``.
+RecursionError, AttributeError and a plain Exception were all seen, and tokenizers' panics derive from
+BaseException alone. A call of such a library is wrapped in ``foreign_errors``; a file is read by
+``read_bytes``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _OURS = (SpecError, KeyboardInterrupt, GeneratorExit)
 def foreign_errors(error_type: type[SpecError], problem: str) -> Generator[None]:
     """Raise ``error_type`` with the text "problem: cause" for any error inside, except this project's own.
 
-    SystemExit is such an error, too: no library or plugin ends a command.
+    SystemExit is converted, too, so that no library or plugin can end a command.
     """
     try:
         yield
@@ -39,7 +40,7 @@ def foreign_errors(error_type: type[SpecError], problem: str) -> Generator[None]
 
 
 def cause(error: BaseException) -> str:
-    """Return the first line of an error, with the name of its type where the text alone says little."""
+    """Return the first line of an error's message, with the error's type if the message alone says little."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, OSError) and error.strerror:
@@ -63,7 +64,7 @@ def read_bytes(file: Path, error_type: type[SpecError], max_bytes: int = _MAX_JS
 
 
 def check_regular(file: Path, error_type: type[SpecError], max_bytes: int | None = None) -> None:
-    """Raise ``error_type`` for a pipe, a device or a folder, whose content may never end, and for a larger file."""
+    """Raise ``error_type`` if ``file`` is a pipe, device or folder, or larger than ``max_bytes``."""
     with foreign_errors(error_type, f"{file} cannot be read"):
         status = file.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -73,7 +74,7 @@ def check_regular(file: Path, error_type: type[SpecError], max_bytes: int | None
 
 
 def parse_json_object(text: bytes | str, where: object, error_type: type[SpecError]) -> dict[str, Any]:
-    """Return the JSON object in ``text``; ``where`` names its place in the error."""
+    """Return the JSON object in ``text``. ``where``: its file or source, for error messages."""
     with foreign_errors(error_type, f"{where} is not JSON"):
         value: object = json.loads(text)
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Requests and answers of generation, and the counters of speculative decoding; ``records`` has them as its own."""
+"""Requests and answers of generation, and counters of speculative decoding; ``records`` re-exports them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from itertools import zip_longest
 
 _TOO_FEW_ANSWERS = 6
-"""Number of answers that do not show how far chance moves the acceptance length."""
+"""Largest number of answers that is too small to estimate the error of the acceptance length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,20 +17,21 @@ class SamplingParams:
     max_new_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
-    """Probability of the most likely tokens that are sampled from, where ``temperature`` > 0."""
+    """Nucleus sampling: sample from the most likely tokens with this total probability, if ``temperature`` >
+    0."""
     seed: int = 0
     num_draft_tokens: int = 0
-    """Tokens that the loaded draft proposes per round; 0 decodes without a draft."""
+    """Number of tokens that the loaded draft proposes per round; 0 decodes without a draft."""
     stop_at_eos: bool = True
     with_margins: bool = True
-    """Whether ``Generation.top2_margin`` is wanted, which costs some engines time."""
+    """Whether to return ``Generation.top2_margin``, which costs some engines time."""
     with_times: bool = False
-    """Whether ``Generation.times_s`` is wanted: the engine streams its answers, as to a client that reads along."""
+    """Whether to return ``Generation.times_s``; the engine then streams its answers."""
     concurrency: int | None = None
-    """Most prompts that are answered at once; the next begins when one ends. None: all, as far as the engine can."""
+    """Most prompts that are answered at the same time; None: as many as the engine can."""
 
     def prompt_seed(self, index: int) -> int:
-        """Return the seed of prompt ``index``, so that its answer does not depend on the prompts before it."""
+        """Return the seed of prompt ``index``, so that the answer does not depend on the previous prompts."""
         return self.seed * 1_000_003 + index
 
 
@@ -40,30 +41,36 @@ class Generation:
 
     token_ids: tuple[int, ...]
     top2_margin: tuple[float, ...] = ()
-    """Per token, the gap between the target's two largest logits, if the engine gives it; a tie explains a difference
-    between two greedy runs."""
+    """For each token, the difference of the target's two largest logits, if the engine returns it. A
+    difference near 0 explains why two greedy runs diverge."""
     guess_places: tuple[int, ...] = ()
-    """Per token, k ≥ 1 where it stands at guess k of a round that had all guesses before it accepted: the target
-    accepted this guess, or put the token in its place. 0 for a token that none was judged for. Empty where the engine
-    does not name them."""
+    """For each token, the index k ≥ 1 of the guess in its round that was verified at this token's position; 0
+    if there was no such guess. All earlier guesses of the round were accepted; the target accepted guess k or
+    replaced it by this token. Empty if the engine does not report it."""
     refused_guesses: tuple[int, ...] = ()
-    """Per token, the guess that it was put in the place of, −1 where there is none. Empty where the engine does not
-    name them."""
+    """For each token, the id of the refused guess that the token replaced; −1 if it replaced none. Empty if
+    the engine does not report it."""
     verifications: tuple[int, ...] = ()
-    """How many of the answer's verifications accepted 0, 1, … guesses; empty where the engine does not count them."""
+    """Number of the answer's verifications that accepted 0, 1, … guesses. Empty if the engine does not count
+    them."""
     cached_tokens: int = 0
-    """Tokens of the prompt that came from a prefix cache, as far as the engine counts them."""
+    """Number of prompt tokens that came from a prefix cache, as far as the engine counts them."""
     times_s: tuple[float, ...] = ()
-    """Per token, the seconds from the beginning of its request until the engine handed it out; those of one
-    verification come together. Empty where they are not wanted, or the engine does not stream."""
+    """For each token, the seconds from the start of the request until the engine returned the token. The
+    tokens of one verification are returned together. Empty if not asked for, or if the engine does not
+    stream."""
     draft_version: int | None = None
-    """Version of the draft that served, the last one where it changed meanwhile; None where none was pushed."""
+    """Version of the draft that served the answer (the last if it changed meanwhile); None if none was
+    pushed."""
     draft_digest: str = ""
-    """Digest of that draft (``Manifest.digest``)."""
+    """``Manifest.digest`` of the draft that served the answer."""
 
     @property
     def acceptance(self) -> AcceptanceCounters:
-        """The sums of ``verifications``; how many tokens were drafted is not among them."""
+        """Acceptance counters of this answer, from ``verifications``.
+
+        ``drafted`` counts only the accepted guesses.
+        """
         counters = AcceptanceCounters()
         for accepted, rounds in enumerate(self.verifications):
             counters += AcceptanceCounters.of_rounds(accepted, accepted, rounds)
@@ -72,22 +79,23 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceCounters:
-    """Counters of speculative decoding, which add and subtract; prefill does not count."""
+    """Counters of speculative decoding, which can be added and subtracted. Prefill is not counted."""
 
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
     accepted_per_position: tuple[int, ...] = ()
-    """Rounds in which draft position k was accepted."""
+    """Element k: number of rounds in which the guess at draft position k was accepted."""
     answers: int = 0
-    """Answers that the rounds belong to; 0, with the three sums over answers below, where they are not kept apart."""
+    """Number of answers that the rounds belong to. 0 if the engine does not count per answer; then the three
+    sums over answers below are 0, too."""
     squared_rounds: int = 0
     squared_accepted: int = 0
     rounds_times_accepted: int = 0
 
     @classmethod
     def of_rounds(cls, drafted: int, accepted: int, rounds: int = 1) -> AcceptanceCounters:
-        """Return the counts of ``rounds`` verifications of ``drafted`` tokens with ``accepted`` of them accepted."""
+        """Return the counters of ``rounds`` verifications that each accepted ``accepted`` of ``drafted`` guesses."""
         return cls(
             rounds=rounds,
             drafted=rounds * drafted,
@@ -102,11 +110,12 @@ class AcceptanceCounters:
 
     @property
     def acceptance_length_error(self) -> float:
-        """Standard error of ``acceptance_length`` by chance alone; infinite where there are too few answers to say.
+        """Standard error of ``acceptance_length``; infinite if there are too few answers to estimate it.
 
-        Rounds of one answer are alike, so answers are the sample: the error of a ratio of sums over them (Cochran,
-        *Sampling Techniques*, 2.11). With n − 6 for n − 1, three errors leave as little to chance as Student's t
-        does with few answers.
+        Rounds of one answer are correlated, so answers are the sampling units of a ratio estimator (Cochran,
+        *Sampling Techniques*, 2.11). The variance is divided by n − 6 instead of n − 1, so that with few
+        answers an interval of three standard errors covers about as much as the interval by Student's t
+        distribution.
         """
         if min(self.answers, self.rounds) <= _TOO_FEW_ANSWERS:
             return math.inf
@@ -118,7 +127,7 @@ class AcceptanceCounters:
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """Share of the rounds in which each draft position was accepted."""
+        """Element k: share of the rounds in which the guess at draft position k was accepted."""
         return [count / self.rounds if self.rounds else 0.0 for count in self.accepted_per_position]
 
     def __add__(self, other: AcceptanceCounters) -> AcceptanceCounters:
@@ -126,7 +135,7 @@ class AcceptanceCounters:
         return self._combined(other, 1)
 
     def __sub__(self, other: AcceptanceCounters) -> AcceptanceCounters:
-        """Return what was counted since ``other``."""
+        """Return the counts since ``other``, an earlier value of the same counters."""
         return self._combined(other, -1)
 
     def _combined(self, other: AcceptanceCounters, sign: int) -> AcceptanceCounters:

@@ -1,36 +1,40 @@
 """Launcher: starts the workers of a run, carries messages between them and the run, and lets none outlive it.
 
-A *worker* is a process of the run: an engine replica or a trainer rank. A message is an object that JSON can hold; it
-never carries a tensor. A launcher does not read messages: the run and its workers agree on their meaning.
+A *worker* is a process of the run: an engine replica or a trainer rank. A message is an object that JSON can
+hold; it never carries a tensor. A launcher does not interpret messages; the run and its workers agree on
+their meaning.
 
 Contract (``spec_testing.LauncherSuite`` quotes the numbers):
 
-L1  Constructing a launcher starts nothing and creates no file. ``check`` raises UsageError, one line, for workers
-    that this launcher can never place; ``hosts`` names the host of each worker. They start no worker.
-L2  ``start`` returns a handle for each worker, by name, or raises RunError with no worker running. Each worker calls
-    its entry once, in the main thread of a process of its own, with the environment that ``WorkerSpec.env`` returns
-    on top of the launcher's, and at the launcher's priority (niceness).
-L3  ``receive`` returns the messages of each worker in the order of their sending, and then exactly one WorkerEnded,
-    whatever ended the worker: its entry returned, it exited, or it was killed. ``WorkerEnded.killed`` is True where
-    the worker was killed with SIGKILL, or with its machine, or went silent.
+L1  Constructing a launcher starts nothing and creates no file. ``check`` raises UsageError, one line, for
+    workers that this launcher can never place; ``hosts`` names the host of each worker. They start no worker.
+L2  ``start`` returns a handle for each worker, by name, or raises RunError with no worker running. Each
+    worker calls its entry once, in the main thread of a process of its own, with the environment that
+    ``WorkerSpec.env`` returns on top of the launcher's, and at the launcher's priority (niceness).
+L3  ``receive`` returns the messages of each worker in the order of their sending, and then exactly one
+    WorkerEnded, whatever ended the worker: its entry returned, it exited, or it was killed.
+    ``WorkerEnded.killed`` is True where the worker was killed with SIGKILL, or with its machine, or went
+    silent.
 L4  From ``WorkerHandle.watch`` on, a worker from which nothing has arrived for ``peer_s`` seconds counts as
     ended. A worker that computes is not silent, and one that is stopped (SIGSTOP) is.
-L5  ``WorkerHandle.send`` keeps the order. It does nothing for a worker that has ended, and raises DeadlineExceeded
-    where the worker's process has taken in nothing for ``peer_s`` seconds.
-L6  ``RunLink.receive`` returns None, and ``RunLink.send`` raises PeerLost, once the launcher stops the worker.
-    ``RunLink.address`` is the host under which other workers reach this one, LOOPBACK where all are on one host.
-L7  ``stop`` first lets workers end by themselves (L6), for ``grace_s`` seconds, and then kills them. Afterwards no
-    worker runs, and no process that a worker has started. ``close`` is ``stop``, and both may be called again.
+L5  ``WorkerHandle.send`` keeps the order. It does nothing for a worker that has ended, and raises
+    DeadlineExceeded where the worker's process has taken in nothing for ``peer_s`` seconds.
+L6  ``RunLink.receive`` returns None, and ``RunLink.send`` raises PeerLost, once the launcher stops the
+    worker. ``RunLink.address`` is the host under which other workers reach this one, LOOPBACK where all are
+    on one host.
+L7  ``stop`` first lets workers end by themselves (L6), for ``grace_s`` seconds, and then kills them.
+    Afterwards no worker runs, and no process that a worker has started. ``close`` is ``stop``, and both may
+    be called again.
 L8  If the launcher's own process is killed, the same holds within seconds.
 L9  The output of a worker is appended to ``logs/NAME.log``, or ``WorkerEnded.how`` says where it is.
-L10 While workers run on a host the launcher holds ``Backend.prepare_host`` there, and leaves it once they have ended.
-    ``check_hosts`` raises RunError once something that this has started on any of these hosts has died, but not for
-    a host that is lost: its workers have ended.
-L11 ``replace`` kills what is left of a worker and of what it has started, and starts its WorkerSpec again in its
-    place: on the same devices, or on others where their host is lost; with the same log, under another handle.
-    Nothing is received from the old worker any more, and the other workers notice nothing. Where the worker cannot be
-    started again it raises RunError, NoDevices while no host has room for it, and may be called again; HostLost where
-    no host ever will.
+L10 While workers run on a host the launcher holds ``Backend.prepare_host`` there, and leaves it once they
+    have ended. ``check_hosts`` raises RunError once something that this has started on any of these hosts has
+    died, but not for a lost host, because its workers have ended.
+L11 ``replace`` kills what is left of a worker and of what it has started, and starts its WorkerSpec again in
+    its place: on the same devices, or on others where their host is lost; with the same log, under another
+    handle. Nothing is received from the old worker any more, and the other workers notice nothing. Where the
+    worker cannot be started again it raises RunError, NoDevices while no host has room for it, and may be
+    called again; HostLost where no host ever will.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ if TYPE_CHECKING:
     from spec_core.backend import Backend, Placement, Role
 
 LOOPBACK = "127.0.0.1"
-"""Address of workers that are all on one host (L6)."""
+"""``RunLink.address`` of the workers if all are on one host (L6)."""
 
 Message = dict[str, Any]
 """A JSON object."""
@@ -76,32 +80,33 @@ class WorkerMain(Protocol):
     """The function that ``WorkerSpec.entry`` names."""
 
     def __call__(self, link: RunLink, order: Mapping[str, Any]) -> None:
-        """Do the work of a worker. An exception ends its process with exit code 1."""
+        """Run the worker until its work is done. An exception ends the process with exit code 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """A worker that is to be started."""
+    """Description of a worker that a launcher is to start."""
 
     name: str
-    """Unique in the run, as ``engine-0``."""
+    """Name of the worker, unique in the run, such as ``engine-0``."""
     entry: str
     """``package.module:function``, a WorkerMain."""
     order: Mapping[str, Any]
-    """Second argument of the entry; a JSON object."""
+    """Second argument of the entry function; a JSON object."""
     role: Role
-    """Part of the run that the worker plays."""
+    """Whether the worker is an engine or a trainer."""
     first_device: int = 0
-    """Number of its first device among those of the launcher (``Launcher.num_devices``)."""
+    """Index of the worker's first device among the ``Launcher.num_devices`` devices of the launcher."""
     num_devices: int = 1
-    """Number of its devices, from ``first_device`` on."""
+    """Number of devices of the worker, from ``first_device`` on."""
     share: float = 1.0
-    """Share of the compute of each of its devices, 0..1]."""
+    """Share of the compute of each of the worker's devices, in (0, 1]."""
 
     def env(self, backend: Backend, local_rank: int | None = None) -> Mapping[str, str]:
-        """Return the environment variables of the worker if its first device is ``local_rank`` of its host.
+        """Return the environment variables of the worker.
 
-        By default that is ``first_device``, as on a launcher of one host.
+        ``local_rank``: index of the worker's first device on the worker's host; by default ``first_device``,
+        as for a launcher of one host.
         """
         first = self.first_device if local_rank is None else local_rank
         return backend.child_env(self.role, self.share, first, self.num_devices)
@@ -119,7 +124,10 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def watch(self) -> None:
-        """Count silence as the worker's end from now on (L4). Earlier, imports and drivers may stop its threads."""
+        """Treat a silent worker as ended from now on (L4).
+
+        Earlier, imports and drivers may block its threads.
+        """
 
 
 @dataclass(frozen=True)
@@ -132,23 +140,23 @@ class WorkerMessage:
 
 @dataclass(frozen=True)
 class WorkerEnded:
-    """The end of a worker; nothing follows from it (L3)."""
+    """The last event of a worker: the worker has ended (L3)."""
 
     worker: WorkerHandle
     how: str
-    """The cause, to be read after the worker's name: ``was killed by signal 9; see LOG``."""
+    """How the worker ended, as a predicate of its name: ``was killed by signal 9; see LOG``."""
     killed: bool = False
     """True if the cause lies outside the run's own processes: SIGKILL, a lost machine, silence."""
     host_lost: bool = False
-    """True if the host that all workers are on is lost, so that none can be started again (L11)."""
+    """True if the host on which all workers were is lost, so that no worker can be started again (L11)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchContext:
-    """Everything around a launcher that is not in its section of the configuration."""
+    """What the application passes to a launcher besides the launcher's section of the configuration."""
 
     backend: Backend
-    """Hardware of the workers; ``prepare_host`` is the launcher's to call (L10)."""
+    """Backend of the workers. The launcher calls its ``prepare_host`` (L10)."""
     logs: Path
     """Folder for the workers' output. It exists when ``start`` is called."""
     placement: Placement = "disaggregated"
@@ -158,7 +166,7 @@ class LaunchContext:
 
 
 class Launcher(Resource):
-    """Starts workers and ends them. The run calls it from one thread; only ``wake`` may interrupt that."""
+    """Starts workers and ends them. All methods but ``wake`` are called from one thread."""
 
     API_VERSIONS: ClassVar[range] = range(2, 3)
     """Versions of this interface that are accepted; newest first: 2, of the first release."""
@@ -168,7 +176,7 @@ class Launcher(Resource):
     Config: ClassVar[type[LauncherConfig]] = LauncherConfig
 
     def __init__(self, config: LauncherConfig, context: LaunchContext) -> None:
-        """Keep the section ``launcher`` and the context; nothing starts."""
+        """Store the configuration section ``launcher`` and the context; start nothing."""
         self.config = config
         self.context = context
 
@@ -178,46 +186,53 @@ class Launcher(Resource):
         return Availability(ok=True)
 
     def num_devices(self) -> int:
-        """Return the number of devices for workers, over all hosts; by default those of this host (L1)."""
+        """Return the number of devices for workers on all hosts; by default the number on this host (L1)."""
         return self.context.backend.capabilities().num_devices
 
     def check(self, workers: Sequence[WorkerSpec]) -> None:
         """Raise UsageError for workers that can never be placed; accept everything by default (L1)."""
 
     def hosts(self, workers: Sequence[WorkerSpec]) -> Mapping[str, str]:
-        """Return the address of each worker's host, by the worker's name; empty for this host, the default (L1)."""
+        """Return worker name -> address of the worker's host; empty if all are on this host, the default (L1)."""
         return {spec.name: "" for spec in workers}
 
     def check_hosts(self) -> None:
-        """Raise RunError if something that ``prepare_host`` has started has died (L10); cheap, waits for nothing.
+        """Raise RunError if a daemon that ``prepare_host`` has started has died (L10). Cheap; does not wait.
 
-        By default all workers are on this host, prepared by ``context.backend``.
+        By default this checks only this host, with ``context.backend``.
         """
         self.context.backend.check_host()
 
     @abstractmethod
     def start(self, workers: Sequence[WorkerSpec]) -> Mapping[str, WorkerHandle]:
-        """Start the workers and return a handle for each, by name. Raise RunError with none running (L2)."""
+        """Start the workers and return name -> handle.
+
+        If one fails to start, end all and raise RunError (L2).
+        """
 
     @abstractmethod
     def replace(self, worker: WorkerHandle) -> WorkerHandle:
         """Start a worker again, whether it has ended or not; return its new handle.
 
-        Raise RunError, NoDevices while there is no room for it, HostLost where there never will be (L11).
+        Raise RunError if the worker cannot be started: NoDevices if no devices are free now, HostLost if the
+        host of all workers is lost for good (L11).
         """
 
     @abstractmethod
     def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:
-        """Return what comes next from any worker (L3); None at ``deadline_s`` (monotonic) or after ``wake``."""
+        """Wait for the next event of any worker and return it (L3).
+
+        Return None at ``deadline_s``, a time of ``time.monotonic``, or after ``wake``.
+        """
 
     @abstractmethod
     def wake(self) -> None:
-        """Make the running or the next ``receive`` return None; safe in a signal handler."""
+        """Make the current or the next call of ``receive`` return None; safe in a signal handler."""
 
     @abstractmethod
     def stop(self, grace_s: float) -> None:
-        """End every worker and what it has started, after ``grace_s`` seconds by force (L7)."""
+        """Ask every worker to end, wait up to ``grace_s`` seconds, then kill the workers and their children (L7)."""
 
     def close(self) -> None:
-        """Stop with a grace of 3 seconds (L7)."""
+        """Call ``stop`` with ``grace_s`` of 3 seconds (L7)."""
         self.stop(3.0)

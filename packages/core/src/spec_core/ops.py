@@ -1,4 +1,4 @@
-"""VocabularyOps: the frozen, vocabulary-wide half of a draft's step.
+"""VocabularyOps: the target's embedding, final norm and head, which a draft's training step uses unchanged.
 
 The target's embedding, head and final norm never become parameters of the draft: they live here, outside
 sharding, checkpoints and optimizer. On one device the implementation is plain
@@ -7,15 +7,17 @@ sharded.
 
 Contract:
 
-O1  ``embed`` gives rows of the target's embedding as stored, in the compute dtype, without a gradient.
+O1  ``embed`` returns rows of the target's stored embedding, in the compute dtype, without a gradient.
 O2  ``teacher_logits`` gives float32 logits of the target (final norm, head, logit scale, soft-cap) over the
-    *local* vocabulary rows ``vocab_range``, without a gradient. It makes [R, V]: callers hand over a few rows.
+    *local* vocabulary rows ``vocab_range``, without a gradient. It makes [R, V]: callers hand over a few
+    rows.
 O3  ``reduce_max`` and ``reduce_sum`` combine a value per row over all vocabulary shards; on one device they
     return their argument.
-O4  ``head_VH`` is the target's head as stored, local rows only, in the compute dtype, without a gradient: a draft
-    that shares the head multiplies by it, chunk by chunk. Its gradient with respect to the states is partial too.
-O5  Every shard makes the same calls of ``reduce_max`` and ``reduce_sum``: chunks that depend on the vocabulary's size
-    depend on ``shard_rows``, which is the same on all of them.
+O4  ``head_VH`` is the target's head as stored, local rows only, in the compute dtype, without a gradient: a
+    draft that shares the head multiplies by it, chunk by chunk. Its gradient with respect to the states is
+    partial too.
+O5  Every shard makes the same calls of ``reduce_max`` and ``reduce_sum``: chunks that depend on the
+    vocabulary's size depend on ``shard_rows``, which is the same on all of them.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK_BYTES = 4 << 20
-"""Least memory of a chunk's logits. Some ten passes go over them: on a CPU they should stay in cache (64 MiB cost a
-quarter more per step); large targets are ruled by the size of their head."""
+"""Smallest limit for the bytes of a chunk's logits. A step reads and writes the logits about ten times, so on
+a CPU they should fit in the cache (chunks of 64 MiB take a quarter longer). For large targets the head's size
+is the limit."""
 
 
 class VocabularyOps(ABC):
@@ -37,29 +40,29 @@ class VocabularyOps(ABC):
     @property
     @abstractmethod
     def vocab_range(self) -> tuple[int, int]:
-        """First and one past the last vocabulary id of the local shard."""
+        """First vocabulary id of the local shard, and one past its last id."""
 
     @property
     def shard_rows(self) -> int:
-        """Vocabulary ids of the largest shard (O5)."""
+        """Number of vocabulary ids in the largest shard (O5)."""
         first, stop = self.vocab_range
         return stop - first
 
     @property
     @abstractmethod
     def head_VH(self) -> Tensor:
-        """The target's head, local rows only, [V_local, H] in the compute dtype (O4)."""
+        """Weight of the target's head: the local rows, [V_local, H] in the compute dtype (O4)."""
 
     @property
     def chunk_bytes(self) -> int:
-        """Memory that a chunk's logits may take (O5): that of the head, so that reading it is paid back, or more."""
+        """Most bytes of a chunk's logits (O5): the size of the head, or CHUNK_BYTES if that is more."""
         head_VH = self.head_VH
         head_bytes = self.shard_rows * head_VH.shape[1] * head_VH.element_size()
         return max(CHUNK_BYTES, head_bytes)
 
     @abstractmethod
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Return rows of the target's embedding: ids [...] -> [..., H] (O1)."""
+        """Return the target's embeddings [..., H] of the token ids [...] (O1)."""
 
     @abstractmethod
     def teacher_logits(self, hidden_RH: Tensor) -> Tensor:

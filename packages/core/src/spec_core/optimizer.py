@@ -2,19 +2,23 @@
 
 Contract (``spec_testing.OptimizerSuite`` quotes the numbers):
 
-G1  The plugin's module imports without torch; ``Config`` derives from OptimizerConfig; ``probe`` never raises.
-G2  ``build`` returns a torch optimizer whose groups hold the ``values`` of every given weight once, and no other
-    tensor. Before each step the strategy sets ``lr`` of each group to the learning rate of the step; where some
-    weights learn at another rate, the optimizer multiplies it.
-G3  ``step`` reads the gradient of ``values`` and changes ``values`` in place. Equal inputs give equal bits. A rank
-    that has no element of a weight gets empty ``values`` without a gradient.
-G4  ``values`` may be a part of a weight, of any layout: a DTensor, or a range of elements. What needs a whole weight
-    goes through ``map_whole``. However a weight is divided, its elements change equally but for rounding.
-G5  The state of a weight is there as soon as the optimizer is built: tensors in ``state[values]``, each of the shape
-    and layout of ``values``, or of no dimension and then equal on every rank. Nothing else is to be saved: with these
-    tensors and the weights filled from a checkpoint, the next step gives the same bits.
-G6  Every rank calls ``map_whole`` for the same names in the same order, also where its own ``values`` are empty.
-G7  ``state_bytes``, where it is declared, is the size of what ``build`` puts into ``state`` for a whole weight.
+G1  The plugin's module imports without torch; ``Config`` derives from OptimizerConfig; ``probe`` never
+    raises.
+G2  ``build`` returns a torch optimizer whose groups hold the ``values`` of every given weight once, and no
+    other tensor. Before each step the strategy sets ``lr`` of each group to the learning rate of the step;
+    where some weights learn at another rate, the optimizer multiplies it.
+G3  ``step`` reads the gradient of ``values`` and changes ``values`` in place. Equal inputs give equal bits. A
+    rank that has no element of a weight gets empty ``values`` without a gradient.
+G4  ``values`` may be a part of a weight, of any layout: a DTensor, or a range of elements. What needs a whole
+    weight goes through ``map_whole``. However a weight is divided, its elements change equally but for
+    rounding.
+G5  The state of a weight is there as soon as the optimizer is built: tensors in ``state[values]``, each of
+    the shape and layout of ``values``, or of no dimension and then equal on every rank. Nothing else is to be
+    saved: with these tensors and the weights filled from a checkpoint, the next step gives the same bits.
+G6  Every rank calls ``map_whole`` for the same names in the same order, also where its own ``values`` are
+    empty.
+G7  ``state_bytes``, where it is declared, is the size of what ``build`` puts into ``state`` for a whole
+    weight.
 """
 
 from __future__ import annotations
@@ -34,41 +38,45 @@ if TYPE_CHECKING:
 
 
 class MapWhole(Protocol):
-    """Applies a function to whole tensors of which every rank holds a part; the strategy supplies it. Collective."""
+    """Applies a function to full tensors that are sharded over ranks.
+
+    The strategy supplies it. Collective.
+    """
 
     def __call__(
         self, function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
-        """Return this rank's parts of what ``function`` makes of each whole tensor, of the same shape and dtype.
+        """Apply ``function`` to each full (unsharded) tensor, and return this rank's shards of the results.
 
-        ``parts``: names of weights, each with this rank's part of a tensor that is laid out as its ``values``.
+        ``function`` returns a tensor of the same shape and dtype. ``parts``: weight name -> this rank's shard
+        of the tensor, sharded like the weight's ``TrainedWeight.values``.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightShape:
-    """One trained weight of the draft, without its values."""
+    """Name and shape of one trained weight of the draft."""
 
     name: str
-    """Its name in the draft's module."""
+    """Name of the weight in the draft's module."""
     shape: tuple[int, ...]
-    """Shape of the whole weight."""
+    """Shape of the full (unsharded) weight."""
     is_vocabulary: bool = False
-    """Whether its rows stand for tokens, as those of a head or an embedding (``ShardHints.vocabulary``)."""
+    """Whether each row belongs to a token, as in a head or an embedding (``ShardHints.vocabulary``)."""
 
     @property
     def is_hidden_matrix(self) -> bool:
-        """Whether it is a matrix between hidden states, for which optimizers such as Muon are made."""
+        """Whether the weight is a matrix between hidden states; optimizers such as Muon are made for these."""
         return len(self.shape) == 2 and not self.is_vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedWeight(WeightShape):
-    """One weight of the draft, as a rank holds it."""
+    """One trained weight of the draft, with this rank's shard of its values."""
 
     values: Tensor
-    """The rank's elements in float32, which the optimizer updates."""
+    """This rank's shard of the weight in float32, which the optimizer updates in place."""
 
 
 class Optimizer(ABC):
@@ -82,7 +90,7 @@ class Optimizer(ABC):
     Config: ClassVar[type[OptimizerConfig]] = OptimizerConfig
 
     def __init__(self, config: OptimizerConfig) -> None:
-        """Keep the section ``optimizer``."""
+        """Store the configuration section ``optimizer``."""
         self.config = config
 
     @classmethod
@@ -92,16 +100,17 @@ class Optimizer(ABC):
 
     @abstractmethod
     def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> torch.optim.Optimizer:
-        """Return the optimizer of these weights, which come in the same order on every rank (G2-G6)."""
+        """Return a torch optimizer of these weights, which are in the same order on every rank (G2-G6)."""
 
     def state_bytes(self, weight: WeightShape) -> int:
-        """Return the bytes of the state of a whole weight, without torch (G7).
+        """Return the bytes of optimizer state for a full weight, without torch (G7).
 
-        A run's memory is checked by it before it starts. Optional: by default 0, and the state is not counted.
+        A run uses the number to check its memory before it starts. Optional: by default 0, and the state is
+        not counted.
         """
         return 0
 
 
 def map_here(function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Apply ``function`` to each tensor: the ``map_whole`` of a process that holds whole weights."""
+    """Apply ``function`` to each tensor. This is the ``map_whole`` of a process that holds full weights."""
     return {name: function(part) for name, part in parts.items()}

@@ -1,4 +1,4 @@
-"""Import what others have written: whatever it raises is an ordinary error, and this process stays as it was."""
+"""Import a plugin: any error becomes NotImported, and settings of this process that it changes are restored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 IMPORT_S = 300.0
-"""Longest wait for a plugin's module, which imports neither torch nor its vendor's SDK."""
+"""Longest wait, in seconds, for the import of a plugin's module, which needs neither torch nor a vendor's
+SDK."""
 
 
 _ELSEWHERE = (
@@ -33,10 +34,11 @@ class NotImported(Exception):
 
 
 def import_entry_point(entry_point: EntryPoint) -> Any:
-    """Return what an entry point names. Raise NotImported for whatever its module raises, SystemExit as well.
+    """Return the object that an entry point names. Raise NotImported for any error, SystemExit included.
 
-    What the module prints goes to standard error. Settings of the process that it changes are put back, because a
-    command may look at a plugin that it does not use. In the main thread it has ``IMPORT_S`` seconds.
+    The module's standard output goes to standard error. Process settings that the module changes are
+    restored, because a command may look at a plugin that it does not use. In the main thread an import that
+    takes longer than ``IMPORT_S`` seconds fails.
     """
     try:
         with _process_kept(), _limited():
@@ -50,7 +52,7 @@ def import_entry_point(entry_point: EntryPoint) -> Any:
 
 
 def _words(error: BaseException) -> str:
-    """Return type and first line of an error; those of a ValueError too, whose text alone says little here."""
+    """Return the type of an error and the first line of its message."""
     text = cause(error)
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "spec_core":
         text += _ELSEWHERE
@@ -60,7 +62,7 @@ def _words(error: BaseException) -> str:
 
 @contextmanager
 def _process_kept() -> Generator[None]:
-    """Put back what a module must not change of its process: the block runs in the main thread, as a rule."""
+    """Restore on exit the process settings that a module must not change, such as the working directory."""
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(sys.stderr))
         stack.enter_context(warnings.catch_warnings())
@@ -70,12 +72,12 @@ def _process_kept() -> Generator[None]:
 
 
 class _TooLong(BaseException):
-    """The time for an import is over: no Exception, which a module may pass over."""
+    """An import has timed out. Derives from BaseException because a module may catch Exception."""
 
 
 @contextmanager
 def _limited() -> Generator[None]:
-    """Raise _TooLong in a block that takes longer than ``IMPORT_S``; outside the main thread nothing can do that."""
+    """Raise _TooLong in a block that takes longer than ``IMPORT_S``. Works in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

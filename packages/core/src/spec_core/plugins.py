@@ -1,7 +1,8 @@
-"""Find plugins by entry point, and check them when they are loaded, not when they are called.
+"""Find plugins by their entry points, and check a plugin when it is loaded rather than when it is called.
 
-This is the only user of ``importlib.metadata``. Plugins of this repository are loaded like those of third parties.
-Nothing here imports torch; a plugin's entry-point module must import without torch and without its vendor's SDK.
+This is the only user of ``importlib.metadata``. Plugins of this repository are loaded like those of third
+parties. Nothing here imports torch; a plugin's entry-point module must import without torch and without its
+vendor's SDK.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ P = TypeVar("P", Backend, Draft, Engine, Launcher, Optimizer, Strategy, Tracker,
 INTERFACES: tuple[Any, ...] = P.__constraints__
 """The interface of each kind of plugin."""
 _KERNELS = "spec_core.kernels"
-"""Group of the entry points of kernels, which are called ``DEVICE_TYPE:NAME``."""
+"""Entry-point group of kernels; an entry point's name is ``DEVICE_TYPE:NAME``."""
 _TARGET_TYPES = "spec_core.target_types"
-"""Group of the entry points of types of targets, which are called like the ``model_type`` of a config.json."""
+"""Entry-point group of target types; an entry point's name is the ``model_type`` of a config.json."""
 _OURS = re.compile(r"spec[-_]core\b", re.IGNORECASE)
-"""Begins a group of this project's name, also where it is misspelt."""
+"""Matches the start of this project's entry-point groups, also in the misspelling ``spec-core``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +67,17 @@ class PluginRecord:
 
     @property
     def owner(self) -> str:
-        """Distribution and version, for messages."""
+        """Name and version of the plugin's distribution, for messages."""
         return f"{self.distribution} {self.version}"
 
     @property
     def what(self) -> str:
-        """Kind, name and owner, for messages."""
+        """Kind, name and distribution of the plugin, for messages."""
         return f"{self.kind} {self.name!r} of {self.owner}"
 
 
 def required_by(distribution: str) -> set[str]:
-    """Return the distributions that another one requires, those of its extras too."""
+    """Return the names of the distributions that ``distribution`` requires, its extras included."""
     return _names_in(metadata.requires(distribution))
 
 
@@ -86,7 +87,7 @@ def kind_of(interface: type) -> str:
 
 
 def installed(interface: type[P]) -> list[PluginRecord]:
-    """Return every entry point of the interface's group, in order of name, duplicates included."""
+    """Return every entry point of the interface's group, sorted by name, duplicates included."""
     return _records(_group(interface), kind_of(interface))
 
 
@@ -101,9 +102,9 @@ def _records(group: str, kind: str) -> list[PluginRecord]:
 
 
 def unknown_groups() -> list[PluginRecord]:
-    """Return the entry points in groups of this project's name that hold no kind of plugin, which nobody ever finds.
+    """Return the entry points in groups that begin with this project's name but hold no known kind of plugin.
 
-    The kind of each is its group.
+    No command finds such plugins. ``PluginRecord.kind`` is the group's name.
     """
     known = _groups()
     unknown = [record for record in _entry_points() if record.kind not in known]
@@ -112,9 +113,10 @@ def unknown_groups() -> list[PluginRecord]:
 
 
 def _entry_points() -> tuple[PluginRecord, ...]:
-    """Return every entry point in a group of this project's name; the kind of each is its group.
+    """Return every entry point in a group that begins with this project's name; ``kind`` is the group's name.
 
-    A process asks dozens of times. It reads the metadata of all distributions again where a folder has changed.
+    The result is cached: the metadata of all distributions is read again only if a folder of the path has
+    changed.
     """
     return _read_entry_points(tuple((folder, _changed_at(folder)) for folder in sys.path))
 
@@ -137,7 +139,7 @@ def _read_entry_points(_folders: tuple[tuple[str, int], ...]) -> tuple[PluginRec
 
 
 def _changed_at(folder: str) -> int:
-    """Return when a distribution was last put into a folder of the path, or taken out, in nanoseconds; 0 for none."""
+    """Return the modification time of a folder of ``sys.path`` in nanoseconds; 0 if it does not exist."""
     try:
         return os.stat(folder or ".").st_mtime_ns
     except OSError:
@@ -145,24 +147,27 @@ def _changed_at(folder: str) -> int:
 
 
 def unknown_group_problem(group: str) -> str:
-    """Say that a group of entry points is none, and which one is meant."""
+    """Return a message that an entry-point group is unknown, with the group that is probably meant."""
     return f"there is no such kind of plugin{suggestion(group, _groups())}"
 
 
 def packages() -> set[str]:
-    """Return the top-level packages of every installed plugin; the names of their loggers begin with these."""
+    """Return the top-level packages of all installed plugins. The plugins' logger names begin with these."""
     groups = set(map(_group, INTERFACES))
     points = [record.entry_point for record in _entry_points() if record.kind in groups]
     return {point.module.partition(".")[0] for point in points}
 
 
 def load(interface: type[P], name: str) -> type[P]:
-    """Return the plugin class called ``name``; every way to fail has its own error (see ``PluginError``)."""
+    """Return the plugin class called ``name``. Raise a subclass of PluginError that says what failed."""
     return load_record(interface, find(interface, name))
 
 
 def load_available(interface: type[P], name: str) -> type[P]:
-    """Return the plugin class called ``name``. Raise PluginUnavailable if its probe says that it cannot run here."""
+    """Return the plugin class called ``name``.
+
+    Raise PluginUnavailable if its probe says that it cannot run here.
+    """
     record = find(interface, name)
     plugin = load_record(interface, record)
     availability = _probe(plugin, record)
@@ -174,13 +179,13 @@ def load_available(interface: type[P], name: str) -> type[P]:
 
 
 def availability(interface: type[P], name: str) -> Availability:
-    """Return what the probe of the plugin called ``name`` says. Raise a PluginError as ``load`` does."""
+    """Return the result of the probe of the plugin called ``name``. Raise a PluginError as ``load`` does."""
     record = find(interface, name)
     return _probe(load_record(interface, record), record)
 
 
 def load_each(interface: type[P]) -> Iterator[tuple[str, type[P] | PluginError]]:
-    """Yield every installed plugin's name with its class, or with the error that loading it ends in."""
+    """Yield every installed plugin's name with its class, or with the error that loading it raised."""
     for name in sorted({record.name for record in installed(interface)}):
         try:
             yield name, load(interface, name)
@@ -197,9 +202,10 @@ def find(interface: type[P], name: str) -> PluginRecord:
 
 
 def find_kernel(backend: Backend) -> FindKernel:
-    """Return what finds kernels for a backend's devices: its own, then those of entry points for its ``device_type``.
+    """Return a function that finds kernels for a backend by name, or returns None.
 
-    The result raises a PluginError for an entry point that gives no function.
+    It looks for a kernel of the backend, then for an entry point for the backend's ``device_type``. It raises
+    a PluginError for an entry point that is no function.
     """
     records = _records(_KERNELS, "kernel")
 
@@ -213,9 +219,9 @@ def find_kernel(backend: Backend) -> FindKernel:
 
 
 def find_target_type(name: str, own: Mapping[str, TargetType | str]) -> TargetType | str | None:
-    """Return a type of target that is among the caller's ``own`` or that an entry point adds; None for another.
+    """Return the target type called ``name``, from ``own`` or from an entry point; None if there is none.
 
-    Raise a PluginError for an entry point that gives no type, or one of ``own``.
+    Raise a PluginError for an entry point that is no target type, or that has a name of ``own``.
     """
     record = _only(_records(_TARGET_TYPES, "target_type"), name)
     if record is None:
@@ -245,7 +251,7 @@ def _load_kernel(record: PluginRecord) -> Kernel:
 
 
 def _only(records: list[PluginRecord], name: str) -> PluginRecord | None:
-    """Return the record of that name, or None. Raise PluginConflict for two."""
+    """Return the record called ``name``, or None. Raise PluginConflict if there are two."""
     matches = [record for record in records if record.name == name]
     if len(matches) > 1:
         owners = " and ".join(sorted(record.owner for record in matches))
@@ -254,7 +260,7 @@ def _only(records: list[PluginRecord], name: str) -> PluginRecord | None:
 
 
 def load_record(interface: type[P], record: PluginRecord) -> type[P]:
-    """Return the class of an entry point. Raise a PluginError if it is not what the interface asks for."""
+    """Return the class of an entry point. Raise a PluginError if it does not fulfil the interface."""
     what = record.what
     plugin = _import(record)
     if not (inspect.isclass(plugin) and issubclass(plugin, interface)):
@@ -278,13 +284,16 @@ def _import(record: PluginRecord) -> Any:
 
 
 def listed() -> list[PluginRecord]:
-    """Return the entry points of every kind of plugin, then those that add types of targets."""
+    """Return the entry points of every kind of plugin, then the entry points of target types."""
     plugins = [record for interface in INTERFACES for record in installed(interface)]
     return [*plugins, *_records(_TARGET_TYPES, "target_type")]
 
 
 def load_listed(record: PluginRecord) -> Any:
-    """Return a plugin's class, or a type of target. Raise a PluginError, also where another one has that name."""
+    """Return a plugin's class or a target type.
+
+    Raise a PluginError if it is invalid or its name is not unique.
+    """
     _only(_records(record.entry_point.group, record.kind), record.name)
     interface = next((interface for interface in INTERFACES if kind_of(interface) == record.kind), None)
     return _load_target_type(record) if interface is None else load_record(interface, record)
@@ -293,7 +302,7 @@ def load_listed(record: PluginRecord) -> Any:
 def status(record: PluginRecord) -> tuple[str, str, int | None]:
     """Return the status of a listed record (``ok``, ``unavailable``, ``broken``), the reason and its API version.
 
-    Nothing is raised. A type of target has no API version.
+    Never raises. The API version of a target type is None.
     """
     try:
         plugin = load_listed(record)
@@ -306,7 +315,10 @@ def status(record: PluginRecord) -> tuple[str, str, int | None]:
 
 
 def _version_problem(interface: type[P], plugin: type[P], distribution: str) -> str | None:
-    """Return what is wrong with a plugin's API version and which side to upgrade, as words to follow its name."""
+    """Return what is wrong with a plugin's API version, or None.
+
+    The text is a predicate of the plugin's name, and says which distribution to upgrade.
+    """
     version, accepted = getattr(plugin, "api_version", None), interface.API_VERSIONS
     oldest, newest = accepted[0], accepted[-1]
     this = f"this spec-core accepts {newest if oldest == newest else f'{oldest} to {newest}'}"
@@ -323,7 +335,7 @@ def _version_problem(interface: type[P], plugin: type[P], distribution: str) -> 
 
 
 def _problem(interface: type[P], plugin: type[P], name: str) -> str | None:
-    """Return what the class lacks, as words to follow its name."""
+    """Return how the class breaks the interface, as a predicate of the plugin's name; None if it does not."""
     if left := sorted(getattr(plugin, "__abstractmethods__", ())):
         return f" leaves abstract methods undefined: {', '.join(left)}"
     if getattr(plugin, "name", None) != name:
@@ -352,7 +364,7 @@ def _not_found(kind: str, name: str, names: list[str]) -> str:
 
 
 def _remedy(package: str) -> str:
-    """Say how to install the distribution that a plugin is named after, if an installed one mentions it."""
+    """Return how to install or upgrade the distribution ``package``, or an empty text if it is not known."""
     distributions = list(metadata.distributions())
     for distribution in distributions:
         if distribution.name == package:
@@ -373,5 +385,5 @@ def _group(interface: type[P]) -> str:
 
 
 def _groups() -> list[str]:
-    """Return the groups of entry points in which something is looked for."""
+    """Return the entry-point groups that this project reads."""
     return [*map(_group, INTERFACES), _KERNELS, _TARGET_TYPES]

@@ -1,19 +1,20 @@
 """ProcessGroup: device-side collectives for the members of a rendezvous.
 
-It serves the link between the engine's and the trainer's worlds and weight sync. FSDP and Megatron get torch's
-own groups (``Backend.dist_backend``) instead.
+It connects engines with trainers, also to update draft weights. FSDP and Megatron use torch's own groups
+(``Backend.dist_backend``) instead.
 
 Contract (``spec_testing.ProcessGroupSuite`` quotes the numbers):
 
 P1  Results equal those of the gloo reference, bit for bit for data movement. Bytes travel as uint8 where the
-    vendor lacks a dtype, so every torch dtype and zero-sized tensors work for broadcast, send, recv, all_gather.
-P2  ``all_reduce`` sums in place: float16, bfloat16, float32, float64, uint8, int8, int32, int64. Any other dtype
-    raises ProtocolError on the rank that asks, before anything is sent.
+    vendor lacks a dtype, so every torch dtype and zero-sized tensors work for broadcast, send, recv,
+    all_gather.
+P2  ``all_reduce`` sums in place: float16, bfloat16, float32, float64, uint8, int8, int32, int64. Any other
+    dtype raises ProtocolError on the rank that asks, before anything is sent.
 P3  Calls are ordered on the current stream; no call synchronises the device with the host.
 P4  Tensors must be contiguous and on the group's device; else ProtocolError, before anything is sent.
 P5  It is independent of torch's default group: both may exist, neither sees the other.
-P6  A dead peer raises PeerLost, a silent one DeadlineExceeded, within ``timeout_s`` of the rendezvous, counted
-    from the call. The group is unusable afterwards: the peers may disagree on what has been done.
+P6  A dead peer raises PeerLost, a silent one DeadlineExceeded, within ``timeout_s`` of the rendezvous,
+    counted from the call. The group is unusable afterwards: the peers may disagree on what has been done.
 P7  ``abort`` may be called from another thread; it unblocks this process with PeerLost, and the peers too.
 P8  A group that cannot work raises when it is built; after ``close``, ``abort`` or P6 every call raises.
 P9  ``close`` is idempotent and leaves no socket and no thread.
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ProcessGroup(Resource):
-    """Collectives of one group; the module has the contract."""
+    """Collectives among the ranks of one group; the module's docstring has the contract."""
 
     rank: int
     world_size: int
@@ -40,7 +41,7 @@ class ProcessGroup(Resource):
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, src: int) -> None:
-        """Fill the tensor on every rank with that of ``src``."""
+        """Copy the tensor of rank ``src`` into the tensor of every rank."""
 
     @abstractmethod
     def send(self, tensor: Tensor, dst: int) -> None:
@@ -48,11 +49,11 @@ class ProcessGroup(Resource):
 
     @abstractmethod
     def recv(self, tensor: Tensor, src: int) -> None:
-        """Fill the tensor with what the rank ``src`` sends."""
+        """Receive into ``tensor`` the tensor that rank ``src`` sends."""
 
     @abstractmethod
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return one tensor per rank, all of this one's shape and dtype, in rank order."""
+        """Return the tensors of all ranks, in rank order; all have the same shape and dtype."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> None:
@@ -60,7 +61,7 @@ class ProcessGroup(Resource):
 
     @abstractmethod
     def barrier(self) -> None:
-        """Return when every rank has called it."""
+        """Wait until every rank has called ``barrier``."""
 
     @abstractmethod
     def abort(self) -> None:

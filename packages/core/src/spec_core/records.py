@@ -1,4 +1,4 @@
-"""Values that cross an interface. Frozen, importable without torch; only batches and samples hold tensors.
+"""Dataclasses that the plugin interfaces exchange: frozen, and importable without torch.
 
 Shape suffixes: T tokens of a flat batch, N captured layers, H hidden size, S loss positions of a draft.
 """
@@ -49,7 +49,7 @@ class Availability:
 
     @classmethod
     def of_distribution(cls, name: str) -> Availability:
-        """Return whether the distribution ``name`` is installed, and in which version; it is not imported."""
+        """Return whether the distribution ``name`` is installed, and its version, without importing it."""
         try:
             return cls(ok=True, versions={name: metadata.version(name)})
         except metadata.PackageNotFoundError:
@@ -58,31 +58,33 @@ class Availability:
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """The abilities of a backend on this machine. Callers ask for a capability, never for a backend's name."""
+    """The abilities of a backend on this machine. Callers check a capability, never the backend's name."""
 
     device_ipc: bool = False
-    """Tensors can be handed to another process of the same device without a host copy."""
+    """Tensors can be shared with another process that uses the same device, without a copy through host
+    memory."""
     memory_limit: bool = False
-    """``limit_memory`` is enforced."""
+    """``Backend.limit_memory`` enforces its limit."""
     graph_capture: bool = False
     concurrent_collectives: bool = True
     """A process group may be used while another thread of the process uses torch's own groups."""
     dtypes: frozenset[str] = frozenset({"float32"})
-    """Training dtypes, by torch name."""
+    """Torch's names of the dtypes that training may compute in."""
     num_devices: int = 1
-    """Devices of this host."""
+    """Number of devices of this host."""
     device_bytes: int | None = None
-    """Memory of the smallest device in bytes; None where it is not known."""
+    """Memory in bytes of the device with the least memory; None if it is not known."""
     process_bytes: int = 0
-    """Bytes that a process takes of a device beside what ``limit_memory`` counts, such as the driver's context."""
+    """Bytes of device memory that a process uses and ``limit_memory`` does not count, such as the driver's
+    context."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSchema:
-    """Layout of what the engine captures: one tensor ``[T, N, H]`` per sample.
+    """Layers, width and dtype of the hidden states that an engine captures: one tensor ``[T, N, H]`` per sample.
 
     ``layers`` are ascending ids k of the residual stream *entering* target layer k (0 = embeddings);
-    ``num_layers`` of the target is a legal id and means the input of the final norm.
+    The id ``num_layers`` of the target means the input of the final norm.
     """
 
     layers: tuple[int, ...]
@@ -90,24 +92,25 @@ class FeatureSchema:
     dtype: str
 
     def __post_init__(self) -> None:
-        """Raise ValueError where the layers are not unique, ascending and at least 0."""
+        """Raise ValueError if the layers are not unique, ascending and at least 0."""
         if not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
             raise ValueError(f"layers must be unique, ascending and >= 0, got {self.layers}")
 
     def shape(self, num_tokens: int) -> tuple[int, int, int]:
-        """Return the shape of the hidden states of so many tokens."""
+        """Return the shape [T, N, H] of the hidden states of ``num_tokens`` tokens."""
         return (num_tokens, len(self.layers), self.hidden_size)
 
     def torch_dtype(self) -> torch.dtype:
-        """Return ``dtype`` as torch has it."""
+        """Return ``dtype`` as a torch.dtype."""
         import torch
 
         return getattr(torch, self.dtype)
 
     def bytes_per_token(self) -> int:
-        """Return the bytes of the hidden states of one token, without the 8 bytes of its id.
+        """Return the bytes of one token's hidden states, without the 8 bytes of the token's id.
 
-        The bits come from the dtype's name, as in bfloat16 or float8_e4m3fn, so that a launcher needs no torch.
+        The number of bits is read from the dtype's name (bfloat16, float8_e4m3fn), so that torch is not
+        imported.
         """
         bits = re.search(r"\d+", self.dtype)
         if bits is None:
@@ -117,43 +120,44 @@ class FeatureSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureRequest:
-    """A sample for an engine to run through the target, and the receiver of its features."""
+    """A request to an engine to run one sample through the target and to send its features to ``destinations``."""
 
     request_id: int
     input_ids: tuple[int, ...]
     destinations: tuple[str, ...]
-    """``FeatureReceiver.address`` of each trainer process that trains this sample: one, or all of a tensor-parallel
-    group. None for a sample that has arrived, when its batch is captured again for another one."""
+    """``FeatureReceiver.address`` of each trainer process that trains this sample: one process, or all
+    processes of a tensor-parallel group. Empty if the sample has arrived before and its batch is captured
+    again for another sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSample:
-    """The features of one sample. The trainer adds the loss mask by ``sample_id``."""
+    """Token ids and hidden states of one sample. The trainer looks up the loss mask by ``sample_id``."""
 
     request_id: int
     input_ids: Tensor
-    """int64 [T], echoed by the engine and compared with the request."""
+    """int64 [T]: the token ids that the engine ran. The trainer compares them with its request."""
     hidden_TNH: Tensor
-    """[T, N, H] in the schema's dtype and layer order."""
+    """Hidden states [T, N, H] in the dtype and layer order of the schema."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the hidden states and token ids."""
+        """Number of bytes of the hidden states and token ids."""
         return self.input_ids.nbytes + self.hidden_TNH.nbytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Supervision:
-    """The part of a sample that its loss denominators depend on; known before any forward pass."""
+    """The data of a sample from which its loss denominators are computed, before any forward pass."""
 
     sample_id: int
     epoch: int
     loss_mask: Tensor
-    """bool [T]: token i is supervised."""
+    """bool [T]: element i is True if token i is supervised."""
     guess_place: Tensor | None = None
-    """int64 [T]: ``Generation.guess_places`` of a sample that an engine has decoded, 0 in its prompt."""
+    """int64 [T]: ``Generation.guess_places`` of a sample that an engine has decoded, 0 for prompt tokens."""
     seed: int = 0
-    """``DraftBatch.seed`` of the batches that hold this sample."""
+    """``DraftBatch.seed`` of the batches that contain this sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,27 +174,31 @@ class Span:
 class DraftBatch:
     """A micro-batch: documents laid out along one token axis, with or without padding between them.
 
-    Packed, the documents touch; unpacked, each is padded to the longest. Tokens outside every span are
-    padding: id 0, zero features, not supervised. A batch without spans is legal (a rank that has run out
-    of samples takes part in the step with it) and gives loss 0.
+    In a packed batch there is no padding between documents; otherwise each document is padded to the longest.
+    Tokens outside every span are padding: id 0, zero features, not supervised. A batch may have no spans and
+    then gives loss 0: a rank without samples takes part in the step with such a batch.
     """
 
     input_ids_T: Tensor
-    """int64 [T]"""
+    """Token ids, int64 [T]."""
     hidden_TNH: Tensor
-    """[T, N, H], as captured."""
+    """Captured hidden states [T, N, H]."""
     loss_mask_T: Tensor
-    """bool [T], always on the CPU: supervised rows are selected there to avoid a wait for the device."""
+    """bool [T], always on the CPU: supervised rows are selected there, which avoids a device
+    synchronization."""
     spans: tuple[Span, ...]
     guess_place_T: Tensor | None = None
-    """int64 [T], on the CPU: ``Supervision.guess_place``; None where no sample has one."""
+    """``Supervision.guess_place`` of all tokens, int64 [T] on the CPU; None if no sample has one."""
     seed: int = 0
     """Seed of the run; a draft's random draws are a function of (seed, epoch, sample id)."""
     rows_multiple: int = 1
-    """A draft that leaves out rows of the batch keeps a multiple of this number; T is one."""
+    """If a draft computes on a subset of the rows, their number is a multiple of this number. So is T."""
 
     def to(self, device: torch.device) -> DraftBatch:
-        """Return the batch on ``device``, except the mask; a copy from pinned memory is asynchronous."""
+        """Return the batch with token ids and hidden states on ``device``.
+
+        Copies from pinned memory are asynchronous.
+        """
         return replace(
             self,
             input_ids_T=self.input_ids_T.to(device, non_blocking=True),
@@ -198,7 +206,7 @@ class DraftBatch:
         )
 
     def pinned(self) -> DraftBatch:
-        """Return the batch in pinned memory, from which copies to a device are asynchronous."""
+        """Return a copy of the batch in pinned memory, from which copies to a device are asynchronous."""
         return replace(
             self,
             input_ids_T=self.input_ids_T.pin_memory(),
@@ -207,12 +215,12 @@ class DraftBatch:
 
     @cached_property
     def end_T(self) -> Tensor:
-        """int64 [T]: one past the last token of the document that owns each token; 0 in padding."""
+        """int64 [T]: for each token, the index one past the last token of its document; 0 in padding."""
         return self._per_token([span.stop for span in self.spans])
 
     @cached_property
     def position_T(self) -> Tensor:
-        """int64 [T]: position of each token within its document; 0 in padding."""
+        """int64 [T]: for each token, its position within its document; 0 in padding."""
         import torch
 
         index_T = torch.arange(len(self.input_ids_T), device=self.input_ids_T.device)
@@ -220,7 +228,10 @@ class DraftBatch:
         return torch.where(self.end_T > 0, index_T - start_T, 0)
 
     def _per_token(self, per_span: list[int]) -> Tensor:
-        """Repeat one number per document for its tokens; built on the CPU to avoid a wait for the device."""
+        """Return int64 [T]: each document's number, repeated for its tokens.
+
+        Built on the CPU, which avoids a device synchronization.
+        """
         import torch
 
         out_T = torch.zeros(len(self.input_ids_T), dtype=torch.int64)
@@ -231,7 +242,7 @@ class DraftBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutput:
-    """The result of one forward pass of a draft or, summed, of one step.
+    """The loss and metrics of one forward pass of a draft, or their sums over one step.
 
     ``loss`` is this batch's share of the global loss: numerators over *global* denominators, so shares add
     up over micro-batches and ranks. Every metric is ``sums[name] / counts[name]``, element by element; both
@@ -243,7 +254,7 @@ class StepOutput:
     counts: Mapping[str, Tensor]
 
     def __add__(self, other: StepOutput) -> StepOutput:
-        """Return the sum of two outputs."""
+        """Return the element-wise sum of two outputs."""
         return StepOutput(
             loss=self.loss + other.loss,
             sums={name: value + other.sums[name] for name, value in self.sums.items()},
@@ -253,7 +264,7 @@ class StepOutput:
     def combined(self, combine: Callable[[Tensor], Tensor]) -> StepOutput:
         """Return the output with ``combine`` applied to all its values, as one float64 vector.
 
-        So one collective does for everything.
+        One collective thus reduces the loss and all metrics.
         """
         import torch
 
@@ -268,11 +279,11 @@ class StepOutput:
         )
 
     def detached(self) -> StepOutput:
-        """Return the output with a loss that holds no graph."""
+        """Return the output with the loss detached from its autograd graph."""
         return StepOutput(loss=self.loss.detach(), sums=self.sums, counts=self.counts)
 
     def metrics(self) -> dict[str, float | list[float]]:
-        """Return every metric as Python numbers; a count of 0 gives 0.0."""
+        """Return metric name -> value or list of values, as Python numbers; a count of 0 gives 0.0."""
         return {
             name: (total.double() / self.counts[name].double().clamp(min=1)).tolist()
             for name, total in self.sums.items()
@@ -281,44 +292,51 @@ class StepOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorParallelHints:
-    """How tensor-parallel ranks divide a draft's module: each runs the module's code on its parts of some weights.
+    """How tensor-parallel ranks divide a draft's module: each rank runs the module on its shards of some weights.
 
-    A draft that gives these hints takes its sizes from its weights, and leaves the vocabulary to ``VocabularyOps``.
-    The number next to a layer says how many equal pieces it has, such as heads or channels; none is ever divided.
+    A draft with these hints reads sizes from its weights' shapes, and uses ``VocabularyOps`` for the
+    vocabulary. The number of a layer says how many equal pieces it has, such as heads or channels. A piece is
+    never divided.
     """
 
     columns: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Linear layers whose outputs are divided, and with them the rows of the weight, and the bias."""
+    """Linear layers whose output is divided over ranks: layer -> number of pieces. Weight rows and bias are
+    divided."""
     replicated: tuple[str, ...] = ()
-    """Those of ``columns`` whose pieces several ranks may have, such as key-value heads. Where these are fewer than
-    ranks, neighbours have the same one, and what they know of its gradient is summed."""
+    """Layers of ``columns`` whose pieces may be replicated, such as key-value heads. If there are fewer
+    pieces than ranks, neighbouring ranks have the same piece, and its gradient is summed over them."""
     rows: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Linear layers without a bias whose inputs are divided, and with them the columns of the weight."""
+    """Linear layers without bias whose input is divided over ranks: layer -> number of pieces. Weight columns
+    are divided."""
     whole_inputs: tuple[str, ...] = ()
-    """Those of ``rows`` that get the whole input: a rank's part is cut out of it."""
+    """Layers of ``rows`` that get the full input, of which each rank takes its shard."""
     enters: tuple[str, ...] = ()
-    """Modules whose output goes into divided layers only: the parts of its gradient are summed over ranks."""
+    """Modules whose output goes into divided layers only. The gradient of the output is summed over ranks."""
     leaves: tuple[str, ...] = ()
-    """Modules whose output is a rank's part of a sum, such as those of ``rows``: it is summed over ranks."""
+    """Modules whose output is a partial sum, such as the layers of ``rows``. The output is summed over
+    ranks."""
     partial: tuple[str, ...] = ()
-    """Modules with whole weights that work on a rank's part, such as a norm of each head: the gradients of their
-    weights are summed over ranks."""
+    """Modules with full weights whose input is a rank's shard, such as a norm of each head. The gradients of
+    their weights are summed over ranks."""
     each_token: tuple[str, ...] = ()
-    """Modules with whole weights, between those that leave and those that enter, that work on each token by itself,
-    such as norms: with sequence parallel a rank has a part of their tokens, which are the last dimension but one, and
-    the gradients of their weights are summed over ranks. Empty: the draft is not for sequence parallel."""
+    """Modules with full weights, between modules of ``leaves`` and of ``enters``, that work on each token by
+    itself, such as norms. With sequence parallelism each rank has a shard of the tokens (the last dimension
+    but one), and the gradients of the weights are summed over ranks. Empty: the draft does not support
+    sequence parallelism."""
     all_tokens_in: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Modules whose first input has all tokens even so: a rank's part is cut out of it. The number next to each says
-    how many tokens its dimension has; 0: those of the batch, or some of them, a multiple of ``rows_multiple``."""
+    """Modules whose first input has all tokens even with sequence parallelism; each rank takes its shard. The
+    number is the size of the token dimension; 0: the batch's tokens, or a subset whose size is a multiple of
+    ``rows_multiple``."""
     all_tokens_out: tuple[str, ...] = ()
-    """Modules whose output goes, for all tokens, into code that every rank runs alike, such as the loss: it is
-    gathered."""
+    """Modules whose output is gathered over ranks, because code that every rank runs on all tokens, such as
+    the loss, uses it."""
     kept_ids: str = ""
-    """Buffer, bool [V]: which ids of the target's vocabulary have a row in the draft's head, rows ascending by id.
-    The vocabulary is cut where it gives each rank equally many of them. Without it, into equal parts."""
+    """Name of a buffer, bool [V]: whether an id of the target's vocabulary has a row in the draft's head
+    (rows ascend by id). The vocabulary is divided so that each rank has equally many such ids. Empty: it is
+    divided equally."""
 
     def __add__(self, other: TensorParallelHints) -> TensorParallelHints:
-        """Return the hints of both."""
+        """Return the union of two sets of hints."""
         return TensorParallelHints(
             columns={**self.columns, **other.columns},
             replicated=self.replicated + other.replicated,
@@ -336,21 +354,22 @@ class TensorParallelHints:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardHints:
-    """Hints for training a draft's module in parts. A strategy follows those that it knows and ignores the others.
+    """Hints for sharding a draft's module in training.
 
-    A draft names submodules as ``module.get_submodule`` takes them. A draft without hints is trained, too: its
-    parameters are then gathered all at once, and every rank of a tensor-parallel group computes the same. Further
-    kinds of hints are further fields with an empty default: older drafts stay valid.
+    A strategy ignores the kinds of hints that it does not know.
+
+    Submodules have the names that ``module.get_submodule`` takes. A draft without hints is trained, too: its
+    parameters are then gathered all at once, and every rank of a tensor-parallel group computes the same.
     """
 
     blocks: tuple[str, ...] = ()
-    """Submodules whose parameters are gathered and freed together, innermost first: FSDP wraps each by itself. Each
-    must use its own parameters in its own forward only."""
+    """Submodules, innermost first, that FSDP wraps: the parameters of each are gathered and freed together.
+    The parameters of a submodule may be used in its own ``forward`` only."""
     tensor_parallel: TensorParallelHints | None = None
-    """How tensor-parallel ranks divide the module; None: not at all."""
+    """How tensor-parallel ranks divide the module; None: they do not divide it."""
     vocabulary: tuple[str, ...] = ()
-    """Submodules whose weight has a row for each token, such as a head: no matrices between hidden states, for which
-    some optimizers are made (``TrainedWeight.is_hidden_matrix``)."""
+    """Submodules whose weight has a row for each token of the vocabulary, such as a head. Some optimizers,
+    such as Muon, treat other matrices differently (``TrainedWeight.is_hidden_matrix``)."""
 
     def is_vocabulary(self, weight: str) -> bool:
         """Return whether a weight, named as in the module, belongs to a submodule of ``vocabulary``."""

@@ -1,4 +1,4 @@
-"""Rendezvous: who belongs to a group, and small records among its members, host to host.
+"""Rendezvous: forms a group of processes, on one or more hosts, and exchanges small records between them.
 
 It is independent of every torch process group; device collectives (``ProcessGroup``) are built on top of it.
 
@@ -8,16 +8,16 @@ R1  Rank 0 binds when it is constructed, on loopback by default, and ``address``
     port. Others connect in ``join``. IPv6 works: ``[::1]:0``.
 R2  A connection's first record carries the group's token. Without the right one it is refused before anything
     else happens: the caller's ``join`` raises ProtocolError, and the group does not notice.
-R3  ``join`` returns when all ranks have joined; from then on nobody listens at ``address``. A rank that is taken or
-    out of range, or another world size, raises ProtocolError in the rank that brings it.
-R4  ``barrier``, ``broadcast``, ``all_gather`` return when every rank has made the same call; calls that differ
-    raise ProtocolError. Payloads are bytes or JSON, never pickle.
+R3  ``join`` returns when all ranks have joined; from then on nobody listens at ``address``. A rank that is
+    taken or out of range, or another world size, raises ProtocolError in the rank that brings it.
+R4  ``barrier``, ``broadcast``, ``all_gather`` return when every rank has made the same call; calls that
+    differ raise ProtocolError. Payloads are bytes or JSON, never pickle.
 R5  Every call ends within ``timeout_s``: DeadlineExceeded names the ranks that did not come, also when rank 0
     itself is silent. After any error but a mistaken argument the rendezvous is unusable.
 R6  A member that dies or closes raises PeerLost, naming its rank, in every other rank that waits or calls.
-R7  ``store`` gives torch's own groups a store, a separate namespace at each call: a file of rank 0's memory, which
-    only processes of this user on this host can open, or where a member cannot, a store over the connections of
-    the rendezvous, which lasts as long as it does.
+R7  ``store`` gives torch's own groups a store, a separate namespace at each call: a file of rank 0's memory,
+    which only processes of this user on this host can open, or where a member cannot, a store over the
+    connections of the rendezvous, which lasts as long as it does.
 R8  ``close`` is idempotent, needs no other rank and leaves no socket and no thread.
 """
 
@@ -36,12 +36,15 @@ if TYPE_CHECKING:
 
 
 class Rendezvous(Resource):
-    """One rank's end of a group; the module has the contract. One thread of each rank uses it at a time."""
+    """One rank's membership in a group; the module's docstring has the contract.
+
+    Only one thread of a rank may use it at a time.
+    """
 
     rank: int
     world_size: int
     timeout_s: float
-    """Longest time of a call."""
+    """Longest duration of a call, in seconds."""
 
     @property
     @abstractmethod
@@ -51,15 +54,15 @@ class Rendezvous(Resource):
     @property
     @abstractmethod
     def interface(self) -> str:
-        """Return this process's own address on the network that the members share; known once it has joined."""
+        """Return this process's address on the network of the members; only after ``join``."""
 
     @abstractmethod
     def barrier(self) -> None:
-        """Return when every rank has called it (R4)."""
+        """Wait until every rank has called ``barrier`` (R4)."""
 
     @abstractmethod
     def broadcast(self, payload: bytes | None, src: int) -> bytes:
-        """Return the payload of ``src``; what the other ranks pass is ignored (R4)."""
+        """Return the payload of rank ``src``; the payloads of other ranks are ignored (R4)."""
 
     @abstractmethod
     def all_gather(self, payload: bytes) -> list[bytes]:
@@ -67,8 +70,11 @@ class Rendezvous(Resource):
 
     @abstractmethod
     def all_gather_json(self, value: object) -> list[Any]:
-        """Return the values of all ranks, in rank order."""
+        """Return the JSON values of all ranks, in rank order."""
 
     @abstractmethod
     def store(self, name: str) -> torch.distributed.Store:
-        """Return a store for torch's groups; collective. Use it while the rendezvous is open (R7)."""
+        """Return a key-value store for torch's process groups.
+
+        Collective; valid while the rendezvous is open (R7).
+        """

@@ -1,7 +1,8 @@
 """StateFolder: the files of a checkpoint's state, as a strategy writes and reads them.
 
-Files are safetensors and JSON: reading a checkpoint runs nothing. When a call to write returns, the file is on the
-disk. Writing raises OSError where there is no room; reading raises ArtifactError for a file that is damaged.
+Files are safetensors and JSON, so reading a checkpoint executes no code. When a write returns, the file has
+been flushed to disk. Writing raises OSError if the disk is full; reading raises ArtifactError for a damaged
+file.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class StateFolder(ABC):
-    """The folder of one checkpoint's state, seen from one process."""
+    """The folder of one checkpoint's state, as one process reads and writes it."""
 
     path: Path
     digests: dict[str, str]
-    """Digest of each file that this process has written, by its name."""
+    """File name -> digest, for each file that this process has written."""
 
     @abstractmethod
     def write_tensors(
         self, name: str, tensors: Mapping[str, Tensor], check: Callable[[], None] | None = None
     ) -> None:
-        """Write a safetensors file; tensors come to the CPU one at a time, so any device's will do.
+        """Write a safetensors file. Tensors may be on any device; they are copied to the CPU one at a time.
 
-        ``check`` is called before each tensor, and may raise to end the call.
+        ``check`` is called before each tensor is written; if it raises, the write ends.
         """
 
     @abstractmethod
@@ -38,7 +39,7 @@ class StateFolder(ABC):
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """Return whether the folder has such a file."""
+        """Return whether the folder has a file called ``name``."""
 
     @abstractmethod
     def open_tensors(self, name: str) -> Any:
@@ -54,4 +55,4 @@ class StateFolder(ABC):
 
     @abstractmethod
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the object of a JSON file."""
+        """Return the JSON object that a file holds."""

@@ -1,7 +1,9 @@
-"""TargetSpec: shapes, names and numbers of a target, read from its folder without torch; and its frozen tensors.
+"""TargetSpec: shapes, names and constants of a target, read from its folder without torch.
 
-The *trainer* reads embedding, final norm and head itself, from the target's safetensors (single file or sharded
-with an index, tied or not), never through the engine.
+TargetTensors: its tensors.
+
+The *trainer* reads embedding, final norm and head itself, from the target's safetensors (single file or
+sharded with an index, tied or not), never through the engine.
 """
 
 from __future__ import annotations
@@ -23,25 +25,26 @@ class LatentSizes:
     """Sizes of a multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), under their keys of config.json."""
 
     q_lora_rank: int | None
-    """Width that queries are compressed to; None: they are not."""
+    """Width to which queries are compressed; None: they are not compressed."""
     kv_lora_rank: int
-    """Width that keys and values are compressed to together."""
+    """Width to which a token's keys and values are compressed together."""
     qk_nope_head_dim: int
-    """Channels of a query's and a key's head that are not rotated."""
+    """Number of channels of each query and key head that are not rotated."""
     qk_rope_head_dim: int
-    """Rotated ones, which all heads of the keys share."""
+    """Number of rotated channels of each query and key head; all key heads share them."""
     v_head_dim: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetSpec:
-    """Shapes, names and numbers of a causal language model, from its config.json and safetensors headers."""
+    """Shapes, tensor names and constants of a causal language model, from config.json and safetensors headers."""
 
     folder: Path
     architecture: str
     model_type: str
     digest: str
-    """SHA-256 over config.json, every safetensors header and samples of the bytes: which target this is."""
+    """Identifies the target: SHA-256 over config.json, every safetensors header and samples of the weights'
+    bytes."""
 
     num_layers: int
     hidden_size: int
@@ -56,7 +59,7 @@ class TargetSpec:
 
     embedding_name: str
     head_name: str
-    """Equal to ``embedding_name`` when tied."""
+    """Name of the head's weight; equal to ``embedding_name`` if head and embedding are tied."""
     norm_name: str
     head_bias_name: str | None = None
 
@@ -70,14 +73,15 @@ class TargetSpec:
     """Factor on the head's output (Cohere's logit_scale, 1 / Granite's logits_scaling)."""
     logit_softcap: float | None = None
     rope: Mapping[str, Any]
-    """Hugging Face ``rope_parameters``: rope_theta, rope_type, partial_rotary_factor and the scaling's own."""
+    """Hugging Face ``rope_parameters``: rope_theta, rope_type, partial_rotary_factor, and the scaling's
+    parameters."""
     eos_token_ids: tuple[int, ...] = ()
     latent: LatentSizes | None = None
-    """Sizes of its multi-head latent attention; None: it has another attention."""
+    """Sizes of the target's multi-head latent attention; None: it has another kind of attention."""
 
     @property
     def tied(self) -> bool:
-        """Whether the head is the embedding."""
+        """Whether the head and the embedding are the same tensor."""
         return self.head_name == self.embedding_name
 
 
@@ -87,8 +91,9 @@ class TargetTensors:
 
     embedding_VH: Tensor
     head_VH: Tensor
-    """The same tensor as ``embedding_VH`` when tied."""
+    """Weight of the head [V, H]; the same tensor as ``embedding_VH`` if tied."""
     norm_H: Tensor
-    """Weight that multiplies the normed state: ``rms_plus_one`` is folded in (1 + stored weight)."""
+    """Weight that multiplies the normalized state; for ``rms_plus_one`` it is 1 + the stored weight."""
     others: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
-    """Every tensor of the target under its name in the folder, as stored; each is read when it is asked for."""
+    """Name in the safetensors files -> stored tensor, for every tensor of the target. Each is read on
+    access."""

@@ -1,8 +1,9 @@
 """TargetType: how the model code of one type of target treats embedding, final norm, logits and positions.
 
-A config.json names its model's type and says none of this. ``spec_kit.targets`` has a table of types. A distribution
-adds others as entry points of the group ``spec_core.target_types``, each called like the ``model_type``. An entry
-point gives a TargetType or, for a model with a text model under ``text_config``, the type of that text model.
+A config.json names the model's type, but not this treatment. ``spec_kit.targets`` has a table of types. A
+distribution adds others as entry points of the group ``spec_core.target_types``, each called like the
+``model_type``. An entry point gives a TargetType or, for a model with a text model under ``text_config``, the
+type of that text model.
 """
 
 from __future__ import annotations
@@ -20,33 +21,33 @@ from spec_core.target import NormKind
 
 
 class TargetValues(Protocol):
-    """The values of a target's config.json; those of a ``text_config`` lie over the others.
+    """The values of a target's config.json; values in ``text_config`` take precedence.
 
-    A value that is missing is the one that transformers takes for this type; ``default`` is taken where it has none
-    either. TargetError for a value that is missing or of another kind.
+    A missing value is replaced by transformers' default for this type, or else by ``default``. Raise
+    TargetError if there is no default either, or if a value has the wrong type.
     """
 
     def get(self, *names: str) -> Any:
-        """Return the value of the first name that is there and not null, or None."""
+        """Return the value of the first name in ``names`` that is present and not null, or None."""
 
     def is_null(self, name: str) -> bool:
-        """Return whether a name is there with the value null."""
+        """Return whether ``name`` is present with the value null."""
         ...
 
     def integer(self, *names: str, default: int | None = None) -> int:
-        """Return a positive integer under one of ``names``."""
+        """Return the positive integer of the first name in ``names`` that is present."""
         ...
 
     def number(self, *names: str, default: float | None = None) -> float:
-        """Return a finite number under one of ``names``."""
+        """Return the finite number of the first name in ``names`` that is present."""
         ...
 
     def positive(self, *names: str, default: float | None = None) -> float:
-        """Return a number above 0 under one of ``names``."""
+        """Return the number above 0 of the first name in ``names`` that is present."""
         ...
 
     def flag(self, name: str) -> bool:
-        """Return a boolean, false where it is absent."""
+        """Return the boolean called ``name``; False if it is absent."""
         ...
 
 
@@ -57,37 +58,37 @@ _Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 
 
 def one(values: TargetValues) -> float:
-    """Scale by 1."""
+    """Return the scale 1: no scaling."""
     return 1.0
 
 
 def no_cap(values: TargetValues) -> None:
-    """Cap nothing."""
+    """Return None: logits are not capped."""
 
 
 @dataclass(frozen=True, kw_only=True, config=pydantic.ConfigDict(strict=True, extra="forbid"))
 class TargetType:
-    """The treatment of embedding, final norm, logits and positions by the model code of one type."""
+    """How the model code of one target type treats embedding, final norm, logits and positions."""
 
     norm: NormKind = "rms"
     eps: str = "rms_norm_eps"
     """Key of config.json that holds the final norm's epsilon."""
     embedding_scale: Scale = one
-    """Factor on the embedding, computed from config.json."""
+    """Computes from config.json the factor on the embedding."""
     logit_scale: Scale = one
-    """Factor on the head's output."""
+    """Computes from config.json the factor on the head's output."""
     logit_softcap: Cap = no_cap
-    """Cap of the logits: x becomes cap · tanh(x / cap). None: no cap."""
+    """Computes from config.json the cap of the logits: x becomes cap · tanh(x / cap). None: no cap."""
     theta: _Positive | None = 10_000.0
-    """Base of the rotary frequencies where config.json names none. None: positions are not rotary."""
+    """Base of the rotary frequencies if config.json has none. None: the model has no rotary positions."""
     partial: Annotated[float, pydantic.Field(gt=0, le=1)] | None = None
-    """Share of a head's channels that turn, where config.json does not say it. None: all."""
+    """Share of a head's channels that are rotated, if config.json does not say it. None: all."""
     needs_rope: bool = False
-    """Whether config.json must hold rope_parameters (or rope_scaling) and rope_theta: the type's own default is no
-    plain rotation by ``theta``."""
+    """Whether config.json must have rope_parameters (or rope_scaling) and rope_theta, because the type's
+    default is not a plain rotation with base ``theta``."""
 
     def guarded(self, owner: str) -> TargetType:
-        """Return a copy for a plugin's type: an error in its functions is a PluginInvalid that names ``owner``."""
+        """Return a copy whose functions raise PluginInvalid, naming the plugin ``owner``, for any error."""
         changes = {
             name: _guarded(getattr(self, name), kind, f"{owner}: its {name} fails") for name, kind in _RESULTS
         }

@@ -3,14 +3,16 @@
 Contract (``spec_testing.TrackerSuite`` quotes the numbers):
 
 K1  ``probe`` says whether the service's client is installed; it never raises.
-K2  The plugin's module imports without torch and without the client: nobody needs what nobody has asked for.
+K2  The plugin's module imports without torch and without the service's client.
 K3  ``log`` takes the scalars of a step. Steps ascend, but a run that goes on from a checkpoint repeats some.
-K4  A tracker that is made again for a run directory goes on where the one before it was: what it has to know for that
-    lies in files of that directory whose names begin with a dot. Another directory of that name is another run.
+K4  A new tracker for the same run directory continues the run of the previous tracker. It stores what it
+    needs for that in the directory, in files whose names begin with a dot. Another directory of the same name
+    is another run.
 K5  ``close`` writes what is buffered, within a minute, and is idempotent.
-K6  Nothing goes to stdout, where commands print their documents.
-K7  Whatever a call raises, the run warns with the tracker's name, goes on without it and calls it no more; so a
-    service that fails is raised, not hidden. A call that hangs holds nobody up; at its end a run waits a minute.
+K6  Nothing is printed to stdout, where commands print their results.
+K7  If a call raises, the run warns with the tracker's name, continues, and never calls the tracker again. So
+    a tracker raises the errors of its service. A call that hangs does not block the run; at its end a run
+    waits for at most a minute.
 K8  All calls, from the first on, come from one thread, which is not the main one.
 """
 
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
 
 
 class Tracker(Resource):
-    """A tracker takes scalars. The module's docstring is the contract.
+    """A tracker sends scalars to a service. The module's docstring has the contract.
 
-    The key ``track.NAME`` of a run asks for the tracker of that name: any value but null and false.
+    A run uses the tracker NAME if its key ``track.NAME`` has any value but null and false.
     """
 
     API_VERSIONS: ClassVar[range] = range(2, 3)
@@ -43,14 +45,17 @@ class Tracker(Resource):
     """The version that the plugin was written for."""
     Config: ClassVar[type[TrackerConfig]] = TrackerConfig
     Value: ClassVar[Any] = Annotated[str, pydantic.Field(min_length=1)]
-    """Type of the key's value, any that pydantic knows; by default a text, such as a project's name."""
+    """Type of the key's value, for pydantic to validate; by default a string, such as a project's name."""
     default: ClassVar[Any] = None
-    """The key's value where nobody asks: null or false."""
+    """Default of the key, with which a run does not use the tracker: None or False."""
     description: ClassVar[str] = ""
-    """Sentence on the key, for the table of keys."""
+    """Sentence that describes the key in the table of configuration keys."""
 
     def __init__(self, value: Any, folder: Path) -> None:
-        """Keep the key's value and the run directory, whose name is the run's; a subclass opens the service."""
+        """Store the key's value and the run directory, whose name is the run's name.
+
+        A subclass connects to the service.
+        """
         self.value = value
         self.folder = folder
 
@@ -61,4 +66,4 @@ class Tracker(Resource):
 
     @abstractmethod
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Take the scalars of a step (K3)."""
+        """Log the scalars of a training step (K3)."""

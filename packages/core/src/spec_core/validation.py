@@ -36,7 +36,7 @@ def validate(model: type[C], values: Mapping[str, Any], source: str) -> C:
 
 
 def _integers(value: object, key: str = "") -> Iterator[tuple[str, int]]:
-    """Yield key and value of every integer below ``value``."""
+    """Yield the dotted key and the value of every integer within ``value``, a nested mapping or sequence."""
     if isinstance(value, int):
         yield key, value
     elif isinstance(value, dict):
@@ -48,7 +48,7 @@ def _integers(value: object, key: str = "") -> Iterator[tuple[str, int]]:
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:
-    """Return `` (did you mean 'x'?)`` or, if no known word is close, the list of them."""
+    """Return `` (did you mean 'x'?)`` or, if no known word is similar, the list of known words."""
     close = difflib.get_close_matches(word, known, cutoff=0.6)
     if not close:
         return f" (known: {', '.join(sorted(known))})"
@@ -83,7 +83,7 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
 
 
 def _sections_with(model: type[pydantic.BaseModel], key: str) -> list[str]:
-    """Return ``'section.key'`` for each section that has such a key: users forget the section."""
+    """Return ``'section.key'`` for each section that has the key ``key``, because users forget the section."""
     nested = {name: _model_in(field.annotation) for name, field in model.model_fields.items()}
     return [
         repr(f"{name}.{key}") for name, section in nested.items() if section and key in section.model_fields
@@ -91,7 +91,7 @@ def _sections_with(model: type[pydantic.BaseModel], key: str) -> list[str]:
 
 
 def _keys_beside(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:
-    """Return the keys of the section in which ``path`` ends, required ones first."""
+    """Return the keys of the section that contains the key ``path``, required keys first."""
     for part in path[:-1]:
         field = model.model_fields.get(part)
         nested = _model_in(field.annotation) if field is not None else None

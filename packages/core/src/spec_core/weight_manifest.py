@@ -1,4 +1,4 @@
-"""Manifest: what one update of a draft's weights holds, and what it belongs to."""
+"""Manifest: the tensors of one update of a draft's weights, with version, update group and target."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ if TYPE_CHECKING:
 Count = Annotated[int, pydantic.Field(ge=0)]
 
 _MAPPING = ("d2t", "t2d")
-"""Last part of the names of the tensors that map a draft's vocabulary to the target's."""
+"""Last components of the names of the tensors that map a draft's vocabulary to the target's vocabulary."""
 
 
 class TensorEntry(WireRecord):
-    """One tensor of an update."""
+    """Name, dtype, shape and digest of one tensor of an update."""
 
     name: str
-    """As the draft exports it, so as engines load it."""
+    """Name of the tensor in the draft's export, which engines load."""
     shape: tuple[Count, ...]
     dtype: str
-    """Torch's name of it, such as ``bfloat16``."""
+    """Torch's name of the dtype, such as ``bfloat16``."""
     num_bytes: Count
     digest: str
-    """``spec_kit.weight_sync.tensor_digest`` of its bytes."""
+    """``spec_kit.weight_sync.tensor_digest`` of the tensor's bytes."""
 
 
 class Manifest(WireRecord):
-    """The tensors of one update in the order in which they are sent, with what they were made for."""
+    """The tensors of one update, in the order in which they are sent, with version, update group and target."""
 
     format: Literal[1] = 1
     group: str
-    """Name of the update group: several drafts can be pushed at once, independent of each other."""
+    """Name of the update group. Updates of different groups are independent of each other."""
     version: Count
-    """Rises with every push of new weights."""
+    """Version of the weights; it rises with every push of new weights."""
     parent: Count | None = None
-    """Version that was served before, as the publisher knows it."""
+    """Version that was served before this update, as far as the publisher knows."""
     fence: int
-    """Fence of the trainer that made it; a later trainer has a higher one."""
+    """Fencing number of the trainer that made the update; a later trainer has a higher number."""
     target: str
     """``TargetSpec.digest`` of the target that the draft was trained for."""
     tensors: tuple[TensorEntry, ...]
@@ -58,22 +58,25 @@ class Manifest(WireRecord):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
+        """Number of bytes of all tensors together."""
         return sum(entry.num_bytes for entry in self.tensors)
 
     @property
     def digest(self) -> str:
-        """Digest of the whole content: names, shapes, dtypes and bytes. Two versions of equal weights share it."""
+        """Digest of names, shapes, dtypes and bytes of all tensors.
+
+        Two versions with equal weights have the same digest.
+        """
         return entries_digest(self.tensors)
 
     @property
     def vocabulary(self) -> str:
-        """Digest of the mapping to the target's vocabulary; empty for a draft that has the target's own."""
+        """Digest of the tensors that map the draft's vocabulary to the target's; empty if both are the same."""
         return vocabulary_digest(self.tensors)
 
 
 def entries_digest(entries: Iterable[TensorEntry]) -> str:
-    """Return one digest of several tensors, whatever their order."""
+    """Return one digest of several tensors; it does not depend on their order."""
     digest = hashlib.blake2b(digest_size=16)
     for entry in sorted(entries, key=lambda entry: entry.name):
         digest.update(json.dumps([entry.name, entry.shape, entry.dtype, entry.digest]).encode() + b"\n")
@@ -81,11 +84,11 @@ def entries_digest(entries: Iterable[TensorEntry]) -> str:
 
 
 def vocabulary_digest(entries: Iterable[TensorEntry]) -> str:
-    """Return the digest of those tensors that map the vocabulary; empty where there is none."""
+    """Return the digest of the tensors that map the draft's vocabulary; empty if there are none."""
     mapping = [entry for entry in entries if maps_vocabulary(entry.name)]
     return entries_digest(mapping) if mapping else ""
 
 
 def maps_vocabulary(name: str) -> bool:
-    """Return whether a tensor of that name maps the draft's vocabulary to the target's."""
+    """Return whether a tensor called ``name`` maps the draft's vocabulary to the target's vocabulary."""
     return name.rpartition(".")[2] in _MAPPING

@@ -1,28 +1,33 @@
 """WeightTransport: moves the bytes of one update from a publisher to the ranks of one replica.
 
-The publisher and every rank agree on a manifest and on a transport before it is used, and compare digests afterwards;
-so a transport checks nothing but that it works. It may lose, but not hang: every call has a deadline.
+The publisher and every rank agree on a manifest and on a transport before it is used, and compare digests
+afterwards; so a transport checks nothing but that it works. It may lose, but not hang: every call has a
+deadline.
 
 Contract (``spec_testing.WeightTransportSuite`` quotes the numbers):
 
-W1  The receiver yields every tensor of the manifest once, bit for bit: any dtype, shape and number of bytes, tensors
-    without elements too. What it yields is valid until the next one is asked for.
-W2  Bytes travel in buckets of at most ``bucket_bytes``, and never more than the payload has. A larger tensor is cut.
-    Both ends have the sender's ``bucket_bytes``; ``receiver`` is given it.
-W3  ``receiver``, ``sender`` and ``open`` do not wait for the other end. The sender gets each receiver's ``address``,
-    each receiver its entry of what ``open`` has returned; then ``send`` and ``receive`` run at the same time.
-W4  Calls end at their ``deadline`` (``time.monotonic``) with DeadlineExceeded, and with PeerLost when the other end
-    has died or closed.
+W1  The receiver yields every tensor of the manifest once, bit for bit: any dtype, shape and number of bytes,
+    tensors without elements too. What it yields is valid until the next one is asked for.
+W2  Bytes travel in buckets of at most ``bucket_bytes``, and never more than the payload has. A larger tensor
+    is cut. Both ends have the sender's ``bucket_bytes``; ``receiver`` is given it.
+W3  ``receiver``, ``sender`` and ``open`` do not wait for the other end. The sender gets each receiver's
+    ``address``, each receiver its entry of what ``open`` has returned; then ``send`` and ``receive`` run at
+    the same time.
+W4  Calls end at their ``deadline`` (``time.monotonic``) with DeadlineExceeded, and with PeerLost when the
+    other end has died or closed.
 W5  ``close`` of an end may come from another thread: what runs then ends with PeerLost within a second. It is
     idempotent and leaves nothing but what W7 keeps: no thread, no descriptor, no memory, no unfinished file.
-W6  ``probe`` and ``obstacle`` say why a transport cannot be used, here or towards a certain rank; ``medium`` says
-    what the bytes pass through on their way to one that is reached. Without an order of names the fastest is taken.
-W7  A transport may keep what it has built for an update until the next one of the same update group and replica. It
-    uses that again only where every end has come through the update before and has kept it too; else all build anew
-    in the same update: after a failure, for other ranks, for a process that was started anew. ``forget`` releases
-    what is kept towards a replica, ``close`` all of it; an update that is under way keeps what it uses.
-W8  Options (``Config``) are those of whoever pushes. A server opens the transport with their defaults, so each has
-    one; what a rank needs to know of the sender's options is in its entry of what ``open`` has returned.
+W6  ``probe`` and ``obstacle`` say why a transport cannot be used, here or towards a certain rank; ``medium``
+    says what the bytes pass through on their way to one that is reached. Without an order of names the
+    fastest is taken.
+W7  A transport may keep what it has built for an update until the next one of the same update group and
+    replica. It uses that again only where every end has come through the update before and has kept it too;
+    else all build anew in the same update: after a failure, for other ranks, for a process that was started
+    anew. ``forget`` releases what is kept towards a replica, ``close`` all of it; an update that is under way
+    keeps what it uses.
+W8  Options (``Config``) are those of whoever pushes. A server opens the transport with their defaults, so
+    each has one; what a rank needs to know of the sender's options is in its entry of what ``open`` has
+    returned.
 """
 
 from __future__ import annotations
@@ -46,49 +51,55 @@ if TYPE_CHECKING:
 
 
 class WeightMedium(IntEnum):
-    """Name what the bytes of an update pass through, the fastest first."""
+    """What the bytes of an update pass through, from fastest to slowest."""
 
     DEVICE_MEMORY = 1
-    """The memory of one device, which both ends map."""
+    """Memory of one device, which both processes map."""
     DEVICE_LINK = 2
-    """A link of two devices, without the host's memory."""
+    """A link between two devices; the bytes do not pass through host memory."""
     HOST_MEMORY = 3
-    """The memory of the host, which both ends map."""
+    """Host memory, which both processes map."""
     SOCKETS = 4
     FILES = 5
     UNSTATED = 6
-    """The transport does not say."""
+    """The transport does not say what the bytes pass through."""
 
     def __str__(self) -> str:
-        """Return the words of a message, such as "host memory"."""
+        """Return the medium's name for messages, such as "host memory"."""
         return self.name.lower().replace("_", " ")
 
 
 class WeightReceiver(Resource):
-    """One rank's end of one update."""
+    """The receiving side of one update, in the process of one rank."""
 
     address: str = ""
-    """The sender's way to this rank, in printable ASCII; empty where it needs none."""
+    """Address at which the sender reaches this rank, in printable ASCII; empty if the sender needs none."""
 
     @abstractmethod
     def receive(self, sender: str, deadline: float) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and tensors (W1); ``sender`` is this rank's entry of what the sender's ``open`` returned."""
+        """Yield the name and the tensor of each received weight (W1).
+
+        ``sender``: this rank's element of the sequence that ``WeightSender.open`` returned.
+        """
 
 
 class WeightSender(Resource):
-    """The publisher's end of one update towards the ranks of one replica."""
+    """The sending side of one update, in the publisher's process, for all ranks of one replica."""
 
     @abstractmethod
     def open(self, deadline: float) -> Sequence[str]:
-        """Return what each rank needs to reach this end, in the order of the ranks and in printable ASCII (W3)."""
+        """Return, for each rank in order, the address at which it reaches this sender, in printable ASCII (W3)."""
 
     @abstractmethod
     def send(self, deadline: float) -> None:
-        """Send every tensor to every rank; the second call on this end, and the last."""
+        """Send every tensor to every rank. Call it once, after ``open``."""
 
 
 class WeightTransport(Resource):
-    """A way for weights; the module has the contract. One object serves any number of updates, several at once."""
+    """Sends weights from a publisher to replicas; the module's docstring has the contract.
+
+    One object serves any number of updates, also concurrent ones.
+    """
 
     API_VERSIONS: ClassVar[range] = range(2, 3)
     """Versions of this interface that are accepted; newest first: 2, of the first release."""
@@ -98,32 +109,38 @@ class WeightTransport(Resource):
     Config: ClassVar[type[WeightTransportConfig]] = WeightTransportConfig
 
     def __init__(self, config: WeightTransportConfig, backend: Backend) -> None:
-        """Keep the validated options, and the backend of this process's device."""
+        """Store the validated options, and the backend of this process's device."""
         self.config = config
         self.backend = backend
 
     @classmethod
     def probe(cls) -> Availability:
-        """Return whether it can run here. Never raises, and imports nothing heavy (W6)."""
+        """Return whether this machine can run the transport. Never raises, and imports nothing heavy (W6)."""
         return Availability(ok=True)
 
     @abstractmethod
     def place(self, device: torch.device) -> str:
-        """Return where a rank on ``device`` of this process is, for ``obstacle`` at the other end."""
+        """Return the location of a rank on ``device`` of this process; the sender passes it to ``obstacle``."""
 
     @abstractmethod
     def obstacle(self, place: str, device: torch.device) -> str:
-        """Return why a sender on ``device`` of this process cannot reach a rank at ``place``; empty if it can."""
+        """Return why a sender on ``device`` of this process cannot reach a rank; empty if it can.
+
+        ``place``: what the rank's process returned from ``place``.
+        """
 
     def medium(self, place: str, device: torch.device) -> WeightMedium:
-        """Return what the bytes pass through from a sender on ``device`` to a rank at ``place``, if it is reached."""
+        """Return the medium between a sender on ``device`` and a rank that ``obstacle`` says it can reach.
+
+        ``place``: what the rank's process returned from ``place``.
+        """
         return WeightMedium.UNSTATED
 
     @abstractmethod
     def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
-        """Return a rank's end for buckets of the sender's size (W2, W3).
+        """Return a receiver for a rank; ``bucket_bytes`` is the bucket size of the sender (W2, W3).
 
-        Tensors arrive on ``device``, or on the CPU where that costs nothing more.
+        Tensors arrive on ``device``, or on the CPU if that costs nothing more.
         """
 
     @abstractmethod
@@ -135,13 +152,14 @@ class WeightTransport(Resource):
         device: torch.device,
         replica: str,
     ) -> WeightSender:
-        """Return the publisher's end towards the ranks of ``replica``, which have these addresses (W3).
+        """Return a sender to the ranks of ``replica`` (W3).
 
-        ``weights`` are the manifest's tensors, on any device; nobody changes them. Buckets are made on ``device``.
+        ``receivers``: ``WeightReceiver.address`` of each rank. ``weights``: the manifest's tensors, on any
+        device; they are not changed meanwhile. Buckets are assembled on ``device``.
         """
 
     def forget(self, replica: str) -> None:
-        """Release what is kept for the next update of a replica, which will not come (W7)."""
+        """Release what is cached for the next update of a replica, because no update will follow (W7)."""
 
     def close(self) -> None:
-        """Release what is kept for later updates, which may come all the same (W7)."""
+        """Release what is cached for later updates; the transport can still be used afterwards (W7)."""

@@ -11,7 +11,10 @@ from spec_core.foreign import foreign_errors
 
 
 class WireRecord(pydantic.BaseModel):
-    """Base of such values: frozen, strict types, unknown fields are errors. Nothing in it is ever unpickled."""
+    """Base of values that processes exchange as JSON, without pickle.
+
+    Frozen, strictly typed; unknown fields are errors.
+    """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -21,6 +24,6 @@ class WireRecord(pydantic.BaseModel):
 
     @classmethod
     def decode(cls, data: bytes | str) -> Self:
-        """Return the value in ``data``. Raise ProtocolError for anything else."""
+        """Return the value that ``data`` encodes as JSON. Raise ProtocolError if it does not."""
         with foreign_errors(ProtocolError, f"{len(data)} bytes that are no {cls.__name__}"):
             return cls.model_validate_json(data)

@@ -1,4 +1,4 @@
-"""Quote foreign text in messages: values cut short, control characters escaped."""
+"""Quote text from outside in messages: values are shortened, control characters are escaped."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _TAIL = 300  # the end of a message, which says what to do, is kept
 
 
 def shown(value: object) -> str:
-    """Return a value as a message quotes it: at most about 200 characters, an address without user and password."""
+    """Return a value for a message: at most about 200 characters; user and password are removed from a URL."""
     return shortened(_USER.sub("//…@", repr(value)), _VALUE)
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return ``text`` with its middle left out where it has more than ``longest`` characters."""
+    """Return ``text``, with its middle left out if it has more than ``longest`` characters."""
     if len(text) <= longest:
         return text
     tail = min(_TAIL, longest // 4)

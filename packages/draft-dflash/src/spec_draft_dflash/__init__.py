@@ -1,1 +1,1 @@
-"""The DFlash block draft."""
+"""The plugin of the DFlash block draft."""

@@ -11,7 +11,7 @@ from spec_kit.drafting import DistilledLoss  # noqa: TC001 (pydantic evaluates a
 
 LossKind = Literal["ce", "dpace", "soft", "lk_alpha", "lk_lambda"]
 SOFT_LOSSES: dict[str, DistilledLoss] = {"soft": "ce", "lk_alpha": "lk_alpha", "lk_lambda": "lk_lambda"}
-"""The losses whose targets are the target's distributions, by their names between two distributions."""
+"""Losses that compare with the target's distribution: name of the option → name of the loss between distributions."""
 LayerType = Literal["full_attention", "sliding_attention"]
 DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 
@@ -61,5 +61,5 @@ class DFlashConfig(BlockConfig):
         return self
 
     def decay(self, block_size: int) -> float:
-        """Return ``gamma``, or its default for blocks of that size."""
+        """Return ``gamma``, or its default for this block size."""
         return self.gamma or DEFAULT_GAMMA.get(block_size, block_size / 2)

@@ -24,7 +24,7 @@ _MASK_FILE = "mask_embedding.pt"
 
 
 class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
-    """DFlash (arXiv 2602.06036): a block of tokens in one pass; see ``spec_core.draft`` for the contract."""
+    """DFlash (arXiv 2602.06036): guesses a block of tokens in one pass; see ``spec_core.draft`` for the contract."""
 
     name: ClassVar[str] = "dflash"
     api_version: ClassVar[int] = 2
@@ -44,7 +44,10 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
-        """Return the fields as engines read them. Layers are those entered; full ones look both ways in any case."""
+        """Return the fields of a ``speculators`` folder, translated to the names and values that engines read.
+
+        Layer ids name the layers whose input is captured. Full-attention layers are never causal inside a block.
+        """
         served = super().speculators_fields(fields, folder)
         kinds = section(fields, "transformer_layer_config", folder).get("layer_types") or ()
         if SLIDING in kinds and fields.get("sliding_window_non_causal"):
@@ -53,14 +56,14 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
 
     @classmethod
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[DFlashShape]) -> None:
-        """Raise ArtifactError for a trained mask vector."""
+        """Raise ArtifactError if the folder has a trained mask vector."""
         if (checkpoint.folder / _MASK_FILE).exists():
             raise ArtifactError(
                 f"draft {checkpoint.folder} has a {_MASK_FILE}; only a token's own embedding can be the mask"
             )
 
     def fresh_shape(self, target: TargetSpec) -> DFlashShape:
-        """Return the options, else the paper's defaults and the target's sizes."""
+        """Return the shape of a new draft, from the options, the paper's defaults and the target's sizes."""
         options = self.options
         kind = FULL if options.sliding_window is None else SLIDING
         return DFlashShape.for_target(
@@ -74,12 +77,12 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
 
     @property
     def num_guesses(self) -> int:
-        """One less than the block's slots."""
+        """Guesses of a block: its slots minus one."""
         return self._block_size - 1
 
     @property
     def guess_weights(self) -> Tensor:
-        """float64 [S]: weights of guesses, or with ``dpace`` 1 for each."""
+        """float64 [S]: weight of each guess; 1 for each with ``dpace``, which computes its own weights."""
         from spec_kit.block_drafting import guess_weights
 
         weight_S = guess_weights(self.num_guesses, self.options.decay(self._block_size))
@@ -87,7 +90,7 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether targets are the target's distributions."""
+        """Whether guesses are compared with the target's distributions."""
         return self.options.loss in SOFT_LOSSES
 
     @classmethod
@@ -98,13 +101,13 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
         return DFlashKernels
 
     def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: DFlashKernels) -> nn.Module:
-        """Return the network with drawn weights."""
+        """Return the network with random weights."""
         from spec_draft_dflash.model import DFlashModel
 
         return DFlashModel(self.shape(target), self.options, target.embedding_scale, kernels)
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
-        """Return a fresh proposer for one sequence (D9)."""
+        """Return a new proposer for one sequence (D9)."""
         from spec_draft_dflash.model import DFlashModel
         from spec_draft_dflash.proposer import DFlashProposer
 

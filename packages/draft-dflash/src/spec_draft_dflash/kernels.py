@@ -1,6 +1,6 @@
-"""The kernels that DFlash can use, and the plain version of its own (see ``spec_core.kernels``).
+"""The kernels that DFlash can use, and a plain torch version of ``scaled_softmax_`` (see ``spec_core.kernels``).
 
-Shapes: X any rows, V the local rows of the vocabulary.
+Shapes: X any leading dimensions, V the vocabulary rows of this shard.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def scaled_softmax_(logits_XV: Tensor, log_sum_X: Tensor, factor_X: Tensor) -> Tensor:
-    """Overwrite the logits by factor · softmax; ``log_sum_X`` is their log-sum-exp over all shards."""
+    """Overwrite the logits with factor · softmax. ``log_sum_X``: log-sum-exp of the logits over all shards."""
     return logits_XV.copy_(softmax(logits_XV, log_sum_X).mul_(factor_X[..., None]))
 
 
@@ -30,7 +30,7 @@ class DFlashKernels(BlockKernels):
 
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
-        """Return arguments to compare each kernel with its plain version on."""
+        """Return example arguments for comparing each kernel with its plain version."""
         logits_XV = draw(5, 33)
         return {
             **super().examples(draw),

@@ -1,10 +1,10 @@
-"""The target's head over the blocks' slots, the loss and its gradients, some blocks at a time.
+"""Applies the target's head to the blocks' slots, and computes the loss and its gradients, some blocks at a time.
 
-Only slots that count are multiplied by the head. Loss, metrics and the gradient with respect to the states come out
-of the same pass, so logits live for one chunk.
+Only slots that count are multiplied by the head. Loss, metrics and the gradient with respect to the states come from
+the same pass, so only one chunk's logits are in memory.
 
-Shapes: A blocks, S = B − 1 slots that guess, R counted slots, C blocks of a chunk, V rows of the head (of this
-shard: see ``spec_core.ops``).
+Shapes: A blocks, S = B − 1 slots that guess, R counted slots, C blocks of a chunk, V rows of the head on this shard
+(see ``spec_core.ops``).
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockLoss:
-    """The targets of slots, and the weight of each."""
+    """Computes the loss of blocks: what each slot is compared with, and how much it weighs."""
 
     ops: VocabularyOps
     kernels: DFlashKernels
     kind: LossKind
     weight_S: Tensor
-    """Weights of slots, for the losses that do not weigh by themselves."""
+    """float [S]: weights of slots, for losses other than ``dpace``, which computes its own."""
     alpha: float
     """The parameter of ``dpace``."""
 
     def __call__(
         self, states_ASH: Tensor, batch: DraftBatch, guesses: CountedGuesses, denominators: Tensor
     ) -> StepOutput:
-        """Return loss and metrics of the blocks' states [A, S, H], as shares over the global denominators."""
+        """Return loss and metrics of the blocks' states [A, S, H], divided by the global batch's ``denominators``."""
         totals = _BlockSums(self, states_ASH, batch, denominators)
         teacher_size = 4 if self.kind in SOFT_LOSSES else 0
         row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + teacher_size)
@@ -56,16 +56,16 @@ class BlockLoss:
         return totals.output()
 
     def targets(self, batch: DraftBatch, label_R: Tensor) -> HardTargets | SoftTargets:
-        """Return what some slots are to guess. ``label_R``: index of the guessed token in the batch.
+        """Return the targets of some slots. ``label_R``: index in the batch of each slot's label token.
 
-        A soft target is what the target's state one token earlier says.
+        A soft target is the target's distribution, from the target's state at the previous token.
         """
         if soft := SOFT_LOSSES.get(self.kind):
             return SoftTargets.of(batch.hidden_TNH[label_R - 1, -1], soft, self.ops, self.kernels)
         return HardTargets.of(batch.input_ids_T[label_R], self.ops, self.kernels)
 
     def weights(self, loss_R: Tensor, guesses: CountedGuesses) -> Tensor:
-        """Return the weights [A, S] of the guesses of some blocks, given their losses.
+        """Return the weights [A, S] of the guesses of some blocks. ``loss_R``: the loss of each counted guess.
 
         A guess that does not count weighs 0.
         """
@@ -80,7 +80,7 @@ class BlockLoss:
 
 
 class _BlockSums:
-    """Sums of one forward pass over all chunks: loss, metrics, and the states' gradient where it is wanted."""
+    """Sums of one forward pass over all chunks: loss, metrics, and the states' gradient if gradients are enabled."""
 
     def __init__(self, loss: BlockLoss, states_ASH: Tensor, batch: DraftBatch, denominators: Tensor) -> None:
         self.rule, self.states_ASH, self.batch = loss, states_ASH, batch
@@ -90,7 +90,7 @@ class _BlockSums:
         self.grad_ASH = torch.zeros_like(states_ASH) if torch.is_grad_enabled() else None
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Score the counted guesses of the blocks ``blocks``."""
+        """Add loss, metrics and gradients of the counted guesses of the blocks in ``blocks``."""
         place, ops = (guesses.block_R, guesses.guess_R), self.rule.ops
         logits_RV = F.linear(self.states_ASH[blocks][place], ops.head_VH)
         compared = self.rule.targets(self.batch, guesses.label_R).compare(logits_RV)
@@ -104,7 +104,7 @@ class _BlockSums:
             self.grad_ASH[blocks][place] = ops.reduce_sum(grad_RH)
 
     def output(self) -> StepOutput:
-        """Return the sums."""
+        """Return loss and metrics, with the gradients attached to the loss."""
         loss = self.metrics.loss
         if self.grad_ASH is not None:
             loss = with_gradients(loss, (self.grad_ASH,), (self.states_ASH,))

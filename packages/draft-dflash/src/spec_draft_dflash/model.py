@@ -1,4 +1,4 @@
-"""The DFlash network: the backbone of blocks, and the loss over what it guesses."""
+"""The DFlash network: the block-draft backbone, and the loss over its guesses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DFlashModel(BlockBackbone):
         embedding_scale: float,
         kernels: DFlashKernels,
     ) -> None:
-        """Make the network; ``embedding_scale``: factor on the target's embedding before its first layer."""
+        """Make the network. ``embedding_scale``: the target's factor on embeddings before its first layer."""
         super().__init__(shape, embedding_scale, kernels)
         self.config, self.kernels = config, kernels
 

@@ -1,4 +1,4 @@
-"""Reference drafting: all guesses of a block at once.
+"""Reference drafting for DFlash: all guesses of a block at once.
 
 Shape suffixes: B sequences, K guesses, V vocabulary.
 """
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class DFlashProposer(BlockProposer):
-    """Guesses with the slots behind the last known token's.
+    """Guesses one token with each slot after the first, which holds the last known token.
 
-    To guess K tokens, vLLM and SGLang run a block of K + 1 slots, also where K + 1 is below the block size of
-    training; so does this.
+    To guess K tokens, vLLM and SGLang run a block of K + 1 slots, even if K + 1 is below the block size of training.
+    This proposer does the same.
     """
 
     @classmethod
     def guess_all(
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
-        """Return the guesses of each, drawn independently of one another."""
+        """Return the guesses of each sequence, drawn independently of one another."""
         logits_BKV = cls.states(proposers, num_tokens + 1)[:, 1:] @ proposers[0].ops.head_VH.T
         if temperature == 0:
             rows: list[list[int]] = logits_BKV.argmax(-1).tolist()

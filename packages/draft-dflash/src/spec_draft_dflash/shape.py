@@ -1,4 +1,4 @@
-"""DFlashShape: what fixes a DFlash draft's tensors and arithmetic, and its form as a served config.json."""
+"""DFlashShape: the sizes and options of a DFlash draft, read from and written to config.json."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class DFlashShape(BlockShape):
 
     layer_types: tuple[LayerType, ...]
     sliding_window: Size | None = None
-    """Positions that a sliding layer sees, the query's own included; None without such layers."""
+    """Positions that a sliding layer's query attends to, including its own; None without sliding layers."""
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Window of each layer; None: full attention."""
+        """Attention window of each layer in positions; None: full attention."""
         return tuple(self.sliding_window if kind == SLIDING else None for kind in self.layer_types)
 
     @property
     def is_causal(self) -> bool | None:
-        """Whether blocks are causal inside; None where layers differ."""
+        """Whether attention inside a block is causal; None if layers differ."""
         kinds = set(self.layer_types)
         return None if len(kinds) > 1 else kinds == {SLIDING}
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return what ``BlockShape`` finds, and the window of sliding layers."""
+        """Return the fields that ``BlockShape`` reads, and the window of sliding layers."""
         both, found = fields | own, super().read_own(fields, own, folder)
         # Base configurations carry a window that nobody uses.
         window = (
@@ -49,7 +49,7 @@ class DFlashShape(BlockShape):
         return found | {"sliding_window": window}
 
     def fixed_fields(self) -> Json:
-        """Return fields of published drafts that have one value here."""
+        """Return fields that published drafts have and that must have the given value here."""
         return super().fixed_fields() | {
             "sample_from_anchor": False,
             "projector_type": None,
@@ -72,13 +72,13 @@ class DFlashShape(BlockShape):
         return super().problem()
 
     def to_json(self, target: TargetSpec) -> Json:
-        """Return fields that both engines read.
+        """Return the fields of config.json that both engines read.
 
         vLLM 0.32 and SGLang 0.5.23 read ``is_causal`` first, for all layers at once. vLLM 0.26 and SGLang 0.5.16 do
-        not know it; without it, all take sliding layers as causal and full ones as not. transformers drops a
-        ``sliding_window`` that is not declared as used. The captured layers come in both conventions:
-        ``target_layer_ids`` counts outputs of layers; vLLM's top-level list, which it reads first, counts streams
-        entering them.
+        not know this field. Without it, all versions take sliding layers as causal and full ones as not causal.
+        Transformers drops a ``sliding_window`` that is not declared as used. The captured layers are written in both
+        conventions: ``target_layer_ids`` counts layers' outputs; vLLM's top-level list, which vLLM reads first,
+        counts layers' inputs.
         """
         causal = self.is_causal
         return {

@@ -1,6 +1,6 @@
-"""The targets of slots, tokens or the target's distributions: what each slot loses, and the gradient by hand.
+"""Targets of slots: tokens, or the target's distributions; each slot's loss, with hand-written gradients.
 
-Shapes: R counted slots, V local rows of the vocabulary.
+Shapes: R counted slots, V vocabulary rows of this shard.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 class Compared(NamedTuple):
-    """Slots' logits next to their targets."""
+    """Result of comparing slots' logits with their targets."""
 
     best_R: Tensor
-    """int64: the slot's arg-max over all shards."""
+    """int64 [R]: each slot's arg-max token over all shards."""
     loss_R: Tensor
     gradient_: Callable[[Tensor], Tensor]
-    """Overwrites the logits [R, V] by the gradient of the losses, each times its weight [R]."""
+    """Overwrites the logits [R, V] with the gradient of the losses, each multiplied by its weight [R]."""
 
 
 @dataclass(frozen=True)
 class HardTargets:
-    """Tokens of the data as targets: cross-entropy."""
+    """Tokens of the data as targets: the loss is cross-entropy."""
 
     labels: LabelColumns
     ops: VocabularyOps
@@ -43,17 +43,17 @@ class HardTargets:
 
     @classmethod
     def of(cls, id_R: Tensor, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
-        """Return the targets ``id_R`` in terms of the local shard."""
+        """Return the target tokens ``id_R``, located in this shard of the vocabulary."""
         return cls(LabelColumns.of(id_R, ops), ops, kernels)
 
     def compare(self, logits_RV: Tensor) -> Compared:
-        """Return losses and gradients of the logits."""
+        """Return each slot's arg-max, loss and gradient function."""
         ids_V = torch.arange(*self.ops.vocab_range, device=logits_RV.device)
         log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, self.ops, self.kernels)
         loss_R = log_sum_R - self.ops.reduce_sum(self.labels.logits(logits_RV, log_sum_R.dtype))
 
         def gradient_(weight_R: Tensor) -> Tensor:
-            """Overwrite the logits by weight · (softmax − label); at the label's column it is rounded once."""
+            """Overwrite the logits with weight · (softmax − label). The label's column is rounded only once."""
             column_R1, here_R1 = self.labels.column_R1, self.labels.here_R1
             prob_R1 = (logits_RV.gather(1, column_R1).to(log_sum_R.dtype) - log_sum_R[:, None]).exp()
             there_R1 = ((prob_R1 - here_R1.to(prob_R1.dtype)) * weight_R[:, None]).to(logits_RV.dtype)
@@ -65,7 +65,7 @@ class HardTargets:
 
 @dataclass(frozen=True)
 class SoftTargets:
-    """The target's distributions as targets: any loss between distributions."""
+    """The target's distributions as targets: the loss is any loss between distributions."""
 
     teacher: Teacher
     loss: DistilledLoss
@@ -74,12 +74,12 @@ class SoftTargets:
 
     @classmethod
     def of(cls, hidden_RH: Tensor, loss: DistilledLoss, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
-        """Return what the target says of its states ``hidden_RH``, the inputs of its final norm."""
+        """Return the target's distributions at the states ``hidden_RH``, which are inputs of its final norm."""
         ids_V = torch.arange(*ops.vocab_range, device=hidden_RH.device)
         return cls(teach(ops, kernels, hidden_RH, ids_V, None), loss, ops, kernels)
 
     def compare(self, logits_RV: Tensor) -> Compared:
-        """Return losses and gradients of the logits."""
+        """Return each slot's arg-max, loss and gradient function."""
         ids_V = torch.arange(*self.ops.vocab_range, device=logits_RV.device)
         teacher, logits_R1V = self.teacher, logits_RV[:, None]
         scored = score(logits_R1V, ids_V, teacher, self.ops, self.kernels)

@@ -1,1 +1,1 @@
-"""The DFlash2 block draft."""
+"""The plugin of the DFlash2 block draft."""

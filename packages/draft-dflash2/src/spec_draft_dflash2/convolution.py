@@ -1,6 +1,6 @@
-"""Convolutions around a sub-layer, along the slots of a block; each slot's state moves the taps.
+"""Convolutions before and after a sub-layer, along the slots of a block; their taps depend on each slot's state.
 
-Shapes: A blocks, B slots, H width, K taps, G groups of channels. Parameter names are the serving format's.
+Shapes: A blocks, B slots, H width, K taps, G groups of channels. Parameters are named as in the serving format.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 class BlockConvolution(nn.Module):
     """One convolution of a sub-layer's input and one of its output.
 
-    The moving parts of both sets of taps are made of the input, as it was before any convolution.
+    Taps are the sum of a constant and a part computed from the sub-layer's input before any convolution.
     """
 
     def __init__(self, shape: DFlash2Shape) -> None:
-        """Start as the identity: the draft is then DFlash."""
+        """Start as the identity: the draft then equals DFlash."""
         super().__init__()
         base_2KH = torch.zeros(2, shape.conv_kernel_size, shape.hidden_size)
         base_2KH[:, 0] = 1
@@ -35,9 +35,9 @@ class BlockConvolution(nn.Module):
         nn.init.zeros_(self.kernel_projection.weight)
 
     def forward(self, x_ABH: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``sublayer`` of the convolved states, convolved.
+        """Convolve the states, apply ``sublayer``, and convolve the result.
 
-        It is linear in the output of ``sublayer``, which may be a rank's part of a sum.
+        The last convolution is linear in the output of ``sublayer``, which may be one rank's summand.
         """
         num_taps = self.base_kernel.shape[1]
         into_ABKG, out_ABKG = self.kernel_projection(x_ABH).unflatten(-1, (2, num_taps, -1)).unbind(-3)
@@ -46,7 +46,7 @@ class BlockConvolution(nn.Module):
 
 
 def convolve(x_ABH: Tensor, base_KH: Tensor, moving_ABKG: Tensor) -> Tensor:
-    """Return y_b = Σ_k (base_k + moving_bk) ⊙ x_(b − k) of each block; before its first slot there is nothing."""
+    """Return y_b = Σ_k (base_k + moving_bk) ⊙ x_(b − k) for each block; slots before its first count as 0."""
     groups, num_slots = (moving_ABKG.shape[-1], -1), x_ABH.shape[1]
     x_ABGC, base_KGC = x_ABH.unflatten(-1, groups), base_KH.unflatten(-1, groups)
     total_ABGC = torch.zeros_like(x_ABGC)

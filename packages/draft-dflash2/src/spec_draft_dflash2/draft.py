@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
-    """DFlash2 (z-lab/dflash): DFlash with local convolutions, its guesses tied together by a selector.
+    """DFlash2 (z-lab/dflash): DFlash with convolutions along a block and a selector among candidates.
 
-    See ``spec_core.draft`` for the contract.
+    The selector makes each guess depend on the previous one. See ``spec_core.draft`` for the contract.
     """
 
     name: ClassVar[str] = "dflash2"
@@ -45,13 +45,13 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
-        """Return the fields as engines read them."""
+        """Return the fields of a ``speculators`` folder, translated to the names and values that engines read."""
         served = super().speculators_fields(fields, folder)
         own = {name: fields[name] for name in OWN_FIELDS if name in fields}
         return {**served, cls.Shape.nested: own | served[cls.Shape.nested]}
 
     def fresh_shape(self, target: TargetSpec) -> DFlash2Shape:
-        """Return the options, else the defaults of the first trainers and the target's sizes."""
+        """Return the shape of a new draft, from the options, the first trainers' defaults and the target's sizes."""
         options = self.options
         return DFlash2Shape.for_target(
             options,
@@ -67,19 +67,19 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
 
     @property
     def num_guesses(self) -> int:
-        """One less than the block's slots."""
+        """Guesses of a block: its slots minus one."""
         return self._block_size - 1
 
     @property
     def guess_weights(self) -> Tensor:
-        """float64 [S]: weights of guesses."""
+        """float64 [S]: weight of each guess."""
         from spec_kit.block_drafting import guess_weights
 
         return guess_weights(self.num_guesses, self.options.gamma)
 
     @property
     def needs_teacher(self) -> bool:
-        """Every guess is compared with the target's distribution."""
+        """Always True: every guess is compared with the target's distribution."""
         return True
 
     @classmethod
@@ -90,17 +90,17 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
         return BlockKernels
 
     def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: BlockKernels) -> nn.Module:
-        """Return the network with drawn weights."""
+        """Return the network with random weights."""
         from spec_draft_dflash2.model import DFlash2Model
 
         return DFlash2Model(self.shape(target), self.options, target.embedding_scale, kernels)
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
-        """Return the backbone's hints; the selector's tables have a row for each token."""
+        """Return the backbone's hints, and that the selector's tables have a row for each vocabulary token."""
         return replace(super().shard_hints(target), vocabulary=("candidate_selector",))
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
-        """Return a fresh proposer for one sequence (D9)."""
+        """Return a new proposer for one sequence (D9)."""
         from spec_draft_dflash2.model import DFlash2Model
         from spec_draft_dflash2.proposer import DFlash2Proposer
 

@@ -1,13 +1,13 @@
-"""The target's head and the selector over the guesses that count, the loss and its gradients, some blocks at a time.
+"""Applies the target's head and the selector to counted guesses; computes loss and gradients by chunks of blocks.
 
-The wanted distribution of a guess is t = ce_weight · [the data's token] + soft_weight · p, p being the target's
-distribution. A guess costs, before its weight, −Σ t log q + selector_weight · (−Σ t log s): the first sum is over the
-vocabulary, q being the head's distribution; the second over the candidates alone, s being what the draft guesses by.
-A token that is no candidate trains the head only: the selector learns from the candidates that it will have.
-Loss, metrics and gradients come out of one pass, so logits live for one chunk.
+The wanted distribution of a guess is t = ce_weight · [the data's token] + soft_weight · p; p is the target's
+distribution. Before its weight, a guess costs −Σ t log q + selector_weight · (−Σ t log s). The first sum is over the
+vocabulary, and q is the head's distribution. The second is over the candidates alone, and s is the distribution that
+the draft guesses from. A token that is no candidate trains the head only, because the selector never chooses it.
+Loss, metrics and gradients come from one pass, so only one chunk's logits are in memory.
 
-Shapes: A blocks, S guesses of a block, R counted guesses of a chunk, C candidates, r rank, V rows of the head (of
-this shard: see ``spec_core.ops``).
+Shapes: A blocks, S guesses of a block, R counted guesses of a chunk, C candidates, r rank, V rows of the head on this
+shard (see ``spec_core.ops``).
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ _LENGTHS = ("acceptance_length",)
 
 @dataclass(frozen=True)
 class SelectorInputs:
-    """Everything that the loss has gradients for."""
+    """The tensors for which the loss computes gradients."""
 
     states_ASH: Tensor
     """Inputs of the target's head."""
     context_ASr: Tensor
-    """The selector's share of state and token before."""
+    """The selector's factor from the slot's state and the previous token."""
     successor_Vr: Tensor
-    """The selector's rows of candidates, whole on every shard."""
+    """The selector's table of candidates; every shard has all rows."""
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All of them."""
+        """All of these tensors."""
         return self.states_ASH, self.context_ASr, self.successor_Vr
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectorLoss:
-    """The parts of a guess's loss, and the weight of each guess."""
+    """Computes the loss of guesses, which has several terms, and weighs each guess."""
 
     ops: VocabularyOps
     kernels: BlockKernels
@@ -66,7 +66,7 @@ class SelectorLoss:
     def __call__(
         self, inputs: SelectorInputs, batch: DraftBatch, guesses: CountedGuesses, denominators: Tensor
     ) -> StepOutput:
-        """Return loss and metrics of the blocks, as shares over the global denominators."""
+        """Return loss and metrics of the blocks, divided by the global batch's ``denominators``."""
         totals = _Sums(self, inputs, batch, denominators)
         row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + 4)  # the teacher's are float32
         with torch.no_grad():
@@ -77,42 +77,42 @@ class SelectorLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class _Scored:
-    """The guesses of a chunk, compared with labels and teacher. Sums over shards are done."""
+    """The guesses of a chunk, compared with labels and teacher; sums over shards are complete."""
 
     head: Distribution
     teacher: Distribution
     label_R: Tensor
     best_R: Tensor
-    """Token that the head finds likeliest."""
+    """int64: the token with the head's largest logit."""
     head_loss_R: Tensor
     candidate_RC: Tensor
     score_RC: Tensor
     wanted_RC: Tensor
-    """The wanted distribution's share of each candidate."""
+    """The wanted distribution t at each candidate."""
 
     @property
     def guess_R(self) -> Tensor:
-        """The likeliest candidate."""
+        """int64 [R]: the likeliest candidate."""
         return self.candidate_RC.gather(1, self.score_RC.argmax(1, keepdim=True)).squeeze(1)
 
     @property
     def is_label_RC(self) -> Tensor:
-        """Whether a candidate is the data's token."""
+        """Whether a candidate is the data's token, bool [R, C]."""
         return self.candidate_RC == self.label_R[:, None]
 
     @property
     def selector_loss_R(self) -> Tensor:
-        """−Σ t log s over the candidates."""
+        """The selector's loss −Σ t log s over the candidates, [R]."""
         return -(self.wanted_RC * self.score_RC.log_softmax(1)).sum(1)
 
     @property
     def selector_grad_RC(self) -> Tensor:
-        """The derivatives of ``selector_loss_R`` by the scores."""
+        """Derivatives of ``selector_loss_R`` with respect to the scores."""
         return self.wanted_RC.sum(1, keepdim=True) * self.score_RC.softmax(1) - self.wanted_RC
 
 
 class _Sums:
-    """Sums of one forward pass over all chunks: loss, metrics, and gradients where they are wanted."""
+    """Sums of one forward pass over all chunks: loss, metrics, and gradients if they are enabled."""
 
     def __init__(
         self, loss: SelectorLoss, inputs: SelectorInputs, batch: DraftBatch, denominators: Tensor
@@ -123,7 +123,7 @@ class _Sums:
         self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Score the counted guesses of the blocks ``blocks``."""
+        """Add loss, metrics and gradients of the counted guesses of the blocks in ``blocks``."""
         place, options = (guesses.block_R, guesses.guess_R), self.rule.options
         scored = self._score(blocks, guesses)
         loss_R = scored.head_loss_R + options.selector_weight * scored.selector_loss_R
@@ -165,7 +165,7 @@ class _Sums:
         )
 
     def _head_loss(self, head: Distribution, teacher: Distribution, label_R: Tensor) -> Tensor:
-        """Return −Σ t log q [R]."""
+        """Return the head's loss −Σ t log q of each guess [R]; t is the wanted distribution, q the head's."""
         (logits_RV, log_sum_R), options, ops = head, self.rule.options, self.rule.ops
         label = LocalColumns.of(label_R[:, None], ops)
         there_R = (logits_RV.gather(1, label.column_RX).to(log_sum_R) * label.here_RX).squeeze(1)
@@ -183,7 +183,7 @@ class _Sums:
     def _add_gradients(
         self, blocks: slice, place: tuple[Tensor, Tensor], scored: _Scored, weight_R: Tensor
     ) -> None:
-        """Add the derivatives by states, contexts and rows of candidates."""
+        """Add the gradients with respect to states, contexts and the table of candidates."""
         assert self.grads is not None
         grad_ASH, grad_ASr, grad_Vr = self.grads
         grad_RC = self.rule.options.selector_weight * weight_R[:, None] * scored.selector_grad_RC
@@ -197,9 +197,9 @@ class _Sums:
         grad_Vr.index_put_((scored.candidate_RC,), rows_RCr, accumulate=True)
 
     def _logits_gradient_(self, scored: _Scored, weight_R: Tensor, grad_RC: Tensor) -> Tensor:
-        """Overwrite the logits by weight · ((ce + soft) · q − t), with the selector's share of candidates.
+        """Overwrite the logits with weight · ((ce + soft) · q − t), plus the selector's gradient at the candidates.
 
-        The columns of label and candidates are rounded once.
+        The columns of label and candidates are rounded only once.
         """
         options, (logits_RV, log_sum_R) = self.rule.options, scored.head
         named_RX = torch.cat([scored.candidate_RC, scored.label_R[:, None]], dim=1)
@@ -220,7 +220,7 @@ class _Sums:
         return logits_RV.scatter_(1, columns.column_RX, there_RX.to(logits_RV.dtype))
 
     def output(self) -> StepOutput:
-        """Return the sums."""
+        """Return loss and metrics, with the gradients attached to the loss."""
         loss = self.metrics.loss
         if self.grads is not None:
             loss = with_gradients(loss, self.grads, self.inputs.tensors)

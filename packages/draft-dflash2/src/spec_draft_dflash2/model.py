@@ -1,4 +1,4 @@
-"""The DFlash2 network: the backbone of blocks with convolutions, the selector, and the loss over what they guess."""
+"""The DFlash2 network: the block-draft backbone with convolutions, the selector, and the loss over the guesses."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class DFlash2Layer(BlockLayer):
     """A decoder layer with convolutions around its attention and around its MLP."""
 
     def __init__(self, shape: DFlash2Shape, window: int | None, kernels: BlockKernels) -> None:
-        """Make the layer, with convolutions that do nothing yet."""
+        """Make the layer; its convolutions start as the identity."""
         super().__init__(shape, window, kernels)
         self.attention_conv = BlockConvolution(shape)
         self.mlp_conv = BlockConvolution(shape)
 
     def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
-        """Return the blocks' states after the layer. Only slots are convolved, the context is not."""
+        """Return the blocks' states after the layer. Only the slots are convolved, not the context."""
         attend = partial(self.attend, context=context, geometry=geometry)
         x_ABH = x_ABH + self.attention_conv(self.input_layernorm(x_ABH), attend)
         return x_ABH + self.mlp_conv(self.post_attention_layernorm(x_ABH), self.mlp)
@@ -59,7 +59,7 @@ class DFlash2Model(BlockBackbone):
         embedding_scale: float,
         kernels: BlockKernels,
     ) -> None:
-        """Make the network; ``embedding_scale``: factor on the target's embedding before its first layer."""
+        """Make the network. ``embedding_scale``: the target's factor on embeddings before its first layer."""
         super().__init__(shape, embedding_scale, kernels)
         self.config, self.kernels = config, kernels
         self.candidate_selector = CandidateSelector(shape)
@@ -82,7 +82,7 @@ class DFlash2Model(BlockBackbone):
 
 
 def predecessors(batch: DraftBatch, blocks: Blocks, num_guesses: int) -> Tensor:
-    """Return int64 [A, S]: the data's token before each guess; any other where a guess does not count."""
+    """Return int64 [A, S]: the data's token before each guess; any token for a guess that does not count."""
     device = batch.input_ids_T.device
     anchor_A = to_device_async(blocks.anchor_A, device)
     place_AS = anchor_A[:, None] + torch.arange(num_guesses, device=device)

@@ -1,9 +1,8 @@
-"""The selector: which of a guess's candidates follows the token before it.
+"""The selector: scores a guess's candidate tokens by how well they follow the previous token.
 
-Candidates are the tokens that the target's head finds likeliest.
-
-Parameter names are the serving format's. Shapes: R guesses, C candidates of each, H width, r rank, V local rows of
-the vocabulary (see ``spec_core.ops``), X any columns; ``...`` any rows.
+Candidates are the tokens with the head's largest logits. Parameters are named as in the serving format. Shapes: R
+guesses, C candidates of each, H width, r rank, V vocabulary rows of this shard (see ``spec_core.ops``), X any number
+of columns; ``...`` any leading dimensions.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class CandidateSelector(nn.Module):
-    """Adds ⟨A[token before] ⊙ P · state, B[candidate]⟩ to a candidate's logit."""
+    """Adds ⟨A[previous token] ⊙ P · state, B[candidate]⟩ to a candidate's logit; A and B are tables of vectors."""
 
     def __init__(self, shape: DFlash2Shape) -> None:
-        """Draw both tables and the projection."""
+        """Initialize both tables and the projection with random weights."""
         super().__init__()
         table = (shape.target_vocab_size, shape.selector_rank)
         self.predecessor_codebook = nn.Parameter(torch.randn(table) * INIT_STD)
@@ -36,18 +35,18 @@ class CandidateSelector(nn.Module):
         self.hidden_projection = linear(shape.hidden_size, shape.selector_rank)
 
     def context(self, states: Tensor, before: Tensor) -> Tensor:
-        """Return A[token before] ⊙ P · state, [..., r]: all that a candidate's row of B is multiplied by."""
+        """Return A[previous token] ⊙ P · state, [..., r]: the vector that is multiplied by rows of B."""
         return nn.functional.embedding(before, self.predecessor_codebook) * self.hidden_projection(states)
 
 
 def scores(logits_RC: Tensor, context_Rr: Tensor, successor_RCr: Tensor) -> Tensor:
-    """Return [R, C], float32 or wider: the candidates' logits and what the selector adds."""
+    """Return scores [R, C], float32 or wider: the candidates' logits plus the selector's terms."""
     return logits_RC + (successor_RCr @ context_Rr[..., None]).squeeze(-1).to(logits_RC.dtype)
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of guesses, and their logits, float32 or wider; the same on all shards."""
+    """The candidates of guesses, and their logits in float32 or wider; the same on all shards."""
 
     id_RC: Tensor
     logits_RC: Tensor
@@ -64,7 +63,7 @@ class Candidates:
 
 
 def _merged(top_RC: Tensor, id_RC: Tensor, ops: VocabularyOps, count: int) -> tuple[Tensor, Tensor]:
-    """Return ids and logits [R, count] of the largest of all shards' candidates; of a tie the smallest id first."""
+    """Return ids and logits [R, count] of the largest of all shards' candidates; ties go to the smallest id."""
     ids, tops, no_id = list[torch.Tensor](), list[torch.Tensor](), torch.iinfo(torch.int64).min
     for _ in range(count):
         local_R, place_R = top_RC.max(-1)
@@ -78,23 +77,23 @@ def _merged(top_RC: Tensor, id_RC: Tensor, ops: VocabularyOps, count: int) -> tu
 
 @dataclass(frozen=True)
 class LocalColumns:
-    """The places of tokens among the local rows of the vocabulary."""
+    """The column indices of tokens in this shard's rows of the vocabulary."""
 
     column_RX: Tensor
-    """int64: the token's column; any where the token is on another shard."""
+    """int64: the token's column; any column if the token is on another shard."""
     here_RX: Tensor
-    """bool: the token is on this shard."""
+    """bool: whether the token is on this shard."""
     id_RX: Tensor
-    """int64: the token of ``column_RX``."""
+    """int64: the token id of ``column_RX``."""
 
     @classmethod
     def of(cls, id_RX: Tensor, ops: VocabularyOps) -> Self:
-        """Return the places of the tokens ``id_RX``."""
+        """Return the columns of the tokens ``id_RX``."""
         first, stop = ops.vocab_range
         column_RX = (id_RX - first).clamp(0, stop - first - 1)
         return cls(column_RX, column_RX + first == id_RX, column_RX + first)
 
     def probabilities(self, rows: Distribution) -> Tensor:
-        """Return [R, X], float32 or wider: what the distributions give the tokens of ``column_RX``."""
+        """Return the distributions' probabilities of the tokens of ``column_RX``, [R, X], float32 or wider."""
         logits_RV, log_sum_R = rows
         return softmax(logits_RV.gather(1, self.column_RX), log_sum_R)

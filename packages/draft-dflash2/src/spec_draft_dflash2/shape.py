@@ -1,4 +1,4 @@
-"""DFlash2Shape: what fixes a DFlash2 draft's tensors and arithmetic, and its form as a served config.json."""
+"""DFlash2Shape: the sizes of a DFlash2 draft, read from and written to config.json."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class DFlash2Shape(BlockShape):
 
     @property
     def conv_taps(self) -> int:
-        """Taps that a slot's state makes for one sub-layer: of input and output, for each group of channels."""
+        """Taps computed from a slot's state for one sub-layer: for input and output, for each channel group."""
         return 2 * self.conv_kernel_size * (self.hidden_size // self.conv_group_size)
 
     def tensor_shapes(self) -> Shapes:
-        """Return every trained tensor: the backbone's with its convolutions, and the selector's."""
+        """Return name and shape of every trained tensor: the backbone's with convolutions, and the selector's."""
         h, r, vocabulary = self.hidden_size, self.selector_rank, self.target_vocab_size
         own: Shapes = {
             "candidate_selector.predecessor_codebook": (vocabulary, r),
@@ -51,8 +51,8 @@ class DFlash2Shape(BlockShape):
     def parallel_hints(self) -> TensorParallelHints:
         """Return how tensor-parallel ranks divide the draft.
 
-        A sub-layer's output leaves behind its convolution, which every rank takes of its part of the sum. So all that
-        a rank knows of the gradient of taps is a part, too. The selector is whole on every rank.
+        A sub-layer's output is summed over ranks after its convolution, which every rank applies to its own summand.
+        So each rank computes only a summand of the taps' gradient, too. Every rank has the whole selector.
         """
         hints = super().parallel_hints()
         inner = {f"{layer}.{name}" for layer in self.layer_names for name in ("self_attn.o_proj", "mlp")}
@@ -60,7 +60,7 @@ class DFlash2Shape(BlockShape):
         return replace(hints, leaves=leaves + self._convolutions, partial=hints.partial + self._convolutions)
 
     def fixed_fields(self) -> Json:
-        """Return fields of published drafts that have one value here."""
+        """Return fields that published drafts have and that must have the given value here."""
         return super().fixed_fields() | {
             "sample_from_anchor": False,
             "projector_type": None,
@@ -84,10 +84,10 @@ class DFlash2Shape(BlockShape):
         return super().problem()
 
     def to_json(self, target: TargetSpec) -> Json:
-        """Return fields that vLLM from 0.28 and SGLang from 0.5.19 on read.
+        """Return the fields of config.json that vLLM from 0.28 on and SGLang from 0.5.19 on read.
 
-        The captured layers come in both conventions, as a DFlash draft has them: ``target_layer_ids`` counts outputs
-        of layers, the list at the top level streams entering them.
+        The captured layers are written in both conventions, as in a DFlash draft: ``target_layer_ids`` counts layers'
+        outputs, the list at the top level counts layers' inputs.
         """
         return {
             **self.backbone_fields(ARCHITECTURE, target, tied=target.tied),

@@ -1,1 +1,1 @@
-"""The DSpark block draft."""
+"""The plugin of the DSpark block draft."""

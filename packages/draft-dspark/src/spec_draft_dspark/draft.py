@@ -23,9 +23,9 @@ _SPECFORGE = "DSparkDraftModel"
 
 
 class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
-    """DSpark (arXiv 2607.05147): a block in one pass, its guesses tied together by a Markov head.
+    """DSpark (arXiv 2607.05147): guesses a block in one pass, with a Markov head.
 
-    See ``spec_core.draft`` for the contract.
+    The head makes each guess depend on the previous one. See ``spec_core.draft`` for the contract.
     """
 
     name: ClassVar[str] = "dspark"
@@ -45,24 +45,24 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dspark", "sglang": "DSPARK"}
 
     def __init__(self, config: DraftConfig) -> None:
-        """Leave out vLLM where the Markov head is one that it has no place for."""
+        """Make the draft. Only SGLang serves it if its Markov head is not ``vanilla``."""
         super().__init__(config)
         if self.options.markov_head not in (None, "vanilla"):
             self.serving_methods = {"sglang": "DSPARK"}
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:
-        """Return whether a config.json is DeepSpec's, or SpecForge's, which has a name of its own."""
+        """Return whether a config.json describes DeepSpec's DSpark draft, or SpecForge's, which has another name."""
         return not architectures(fields).isdisjoint({ARCHITECTURE, _SPECFORGE})
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
-        """Return the fields as engines read them."""
+        """Return the fields of a ``speculators`` folder, translated to the names and values that engines read."""
         served = super().speculators_fields(fields, folder)
         return {**served, cls.Shape.nested: speculators_fields(fields) | served[cls.Shape.nested]}
 
     def fresh_shape(self, target: TargetSpec) -> DSparkShape:
-        """Return the options, else DeepSpec's defaults and the target's sizes."""
+        """Return the shape of a new draft, from the options, DeepSpec's defaults and the target's sizes."""
         options = self.options
         confidence = options.confidence is not False
         return DSparkShape.for_target(
@@ -79,19 +79,19 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
 
     @property
     def num_guesses(self) -> int:
-        """One for each slot of a block."""
+        """Guesses of a block: one for each slot."""
         return self.options.block_size or 7
 
     @property
     def guess_weights(self) -> Tensor:
-        """float64 [S]: weights of guesses."""
+        """float64 [S]: weight of each guess."""
         from spec_kit.block_drafting import guess_weights
 
         return guess_weights(self.num_guesses, self.options.gamma)
 
     @property
     def needs_teacher(self) -> bool:
-        """Every guess is compared with the target's distribution."""
+        """Always True: every guess is compared with the target's distribution."""
         return True
 
     @classmethod
@@ -102,13 +102,13 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
         return BlockKernels
 
     def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: BlockKernels) -> nn.Module:
-        """Return the network with drawn weights."""
+        """Return the network with random weights."""
         from spec_draft_dspark.model import DSparkModel
 
         return DSparkModel(self.shape(target), self.options, target.embedding_scale, kernels)
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
-        """Return a fresh proposer for one sequence (D9)."""
+        """Return a new proposer for one sequence (D9)."""
         from spec_draft_dspark.model import DSparkModel
         from spec_draft_dspark.proposer import DSparkProposer
 

@@ -1,10 +1,11 @@
-"""The target's head and the bias over the guesses that count, the loss and its gradients, some blocks at a time.
+"""Applies the target's head and the bias to the counted guesses; computes loss and gradients, some blocks at a time.
 
-A guess costs, before its weight, ce_weight · CE + l1_weight · ‖p − q‖₁ + confidence_weight · BCE(ĉ, 1 − ½ ‖p − q‖₁):
-q is the draft's distribution, p the target's, ĉ the confidence head's. The last term moves ĉ alone (paper arXiv
-2607.05147, section 3; DeepSpec). Loss, metrics and gradients come out of one pass, so logits live for one chunk.
+Before its weight, a guess costs ce_weight · CE + l1_weight · ‖p − q‖₁ + confidence_weight · BCE(ĉ, 1 − ½ ‖p − q‖₁). q
+is the draft's distribution, p the target's, and ĉ the confidence head's probability. The last term trains ĉ alone
+(paper arXiv 2607.05147, section 3; DeepSpec). Loss, metrics and gradients come from one pass, so only one chunk's
+logits are in memory.
 
-Shapes: A blocks, S guesses of a block, R counted guesses of a chunk, r rank, V rows of the head (of this shard: see
+Shapes: A blocks, S guesses of a block, R counted guesses of a chunk, r rank, V rows of the head on this shard (see
 ``spec_core.ops``).
 """
 
@@ -34,27 +35,27 @@ _LENGTHS = ("acceptance_length", "expected_length")
 
 @dataclass(frozen=True, kw_only=True)
 class HeadInputs:
-    """Everything that the loss has gradients for."""
+    """The tensors for which the loss computes gradients."""
 
     states_ASH: Tensor
     """Inputs of the target's head."""
     bias_ASr: Tensor
-    """Inputs of ``bias_Vr``, whose product is added to the logits."""
+    """Factors of ``bias_Vr``; the product is added to the logits."""
     bias_Vr: Tensor
-    """The Markov head's W2, local rows."""
+    """The Markov head's W2: the rows of this shard."""
     confidence_AS: Tensor | None
-    """Logits of the chance that a guess is accepted."""
+    """Logits of the probability that a guess is accepted; None without a confidence head."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Those that there are."""
+        """All of these tensors that are not None."""
         some = (self.states_ASH, self.bias_ASr, self.bias_Vr)
         return some if self.confidence_AS is None else (*some, self.confidence_AS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuessLoss:
-    """The parts of a guess's loss, and the weight of each guess."""
+    """Computes the loss of guesses, which has several terms, and weighs each guess."""
 
     ops: VocabularyOps
     kernels: BlockKernels
@@ -64,7 +65,7 @@ class GuessLoss:
     def __call__(
         self, inputs: HeadInputs, batch: DraftBatch, guesses: CountedGuesses, denominators: Tensor
     ) -> StepOutput:
-        """Return loss and metrics of the blocks, as shares over the global denominators."""
+        """Return loss and metrics of the blocks, divided by the global batch's ``denominators``."""
         totals = _Sums(self, inputs, batch, denominators)
         row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + 4)  # the teacher's are float32
         with torch.no_grad():
@@ -75,7 +76,7 @@ class GuessLoss:
 
 @dataclass(frozen=True)
 class _Scored:
-    """The guesses of a chunk, compared with labels and teacher. Sums over shards are done."""
+    """The guesses of a chunk, compared with labels and teacher; sums over shards are complete."""
 
     logits_RV: Tensor
     log_sum_R: Tensor
@@ -84,13 +85,13 @@ class _Scored:
     correct_R: Tensor
     cross_R: Tensor
     overlap_R: Tensor
-    """Σ min(p, q) = 1 − ½ ‖p − q‖₁: the chance that rejection sampling accepts the guess."""
+    """Σ min(p, q) = 1 − ½ ‖p − q‖₁: the probability that rejection sampling accepts the guess."""
     below_R: Tensor
-    """Σ q where q < p."""
+    """Σ q over the tokens with q < p."""
 
 
 class _Sums:
-    """Sums of one forward pass over all chunks: loss, metrics, and gradients where they are wanted."""
+    """Sums of one forward pass over all chunks: loss, metrics, and gradients if they are enabled."""
 
     def __init__(self, loss: GuessLoss, inputs: HeadInputs, batch: DraftBatch, denominators: Tensor) -> None:
         self.rule, self.inputs, self.batch = loss, inputs, batch
@@ -99,7 +100,7 @@ class _Sums:
         self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Score the counted guesses of the blocks ``blocks``."""
+        """Add loss, metrics and gradients of the counted guesses of the blocks in ``blocks``."""
         place, options = (guesses.block_R, guesses.guess_R), self.rule.options
         scored = self._score(blocks, guesses)
         loss_R = options.ce_weight * scored.cross_R + options.l1_weight * (2 - 2 * scored.overlap_R)
@@ -139,7 +140,10 @@ class _Sums:
     def _confidence_loss(
         self, blocks: slice, place: tuple[Tensor, Tensor], chance_R: Tensor, weight_R: Tensor
     ) -> Tensor:
-        """Return the confidence's cross-entropy to that chance [R], 0 without a head, and add its gradient."""
+        """Return the confidence head's cross-entropy with ``chance_R``, [R], and add its gradient.
+
+        Without a confidence head, return 0.
+        """
         if self.inputs.confidence_AS is None:
             return torch.zeros_like(chance_R)
         logit_R = self.inputs.confidence_AS[blocks][place].to(chance_R)
@@ -151,7 +155,7 @@ class _Sums:
     def _add_gradients(
         self, blocks: slice, place: tuple[Tensor, Tensor], scored: _Scored, weight_R: Tensor
     ) -> None:
-        """Add what cross-entropy and distance say of states, biases and W2."""
+        """Add the gradients of cross-entropy and L1 distance with respect to states, bias factors and W2."""
         assert self.grads is not None
         grad_RV, ops = self._gradient_(scored, weight_R), self.rule.ops
         grad_ASH, grad_ASr, grad_Vr, *_ = self.grads
@@ -160,9 +164,10 @@ class _Sums:
         grad_Vr += grad_RV.T @ self.inputs.bias_ASr[blocks][place]
 
     def _gradient_(self, scored: _Scored, weight_R: Tensor) -> Tensor:
-        """Overwrite the logits by their gradient: a · q + b · (q where q < p) − weight · ce at the label.
+        """Overwrite the logits with their gradient.
 
-        d‖p − q‖₁ / d logit = q (s − Σ s q) with s = 1 − 2 [q < p]. The label's column is rounded once.
+        It is a · q + b · (q where q < p), minus weight · ce at the label. It follows from d‖p − q‖₁ / d logit = q (s
+        − Σ s q) with s = 1 − 2 [q < p]. The label's column is rounded only once.
         """
         options, column_R1 = self.rule.options, scored.labels.column_R1
         all_R = weight_R * (options.ce_weight + 2 * options.l1_weight * scored.below_R)
@@ -181,7 +186,7 @@ class _Sums:
         return scored.logits_RV.scatter_(1, column_R1, there_R[:, None].to(scored.logits_RV.dtype))
 
     def output(self) -> StepOutput:
-        """Return the sums."""
+        """Return loss and metrics, with the gradients attached to the loss."""
         loss = self.metrics.loss
         if self.grads is not None:
             loss = with_gradients(loss, self.grads, self.inputs.tensors)

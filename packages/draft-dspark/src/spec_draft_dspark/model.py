@@ -1,4 +1,4 @@
-"""The DSpark network: the backbone of blocks, its heads, and the loss over what it guesses."""
+"""The DSpark network: the block-draft backbone, its heads, and the loss over the guesses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DSparkModel(BlockBackbone):
         embedding_scale: float,
         kernels: BlockKernels,
     ) -> None:
-        """Make the network; ``embedding_scale``: factor on the target's embedding before its first layer."""
+        """Make the network. ``embedding_scale``: the target's factor on embeddings before its first layer."""
         super().__init__(shape, embedding_scale, kernels)
         self.config, self.kernels = config, kernels
         self.markov_head = MARKOV_HEADS[shape.markov_head](shape)
@@ -47,7 +47,7 @@ class DSparkModel(BlockBackbone):
         return loss(inputs, batch, CountedGuesses.of(blocks, device), denominators)
 
     def head_inputs(self, states_ASH: Tensor, before_AS: Tensor) -> HeadInputs:
-        """Return what the vocabulary's products take of the blocks, given the token before each guess."""
+        """Return the inputs of the vocabulary-wide products. ``before_AS``: the token before each guess."""
         embedded_ASr = self.markov_head.embed(before_AS)
         confidence = self.confidence_head
         return HeadInputs(
@@ -59,7 +59,7 @@ class DSparkModel(BlockBackbone):
 
 
 def tokens_before(batch: DraftBatch, blocks: Blocks, num_guesses: int) -> Tensor:
-    """Return int64 [A, S]: the data's token before each guess; any other where a guess does not count."""
+    """Return int64 [A, S]: the data's token before each guess; any token for a guess that does not count."""
     device = batch.input_ids_T.device
     anchor_A = to_device_async(blocks.anchor_A, device)
     place_AS = anchor_A[:, None] + torch.arange(num_guesses, device=device)

@@ -1,4 +1,4 @@
-"""Reference drafting: the states of a block at once, then its guesses one after the other.
+"""Reference drafting for DSpark: a block's states at once, then its guesses one after the other.
 
 Shape suffixes: B sequences, K guesses, H width, V vocabulary.
 """
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class DSparkProposer(BlockProposer):
-    """Guesses with all slots; each guess is biased by the one before, as it was drawn.
+    """Guesses one token with each slot; each guess is biased by the previous guess as it was drawn.
 
-    To guess K tokens, vLLM and SGLang run a block of K slots, also where K is below the block size of training; so
-    does this.
+    To guess K tokens, vLLM and SGLang run a block of K slots, even if K is below the block size of training. This
+    proposer does the same.
     """
 
     module: DSparkModel
@@ -34,7 +34,7 @@ class DSparkProposer(BlockProposer):
     def guess_all(
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
-        """Return the guesses of each, with the distributions that they were drawn from, bias included."""
+        """Return each sequence's guesses, with the biased distributions that they were drawn from."""
         head, first = proposers[0].module.markov_head, proposers[0]
         states_BKH = cls.states(proposers, num_tokens)
         base_BKV = states_BKH @ first.ops.head_VH.T

@@ -1,4 +1,4 @@
-"""DSparkShape: what fixes a DSpark draft's tensors and arithmetic, and its form as a served config.json."""
+"""DSparkShape: the sizes and options of a DSpark draft, read from and written to config.json."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class DSparkShape(BlockShape):
     markov_rank: Size
     confidence: bool = Field(False, alias="enable_confidence_head")
     confidence_with_markov: bool = Field(False, alias="confidence_head_with_markov")
-    """Whether the confidence head sees the embedded token before. vLLM takes both as false without their keys."""
+    """Whether the confidence head also reads the previous token's embedding. vLLM takes this option and
+    ``enable_confidence_head`` as false if config.json lacks them."""
 
     def tensor_shapes(self) -> Shapes:
-        """Return every trained tensor: the backbone's, and those of the heads."""
+        """Return name and shape of every trained tensor: the backbone's and the heads'."""
         h, r, vocabulary = self.hidden_size, self.markov_rank, self.target_vocab_size
         heads: Shapes = {
             "markov_head.markov_w1.weight": (vocabulary, r),
@@ -53,17 +54,20 @@ class DSparkShape(BlockShape):
         return super().tensor_shapes() | heads
 
     def parallel_hints(self) -> TensorParallelHints:
-        """Return how tensor-parallel ranks divide the draft: of the heads, the product with the vocabulary."""
+        """Return how tensor-parallel ranks divide the draft.
+
+        Among the heads, only W2 is divided, by vocabulary rows.
+        """
         hints = super().parallel_hints()
         return replace(hints, columns={**hints.columns, "markov_head.markov_w2": self.target_vocab_size})
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the heads' fields too, which SpecForge nests with the others."""
+        """Return the backbone's fields and the heads' fields, which SpecForge nests with the others."""
         return super().read_own(fields, own, folder) | {key: own[key] for key in _OWN_FIELDS if key in own}
 
     def fixed_fields(self) -> Json:
-        """Return fields of published drafts that have one value here."""
+        """Return fields that published drafts have and that must have the given value here."""
         return super().fixed_fields() | {
             "sample_from_anchor": True,
             "projector_type": "dspark",
@@ -73,10 +77,10 @@ class DSparkShape(BlockShape):
         }
 
     def to_json(self, target: TargetSpec) -> Json:
-        """Return DeepSpec's fields, which vLLM from 0.26 and SGLang from 0.5.16 on read.
+        """Return DeepSpec's fields of config.json, which vLLM from 0.26 on and SGLang from 0.5.16 on read.
 
-        vLLM 0.26 sizes ``fc`` by ``dflash_config`` and by nothing else that is right, both engines read that first;
-        others read the top level. ``target_layer_ids`` counts outputs of layers.
+        ``target_layer_ids`` is written twice: vLLM 0.26 gets the size of ``fc`` right only from ``dflash_config``,
+        which both engines read first; other programs read the top level. It counts layers' outputs.
         """
         shared = {"mask_token_id": self.mask_token_id, "target_layer_ids": self.output_ids}
         return {
@@ -92,6 +96,9 @@ class DSparkShape(BlockShape):
 
 
 def speculators_fields(fields: Json) -> Json:
-    """Return the heads' fields of a folder of ``speculators``. Without the key its block guesses one token less."""
+    """Return the heads' fields of a ``speculators`` folder.
+
+    If the folder lacks ``sample_from_anchor``, it is false: a block then makes one guess less than it has slots.
+    """
     found = {key: fields[key] for key in _OWN_FIELDS if key in fields}
     return {"sample_from_anchor": False, **found}

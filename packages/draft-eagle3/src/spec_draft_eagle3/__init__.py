@@ -1,1 +1,1 @@
-"""Eagle3 draft plugin."""
+"""The plugin of the Eagle3 draft."""

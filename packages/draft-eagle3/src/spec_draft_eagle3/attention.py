@@ -1,7 +1,7 @@
-"""The attention of a layer: grouped queries, as Llama's. ``mla.py`` has the other kind, with the same methods.
+"""The projections of grouped-query attention, as in Llama. ``mla.py`` has another kind with the same methods.
 
-The attention itself spans the unrolled steps; these modules turn the projected input into queries, keys and values,
-and what was attended into the layer's output. Shapes: T tokens; D channels of a head.
+The attention itself spans the unrolled steps. These modules compute queries, keys and values from the projected
+input, and the layer's output from the attended values. Shapes: T tokens; D channels of a head.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from spec_draft_eagle3.shape import Eagle3Shape
 
     Turn = Callable[[Tensor], Tensor]
-    """Rotates the heads [T, heads, D] of some tokens by the angles of their positions."""
+    """Rotates the heads [T, heads, D] of some tokens by the rotary angles of their positions."""
 
 
 class GroupedQueryAttention(AttentionProjections):
-    """Attention whose key-value heads serve several query heads each."""
+    """Attention in which several query heads share each key-value head."""
 
     def __init__(self, shape: Eagle3Shape, inputs: int) -> None:
-        """Make the projections of ``inputs`` channels."""
+        """Make the projections; ``inputs``: width of their input."""
         super().__init__(shape, inputs)
         self.head_dim = shape.head_dim
 
     @property
     def input_projections(self) -> tuple[nn.Linear, ...]:
-        """The projections of the layer's input; the first is that of the queries."""
+        """The projections of the layer's input; the first one makes the queries."""
         return self.q_proj, self.k_proj, self.v_proj
 
     def queries(self, projected: Tensor, turn: Turn) -> Tensor:

@@ -10,7 +10,8 @@ import pydantic
 from spec_kit.drafting import CapturedLayers, DecoderConfig, DistilledLoss
 
 MOST_LAYERS = 16
-"""More than any published draft has; a damaged config.json does not make thousands."""
+"""Limit on the draft's layers, above any published draft: a damaged config.json does not create thousands of
+layers."""
 
 
 LatentSize = Annotated[int | None, pydantic.Field(ge=1, exclude_if=lambda size: size is None)]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _MLA_NAMES = {MLA_ARCHITECTURE, "Eagle3DeepseekV3ForCausalLM"}
-"""vLLM knows it by both names."""
+"""Architectures with multi-head latent attention; vLLM knows the draft by both names."""
 
 
 class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
@@ -49,9 +49,9 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "eagle3", "sglang": "EAGLE3"}
 
     def __init__(self, config: DraftConfig) -> None:
-        """Leave out SGLang where there are several layers: none has been served by it yet.
+        """Make the draft. SGLang does not serve it if it has several layers: that has not been tried.
 
-        Raise ConfigError for sizes of an attention that the draft does not have.
+        Raise ConfigError if a size is given of an attention kind that the draft does not have.
         """
         super().__init__(config)
         _check_sizes(self.options, is_fresh=self.checkpoint is None)
@@ -60,9 +60,9 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:
-        """Return whether the architecture is Eagle3's; EAGLE's own files are known by their draft vocabulary.
+        """Return whether the architecture is Eagle3's. EAGLE's own files are recognised by their draft vocabulary.
 
-        With a mask token the same layers guess all tokens in one pass: that is another algorithm.
+        With a mask token, a draft of the same layers guesses all tokens in one pass: it is P-EAGLE, not Eagle3.
         """
         if parallel_mask_token(fields) is not None:
             return False
@@ -73,12 +73,15 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
     @classmethod
     def shape_type(cls, fields: Json) -> type[Eagle3Shape]:
-        """Return the shape with the attention that the architecture names."""
+        """Return the shape class for the attention that the architecture names."""
         return Eagle3Shape if architectures(fields).isdisjoint(_MLA_NAMES) else MlaShape
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
-        """Return the fields under the names that they also have there; layers are those entered, as vLLM's."""
+        """Return the fields of a ``speculators`` folder that have the same name here.
+
+        Captured layers are counted by the layers' inputs, as in vLLM.
+        """
         names = (
             "draft_vocab_size",
             "target_hidden_size",
@@ -94,13 +97,13 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
     @classmethod
     def module_name(cls, stored_name: str) -> str:
-        """Return the module's name of a tensor: published drafts call the first layer ``layers.0`` too."""
+        """Return the module's name for a stored tensor; published drafts may call the first layer ``layers.0``."""
         name = super().module_name(stored_name)
         return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
 
     @classmethod
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[Eagle3Shape]) -> None:
-        """Raise ArtifactError for a vocabulary mapping that is none, and for a norm that engines read differently."""
+        """Raise ArtifactError if the vocabulary mapping is invalid or engines would read a norm differently."""
         if "d2t" in checkpoint.stored_names:
             from spec_kit.drafting import read_mapping
 
@@ -108,7 +111,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         _check_copies(checkpoint)
 
     def fresh_shape(self, target: TargetSpec) -> Eagle3Shape:
-        """Return the options, else the target's sizes."""
+        """Return the shape of a new draft, from the options and the target's sizes."""
         options = self.options
         shape = MlaShape if options.attention == "mla" else Eagle3Shape
         return shape.for_target(
@@ -122,7 +125,10 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         )
 
     def check_target(self, target: TargetSpec) -> None:
-        """Raise TargetError for a target that the draft cannot express (D2), ConfigError for too few rows."""
+        """Raise TargetError if the draft cannot express the target (D2), ConfigError if it has too few rows.
+
+        Its head must have a row for each of the target's end-of-sequence tokens.
+        """
         super().check_target(target)
         if len(target.eos_token_ids) > (size := self.shape(target).vocab_size):
             raise ConfigError(
@@ -130,7 +136,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
             )
 
     def target_problem(self, target: TargetSpec) -> str | None:
-        """Return what is wrong with the captured layers, or None."""
+        """Return why the captured layers are invalid for the target, or None."""
         shape, wanted = self.shape(target), self.options.layers
         if shape.captured is None and target.num_layers < 7:
             return (
@@ -142,14 +148,15 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         return layer_range_problem(layers, target)
 
     def required_features(self, target: TargetSpec) -> FeatureSchema:
-        """Return the captured layers and the input of the final norm, which the teacher needs."""
+        """Return the captured layers that feed the draft, and the input of the final norm for the teacher."""
         layers = (*self.shape(target).layer_ids(target.num_layers), target.num_layers)
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return float64 [S]: supervised tokens with at least s + 2 tokens before them in their document.
+        """Return float64 [S]: for step s, the number of supervised tokens with at least s + 2 tokens before them.
 
-        Of a sample with guess places, only those at place s + 1 count.
+        Tokens before it count only within the same document. If a sample records at which depth each token was
+        guessed, step s counts only tokens of depth s + 1.
         """
         from spec_kit.chain_drafting import count_labels
 
@@ -163,7 +170,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         return ChainKernels
 
     def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: ChainKernels) -> nn.Module:
-        """Return the network with drawn weights."""
+        """Return the network with random weights."""
         from spec_draft_eagle3.model import Eagle3Model
 
         return Eagle3Model(self.shape(target), self.options, kernels)
@@ -171,7 +178,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def initialize(
         self, module: Eagle3Model, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
-        """Scale what was drawn; take head and final norm from the target."""
+        """Scale the random weights; copy the head and the final norm from the target."""
         from spec_kit.drafting import start_from_target
 
         start_from_target(module, target, tensors, token_counts)
@@ -186,7 +193,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the trained tensors, copies of norms, and the vocabulary mapping if there is one (D8)."""
+        """Yield the trained tensors, copies of norms, and the vocabulary mapping of a reduced vocabulary (D8)."""
         from spec_kit.drafting import MAPPING
 
         shape = self.shape(target)
@@ -197,7 +204,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
             yield name, as_served(weights[name], target)
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
-        """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` by its inputs."""
+        """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` along its inputs."""
         shape = self.shape(target)
         own = TensorParallelHints(
             columns={"lm_head": shape.vocab_size},
@@ -214,7 +221,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         return ShardHints(tensor_parallel=hints, vocabulary=("lm_head",))
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
-        """Return a fresh proposer for one sequence (D9)."""
+        """Return a new proposer for one sequence (D9)."""
         from spec_draft_eagle3.model import Eagle3Model
         from spec_draft_eagle3.proposer import ChainProposer
 
@@ -223,7 +230,10 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
 
 def _check_sizes(options: Eagle3Config, *, is_fresh: bool) -> None:
-    """Raise ConfigError for a written size of the other kind of attention; a folder has fixed those of its own."""
+    """Raise ConfigError if an option sets a size of the attention kind that the draft does not have.
+
+    ``is_fresh``: the draft does not start from a folder, which would fix the sizes of its own kind.
+    """
     mla = options.attention == "mla"
     others = ("num_kv_heads", "head_dim") if mla and is_fresh else () if mla else tuple(LATENT_SIZES)
     for key in others:
@@ -235,7 +245,7 @@ def _check_sizes(options: Eagle3Config, *, is_fresh: bool) -> None:
 
 
 def _check_copies(checkpoint: DraftCheckpoint[Eagle3Shape]) -> None:
-    """Raise ArtifactError where a folder has two norms of one input: engines differ in which they take."""
+    """Raise ArtifactError if a folder has two different norms for one input: engines differ in which one they use."""
     import torch
 
     for name, source in checkpoint.shape.norm_copies.items():

@@ -1,7 +1,7 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries, and keys with values, from narrow latents.
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries, keys and values from low-rank latents.
 
-Training and reference drafting expand the latents; engines cache them. Shapes: T tokens; D = nope + rope channels of
-a query's and a key's head, of which rope are rotated.
+Training and reference drafting expand the latents; engines cache them. Shapes: T tokens; a query's or key's head has
+D = nope + rope channels, of which the rope channels are rotated.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class LatentAttention(nn.Module):
-    """The attention of DeepSeek V3 and Kimi K2, with their names of tensors; methods as GroupedQueryAttention."""
+    """The attention of DeepSeek V3 and Kimi K2, with their tensor names, and with GroupedQueryAttention's methods."""
 
     def __init__(self, shape: MlaShape, inputs: int) -> None:
-        """Make the projections of ``inputs`` channels."""
+        """Make the projections; ``inputs``: width of their input."""
         super().__init__()
         heads, self._nope, self._rope = shape.num_heads, shape.qk_nope_head_dim, shape.qk_rope_head_dim
         self._value, self._latent, self._score_scale = shape.v_head_dim, shape.kv_lora_rank, shape.score_scale
@@ -40,11 +40,11 @@ class LatentAttention(nn.Module):
 
     @property
     def input_projections(self) -> tuple[nn.Linear, ...]:
-        """The projections of the layer's input; the first is that of the queries."""
+        """The projections of the layer's input; the first one makes the queries."""
         return self.q_a_proj, self.kv_a_proj_with_mqa
 
     def queries(self, projected: Tensor, turn: Turn) -> Tensor:
-        """Return queries [T, heads, D], their rotated channels first, from the first projection's output."""
+        """Return queries [T, heads, D], rotated channels first, from the first projection's output."""
         # Attention divides by √D; what scores are multiplied by besides, the narrow latent takes.
         latent = self.q_a_layernorm(projected) * self._score_scale
         heads = self.q_b_proj(latent).unflatten(-1, (-1, self._nope + self._rope))
@@ -52,9 +52,9 @@ class LatentAttention(nn.Module):
         return torch.cat([turn(_in_halves(rope)), nope], dim=-1)
 
     def keys_values(self, projected: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
-        """Return keys, rotated channels first, and values, [T, heads, D] each, from the other projection's output.
+        """Return keys, rotated channels first, and values, each [T, heads, D], from the other projection's output.
 
-        Kernels take heads of one width: behind the values are zeros.
+        Kernels need heads of one width, so values are padded with zeros at the end.
         """
         latent, rope = projected.split([self._latent, self._rope], dim=-1)
         heads = self.kv_b_proj(self.kv_a_layernorm(latent)).unflatten(-1, (-1, self._nope + self._value))
@@ -69,8 +69,8 @@ class LatentAttention(nn.Module):
 
 
 def _in_halves(channels: Tensor) -> Tensor:
-    """Return channels with each pair (2i, 2i + 1), which engines rotate, as (i, i + half), which ``rotate`` does.
+    """Reorder channels: each pair (2i, 2i + 1), as engines rotate it, becomes (i, i + half), as ``rotate`` does.
 
-    A score is a sum over channels: it does not depend on their order, as long as queries and keys have the same.
+    A score is a sum over channels, so their order does not matter if queries and keys have the same order.
     """
     return channels.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

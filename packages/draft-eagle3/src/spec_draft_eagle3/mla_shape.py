@@ -1,6 +1,6 @@
-"""MlaShape: an Eagle3 draft with multi-head latent attention, and its form as a served config.json.
+"""MlaShape: an Eagle3 draft with multi-head latent attention, read from and written to config.json.
 
-Both engines serve it by one class each (vLLM ``deepseek_eagle3.py``, SGLang ``kimi_k25_eagle3.py``).
+Each engine serves it by one class (vLLM ``deepseek_eagle3.py``, SGLang ``kimi_k25_eagle3.py``).
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ LATENT_SIZES: Mapping[str, int] = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-"""Sizes of DeepSeek V3 and Kimi K2, which engines' kernels are written for, for targets that have none."""
+"""Sizes of DeepSeek V3 and Kimi K2, for targets without latent attention. Engines' kernels are written for them."""
 
 
 class MlaShape(Eagle3Shape):
     """The sizes of one Eagle3 draft with multi-head latent attention.
 
-    ``head_dim`` is that of the rotated channels, as in transformers; each head has keys of its own.
+    ``head_dim`` is the number of rotated channels, as in Transformers. Each query head has separate keys.
     """
 
     architecture: ClassVar[str] = MLA_ARCHITECTURE
     model_type: ClassVar[str] = "deepseek_v2"
-    """vLLM takes a folder of type ``deepseek_v3`` for the MTP head of a target (``config/speculative.py``)."""
+    """Written to config.json; vLLM mistakes a folder of type ``deepseek_v3`` for a target's MTP head
+    (``config/speculative.py``)."""
     attention: ClassVar[str] = "mla"
 
     q_lora_rank: Size
@@ -49,7 +50,10 @@ class MlaShape(Eagle3Shape):
 
     @classmethod
     def for_target(cls, config: DecoderConfig, target: TargetSpec, **own: object) -> Self:
-        """Return a fresh draft's shape: the options, else the target's latent sizes, else ``LATENT_SIZES``."""
+        """Return the shape of a new draft.
+
+        Its sizes are the options, else the target's latent sizes, else ``LATENT_SIZES``.
+        """
         latent = {
             key: getattr(config, key) or getattr(target.latent, key, None) or default
             for key, default in LATENT_SIZES.items()
@@ -63,24 +67,24 @@ class MlaShape(Eagle3Shape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the fields of every Eagle3 draft; those of grouped queries follow from the others."""
+        """Return the fields of any Eagle3 draft; the fields of grouped queries are derived from the others."""
         read = super().read_own(fields, own, folder)
         derived = {"num_key_value_heads": "num_attention_heads", "head_dim": "qk_rope_head_dim"}
         return read | {key: fields[source] for key, source in derived.items() if source in fields}
 
     @property
     def cache_shape(self) -> tuple[int, int]:
-        """Heads of the keys and values of a token, and channels of each."""
+        """Number of heads of a token's keys and values, and number of channels of each head."""
         return self.num_heads, self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def score_scale(self) -> float:
-        """Factor on scores beside D ** −½: the square of YaRN's mscale, as in both engines."""
+        """Factor on attention scores in addition to D ** −½: the square of YaRN's mscale, as in both engines."""
         factor, mscale = self.rope.get("factor") or 1.0, self.rope.get("mscale_all_dim") or 0.0
         return (1.0 + 0.1 * mscale * math.log(max(factor, 1.0))) ** 2
 
     def attention_shapes(self, inputs: int) -> Shapes:
-        """Return the tensors of LatentAttention."""
+        """Return name and shape of each tensor of LatentAttention; ``inputs``: width of its input."""
         heads, rope, nope = self.num_heads, self.qk_rope_head_dim, self.qk_nope_head_dim
         return {
             "q_a_proj.weight": (self.q_lora_rank, inputs),
@@ -93,7 +97,10 @@ class MlaShape(Eagle3Shape):
         }
 
     def attention_hints(self, attention: str) -> TensorParallelHints:
-        """Return how ranks divide the heads; each makes the latents, which are narrow, whole."""
+        """Return how tensor-parallel ranks divide the heads.
+
+        Each rank computes the whole latents, which are narrow.
+        """
         return TensorParallelHints(
             columns={f"{attention}.q_b_proj": self.num_heads, f"{attention}.kv_b_proj": self.num_heads},
             rows={f"{attention}.o_proj": self.num_heads},
@@ -104,22 +111,25 @@ class MlaShape(Eagle3Shape):
         )
 
     def norm_hints(self, norm: str) -> TensorParallelHints:
-        """Return that every rank makes the latents of all tokens from what the norm gives."""
+        """Return hints by which each rank computes the latents of all tokens from the output of ``norm``."""
         return TensorParallelHints(all_tokens_out=(norm,), each_token=(norm,))
 
     def fixed_fields(self) -> Json:
-        """Return fields of published drafts that have one value here: pairs are rotated, all tokens are attended."""
+        """Return fields that published drafts have and that must have the given value here.
+
+        The values mean that neighbouring channels are rotated in pairs, and that every token is attended to.
+        """
         return super().fixed_fields() | {"rope_interleave": True, "index_topk": None}
 
     def problem(self) -> str | None:
-        """Return why no engine serves a draft of this shape, or None."""
+        """Return why no engine can serve a draft of this shape, or None."""
         width = self.qk_nope_head_dim + self.qk_rope_head_dim
         if self.v_head_dim > width:
             return f"v_head_dim={self.v_head_dim} exceeds the {width} channels of a query's head"
         return super().problem() or _rope_problem(self.rope)
 
     def to_json(self, target: TargetSpec) -> Json:
-        """Return fields that both engines read; rotary embeddings are YaRN, also where they are plain."""
+        """Return the config.json fields that both engines read; unscaled rotary embeddings are written as YaRN."""
         yarn = self.model_copy(update={"rope": _as_yarn(self.rope, self.max_positions)})
         served = self if self.rope.get("rope_type") == "yarn" else yarn
         fields = super(MlaShape, served).to_json(target) | {key: getattr(self, key) for key in LATENT_SIZES}
@@ -128,10 +138,10 @@ class MlaShape(Eagle3Shape):
 
 
 def _as_yarn(rope: Mapping[str, Any], max_positions: int) -> Json:
-    """Return a target's YaRN, or its base as YaRN of factor 1, which rotates as plain embeddings do.
+    """Return a target's YaRN parameters, or its unscaled embeddings as YaRN of factor 1, which rotates equally.
 
-    Engines know latent attention with plain embeddings or YaRN. vLLM 0.26 and 0.27 take plain ones for YaRN without a
-    factor, and stop (vllm-project/vllm pull request 51092).
+    Engines support latent attention with unscaled embeddings or YaRN. vLLM 0.26 and 0.27 mistake unscaled ones for
+    YaRN without a factor, and fail (vllm-project/vllm pull request 51092).
     """
     scaled = rope if rope.get("rope_type") == "yarn" else {}
     original = scaled.get("original_max_position_embeddings") or max_positions
@@ -149,7 +159,7 @@ def _as_yarn(rope: Mapping[str, Any], max_positions: int) -> Json:
 
 
 def _rope_problem(rope: Mapping[str, Any]) -> str | None:
-    """Return what of a folder's rotary embeddings the engines' latent attention reads otherwise, or None."""
+    """Return which rotary setting of a folder the engines' latent attention reads differently, or None."""
     kind = rope.get("rope_type", "default")
     if kind not in ("default", "yarn"):
         return f"rotary embedding type {kind!r}: expected default or yarn for latent attention"

@@ -1,4 +1,4 @@
-"""The Eagle3 network and its training-time test. Parameter names are the serving format's tensor names."""
+"""The Eagle3 network and its training-time test. Parameters are named as in the serving format."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 
 ATTENTIONS: Mapping[str, Any] = {"gqa": GroupedQueryAttention, "mla": LatentAttention}
-"""The attention modules by ``draft.attention``."""
+"""Attention modules, by the value of ``draft.attention``."""
 
 
 class Eagle3Layer(nn.Module):
-    """One decoder layer; the attention of the first sees [normed token embedding ; normed hidden state].
+    """One decoder layer. The first layer's attention reads [normed token embedding ; normed hidden state].
 
-    It has the projections; the attention itself spans the unrolled steps.
+    The layer has the projections; the attention itself spans the unrolled steps.
     """
 
     def __init__(self, shape: Eagle3Shape, kernels: ChainKernels, *, is_first: bool) -> None:
@@ -57,19 +57,20 @@ class Eagle3Layer(nn.Module):
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
 
     def qkv_weight(self) -> Tensor:
-        """Return the weights of the projections of the attention's input, stacked."""
+        """Return the weights of the attention's input projections, stacked along the rows."""
         return torch.cat([projection.weight for projection in self.self_attn.input_projections])
 
     def embed(self, embedding_TH: Tensor, weight: Tensor) -> Tensor:
-        """Return the embedding's share of what the input is projected to, [T, rows of ``weight``]."""
+        """Return the embedding's part of the projected input, [T, rows of ``weight``]."""
         return F.linear(self.input_layernorm(embedding_TH), weight)
 
     def project(
         self, hidden_TH: Tensor, weight: Tensor, embedded: Tensor | None = None, row_N: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what queries [N, channels], and what keys and values [T, channels] are made of.
+        """Return the projections that queries [N, channels], and keys and values [T, channels], are computed from.
 
-        ``row_N``: the rows that have a query; None: all. ``embedded``: the first layer's share from the embedding.
+        ``row_N``: the rows that have a query; None: all. ``embedded``: the embedding's part, for the first layer
+        only.
         """
         norm = self.input_layernorm if self.hidden_norm is None else self.hidden_norm
         normed_TH, width = norm(hidden_TH), len(self.self_attn.input_projections[0].weight)
@@ -107,7 +108,7 @@ class _Rows:
 
 
 class _UnrolledLayer:
-    """One layer over the unrolled steps, with the keys and values of those so far."""
+    """One layer over the unrolled steps; it stores the keys and values of all steps so far."""
 
     def __init__(self, model: Eagle3Model, layer: Eagle3Layer, weight: Tensor, bounds: Bounds) -> None:
         """Begin before the first step; ``weight``: of the projections of the hidden state, stacked."""
@@ -183,7 +184,7 @@ class Eagle3Model(nn.Module):
 
     @property
     def decoder_layers(self) -> list[Eagle3Layer]:
-        """The layers in the order in which they run."""
+        """The layers, first to last."""
         return [self.midlayer, *(self.layers[str(index)] for index in self.shape.later_layers)]  # pyright: ignore[reportReturnType]
 
     @property
@@ -193,7 +194,7 @@ class Eagle3Model(nn.Module):
         return rows if self.d2t is None else rows + self.d2t
 
     def local_ids(self, ops: VocabularyOps) -> Tensor:
-        """Return the target id of each row that this rank has of the head: those of ``ops.vocab_range``."""
+        """Return the target ids of this rank's rows of the head, whose ids are in ``ops.vocab_range``."""
         ids_V, (first, _) = self.ids_V, ops.vocab_range
         rows = torch.arange(len(self.lm_head.weight), device=ids_V.device)
         return ids_V[(ids_V < first).sum() + rows]
@@ -213,10 +214,10 @@ class Eagle3Model(nn.Module):
         return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch), weight_S, needed)
 
     def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> tuple[list[Tensor], NeededRows]:
-        """Return S inputs of the head, [N, H] of the rows that each step needs, after the final norm; and these rows.
+        """Return the head's normed inputs at S steps, each [N, H] for the N rows that are needed, and these rows.
 
-        Row t of step s has token t + 1 + s as input. Past its document's end that is some other token: such a row
-        is never labelled, at no later step either, and no row of its document attends it.
+        Row t of step s has token t + 1 + s as input. Past the end of the row's document that is some other token.
+        Such a row has no label, in later steps neither, and no row of its document attends to it.
         """
         steps, num_tokens, layers = self.config.num_steps, len(batch.input_ids_T), self.decoder_layers
         # The embedding's part of q, k and v does not depend on the step, so every step shares one product.
@@ -252,7 +253,7 @@ class Eagle3Model(nn.Module):
         return states, needed
 
     def select(self, hidden_RH: Tensor, rows: Tensor | slice) -> Tensor:
-        """Return some rows of what layers hand on, of which a rank may have a part."""
+        """Return some rows of the layers' hidden states, of which a rank may hold only some tokens."""
         whole_RH = self.whole_rows(hidden_RH)
         return self.rank_rows(whole_RH[rows] if isinstance(rows, slice) else take_rows(whole_RH, rows))
 
@@ -264,6 +265,6 @@ class Eagle3Model(nn.Module):
         return self.fc(hidden_TNH.flatten(1))
 
     def output(self, hidden_TH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the next step's hidden state and the head's input, from the layer's output."""
+        """Return the next step's hidden state and the head's input, both from the last layer's output."""
         normed = self.norm(hidden_TH)
         return (normed if self.shape.norm_output else hidden_TH), normed

@@ -1,4 +1,4 @@
-"""Reference drafting: chains of guesses, with key-value caches over the known positions.
+"""Reference drafting for Eagle3: guesses one after the other, with key-value caches of the known positions.
 
 Shape suffixes: B sequences, T new positions of all of them, L cached positions, H width, V vocabulary.
 """
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class ChainProposer(Proposer):
-    """A chain of guesses, each from the one before.
+    """Makes guesses one after the other, each from the previous guess.
 
-    Row t of the cache is step 0 of the training-time test at position t: the target's state there, with the token
-    that follows. Guess s + 1 continues from the last row as step s does.
+    Row t of the cache corresponds to step 0 of the training-time test at position t: the target's state there, and
+    the next token. Guess s + 1 is computed like step s, from the last row.
     """
 
     def __init__(self, module: Eagle3Model, ops: VocabularyOps) -> None:
@@ -41,14 +41,14 @@ class ChainProposer(Proposer):
         self._last = module.fc.weight.new_zeros(module.shape.hidden_size)
 
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Cache keys and values of T more positions.
+        """Add keys and values of T more positions to the cache.
 
-        ``hidden_TNH`` may hold all captured layers: the last, the input of the final norm, is not used.
+        ``hidden_TNH`` may hold all captured layers. The last one, the input of the final norm, is not used.
         """
         self.extend_all([self], [next_ids], [hidden_TNH])
 
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
-        """Guess one token after the other, without keeping their keys and values."""
+        """Guess one token after the other; keys and values of guesses are not cached."""
         return self.propose_all([self], num_tokens, temperature, [generator])[0]
 
     @classmethod
@@ -56,7 +56,7 @@ class ChainProposer(Proposer):
     def extend_all(
         cls, proposers: Sequence[Self], next_ids: Sequence[Sequence[int]], hidden: Sequence[Tensor]
     ) -> None:
-        """Cache keys and values of more positions of every sequence, by one pass over all of them."""
+        """Add keys and values of more positions of every sequence to the caches, in one forward pass."""
         network, counts = proposers[0]._network, [len(ids) for ids in next_ids]
         device = network.device
         position_T = torch.cat(
@@ -84,7 +84,7 @@ class ChainProposer(Proposer):
     def propose_all(
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
-        """Guess one token of every sequence after the other, without keeping their keys and values."""
+        """Guess tokens one after the other, for all sequences at once; keys and values of guesses are not cached."""
         network = proposers[0]._network
         contexts = [
             _Context(caches, num_tokens) for caches in zip(*(p._caches for p in proposers), strict=True)
@@ -116,7 +116,7 @@ class ChainProposer(Proposer):
 
 
 class _Network:
-    """The draft's layers and head for positions of several sequences."""
+    """Runs the draft's layers and head on positions of several sequences."""
 
     def __init__(self, module: Eagle3Model, ops: VocabularyOps) -> None:
         self.module, self._ops = module, ops
@@ -129,7 +129,7 @@ class _Network:
     def advance(
         self, ids_B: Tensor, hidden_BH: Tensor, angles: Angles, contexts: Sequence[_Context]
     ) -> Tensor:
-        """Return the last layer's output for one more guess of each sequence, which the contexts take in."""
+        """Return the last layer's output for each sequence's next guess; add its keys and values to ``contexts``."""
         for layer, context in zip(self.layers, contexts, strict=True):
             q, k, v = self.qkv(layer, ids_B, hidden_BH, angles)
             context.append(k, v)
@@ -139,7 +139,7 @@ class _Network:
     def qkv(
         self, layer: Eagle3Layer, ids_T: Tensor, hidden_TH: Tensor, angles: Angles
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated q and k, and v, of tokens at the positions of these angles."""
+        """Return rotated q and k, and v, of tokens whose positions have the rotary angles ``angles``."""
         if layer.hidden_norm is None:
             inputs = layer.input_layernorm(hidden_TH)
         else:
@@ -154,7 +154,7 @@ class _Network:
         return attention.queries(first, turn), *attention.keys_values(torch.cat(others, dim=-1), turn)
 
     def finish(self, layer: Eagle3Layer, hidden_BH: Tensor, q_BND: Tensor, context: _Context) -> Tensor:
-        """Return a layer's output for one query of each sequence, which attends all of its context."""
+        """Return a layer's output for one query of each sequence, which attends to the whole context."""
         attended = torch.nn.functional.scaled_dot_product_attention(
             q_BND[:, :, None],
             context.keys,
@@ -169,12 +169,12 @@ class _Network:
         return self.module.lm_head(normed_BH).float()
 
     def token_ids(self, row_B: Tensor) -> Tensor:
-        """Return the target's ids of rows of the draft's head."""
+        """Return the target ids of rows of the draft's head."""
         d2t = self.module.d2t
         return row_B if d2t is None else row_B + d2t[row_B]
 
     def over_target_vocabulary(self, probs_BR: Tensor) -> Tensor:
-        """Return [B, V] from probabilities over the rows of the draft's head."""
+        """Return probabilities over the target's vocabulary [B, V], from those over the rows of the draft's head."""
         if self.module.d2t is None:
             return probs_BR
         full_BV = probs_BR.new_zeros(len(probs_BR), self.module.shape.target_vocab_size)
@@ -182,7 +182,10 @@ class _Network:
 
 
 class _Context:
-    """A layer's keys and values of several sequences side by side, [B, kv_heads, L, D], with room for guesses."""
+    """A layer's keys and values of several sequences, padded to one length, with space for guesses.
+
+    Shape: [B, kv_heads, L, D].
+    """
 
     def __init__(self, caches: Sequence[KeysValues], room: int) -> None:
         device = caches[0][0].device
@@ -194,36 +197,36 @@ class _Context:
         )
         length_B = self._lengths.to(device)
         self.guess_position_S = (length_B + torch.arange(room, device=device)[:, None]).flatten()
-        """Positions of the states that continue the chains, those of the first guesses first; a guess stands one
-        behind its state."""
+        """Positions of the states that guesses are computed from, ordered by guess and then by sequence. The guess
+        itself is one position later."""
         column_L = torch.arange(self._keys.shape[2], device=device)
         visible_BL = (column_L < length_B[:, None]) | (column_L >= self._used)
         self._visible = visible_BL[:, None, None]
 
     def append(self, k_BND: Tensor, v_BND: Tensor) -> None:
-        """Add one guess of each sequence."""
+        """Add the keys and values of one guess of each sequence."""
         column = self._used + self._num_guesses
         self._keys[:, :, column], self._values[:, :, column] = k_BND, v_BND
         self._num_guesses += 1
 
     @property
     def keys(self) -> Tensor:
-        """Keys so far."""
+        """Keys of the known positions and of the guesses so far."""
         return self._keys[:, :, : self._used + self._num_guesses]
 
     @property
     def values(self) -> Tensor:
-        """Values so far."""
+        """Values of the known positions and of the guesses so far."""
         return self._values[:, :, : self._used + self._num_guesses]
 
     @property
     def visible(self) -> Tensor:
-        """Which of them are the sequence's own: bool [B, 1, 1, L]."""
+        """Attention mask, bool [B, 1, 1, L]: whether a column belongs to the sequence or is padding."""
         return self._visible[..., : self._used + self._num_guesses]
 
 
 def _attend_new(q_TND: Tensor, caches: Sequence[KeysValues], counts: Sequence[int]) -> Tensor:
-    """Return attention [T, heads, D] of each sequence's newest positions, each of which sees those up to its own."""
+    """Return causal attention [T, heads, D] of each sequence's newest positions over its cached positions."""
     pieces: list[Tensor] = []
     for q, (keys, values), count in zip(q_TND.split(counts), caches, counts, strict=True):
         visible = torch.ones(count, len(keys), dtype=torch.bool, device=q.device).tril(len(keys) - count)

@@ -1,4 +1,4 @@
-"""Eagle3Shape: what fixes an Eagle3 draft's tensors and arithmetic, and its form as a served config.json."""
+"""Eagle3Shape: the sizes and options of an Eagle3 draft, read from and written to config.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _ANGELSLIM_LAYERS = "aux_hidden_states_layer_ids"
-"""Field of AngelSlim: outputs of these layers. No engine reads it."""
+"""Field of AngelSlim's config.json: layers whose outputs are captured. No engine reads it."""
 
 
 class Eagle3Shape(DecoderShape):
@@ -33,10 +33,10 @@ class Eagle3Shape(DecoderShape):
     vocab_size: Size = Field(
         default_factory=lambda sizes: sizes["target_vocab_size"], alias="draft_vocab_size"
     )
-    """Rows V' of the draft's head; equal to ``target_vocab_size`` without a reduced vocabulary."""
+    """Rows V' of the draft's head; equal to ``target_vocab_size`` if the vocabulary is not reduced."""
     num_layers: int = Field(1, ge=1, le=MOST_LAYERS, alias="num_hidden_layers")
     captured: tuple[int, ...] | None
-    """Captured layers; None: the default three."""
+    """Ids of the captured layers; None: the three default layers."""
     fc_norm: bool = False
     norm_output: bool = False
 
@@ -47,36 +47,36 @@ class Eagle3Shape(DecoderShape):
 
     @property
     def later_layers(self) -> range:
-        """Indices of the layers behind the first."""
+        """Indices of the layers after the first."""
         return range(1, self.num_layers)
 
     @property
     def num_captured(self) -> int:
-        """Captured layers that feed the draft."""
+        """Number of captured layers that feed the draft."""
         return 3 if self.captured is None else len(self.captured)
 
     @property
     def cache_shape(self) -> tuple[int, int]:
-        """Heads of the keys and values of a token, and channels of each."""
+        """Number of heads of a token's keys and values, and number of channels of each head."""
         return self.num_kv_heads, self.head_dim
 
     @property
     def norm_copies(self) -> dict[str, str]:
-        """Name of each exported tensor that repeats another one, and the other's name.
+        """Name of each exported tensor that is a copy of another tensor → name of the other tensor.
 
-        A later layer's input goes through ``input_layernorm`` in vLLM and through ``hidden_norm`` in SGLang, and both
-        have a place for the two (``llama_eagle3.py`` of each).
+        The input of a later layer goes through ``input_layernorm`` in vLLM and through ``hidden_norm`` in SGLang.
+        Both engines accept a folder with both tensors (``llama_eagle3.py`` of each).
         """
         layers = [f"layers.{index}" for index in self.later_layers]
         return {f"{layer}.hidden_norm.weight": f"{layer}.input_layernorm.weight" for layer in layers}
 
     def layer_ids(self, num_target_layers: int) -> tuple[int, ...]:
-        """Return the captured layers: residual streams entering these layers of the target."""
+        """Return the ids of the captured layers: the residual streams that enter these layers of the target."""
         n = num_target_layers
         return (2, n // 2, n - 3) if self.captured is None else self.captured
 
     def tensor_shapes(self) -> Shapes:
-        """Return every trained tensor of the draft."""
+        """Return name and shape of every trained tensor of the draft."""
         h = self.hidden_size
         layer = self.layer_shapes(2 * h) | {"hidden_norm.weight": (h,)}
         chunks = range(self.num_captured) if self.fc_norm else ()
@@ -94,20 +94,26 @@ class Eagle3Shape(DecoderShape):
         }
 
     def mapping_shapes(self) -> tuple[Shapes, Shapes]:
-        """Return the vocabulary mapping: required where the vocabulary is reduced, else optional; further norms."""
+        """Return the required, and the allowed, tensors besides the trained ones, with their shapes.
+
+        The vocabulary mapping ``d2t`` is required if the vocabulary is reduced. Copies of norms are allowed.
+        """
         mapping: Shapes = {"d2t": (self.vocab_size,), "t2d": (self.target_vocab_size,)}
         copies: Shapes = dict.fromkeys(self.norm_copies, (self.hidden_size,))
         return {"d2t": mapping["d2t"]} if self.reduced else {}, mapping | copies
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the captured layers: ids at the top level are k, nested ones k − 1 (``to_json``)."""
+        """Return the captured layers.
+
+        A layer k is written as k at the top level, and as k − 1 in the nested section.
+        """
         outputs = (own, _LAYERS) if own.get(_LAYERS) else (fields, _ANGELSLIM_LAYERS)
         layers = read_layers((fields, _LAYERS), outputs, folder)
         return super().read_own(fields, own, folder) | {"captured": layers}
 
     def fixed_fields(self) -> Json:
-        """Return fields of published drafts that have one value here."""
+        """Return fields that published drafts have and that must have the given value here."""
         return super().fixed_fields() | {
             "norm_before_residual": False,
             "norm_before_fc": False,
@@ -123,12 +129,12 @@ class Eagle3Shape(DecoderShape):
         return super().problem()
 
     def to_json(self, target: TargetSpec) -> Json:
-        """Return fields that both engines read.
+        """Return the fields of config.json that both engines read.
 
-        ``draft_vocab_size`` is always there: SGLang needs it, and takes null as 'use the target's head'. Without a
-        reduced vocabulary it is the target's and there is no d2t: row = id for both. The captured layers come in both
-        conventions: vLLM reads the top-level list (streams *entering* layer k) first, SGLang the nested one
-        (*outputs* of layer k − 1).
+        ``draft_vocab_size`` is always written: SGLang needs it, and takes null as 'use the target's head'. If the
+        vocabulary is not reduced, it equals the target's, and without d2t both engines take a row's index as its
+        token id. The captured layers are written in both conventions: vLLM reads the top-level list first (streams
+        *entering* layer k), SGLang the nested list (*outputs* of layer k − 1).
         """
         layers = self.layer_ids(target.num_layers)
         return {

@@ -1,1 +1,1 @@
-"""The multi-token-prediction head as a draft."""
+"""The plugin that trains a target's multi-token-prediction head as a draft."""

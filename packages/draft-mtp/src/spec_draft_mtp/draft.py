@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
-    """The multi-token-prediction head of dense Qwen3.5 models; see ``spec_core.draft`` for the contract."""
+    """The multi-token-prediction (MTP) head of dense Qwen3.5 models; see ``spec_core.draft`` for the contract."""
 
     name: ClassVar[str] = "mtp"
     api_version: ClassVar[int] = 2
@@ -37,39 +37,39 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:
-        """Return whether a config.json is of a model that has such a head: a target's own, or an export's."""
+        """Return whether a config.json describes a model with such a head: a target, or an export."""
         nested = fields.get("text_config")
         counted = COUNT in fields or (isinstance(nested, dict) and COUNT in nested)
         return counted and not architectures(fields).isdisjoint(ARCHITECTURES)
 
     @classmethod
     def module_name(cls, stored_name: str) -> str:
-        """Return the name as it is: targets and exports have the same."""
+        """Return the name unchanged: targets and exports use the same names."""
         return stored_name
 
     @classmethod
     def stored_shapes(cls, folder: Path) -> Shapes:
-        """Return the shapes of the head's tensors; a target's others are not looked at."""
+        """Return the shapes of the head's tensors; a target's other tensors are ignored."""
         return head_shapes(folder)
 
     def stored_state(self, checkpoint: DraftCheckpoint[MtpShape]) -> dict[str, Tensor]:
-        """Return the module's state dict, float32."""
+        """Return the module's state dict in float32."""
         return {name: tensor.float() for name, tensor in read_head(checkpoint.folder).items()}
 
     def fresh_shape(self, target: TargetSpec) -> MtpShape:
-        """Return the options, else the target's sizes."""
+        """Return the shape of a new head, from the options and the target's sizes."""
         return MtpShape.for_target(self.options, target)
 
     def target_tensors(self, target: TargetSpec) -> Sequence[str]:
-        """Name the weight of the final norm: the head gets the target's states behind it (D11)."""
+        """Return the name of the final norm's weight: the head reads the target's state after this norm (D11)."""
         return (target.norm_name,)
 
     def required_features(self, target: TargetSpec) -> FeatureSchema:
-        """Return the one layer that is captured: the input of the target's final norm."""
+        """Return the only captured state: the input of the target's final norm."""
         return FeatureSchema(layers=(target.num_layers,), hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return float64 [S]: the labels of each step."""
+        """Return the number of labels of each step, float64 [S]."""
         from spec_kit.chain_drafting import count_labels
 
         return count_labels(supervision, self.options.num_steps)
@@ -82,7 +82,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         return ChainKernels
 
     def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: ChainKernels) -> nn.Module:
-        """Return the network with drawn weights."""
+        """Return the network with random weights."""
         from spec_draft_mtp.model import MtpModel, TargetNorm
 
         norm = TargetNorm(
@@ -93,7 +93,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
     def initialize(
         self, module: MtpModel, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
-        """Scale what was drawn; take the last norm from the target."""
+        """Scale the random weights; copy the last norm from the target."""
         from spec_draft_mtp.model import scale_initial_weights
 
         scale_initial_weights(module, tensors.norm_H)
@@ -103,7 +103,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         return ShardHints(tensor_parallel=self.shape(target).parallel_hints())
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
-        """Return a fresh proposer for one sequence (D9)."""
+        """Return a new proposer for one sequence (D9)."""
         from spec_draft_mtp.model import MtpModel
         from spec_draft_mtp.proposer import MtpProposer
 

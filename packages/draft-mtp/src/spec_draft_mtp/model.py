@@ -32,49 +32,49 @@ if TYPE_CHECKING:
     from spec_kit.chain_drafting import ChainKernels
 
 MATRIX_GAIN = 0.5
-"""A matrix starts as normal draws of standard deviation gain / √inputs: at any width its output is then as large."""
+"""Initial standard deviation of a matrix, times √inputs. So its output is equally large at any width."""
 
 
 def wide_rms_norm(x: Tensor, weight: Tensor, shift: float, eps: float) -> Tensor:
-    """Return x̂ · (weight + shift), computed in float32 or wider, in the dtype of ``x``."""
+    """Return the RMS norm x̂ · (weight + shift), computed in float32 or wider, in the dtype of ``x``."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return F.rms_norm(wide, weight.shape, weight.to(wide.dtype) + shift, eps).to(x.dtype)
 
 
 class CentredNorm(nn.Module):
-    """An RMS norm whose weight is stored as its difference from 1."""
+    """An RMS norm that stores its weight minus 1."""
 
     def __init__(self, width: int, eps: float) -> None:
-        """Start as a norm that scales nothing."""
+        """Start with weight 1."""
         super().__init__()
         self.weight, self._eps = nn.Parameter(torch.zeros(width)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normed channels, like ``x`` [..., width]."""
+        """Return the normed channels, shaped like ``x`` [..., width]."""
         return wide_rms_norm(x, self.weight, 1.0, self._eps)
 
 
 class TargetNorm(nn.Module):
-    """The target's final norm, which is neither trained nor exported."""
+    """The target's final norm; it is neither trained nor exported."""
 
     weight: Tensor
 
     def __init__(self, weight_H: Tensor, shift: float, eps: float) -> None:
-        """Keep the weight as the target has it; it is multiplied with ``shift`` added."""
+        """Store the weight as the target stores it; the norm multiplies by weight + ``shift``."""
         super().__init__()
         self.register_buffer("weight", weight_H.float(), persistent=False)
         self._shift, self._eps = shift, eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the state behind the norm, like ``x`` [..., H]."""
+        """Return the normed state, shaped like ``x`` [..., H]."""
         return wide_rms_norm(x, self.weight, self._shift, self._eps)
 
 
 class GatedAttention(nn.Module):
-    """The projections of an attention whose output each head multiplies by a gate of its own."""
+    """The projections of an attention that multiplies each head's output by a separate gate."""
 
     def __init__(self, shape: MtpShape) -> None:
-        """Make projections, and the norms of each head's query and key."""
+        """Make the projections, and the norms of each head's query and key."""
         super().__init__()
         h, d, eps = shape.hidden_size, shape.head_dim, shape.norm_eps
         self.q_proj = linear(h, 2 * shape.num_heads * d)
@@ -84,7 +84,7 @@ class GatedAttention(nn.Module):
         self.q_norm, self.k_norm = CentredNorm(d, eps), CentredNorm(d, eps)
 
     def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return queries, keys, values, not rotated yet, and gates, [T, N, D] each."""
+        """Return queries, keys and values before rotary embedding, and gates, each [T, N, D]."""
         d = len(self.q_norm.weight)
         q, gate = self.q_proj(x_TH).unflatten(-1, (-1, 2 * d)).chunk(2, dim=-1)
         k, v = (project(x_TH).unflatten(-1, (-1, d)) for project in (self.k_proj, self.v_proj))
@@ -92,7 +92,7 @@ class GatedAttention(nn.Module):
 
 
 class MtpLayer(nn.Module):
-    """One decoder layer; the attention itself spans the unrolled steps."""
+    """One decoder layer without the attention computation, which spans the unrolled steps."""
 
     def __init__(self, shape: MtpShape, kernels: ChainKernels) -> None:
         """Make the layer; its MLP uses the backend's kernel."""
@@ -103,7 +103,7 @@ class MtpLayer(nn.Module):
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
 
     def qkv_gate(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return queries, keys, values and gates of the layer's input."""
+        """Return the queries, keys, values and gates that the layer computes from its input."""
         return self.self_attn(self.input_layernorm(x_TH))
 
     def finish(self, x_TH: Tensor, attended_TND: Tensor, gate_TND: Tensor) -> Tensor:
@@ -114,10 +114,10 @@ class MtpLayer(nn.Module):
 
 
 class MtpHead(nn.Module):
-    """The modules under the name ``mtp``."""
+    """The modules whose tensor names begin with ``mtp``."""
 
     def __init__(self, shape: MtpShape, kernels: ChainKernels) -> None:
-        """Make the one layer and what is around it."""
+        """Make the decoder layer, its input projection and the norms."""
         super().__init__()
         width, eps = shape.hidden_size, shape.norm_eps
         self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = CentredNorm(width, eps), CentredNorm(width, eps)
@@ -127,13 +127,13 @@ class MtpHead(nn.Module):
 
     @property
     def layer(self) -> MtpLayer:
-        """The one layer."""
+        """The only decoder layer."""
         layer = self.layers[0]
         assert isinstance(layer, MtpLayer)
         return layer
 
     def join(self, embedded_TH: Tensor, state_TH: Tensor) -> Tensor:
-        """Return the layer's input, of the embedding of a token and the state before it."""
+        """Return the layer's input, from a token's embedding and the state at the previous token."""
         both = [self.pre_fc_norm_embedding(embedded_TH), self.pre_fc_norm_hidden(state_TH)]
         return self.fc(torch.cat(both, dim=-1))
 
@@ -144,7 +144,7 @@ class MtpModel(nn.Module):
     def __init__(
         self, shape: MtpShape, config: MtpConfig, target_norm: TargetNorm, kernels: ChainKernels
     ) -> None:
-        """Make the network; ``target_norm`` makes the states that engines hand to the head."""
+        """Make the network. ``target_norm`` computes the states that engines pass to the head."""
         super().__init__()
         self.shape, self.config, self.kernels = shape, config, kernels
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
@@ -166,12 +166,11 @@ class MtpModel(nn.Module):
         return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch), weight_S, needed)
 
     def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> tuple[list[Tensor], NeededRows]:
-        """Return S inputs of the target's head, [N, H] of the rows that each step needs; and these rows.
+        """Return the target head's inputs at S steps, each [N, H] for the N rows the step needs, and these rows.
 
-        Each is the next step's state, too.
-
-        Row t of step s has token t + 1 + s as input. Past its document's end that is some other token: such a row
-        is never labelled, at no later step either, and no row of its document attends it.
+        Each step's output is also the next step's state. Row t of step s has token t + 1 + s as input. Past the end
+        of the row's document that is some other token. Such a row has no label, in later steps neither, and no row of
+        its document attends to it.
         """
         steps, num_tokens, layer = self.config.num_steps, len(batch.input_ids_T), self.mtp.layer
         embedded = F.pad(ops.embed(batch.input_ids_T), (0, 0, 0, steps))
@@ -199,16 +198,17 @@ class MtpModel(nn.Module):
         return states[1:], needed
 
     def first_state(self, hidden_TNH: Tensor) -> Tensor:
-        """Return step 0's states [T, H]: the target's *behind* its final norm, as engines hand them over.
+        """Return step 0's states [T, H]: the target's states *after* its final norm, as engines give them.
 
-        In front of it nothing would fail, for ``pre_fc_norm_hidden`` hides the scale; guesses would be worse.
+        States before the norm would cause no error, because ``pre_fc_norm_hidden`` hides their scale, but worse
+        guesses.
         """
         return self.target_norm(hidden_TNH[:, -1].to(self.mtp.fc.weight.dtype))
 
 
 @torch.no_grad()
 def scale_initial_weights(module: MtpModel, norm_H: Tensor) -> None:
-    """Scale the matrices as the module drew them, and take the last norm from the target's, ``norm_H``."""
+    """Scale the module's random matrices, and copy its last norm from the target's weight ``norm_H``."""
     for weight in module.parameters():
         if weight.ndim == 2:
             weight.mul_(MATRIX_GAIN / math.sqrt(weight.shape[1]) / INIT_STD)

@@ -1,4 +1,4 @@
-"""Reference drafting: a chain of guesses, with a key-value cache over the known positions.
+"""Reference drafting for MTP: guesses one after the other, with a key-value cache of the known positions.
 
 Shapes: T new positions, L cached positions, K guesses, H width, N heads, D channels of a head.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class MtpProposer(Proposer):
-    """Guesses one token after the other; guess s + 1 continues from the last known row as step s of training does."""
+    """Guesses one token after the other. Guess s + 1 is computed like step s of training, from the last known row."""
 
     def __init__(self, module: MtpModel, ops: VocabularyOps) -> None:
         """Start with an empty cache."""
@@ -38,7 +38,7 @@ class MtpProposer(Proposer):
 
     @torch.no_grad()
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Cache keys and values of T more positions."""
+        """Add keys and values of T more positions to the cache."""
         ids_T = torch.tensor(list(next_ids), device=self._last_1H.device)
         state_TH = self._module.first_state(hidden_TNH.to(self._last_1H.device))
         state_TH, self._cache = self._step(ids_T, state_TH, self._cache)
@@ -46,7 +46,7 @@ class MtpProposer(Proposer):
 
     @torch.no_grad()
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
-        """Guess one token after the other, without keeping their keys and values."""
+        """Guess one token after the other; keys and values of guesses are not cached."""
         state_1H, cache, ids, probs = self._last_1H, self._cache, list[torch.Tensor](), list[torch.Tensor]()
         uniform_1K = uniform_numbers([generator], num_tokens) if temperature > 0 else None
         for step in range(num_tokens):
@@ -62,7 +62,7 @@ class MtpProposer(Proposer):
         return Proposal(token_ids=tuple(chosen), probs_KV=torch.cat(probs) if probs else None)
 
     def _step(self, ids_T: Tensor, state_TH: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Return the states behind T tokens that follow the cached ones, and the longer cache."""
+        """Return the states after T tokens that follow the cached ones, and the extended cache."""
         mtp, num_cached = self._module.mtp, len(cache[0])
         x_TH = mtp.join(self._ops.embed(ids_T), state_TH)
         q, k, v, gate = mtp.layer.qkv_gate(x_TH)

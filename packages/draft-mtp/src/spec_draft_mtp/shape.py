@@ -1,4 +1,4 @@
-"""MtpShape: what fixes an MTP head's tensors and arithmetic, and its form as a served config.json."""
+"""MtpShape: the sizes and options of an MTP head, read from and written to config.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from spec_kit.drafting import Json, Shapes
 
 ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
-"""Targets that ship this head; the first is the name in exports."""
+"""Architectures of targets that ship this head; exports use the first name."""
 COUNT = "mtp_num_hidden_layers"
 LAYER = "mtp.layers.0"
 _PARTIAL = "partial_rotary_factor"
@@ -26,22 +26,28 @@ class MtpShape(DecoderShape):
 
     @classmethod
     def for_target(cls, config: Any, target: TargetSpec, **own: object) -> Self:
-        """Return a fresh head's shape; a target that rotates all channels says so, for Qwen3.5's default differs."""
+        """Return a new head's shape.
+
+        If the target rotates all channels, the shape says so, because Qwen3.5's default differs.
+        """
         return super().for_target(config, target, **{"rope": {_PARTIAL: 1.0, **target.rope}, **own})
 
     @classmethod
     def from_json(cls, fields: Json, folder: Path) -> Self:
-        """Return the shape of the head; a multimodal target has its sizes under ``text_config``."""
+        """Return the shape of the head. A multimodal target has its sizes in the section ``text_config``."""
         return super().from_json({**fields, **section(fields, "text_config", folder)}, folder)
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the rotary embeddings, of a quarter of the channels where config.json does not say."""
+        """Return the rotary settings. If config.json does not say how many channels rotate, a quarter do."""
         read = super().read_own(fields, own, folder)
         return read | {"rope": {_PARTIAL: 0.25, **read["rope"]}}
 
     def tensor_shapes(self) -> Shapes:
-        """Return every tensor under the target's own names; ``q_proj`` has a query and a gate for each head."""
+        """Return name and shape of every tensor, under the target's names.
+
+        ``q_proj`` gives a query and a gate per head.
+        """
         h, d = self.hidden_size, self.head_dim
         layer = self.layer_shapes(h) | {
             "self_attn.q_proj.weight": (2 * self.num_heads * d, h),
@@ -57,12 +63,15 @@ class MtpShape(DecoderShape):
         }
 
     def parallel_hints(self) -> TensorParallelHints:
-        """Return how tensor-parallel ranks divide the layer; the rest they have whole, and every token."""
+        """Return how tensor-parallel ranks divide the layer.
+
+        Every rank has all other modules whole, and all tokens.
+        """
         norms = tuple(f"{LAYER}.self_attn.{name}_norm" for name in "qk")
         return replace(self.layer_hints(LAYER), partial=norms, each_token=())
 
     def fixed_fields(self) -> Json:
-        """Return fields that have one value here."""
+        """Return fields of config.json that must have the given value here."""
         return super().fixed_fields() | {
             COUNT: 1,
             "mtp_use_dedicated_embeddings": False,
@@ -70,7 +79,7 @@ class MtpShape(DecoderShape):
         }
 
     def to_json(self, target: TargetSpec) -> Json:
-        """Return the fields of a text-only Qwen3.5 that vLLM makes its head's configuration of."""
+        """Return the config.json fields of a text-only Qwen3.5, from which vLLM derives the head's configuration."""
         return {
             **head_fields(ARCHITECTURES[0], "qwen3_5_text", target),
             "hidden_size": self.hidden_size,

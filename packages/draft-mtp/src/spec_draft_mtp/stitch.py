@@ -1,4 +1,4 @@
-"""Make a copy of a target that has a trained head in the place of its own."""
+"""Make a copy of a target in which a trained head replaces the target's own head."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LENGTH_BYTES = 8
 
 
 def stitch(target: Path, head: Path, output: Path) -> None:
-    """Copy ``target`` to ``output``, a new folder, with the tensors of ``head`` in the places of its own.
+    """Copy ``target`` to ``output``, a new folder, with the tensors of ``head`` in place of the target's own head.
 
-    Outside these tensors the copy is byte for byte the target. Before anything is written, raises ArtifactError where
-    the two do not have the same tensors in the same shapes and dtypes.
+    All other bytes of the copy equal the target's. Raise ArtifactError, before anything is written, if the two heads
+    differ in the names, shapes or dtypes of their tensors.
     """
     if output.exists():
         raise ArtifactError(f"{output} exists; name a new folder")
@@ -45,7 +45,7 @@ def _forms(head: dict[str, Tensor]) -> dict[str, object]:
 
 
 def _overwrite(file: Path, name: str, tensor: Tensor) -> None:
-    """Write a tensor's bytes where the file's header places it."""
+    """Overwrite a tensor's bytes at the offset that the file's header states."""
     import torch
 
     data: bytes = tensor.contiguous().view(torch.uint8).numpy().tobytes()

@@ -1,4 +1,4 @@
-"""The tensors ``mtp.*`` in any folder that has them: a target's, in one file or several, or an exported head's."""
+"""Reads the tensors ``mtp.*`` of any folder that has them: a target's, in one or several files, or an export's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLOATS = ("F32", "BF16", "F16")
 
 
 def head_shapes(folder: Path) -> Shapes:
-    """Return the shapes of the head's tensors; ArtifactError where it is quantised or a file is damaged."""
+    """Return the shapes of the head's tensors. Raise ArtifactError if the head is quantised or a file is damaged."""
     try:
         found = {name: at for name, at in stored_tensors(folder).items() if name.startswith(_PREFIX)}
     except TargetError as error:
@@ -31,7 +31,7 @@ def head_shapes(folder: Path) -> Shapes:
 
 
 def read_head(folder: Path) -> dict[str, Tensor]:
-    """Return the head's tensors as stored; none where the folder has none."""
+    """Return the head's tensors as stored; an empty dict if the folder has none."""
     from safetensors import safe_open
 
     loaded: dict[str, Tensor] = {}

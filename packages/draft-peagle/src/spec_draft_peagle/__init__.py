@@ -1,1 +1,1 @@
-"""The P-EAGLE draft."""
+"""The plugin of the P-EAGLE draft."""

@@ -1,7 +1,7 @@
-"""Attention of rows and of chains.
+"""Attention of rows and of chains of mask tokens; each chain starts at one row.
 
-Rows are causal inside their document. A mask token sees its document's rows up to its chain's own, and the mask
-tokens before it in the chain.
+A row attends causally within its document. A mask token attends to the rows of its document up to the row where its
+chain starts, and to earlier mask tokens of its chain and itself.
 
 Shapes: R rows of a segment, P rows up to the segment's end, A chains, C mask tokens; q ``[R, heads, D]``, keys and
 values ``[…, kv_heads, D]``.
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from spec_kit.block_drafting import KeysValues
 
 EVERYTHING = 1 << 30
-"""A window wider than any document: a sliding layer, whose slots see those before them, that forgets nothing."""
+"""A window wider than any document: chains use sliding-window attention, which is causal, with nothing outside its
+window."""
 
 
 def row_attention(q: Tensor, keys_values: KeysValues, segment: Segment) -> Tensor:
-    """Return the rows' attention [R, heads, D] to rows of their documents, of this segment and those before."""
+    """Return the rows' attention [R, heads, D] to rows of their documents in this segment and earlier ones."""
     pieces: list[Tensor] = []
     for start, stop in segment.bounds:
         first, last = max(start, segment.first), min(stop, segment.stop)
@@ -43,7 +44,10 @@ def row_attention(q: Tensor, keys_values: KeysValues, segment: Segment) -> Tenso
 def chain_attention(
     kernels: PEagleKernels, qkv: tuple[Tensor, ...], rows: KeysValues, segment: Segment
 ) -> Tensor:
-    """Return the mask tokens' attention [C, heads, D]; ``qkv``: theirs, ``rows``: keys and values of all rows."""
+    """Return the mask tokens' attention [C, heads, D].
+
+    ``qkv``: queries, keys and values of the mask tokens. ``rows``: keys and values of all rows so far.
+    """
     q, k, v = (_by_chain(tensor, segment) for tensor in qkv)
     layout = BlockLayout(segment.anchor_A + 1, segment.start_A, q.device)
     attended = kernels.block_attention(q, rows, (k, v), layout, EVERYTHING)
@@ -51,7 +55,7 @@ def chain_attention(
 
 
 def _by_chain(value_C: Tensor, segment: Segment) -> Tensor:
-    """Return [A, longest chain, heads, D], zeros behind a chain's end, where nothing of the chain looks."""
+    """Return the values by chain, [A, longest chain, heads, D]. Shorter chains are padded with zeros at the end."""
     longest = int(segment.count_A.max()) if len(segment.count_A) else 1
     zeros = value_C.new_zeros(len(segment.count_A), longest, *value_C.shape[1:])
     place = segment.chain_C.to(value_C.device), segment.slot_C.to(value_C.device)
@@ -59,7 +63,7 @@ def _by_chain(value_C: Tensor, segment: Segment) -> Tensor:
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return attention of the last len(q) of the rows that k and v have."""
+    """Return causal attention of queries that belong to the last len(q) rows of k and v."""
     group, is_whole = q.shape[1] // k.shape[1], len(q) == len(k)
     heads = q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     mask = None

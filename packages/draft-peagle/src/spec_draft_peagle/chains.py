@@ -1,12 +1,13 @@
-"""Chains: which guesses a document trains, drawn from its mask alone (COD, conditional drop: paper arXiv 2602.01469).
+"""Chains: chooses the guesses that a document trains (COD, conditional drop: paper arXiv 2602.01469).
 
-Row a of a document has the target's state at token a, and token a + 1: its last known token. Its chain are guesses
-k = 0, 1, … for tokens a + 2 + k; guess 0 is of the row itself, each later one of a mask token behind it. A guess can
-count iff its token and those of all guesses before are in the document and supervised. Of the chains that go on, a
-share is kept at random, guess by guess; a chain ends where it is dropped, so that kept ones are nested.
+Row a of a document has the target's state at token a, and token a + 1, its last known token. The row's chain consists
+of guesses k = 0, 1, … for tokens a + 2 + k. The row itself makes guess 0; each later guess has a mask token after the
+row. A guess can count only if its token and the tokens of all earlier guesses of the chain are in the document and
+supervised. After each guess, a random share of the chains continues and the others end there. The choice depends on
+the document's loss mask, and no other content.
 
-Everything here happens on the CPU, before any forward pass. Shapes: R rows, A chains with mask tokens, C mask tokens,
-E counted guesses.
+Everything here runs on the CPU before any forward pass. Shapes: R rows, A chains with mask tokens, C mask tokens, E
+counted guesses.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainRule:
-    """Rule of how long chains are, and how many are kept."""
+    """Rule that decides how long chains can be and how many of them continue."""
 
     num_guesses: int
     retention: float
     least_retention: float
 
     def draw(self, sample: Supervision) -> tuple[Tensor, Tensor]:
-        """Return int64 [R] twice: the guesses of each row that are kept, and those that could be.
+        """Return int64 [R] twice: each row's number of guesses after the random drop, and before it.
 
-        The draw is a function of (seed, epoch, sample id, mask). Of a sample with guess places, the chains are the
-        engine's rounds, and none is dropped.
+        The draw depends only on (seed, epoch, sample id, mask). If a sample records the depth at which each token was
+        guessed, its chains are the engine's verification rounds, and no guess is dropped.
         """
         reach_R = self._reach(sample)
         if sample.guess_place is not None:
@@ -56,7 +57,7 @@ class ChainRule:
         return kept_R, reach_R
 
     def _reach(self, sample: Supervision) -> Tensor:
-        """Return int64 [R]: guesses of each row that can count."""
+        """Return int64 [R]: the number of guesses of each row that can count."""
         mask_T, place_T = sample.loss_mask, sample.guess_place
         going_R = torch.ones(max(0, len(mask_T) - 1), dtype=torch.bool)
         reach_R = torch.zeros(len(going_R), dtype=torch.int64)
@@ -72,33 +73,33 @@ class ChainRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Rows ``first`` to ``stop`` of a batch, and the mask tokens of chains that begin there."""
+    """Rows ``first`` to ``stop`` of a batch, and the mask tokens of the chains that start at these rows."""
 
     first: int
     stop: int
     bounds: tuple[tuple[int, int], ...]
-    """First row and one past the last of each document."""
+    """Each document's first row and the row after its last."""
     anchor_A: Tensor
-    """int64 [A], ascending: row of each chain with mask tokens."""
+    """int64 [A], ascending: row where each chain with mask tokens starts."""
     start_A: Tensor
-    """int64 [A]: first row of its document."""
+    """int64 [A]: first row of the chain's document."""
     count_A: Tensor
-    """int64 [A]: its mask tokens, at least 1."""
+    """int64 [A]: number of mask tokens of the chain, at least 1."""
 
     @property
     def chain_C(self) -> Tensor:
-        """Chain of each mask token, int64 [C]."""
+        """Index of each mask token's chain, int64 [C]."""
         return torch.arange(len(self.count_A)).repeat_interleave(self.count_A)
 
     @property
     def slot_C(self) -> Tensor:
-        """Place of each mask token in its chain, from 0 on, int64 [C]."""
+        """Index of each mask token in its chain, from 0 on, int64 [C]."""
         chain_C = self.chain_C
         return torch.arange(len(chain_C)) - (self.count_A.cumsum(0) - self.count_A)[chain_C]
 
     @property
     def position(self) -> Tensor:
-        """Position, in its document, of each row and then of each mask token, int64."""
+        """Position in the document of each row, then of each mask token, int64."""
         row = torch.arange(self.first, self.stop)
         for start, stop in self.bounds:
             row[max(start - self.first, 0) : max(stop - self.first, 0)] -= start
@@ -108,15 +109,15 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Chains:
-    """The rows of a batch, document after document without padding, and their chains."""
+    """The rows of a batch, one document after the other without padding, and their chains."""
 
     token_R: Tensor
-    """int64 [R]: index of each row in the flat batch."""
+    """int64 [R]: index of each row's token in the flat batch."""
     bounds: tuple[tuple[int, int], ...]
     kept_R: Tensor
-    """int64 [R]: guesses of the row that count."""
+    """int64 [R]: number of the row's guesses that count."""
     reach_R: Tensor
-    """int64 [R]: guesses that could count, were none dropped."""
+    """int64 [R]: number of the row's guesses that would count if none were dropped."""
 
     @classmethod
     def of(cls, batch: DraftBatch, rule: ChainRule) -> Self:
@@ -139,7 +140,10 @@ class Chains:
         return cls(token_R=token_R, bounds=tuple(bounds), kept_R=kept_R, reach_R=reach_R)
 
     def segments(self, num_rows: int | None) -> Iterator[Segment]:
-        """Yield the batch in segments of so many rows; at least one, which may be empty."""
+        """Yield the batch in segments of ``num_rows`` rows; None: one segment.
+
+        An empty batch yields one empty segment.
+        """
         start_R = torch.zeros_like(self.kept_R)
         for start, stop in self.bounds:
             start_R[start:stop] = start
@@ -158,10 +162,10 @@ class Chains:
             )
 
     def guesses(self, num_rows: int | None) -> Tensor:
-        """Return int64 [3, E]: chain, guess, and the token before the guessed one, whose state the teacher needs.
+        """Return int64 [3, E]: for each guess its chain, its index there, and the token before the guessed token.
 
-        They are in the order of the segments' rows and mask tokens. Chains are numbered by row, tokens along the flat
-        batch.
+        The teacher needs the state of that token. Guesses are ordered like the segments' rows and mask tokens. A
+        chain is numbered by its row, a token by its index in the flat batch.
         """
         columns = [torch.zeros(3, 0, dtype=torch.int64)]
         for segment in self.segments(num_rows):

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from spec_kit.drafting import Json
 
 _NAMES = frozenset({"PEagleDraftModel", "PeagleLlamaForCausalLM"})
-"""Names of such a draft of Llama layers, and of no other."""
+"""Architectures that only P-EAGLE drafts with Llama layers have."""
 _EAGLE3_NAMES = frozenset({ARCHITECTURE, "Eagle3LlamaForCausalLM"})
-"""Names of Eagle3, too: with a mask token, the draft is P-EAGLE."""
+"""Architectures that Eagle3 drafts have, too. With a mask token, such a draft is P-EAGLE."""
 
 
 class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
-    """P-EAGLE (arXiv 2602.01469): Eagle3 that guesses all tokens in one pass; see ``spec_core.draft``."""
+    """P-EAGLE (arXiv 2602.01469): an Eagle3 that guesses all tokens in one pass; see ``spec_core.draft``."""
 
     name: ClassVar[str] = "peagle"
     api_version: ClassVar[int] = 2
@@ -57,7 +57,10 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
-        """Return the fields under the names that they also have there; layers are those entered, as vLLM's."""
+        """Return the fields of a ``speculators`` folder that have the same name here.
+
+        Captured layers are counted by the layers' inputs, as in vLLM.
+        """
         names = (
             "draft_vocab_size",
             "target_hidden_size",
@@ -74,14 +77,14 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
 
     @classmethod
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[PEagleShape]) -> None:
-        """Raise ArtifactError for a vocabulary mapping that is none."""
+        """Raise ArtifactError if the vocabulary mapping is invalid."""
         if "d2t" in checkpoint.stored_names:
             from spec_kit.drafting import read_mapping
 
             read_mapping(checkpoint)
 
     def fresh_shape(self, target: TargetSpec) -> PEagleShape:
-        """Return the options, else the target's sizes."""
+        """Return the shape of a new draft, from the options and the target's sizes."""
         options, mask_token_id = self.options, self.options.mask_token_id
         return PEagleShape.for_target(
             options,
@@ -93,7 +96,10 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         )
 
     def check_target(self, target: TargetSpec) -> None:
-        """Raise TargetError for a target that the draft cannot express (D2), ConfigError for too few rows."""
+        """Raise TargetError if the draft cannot express the target (D2), ConfigError if it has too few rows.
+
+        Its head must have a row for each of the target's end-of-sequence tokens.
+        """
         super().check_target(target)
         if len(target.eos_token_ids) > (size := self.shape(target).vocab_size):
             raise ConfigError(
@@ -101,7 +107,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
             )
 
     def target_problem(self, target: TargetSpec) -> str | None:
-        """Return what is wrong with the captured layers, or None."""
+        """Return why the captured layers are invalid for the target, or None."""
         shape, wanted = self.shape(target), self.options.layers
         if shape.captured is None and target.num_layers < 7:
             return (
@@ -113,12 +119,15 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         return layer_range_problem(layers, target)
 
     def required_features(self, target: TargetSpec) -> FeatureSchema:
-        """Return the captured layers and the input of the final norm, which the teacher needs."""
+        """Return the captured layers that feed the draft, and the input of the final norm for the teacher."""
         layers = (*self.shape(target).layer_ids(target.num_layers), target.num_layers)
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return float64 [2 K]: guesses by place in their chain; those that count, then all that could."""
+        """Return float64 [2 K]: for each index in a chain, the number of guesses that count.
+
+        The first K numbers are after the random drop, the last K before it.
+        """
         import torch
 
         from spec_draft_peagle.chains import ChainRule
@@ -143,7 +152,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         return PEagleKernels
 
     def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: PEagleKernels) -> nn.Module:
-        """Return the network with drawn weights."""
+        """Return the network with random weights."""
         from spec_draft_peagle.model import PEagleModel
 
         return PEagleModel(self.shape(target), self.options, kernels)
@@ -151,7 +160,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
     def initialize(
         self, module: PEagleModel, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
-        """Scale what was drawn; take head and final norm from the target."""
+        """Scale the random weights; copy the head and the final norm from the target."""
         from spec_kit.drafting import start_from_target
 
         start_from_target(module, target, tensors, token_counts)
@@ -166,7 +175,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the trained tensors, then the vocabulary mapping where there is one (D8)."""
+        """Yield the trained tensors, then the vocabulary mapping if the vocabulary is reduced (D8)."""
         from spec_kit.drafting import MAPPING
 
         yield from super().exported_tensors(weights, target)
@@ -174,11 +183,11 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
             yield name, as_served(weights[name], target)
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
-        """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` by its inputs."""
+        """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` along its inputs."""
         return ShardHints(tensor_parallel=self.shape(target).parallel_hints(), vocabulary=("lm_head",))
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
-        """Return a fresh proposer for one sequence (D9)."""
+        """Return a new proposer for one sequence (D9)."""
         from spec_draft_peagle.model import PEagleModel
         from spec_draft_peagle.proposer import PEagleProposer
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PEagleKernels(DecoderKernels):
-    """The kernels that P-EAGLE can use: those of decoders, and the attention of blocks for its chains."""
+    """The kernels that P-EAGLE can use: the decoder kernels, and block attention for its chains."""
 
     rotate: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor] = rotate
     block_attention: Callable[[Tensor, KeysValues, KeysValues, BlockLayout, int | None], Tensor] = (
@@ -29,7 +29,7 @@ class PEagleKernels(DecoderKernels):
 
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
-        """Return arguments to compare each kernel with its plain version on."""
+        """Return example arguments for comparing each kernel with its plain version."""
         angle = draw(7, 1, 16)
         layout = BlockLayout(torch.tensor([1, 3, 9]), torch.tensor([0, 0, 5]), angle.device)
         context, own = ([draw(*shape, 2, 32).requires_grad_() for _ in range(2)] for shape in ((10,), (3, 4)))

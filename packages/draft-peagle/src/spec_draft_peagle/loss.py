@@ -1,8 +1,8 @@
-"""The head over the guesses that count, its loss against the target's distribution, metrics and gradients.
+"""Applies the head to the counted guesses; computes loss, metrics and gradients, some guesses at a time.
 
-All come out of one pass, some guesses at a time, so that logits live for one chunk. Every guess weighs the same.
+All come from one pass over chunks of guesses, so only one chunk's logits are in memory. Every guess weighs the same.
 
-Shapes: E counted guesses, K guesses of a chain, V rows of the draft's head (of this shard: see ``spec_core.ops``).
+Shapes: E counted guesses, K guesses of a chain, V rows of the draft's head on this shard (see ``spec_core.ops``).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _VALUES = ("accuracy", "acceptance", "guess_loss")
 
 @dataclass(frozen=True, kw_only=True)
 class PEagleLoss:
-    """The head, and everything that its loss compares it with."""
+    """Computes the loss of guesses: the draft's head, and the target's distributions that it is compared with."""
 
     head_VH: Tensor
     ids_V: Tensor
     """int64: target id of each row of the head."""
     kept_V: Tensor | None
-    """bool over the whole target vocabulary: has a row in the head. None: all have."""
+    """bool [target vocabulary]: whether a token has a row in the head. None: all have."""
     kind: DistilledLoss
     ops: VocabularyOps
     kernels: PEagleKernels
@@ -44,8 +44,9 @@ class PEagleLoss:
     ) -> StepOutput:
         """Return loss and metrics of the guesses.
 
-        ``hidden_TH``: inputs of the target's final norm; ``guesses_3E``: as ``Chains.guesses``; ``denominators``:
-        float64 [2 K], the global batch's counted guesses by place, then those that could count.
+        ``hidden_TH``: inputs of the target's final norm. ``guesses_3E``: see ``Chains.guesses``. ``denominators``:
+        float64 [2 K], the global batch's number of counted guesses at each index of a chain, then the numbers before
+        the drop.
         """
         totals = _Sums(self, states_EH, guesses_3E, denominators)
         row_bytes = 4 * self.ops.shard_rows + self.head_VH.element_size() * len(self.head_VH)
@@ -58,7 +59,7 @@ class PEagleLoss:
 
 
 class _Sums:
-    """Sums of one forward pass over all chunks: loss, metrics, and gradients where they are wanted."""
+    """Sums of one forward pass over all chunks: loss, metrics, and gradients if they are enabled."""
 
     def __init__(self, rule: PEagleLoss, states_EH: Tensor, guesses_3E: Tensor, denominators: Tensor) -> None:
         self.rule, self.states_EH = rule, states_EH
@@ -75,7 +76,7 @@ class _Sums:
             self.grads = torch.zeros_like(states_EH), zeros(rule.head_VH.shape)
 
     def add(self, chunk: slice, hidden_RH: Tensor) -> None:
-        """Scores the guesses of a chunk."""
+        """Add loss, metrics and gradients of the guesses of a chunk."""
         rule, guess_R, input_RH = self.rule, self.guess_E[chunk], self.states_EH[chunk]
         logits_RV, ops, kernels = F.linear(input_RH, rule.head_VH), rule.ops, rule.kernels
         teacher = teach(ops, kernels, hidden_RH, rule.ids_V, rule.kept_V)
@@ -97,10 +98,11 @@ class _Sums:
         self.grads[1].add_(grad_RV.T @ input_RH)
 
     def output(self, most_chains: int) -> StepOutput:
-        """Return the sums, of at most so many chains.
+        """Return loss and metrics. ``most_chains``: upper limit of the number of chains.
 
-        A chain's acceptance length is 1 + its agreements up to the first disagreement. What was dropped at random is
-        estimated by what was kept: prefixes of k guesses weigh as many as could be of them, over those that are.
+        A chain's acceptance length is 1 + the number of agreeing guesses before its first disagreement. Dropped
+        guesses are estimated by the others: an agreeing prefix of k guesses is weighted by the number of k-th guesses
+        before the drop, divided by the number after it.
         """
         counts_K = torch.zeros_like(self.kept_K, dtype=torch.int64)
         counts_K.index_add_(0, self.guess_E, torch.ones_like(self.guess_E))
@@ -116,6 +118,6 @@ class _Sums:
         )
 
     def _prefixes(self, most_chains: int) -> Tensor:
-        """Return [K]: how many chains agree in all guesses up to each."""
+        """Return [K]: the number of chains that agree with the teacher in all guesses up to each index."""
         agreed = self.scale.new_zeros(most_chains, len(self.kept_K))
         return agreed.index_put((self.chain_E, self.guess_E), self.agreed_E).cumprod(1).sum(0)

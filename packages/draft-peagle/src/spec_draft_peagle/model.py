@@ -1,6 +1,6 @@
-"""The P-EAGLE network. Parameter names are the serving format's tensor names.
+"""The P-EAGLE network. Parameters are named as in the serving format.
 
-Shapes: R rows of a segment, C mask tokens, X both, one after the other; H width, N captured layers.
+Shapes: R rows of a segment, C mask tokens, X = R + C rows and then mask tokens; H width, N captured layers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from spec_kit.block_drafting import KeysValues
 
     Past = Sequence[Sequence[KeysValues]]
-    """Keys and values of the segments before, layer by layer."""
+    """Keys and values of the earlier segments, by layer."""
 
 
 class PEagleLayer(nn.Module):
-    """One Llama-style decoder layer. The first one's attention sees [normed embedding ; normed hidden state]."""
+    """One Llama-style decoder layer. The first layer's attention reads [normed embedding ; normed hidden state]."""
 
     def __init__(self, shape: PEagleShape, kernels: PEagleKernels, *, is_first: bool) -> None:
         """Make the layer; attention and MLP use the backend's kernels."""
@@ -54,9 +54,9 @@ class PEagleLayer(nn.Module):
         segment: Segment,
         past: Sequence[KeysValues],
     ) -> tuple[Tensor, KeysValues]:
-        """Return the segment's states behind the layer, and keys and values of its rows.
+        """Return the segment's states [X, H] after the layer, and the keys and values of its rows.
 
-        ``states``: hidden states [X, H], and embeddings, which the first layer takes.
+        ``states``: hidden states [X, H], and embeddings [X, H], which only the first layer uses.
         """
         hidden_XH, attention, rows = states[0], self.self_attn, segment.stop - segment.first
         normed = self._inputs(*states)
@@ -115,13 +115,13 @@ class PEagleModel(nn.Module):
         return rows if self.d2t is None else rows + self.d2t
 
     def local_ids(self, ops: VocabularyOps) -> Tensor:
-        """Return the target id of each row that this rank has of the head: those of ``ops.vocab_range``."""
+        """Return the target ids of this rank's rows of the head, whose ids are in ``ops.vocab_range``."""
         ids_V, (first, _) = self.ids_V, ops.vocab_range
         rows = torch.arange(len(self.lm_head.weight), device=ids_V.device)
         return ids_V[(ids_V < first).sum() + rows]
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
-        """Return this batch's share of the mean loss of counted guesses; ``denominators``: see the plugin's."""
+        """Return this batch's share of the mean loss of counted guesses. ``denominators``: see ``PEagleDraft``."""
         config = self.config
         rule = ChainRule(
             num_guesses=config.num_guesses,
@@ -141,10 +141,10 @@ class PEagleModel(nn.Module):
         return loss(self.states(batch, chains, ops), batch.hidden_TNH[:, -1], guesses, denominators)
 
     def states(self, batch: DraftBatch, chains: Chains, ops: VocabularyOps) -> Tensor:
-        """Return inputs of the head [E, H] of the guesses that count.
+        """Return the head's inputs [E, H] for the guesses that count.
 
-        With several segments, each is computed again in the backward pass: what stays of it are keys and values of
-        its rows, which later segments see, and these states.
+        With several segments, each is computed again in the backward pass. Only its rows' keys and values, which
+        later segments attend to, and these states stay in memory.
         """
         device, pieces = batch.input_ids_T.device, list[torch.Tensor]()
         segments = list(chains.segments(self.config.segment_tokens))
@@ -166,9 +166,9 @@ class PEagleModel(nn.Module):
     def advance(
         self, segment: Segment, inputs: tuple[Tensor, Tensor], past: Past, ops: VocabularyOps
     ) -> tuple[Tensor, list[KeysValues]]:
-        """Return states [X, H] behind the final norm, and of each layer keys and values of the segment's rows.
+        """Return states [X, H] after the final norm, and each layer's keys and values of the segment's rows.
 
-        ``inputs``: of each row the token behind it, int64 [R], and captured states [R, N, H].
+        ``inputs``: for each row, the next token's id, int64 [R], and the captured states [R, N, H].
         """
         next_R, hidden_RNH = inputs
         mask_C = next_R.new_full((int(segment.count_A.sum()),), self.shape.mask_token_id)
@@ -185,5 +185,5 @@ class PEagleModel(nn.Module):
 
     @property
     def decoder_layers(self) -> list[PEagleLayer]:
-        """The decoder layers, first to last."""
+        """The decoder layers, from first to last."""
         return [cast("PEagleLayer", layer) for layer in self.layers]

@@ -1,4 +1,4 @@
-"""Reference drafting: the last row and the mask tokens behind it in one pass over the cached rows.
+"""Reference drafting for P-EAGLE: all guesses in one pass over the cached rows.
 
 Shapes: L known rows, K guesses, V vocabulary.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PEagleProposer(Proposer):
-    """Guesses with the state of the last row, and with one mask token for each further guess."""
+    """Guesses the first token from the last row's state, and each further token from one mask token."""
 
     def __init__(self, module: PEagleModel, ops: VocabularyOps) -> None:
         """Start with an empty cache."""
@@ -35,7 +35,10 @@ class PEagleProposer(Proposer):
 
     @torch.no_grad()
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Cache keys and values of T more rows; the last captured state, the final norm's input, is not used."""
+        """Add keys and values of T more rows to the cache.
+
+        The last captured state, which is the final norm's input, is not used.
+        """
         stop = self._length + len(next_ids)
         states, own = self._advance(
             self._segment(stop, 0), torch.tensor(next_ids, dtype=torch.int64), hidden_TNH[:, :-1]
@@ -46,7 +49,7 @@ class PEagleProposer(Proposer):
 
     @torch.no_grad()
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
-        """Guess so many tokens at once; nothing of the mask tokens is kept."""
+        """Guess ``num_tokens`` tokens at once; keys and values of mask tokens are not cached."""
         if num_tokens == 0:
             return Proposal(token_ids=())
         module = self._module
@@ -63,7 +66,7 @@ class PEagleProposer(Proposer):
         )
 
     def _segment(self, stop: int, num_masks: int) -> Segment:
-        """Return the rows from the known ones to ``stop``, and a chain of mask tokens at the last one."""
+        """Return a segment of the new rows up to ``stop``, with one chain of mask tokens at the last row."""
         chains = min(num_masks, 1)
         return Segment(
             first=self._length,
@@ -83,7 +86,7 @@ class PEagleProposer(Proposer):
         )
 
     def _over_target_vocabulary(self, probs_KV: Tensor) -> Tensor:
-        """Return [K, V] from probabilities over the rows of the draft's head."""
+        """Return probabilities over the target's vocabulary [K, V], from those over the rows of the draft's head."""
         module = self._module
         if module.d2t is None:
             return probs_KV

@@ -1,4 +1,4 @@
-"""PEagleShape: what fixes a P-EAGLE draft's tensors and arithmetic, and its form as a served config.json."""
+"""PEagleShape: the sizes and options of a P-EAGLE draft, read from and written to config.json."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from spec_kit.drafting import Json, Shapes
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-"""Eagle3's: vLLM puts its prefix before any other name, P-EAGLE's own included, and knows none of the results."""
+"""Eagle3's architecture: vLLM puts ``Eagle3`` before any other name, P-EAGLE's included, and knows none of the
+results."""
 MASK_TOKEN = "pard_token"
-"""Field of the mask token, which Eagle3's have not; see ``parallel_mask_token``."""
+"""Field of config.json with the mask token, which Eagle3 drafts lack; see ``parallel_mask_token``."""
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -40,10 +41,10 @@ class PEagleShape(DecoderShape):
     vocab_size: Size = Field(
         default_factory=lambda sizes: sizes["target_vocab_size"], alias="draft_vocab_size"
     )
-    """Rows V' of the draft's head; equal to ``target_vocab_size`` without a reduced vocabulary."""
+    """Rows V' of the draft's head; equal to ``target_vocab_size`` if the vocabulary is not reduced."""
     mask_token_id: NonNegativeInt = Field(alias=MASK_TOKEN)
     captured: tuple[int, ...] | None
-    """Captured layers; None: the default three."""
+    """Ids of the captured layers; None: the three default layers."""
 
     @property
     def reduced(self) -> bool:
@@ -52,16 +53,16 @@ class PEagleShape(DecoderShape):
 
     @property
     def num_captured(self) -> int:
-        """Captured layers that feed the draft."""
+        """Number of captured layers that feed the draft."""
         return 3 if self.captured is None else len(self.captured)
 
     def layer_ids(self, num_target_layers: int) -> tuple[int, ...]:
-        """Return the captured layers: residual streams entering these layers of the target."""
+        """Return the ids of the captured layers: the residual streams that enter these layers of the target."""
         n = num_target_layers
         return (2, n // 2, n - 3) if self.captured is None else self.captured
 
     def tensor_shapes(self) -> Shapes:
-        """Return every trained tensor of the draft."""
+        """Return name and shape of every trained tensor of the draft."""
         h = self.hidden_size
         shapes: Shapes = {
             "mask_hidden": (1, 1, self.num_captured * h),
@@ -74,14 +75,17 @@ class PEagleShape(DecoderShape):
         return shapes | {"norm.weight": (h,), "lm_head.weight": (self.vocab_size, h)}
 
     def mapping_shapes(self) -> tuple[Shapes, Shapes]:
-        """Return the vocabulary mapping: required where the vocabulary is reduced, else optional."""
+        """Return the required and the allowed tensors of the vocabulary mapping, with their shapes.
+
+        ``d2t`` is required if the vocabulary is reduced.
+        """
         mapping: Shapes = {"d2t": (self.vocab_size,), "t2d": (self.target_vocab_size,)}
         return {"d2t": mapping["d2t"]} if self.reduced else {}, mapping
 
     def parallel_hints(self) -> TensorParallelHints:
-        """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` by its inputs.
+        """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` along its inputs.
 
-        Tokens stay whole: rows and mask tokens of a batch are any number, not one that ranks can divide.
+        Tokens are not divided: the number of rows and mask tokens of a batch need not be a multiple of the ranks.
         """
         own = TensorParallelHints(
             columns={"lm_head": self.vocab_size},
@@ -96,7 +100,7 @@ class PEagleShape(DecoderShape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return captured layers, and the mask token from where vLLM looks for it, in vLLM's order."""
+        """Return the captured layers, and the mask token from the first of vLLM's fields for it that is present."""
         found = {
             "captured": read_layers((fields, _LAYERS), (own, _LAYERS), folder),
             MASK_TOKEN: parallel_mask_token(fields),
@@ -104,7 +108,7 @@ class PEagleShape(DecoderShape):
         return super().read_own(fields, own, folder) | found
 
     def fixed_fields(self) -> Json:
-        """Return fields of published drafts that have one value here."""
+        """Return fields that published drafts have and that must have the given value here."""
         return super().fixed_fields() | {
             "norm_before_residual": False,
             "norm_before_fc": False,
@@ -125,7 +129,7 @@ class PEagleShape(DecoderShape):
         return super().problem()
 
     def to_json(self, target: TargetSpec) -> Json:
-        """Return the fields that vLLM reads: Eagle3's, more layers, and the mask token."""
+        """Return the config.json fields that vLLM reads: Eagle3's with more layers, and the mask token."""
         layers = self.layer_ids(target.num_layers)
         return {
             **head_fields(ARCHITECTURE, "llama", target),

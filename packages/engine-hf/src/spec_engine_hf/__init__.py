@@ -1,1 +1,1 @@
-"""Engine hf: the target run by Transformers in the process of the trainer; the reference engine."""
+"""Engine ``hf``, the reference engine: Transformers runs the target in the trainer's process."""

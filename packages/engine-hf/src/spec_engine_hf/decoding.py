@@ -1,8 +1,8 @@
-"""Reference decoding of sequences side by side: draft, verify in one forward pass of the target, accept, repeat.
+"""Reference decoding of several sequences at a time: draft, verify in one forward pass, accept, repeat.
 
-A *round* is one verification of a proposal, also of an empty one; the prefill, which yields the first token, is none.
-A round counts in full also where it passes ``max_new_tokens`` or an end-of-sequence token: only the emitted text is
-cut there. Decoding without a draft counts nothing.
+A *round* is one verification of a proposal, even of an empty proposal. The prefill, which yields the first token, is
+no round. A round is counted in full even if it exceeds ``max_new_tokens`` or passes an end-of-sequence token: only
+the emitted text is cut there. Decoding without a draft counts nothing.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 _NO_GUESS = Proposal(token_ids=())
 
 _NEAR_TIE = 1e-4
-"""Gap of the two largest logits, as a share of the largest magnitude, below which float32's rounding may decide: some
-ten times what forward passes of other shapes were seen to differ by."""
+"""Near-tie threshold: gap between the two largest logits, divided by the largest magnitude of a logit. Below it,
+float32 rounding may decide the arg-max. It is about ten times the difference seen between forward passes of different
+shapes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +53,17 @@ class DraftSource:
     new_proposer: Callable[[], Proposer]
     layers: tuple[int, ...] = ()
     module: nn.Module | None = None
-    """The network behind the proposers, where they are those of an exported draft."""
+    """The network of the proposers, if they come from an exported draft."""
     ops: TargetOps | None = None
-    """The target's frozen tensors, as that network uses them."""
+    """The target's frozen tensors, as ``module`` uses them."""
 
     @classmethod
     def of_export(cls, folder: Path, model: HfModel, ops: TargetOps | None = None) -> Self:
-        """Return proposers of the exported draft in ``folder``, on the device and in the dtype of ``model``.
+        """Return a source of proposers for the exported draft in ``folder``.
 
-        ``ops`` are those of another draft of the same model, if there is one: no further memory is taken for them.
-        Raise ArtifactError where no installed draft recognises the folder or it is damaged, TargetError where the
-        draft does not fit the target.
+        The draft is on the device and in the dtype of ``model``. ``ops``: the TargetOps of another draft of the same
+        model, to reuse its memory. Raise ArtifactError if no installed draft recognises the folder or if the folder
+        is damaged. Raise TargetError if the draft does not fit the target.
         """
         target = model.target
         draft = recognise(folder, target)
@@ -77,17 +78,17 @@ class DraftSource:
 
 
 class Decoder:
-    """Decode with ``drafting``, or plainly, and count acceptance over the object's lifetime."""
+    """Decodes with the draft ``drafting``, or without a draft, and counts acceptance over its lifetime."""
 
     def __init__(self, model: HfModel, drafting: DraftSource | None = None) -> None:
-        """Decode by ``model``, with proposals of ``drafting`` if there is one."""
+        """Decode with ``model``; ``drafting`` makes the proposals, if given."""
         self._model = model
         self.drafting = drafting
         self._rounds = Counter[tuple[int, int]]()
-        """How many rounds had so many guesses, of which so many were accepted."""
+        """(number of guesses, number of accepted guesses) → number of rounds with these numbers."""
 
     def acceptance(self) -> AcceptanceCounters:
-        """Return what was counted so far."""
+        """Return the acceptance counted so far."""
         counted = (AcceptanceCounters.of_rounds(*key, rounds) for key, rounds in self._rounds.items())
         return sum(counted, AcceptanceCounters())
 
@@ -100,11 +101,11 @@ class Decoder:
         at_once: int,
         go_on: Callable[[], bool],
     ) -> list[Generation]:
-        """Return the answers to prompts, ``at_once`` of them decoded side by side; the first has that index.
+        """Return the answers to ``prompts``, decoding at most ``at_once`` of them at a time.
 
-        The next prompt begins when an answer ends, unless ``go_on`` says no: then there are answers to the prompts
-        that had begun, one at least. An answer depends on ``sampling.seed`` and its prompt's index among others, not
-        on what is decoded beside it.
+        ``first_index`` is the index of the first prompt. The next prompt starts when an answer ends, unless
+        ``go_on()`` is false: then only the prompts that had started, at least one, are answered. An answer depends on
+        ``sampling.seed`` and on its prompt's index, but not on the sequences that are decoded at the same time.
         """
         drafting = self._drafting_for(sampling)
         for prompt in prompts:
@@ -146,7 +147,7 @@ class Decoder:
         )
 
     def _propose(self, live: Sequence[_Sequence], states: Sequence[Tensor], sampling: SamplingParams) -> None:
-        """Let every sequence's proposer see the states of what it has not seen yet, and guess."""
+        """Give each sequence's proposer the states that it has not seen yet, and let it propose guesses."""
         proposers = [sequence.proposer for sequence in live if sequence.proposer is not None]
         unseen = [sequence.unseen_ids() for sequence in live]
         kind = type(proposers[0])
@@ -160,7 +161,7 @@ class Decoder:
             sequence.proposal = proposal
 
     def _verify(self, live: Sequence[_Sequence], logits_BRV: Tensor, sampling: SamplingParams) -> None:
-        """Let every sequence take what the target makes of its guesses."""
+        """Verify each sequence's guesses against the target's logits; append the resulting tokens."""
         top_BR2 = logits_BRV.topk(2, dim=-1).values
         gap_BR = top_BR2[..., 0] - top_BR2[..., 1]
         proposals = [sequence.proposal for sequence in live]
@@ -180,13 +181,19 @@ class Decoder:
             sequence.take(verdict, own)
 
     def _near_ties(self, logits_BRV: Tensor, gap_BR: Tensor) -> Tensor:
-        """Return bool [B, R]: whether rounding may have decided. Lower precisions, where it often does, are left."""
+        """Return bool [B, R]: whether rounding may have decided the arg-max.
+
+        False if the target is not in float32.
+        """
         if self._model.dtype != torch.float32:
             return torch.zeros_like(gap_BR, dtype=torch.bool)
         return gap_BR < _NEAR_TIE * logits_BRV.abs().amax(dim=-1)
 
     def _choices(self, sequence: _Sequence, best: list[int], close: Sequence[bool]) -> list[int]:
-        """Return the greedy choices, the close ones among those that count made anew."""
+        """Return the greedy choice at each row.
+
+        Near ties, up to the first refused guess, are recomputed without a cache.
+        """
         guesses = sequence.proposal.token_ids
         for place in range(len(guesses) + 1 if any(close) else 0):
             if close[place]:
@@ -226,7 +233,7 @@ class Decoder:
 
 
 class _Batch:
-    """Sequences side by side in one session, and the target's states of what each has appended last."""
+    """Sequences that are decoded together in one session, and the target's states of their last appended tokens."""
 
     def __init__(self, model: HfModel, layers: tuple[int, ...]) -> None:
         self._model, self._layers = model, layers
@@ -242,7 +249,7 @@ class _Batch:
         return sum(not sequence.complete for sequence in self.live)
 
     def begin(self, sequences: Sequence[_Sequence]) -> Tensor:
-        """Put the texts of more sequences through the target; return the logits behind each, [B, 1, V]."""
+        """Run further sequences' texts through the target; return the logits after each text, [B, 1, V]."""
         if not self.num_running:
             self._empty()
         logits_B1V, states = self._session.prefill([sequence.text for sequence in sequences])
@@ -251,7 +258,7 @@ class _Batch:
         return logits_B1V
 
     def settle(self) -> bool:
-        """Drop what was refused, and sequences that are complete; return whether any is left."""
+        """Drop refused guesses and completed sequences; return whether any sequence is left."""
         if not self.num_running:
             self._empty()
             return False
@@ -261,7 +268,7 @@ class _Batch:
         return True
 
     def forward(self) -> Tensor:
-        """Put each one's last token and guesses through the target; return their logits [B, R, V]."""
+        """Run each sequence's last token and guesses through the target; return their logits [B, R, V]."""
         rows = [[sequence.text[-1], *sequence.proposal.token_ids] for sequence in self.live]
         logits_BRV, states_BTNH = self._session.forward(rows)
         self.states = list(states_BTNH)
@@ -269,7 +276,10 @@ class _Batch:
 
 
 class _Sequence:
-    """A prompt and its answer so far, cut at ``room`` tokens and after the first of ``stops`` (which stays)."""
+    """A prompt and its answer so far.
+
+    The answer ends after ``room`` tokens, or after its first token of ``stops``, which stays in the answer.
+    """
 
     def __init__(
         self,
@@ -282,13 +292,13 @@ class _Sequence:
         proposer: Proposer | None,
     ) -> None:
         self.text = list(prompt)
-        """All known tokens; the target has not run the last one yet."""
+        """All known tokens. The target has not run the last of them yet."""
         self.generator, self.proposer = generator, proposer
         self.proposal = _NO_GUESS
         self.new_ids: list[int] = []
         """Tokens that the last verification yielded."""
         self.verifications = [0] * (num_guesses + 1) if proposer is not None else []
-        """How many accepted 0, 1, … guesses."""
+        """Number of verifications that accepted 0, 1, … guesses."""
         self._room, self._stops = room, stops
         self._num_seen = 1  # the first token follows no state
         self._token_ids: list[int] = []
@@ -302,12 +312,15 @@ class _Sequence:
         return stopped or len(self._token_ids) >= self._room
 
     def unseen_ids(self) -> list[int]:
-        """Return the tokens whose states the proposer gets next."""
+        """Return the token ids that the proposer has not been given yet."""
         start, self._num_seen = self._num_seen, len(self.text)
         return self.text[start:]
 
     def take(self, verdict: Verdict, gaps: Sequence[float]) -> None:
-        """Append the guesses that stand and the token behind them, given the gaps of the rows they follow from."""
+        """Append the accepted guesses and the next token.
+
+        ``gaps``: for each new token, the gap between the two largest logits of its row.
+        """
         guesses = self.proposal.token_ids
         self.new_ids = [*guesses[: verdict.accepted], verdict.next_token]
         self.text += self.new_ids

@@ -1,4 +1,4 @@
-"""ExportSlot: the exported draft that engine hf serves, and the one that will take its place."""
+"""ExportSlot: the exported draft that engine ``hf`` serves, and the spare draft that an update replaces it with."""
 
 from __future__ import annotations
 
@@ -23,12 +23,18 @@ if TYPE_CHECKING:
 
 
 class ExportSlot(DraftSlot):
-    """Each copy is a module of its own: an update becomes one by the code that loads a draft's folder."""
+    """A slot whose two copies, live and spare, are separate modules.
+
+    An update is loaded by the same code that loads an exported folder.
+    """
 
     def __init__(
         self, live: DraftSource, folder: Path, model: HfModel, serve: Callable[[DraftSource], None]
     ) -> None:
-        """Update ``live``, which was loaded from ``folder``; ``serve`` makes the engine draft with another source."""
+        """Update ``live``, which was loaded from ``folder``.
+
+        ``serve(source)`` makes the engine draft with ``source``.
+        """
         self._copies = {"live": live, "spare": live}
         self._config = read_config(folder)
         self._layout = DraftLayout.of_folder(folder, model.target)
@@ -36,11 +42,11 @@ class ExportSlot(DraftSlot):
 
     @property
     def device(self) -> torch.device:
-        """Return the CPU, from where what has arrived is written to a folder."""
+        """Return the CPU: received tensors are written to a folder from there."""
         return torch.device("cpu")
 
     def layout(self) -> DraftLayout:
-        """Return what an update must hold."""
+        """Return the names, shapes and dtypes that an update must have."""
         return self._layout
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
@@ -51,6 +57,6 @@ class ExportSlot(DraftSlot):
             self._copies["spare"] = DraftSource.of_export(Path(folder), self._model, self._copies["live"].ops)
 
     def swap(self) -> None:
-        """Exchange the copies. A sequence under way ends with the draft that it began with."""
+        """Exchange the copies. A running sequence ends with the draft that it started with."""
         self._copies = {"live": self._copies["spare"], "spare": self._copies["live"]}
         self._serve(self._copies["live"])

@@ -1,4 +1,4 @@
-"""HfEngine: the target run by Transformers in this process. The reference that other engines are compared with."""
+"""HfEngine: Transformers runs the target in this process. Other engines are compared with this reference."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ R = TypeVar("R")
 
 
 def _is_known(model_type: str) -> bool:
-    """Return whether Transformers has such a model: a module of its own as most have, else its registry says it."""
+    """Return whether Transformers supports this model type.
+
+    Most types have a module of their own. The rest are looked up in Transformers' registry.
+    """
     found = find_spec("transformers")
     if found is not None and found.origin is not None:
         module = Path(found.origin).parent / "models" / model_type.replace("-", "_")
@@ -68,7 +71,7 @@ class HfConfig(EngineConfig):
 
 
 class HfEngine(Engine):
-    """The engine ``hf``: one worker thread owns the model, and calls run one after the other."""
+    """The engine ``hf``: one worker thread owns the model and runs one call after the other."""
 
     name: ClassVar[str] = "hf"
     api_version: ClassVar[int] = 3
@@ -79,12 +82,12 @@ class HfEngine(Engine):
 
     @classmethod
     def probe(cls) -> Availability:
-        """Return whether transformers is installed."""
+        """Return whether Transformers is installed."""
         return Availability.of_distribution("transformers")
 
     @classmethod
     def check_target(cls, config: EngineConfig, target: TargetSpec) -> None:
-        """Raise TargetError for a type of model that the installed Transformers does not know."""
+        """Raise TargetError if the installed Transformers does not know the target's model type."""
         model_type = json.loads((target.folder / "config.json").read_bytes())["model_type"]
         if not _is_known(model_type):
             raise TargetError(
@@ -110,14 +113,14 @@ class HfEngine(Engine):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
         self._draft_folder: Path | None = None
         self._updates: UpdateReceiver | None = None
-        """Takes fresh weights of the loaded draft, once somebody wants to push them."""
+        """Receives fresh weights for the loaded draft. Made by the first call of ``draft_replica``."""
 
     def start(self, schema: FeatureSchema) -> None:
         """Check that states can be captured; the target was loaded by the constructor."""
         self._submit(lambda: self._check_capture(schema)).result()
 
     def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
-        """Put the batch into the queue of the engine's thread (E1-E3)."""
+        """Queue the batch for the engine's thread (E1-E3)."""
         return self._submit(lambda: self._capture(list(requests), schema))
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
@@ -142,7 +145,7 @@ class HfEngine(Engine):
         self._draft_folder = None
 
     def draft_replica(self, group: str = "default") -> DraftReplica:
-        """Return the way for fresh weights of the draft that was loaded last, until another one is (E10)."""
+        """Return the replica that updates the draft loaded last, until another draft is loaded (E10)."""
         from spec_engine_hf.draft_slot import ExportSlot
         from spec_kit.weight_sync import ReceiverReplica, UpdateReceiver, open_weight_transports
 
@@ -162,16 +165,16 @@ class HfEngine(Engine):
         return ReceiverReplica(self._updates)
 
     def acceptance(self) -> AcceptanceCounters:
-        """Return what was counted since the last load (E5)."""
+        """Return the acceptance counted since the last load of a draft (E5)."""
         return self._decoder.acceptance()
 
     def health(self) -> None:
-        """Raise EngineError if the target computes states that are not finite; there is no process to lose."""
+        """Raise EngineError if the target computes non-finite states. No other process is involved that could die."""
         if not self._submit(self._model.is_finite).result():
             raise EngineError(f"target {self.target.folder} computes states that are not finite")
 
     def close(self) -> None:
-        """End captures after their forward pass, also while they wait for a trainer that has stopped receiving.
+        """End each capture after its current forward pass, even if it waits for a trainer that has stopped receiving.
 
         Calls that are still queued end with EngineError. A running ``generate`` is awaited.
         """
@@ -191,7 +194,10 @@ class HfEngine(Engine):
     def _answers_of_one_draft(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, first_index: int
     ) -> list[Generation]:
-        """Answer prompts, the first of that index, until all are answered or another draft is served."""
+        """Answer prompts until all are answered or another draft is served.
+
+        ``first_index``: the first prompt's index.
+        """
         updates, decoder, served = self._updates, self._decoder, None  # another thread may load another draft
         if updates is not None and sampling.num_draft_tokens:
             with updates.unchanged() as served:
@@ -210,7 +216,7 @@ class HfEngine(Engine):
         return [replace(a, draft_version=served.version, draft_digest=served.digest) for a in answers]
 
     def _serve(self, source: DraftSource) -> None:
-        """Draft with ``source`` from the next prompt on, and count acceptance anew."""
+        """Draft with ``source`` from the next prompt on, with new acceptance counters."""
         from spec_engine_hf.decoding import Decoder
 
         self._decoder = Decoder(self._model, source)
@@ -248,7 +254,10 @@ class HfEngine(Engine):
                     self._send(self._sender(destination, schema), sample)
 
     def _check_capture(self, schema: FeatureSchema) -> Transport:
-        """Return the way to the trainers. Raise EngineError where there is none, or no such states."""
+        """Return the transport to the trainers.
+
+        Raise EngineError without one, or if the states cannot be captured.
+        """
         if self._transport is None:
             raise EngineError("this engine was created without a transport: it can generate, not capture")
         self.check_schema(schema)
@@ -262,9 +271,10 @@ class HfEngine(Engine):
         return self._senders[key]
 
     def _send(self, sender: FeatureSender, sample: FeatureSample) -> None:
-        """Send in slices of the timeout, so that ``close`` is noticed (T6: a send may be repeated).
+        """Send a sample, retrying in slices of the timeout so that ``close`` is noticed (T6: a send may be repeated).
 
-        Tickets are not awaited: the sample's memory is its own and lives as long as the transport holds it.
+        The handle that ``send`` returns is not awaited: the sample has its own memory, which lives as long as the
+        transport refers to it.
         """
         deadline = time.monotonic() + self._config.send_timeout_s
         while True:
@@ -278,7 +288,10 @@ class HfEngine(Engine):
 
 
 def forward_passes(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Cut a capture batch into forward passes of indices, longest first; padding to the longest counts."""
+    """Divide a capture batch into forward passes, as lists of sample indices, longest sample first.
+
+    No pass has more than ``batch_tokens`` tokens, padding included.
+    """
     passes: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if lengths[index] > batch_tokens:

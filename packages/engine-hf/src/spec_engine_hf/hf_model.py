@@ -1,4 +1,4 @@
-"""HfModel: a target loaded by Transformers, with its residual stream tapped by hooks.
+"""HfModel: a target loaded by Transformers, whose residual stream is captured by forward hooks.
 
 Shape suffixes: B sequences of a forward pass, T tokens, N wanted layers, H hidden size, V vocabulary, R logit rows.
 """
@@ -48,7 +48,7 @@ class HfModel:
         self._check_head()
 
     def states(self, rows: Sequence[Sequence[int]], schema: FeatureSchema) -> list[Tensor]:
-        """Run one forward pass without the head; return the states of each row, [T, N, H], in memory of its own."""
+        """Run one forward pass without the head; return each row's states [T, N, H] as a separate tensor."""
         kept = [
             torch.empty(schema.shape(len(r)), dtype=schema.torch_dtype(), device=self.device) for r in rows
         ]
@@ -64,7 +64,10 @@ class HfModel:
 
     @contextmanager
     def tapped(self, layers: Sequence[int], keep: Callable[[int, Tensor], None]) -> Iterator[None]:
-        """Call ``keep(index in layers, residual stream entering that layer [B, T, H])`` during forward passes."""
+        """Call ``keep(index, states)`` for each of ``layers`` during the forward passes within this context.
+
+        ``index`` is the position in ``layers``, ``states`` the residual stream that enters the layer, [B, T, H].
+        """
         seen: set[int] = set()
 
         def hook(index: int) -> Callable[..., None]:
@@ -87,11 +90,11 @@ class HfModel:
             raise EngineError(f"target {self.target.folder} did not run all of its layers {list(layers)}")
 
     def session(self, layers: tuple[int, ...] = ()) -> Session:
-        """Return an empty KV cache for some sequences, whose forward passes also give the states of ``layers``."""
+        """Return a session with an empty KV cache. Its forward passes also return the states of ``layers``."""
         return Session(self, layers)
 
     def next_logits(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the logits behind a text, float32 [V], by a forward pass of this text alone, without a cache."""
+        """Return the logits after a text's last token, float32 [V], by one forward pass without a cache."""
         with torch.no_grad(), _target_errors(self.target):
             output = self.causal_lm(self._padded([token_ids]), use_cache=False, logits_to_keep=1)
         return output.logits[0, 0].float()
@@ -104,23 +107,23 @@ class HfModel:
         return bool(self.states([[0, 1]], schema)[0].isfinite().all())
 
     def unrewindable_layers(self) -> list[str]:
-        """Return the kinds of layers whose cache cannot drop rejected tokens again; none for most targets."""
+        """Return the kinds of layers whose cache cannot drop rejected tokens; most targets have none."""
         kinds = getattr(self.causal_lm.config.get_text_config(), "layer_types", None) or ()
         return sorted(set(kinds) - _REWINDABLE)
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether the target lies in the CPU's memory."""
+        """Whether the target is in host memory."""
         return all(weight.is_cpu for weight in self.causal_lm.parameters())
 
     @cached_property
     def takes_positions(self) -> bool:
-        """Whether a forward pass takes the positions of its tokens; else the attention mask says them."""
+        """Whether a forward pass takes the positions of its tokens. Otherwise the attention mask determines them."""
         return "position_ids" in self._forward_arguments
 
     @cached_property
     def cache_argument(self) -> str:
-        """The argument by which a forward pass takes its KV cache: ``cache`` since Transformers 5.24."""
+        """Name of the argument by which a forward pass takes its KV cache: ``cache`` since Transformers 5.24."""
         return "cache" if "cache" in self._forward_arguments else "past_key_values"
 
     @cached_property
@@ -129,7 +132,7 @@ class HfModel:
 
     @cached_property
     def counts_positions(self) -> bool:
-        """Whether attention sees positions alone, so that unused columns may stand between tokens."""
+        """Whether attention depends on positions alone, so that unused cache columns may lie between tokens."""
         config = self.causal_lm.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
         windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
@@ -142,7 +145,7 @@ class HfModel:
         return padded_BT.to(self.device)
 
     def _check_head(self) -> None:
-        """Raise TargetError if the model computes another head than TargetSpec, read from config.json, describes."""
+        """Raise TargetError if the model's head differs from what TargetSpec says, which is read from config.json."""
         if self.target.norm == "layer" or self.target.head_bias_name is not None:
             return  # no draft takes such a head
         norm_H = self._norm.weight.detach()
@@ -166,10 +169,10 @@ class HfModel:
 
 
 class Session:
-    """Sequences side by side in the target's KV cache. Targets whose cache cannot forget take one sequence."""
+    """Sequences that share the target's KV cache; only one sequence if its layers cannot drop tokens."""
 
     def __init__(self, model: HfModel, layers: tuple[int, ...]) -> None:
-        """Start without tokens; forward passes return the states that enter ``layers``."""
+        """Start without tokens. Forward passes return the states that enter ``layers``."""
         from spec_engine_hf.kv_cache import KvCache
 
         self._model = model
@@ -177,12 +180,12 @@ class Session:
         config = model.causal_lm.config if model.unrewindable_layers() else None
         self._cache = KvCache(config, gaps=model.counts_positions)
         self._num_new: list[int] = []
-        """How many tokens each sequence has got since ``keep``."""
+        """Number of tokens that each sequence has got since the last ``keep``."""
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
-        """Begin with prompts, behind those that are under way; return their logits, [B, 1, V], and states [T, N, H].
+        """Add prompts to the running sequences; return their last logits [B, 1, V] and their states [T, N, H].
 
-        Of each prompt the last token counts as appended.
+        The last token of each prompt counts as appended.
         """
         if len(self._cache):
             begun = Session(self._model, self._layers)
@@ -199,9 +202,9 @@ class Session:
         return logits_B1V, hidden
 
     def forward(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Append T tokens to each sequence; return logits, float32 [B, T, V], and states, [B, T, N, H].
+        """Append T tokens to each sequence; return logits, float32 [B, T, V], and states [B, T, N, H].
 
-        A shorter row is filled up behind its end, where nothing of it looks.
+        A shorter row is padded on the right, where no token of the row attends.
         """
         longest = max(map(len, rows))
         self._num_new = [longest] * len(rows)
@@ -209,9 +212,9 @@ class Session:
         return self._forward([[*row, *[0] * (longest - len(row))] for row in rows], own_BT, last_only=False)
 
     def keep(self, counts: Sequence[int]) -> None:
-        """Keep the first ``counts`` of the tokens that were appended; a sequence that keeps none ends.
+        """Keep the first ``counts[i]`` of the tokens appended to sequence i. A sequence that keeps none ends.
 
-        One sequence at least has to go on.
+        At least one sequence must continue.
         """
         live = [row for row, count in enumerate(counts) if count]
         self._cache.keep(live, [self._num_new[row] - counts[row] for row in live])
@@ -239,7 +242,7 @@ class Session:
         return output.logits.float(), torch.stack(states, dim=2) if states else empty_BTNH
 
     def _places(self, num_new: int) -> dict[str, Tensor]:
-        """Return the mask of the columns and the positions of the new ones; nothing where all hold tokens."""
+        """Return the columns' attention mask and the new columns' positions; nothing if all columns hold tokens."""
         own_BL = self._cache.own_BL
         if own_BL.all():
             return {}
@@ -274,7 +277,7 @@ def _load(target: TargetSpec, dtype: torch.dtype) -> Any:
 
 
 def _find_stack(causal_lm: nn.Module, target: TargetSpec) -> tuple[nn.Module, nn.ModuleList, nn.Module]:
-    """Return the model below the head, its decoder layers and its final norm, found by structure, not by name."""
+    """Return the model without its head, its decoder layers, and its final norm. All are found by structure."""
     norm_leaf = target.norm_name.split(".")[-2]
     found = [
         (owner, child, owner.get_submodule(norm_leaf))
@@ -294,7 +297,7 @@ def _find_stack(causal_lm: nn.Module, target: TargetSpec) -> tuple[nn.Module, nn
 
 @contextmanager
 def _target_errors(target: TargetSpec) -> Iterator[None]:
-    """Raise EngineError for errors of Transformers."""
+    """Turn the errors that Transformers raises in a forward pass into EngineError."""
     try:
         yield
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:

@@ -1,8 +1,8 @@
-"""KvCache: keys and values of sequences side by side, with their last tokens in the same column.
+"""KvCache: keys and values of several sequences, aligned so that their last tokens share a column.
 
-So the cache looks like that of prompts with padding on the left, which Transformers computes for every type of
-target, windows and chunks of attention included. Tokens that a sequence drops leave gaps, which are masked as padding
-is; where attention counts columns, the sequence moves right over them at once, elsewhere when gaps have become many.
+The cache thus looks like a cache of left-padded prompts, which Transformers supports for every type of target,
+sliding-window and chunked attention included. Dropped tokens leave gaps, which are masked like padding. If attention
+counts columns, a sequence is moved right over its gaps at once; otherwise only when there are many gaps.
 
 Shapes: B sequences, L columns, W columns that are kept, N heads, D head size.
 """
@@ -22,36 +22,37 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SPARE_COLUMNS = 64
-"""Columns that a layer gets beyond those that it needs, when it needs more."""
+"""Extra columns that are allocated each time a layer's memory grows."""
 _MOST_GAPS = 0.25
-"""Share of the columns that may be gaps: they cost attention time, and to move costs a copy of everything."""
+"""Largest share of the columns that may be gaps. Gaps cost attention time; removing them copies the whole cache."""
 
 
 class KvCache:
-    """The cache of one batch; ``past`` is what a model of Transformers takes."""
+    """The cache of one batch. ``past`` is the cache object that a Transformers model takes."""
 
     def __init__(self, config: Any, *, gaps: bool) -> None:
-        """Start without sequences. ``gaps``: the target counts positions, not columns.
+        """Start without sequences. ``gaps``: whether the target counts positions instead of columns.
 
-        ``config``: that of a target whose cache cannot forget, else None, and every layer keeps all of its keys.
+        ``config``: the configuration of a target whose cache cannot drop tokens. None for other targets: then every
+        layer keeps all of its keys.
         """
         self.past = DynamicCache(config=config)
         if config is None:
             self.past.layer_class_to_replicate = _GrowingLayer
         self._gaps = gaps
         self.own_BL = torch.zeros(0, 0, dtype=torch.bool)
-        """The columns that hold tokens of the sequence, on the CPU; the others are padding and gaps."""
+        """bool, on the CPU: whether a column holds a token of the sequence. The others are padding and gaps."""
 
     def __len__(self) -> int:
         """Return the number of sequences."""
         return len(self.own_BL)
 
     def extend(self, new_BT: Tensor) -> None:
-        """Say which of the columns that a forward pass has added, or will add, hold tokens."""
+        """Record which columns of a forward pass, before or after it, hold tokens."""
         self.own_BL = torch.cat([self.own_BL, new_BT], dim=1) if len(self) else new_BT
 
     def join(self, other: KvCache) -> None:
-        """Take over the sequences of another cache."""
+        """Append the sequences of another cache."""
         for layer, joining in zip(self.past.layers, other.past.layers, strict=True):
             if layer.get_seq_length():  # else it uses another layer's keys
                 layer.replace(_stacked(layer.keys, joining.keys), _stacked(layer.values, joining.values))
@@ -59,7 +60,7 @@ class KvCache:
         self.own_BL = torch.cat([pad(own, (width - own.shape[1], 0)) for own in (self.own_BL, other.own_BL)])
 
     def keep(self, rows: Sequence[int], dropped: Sequence[int]) -> None:
-        """Keep some sequences, each without so many of its last tokens."""
+        """Keep the sequences ``rows``, without the last ``dropped[i]`` tokens of each."""
         columns = self.own_BL.shape[1]
         dropped_B1 = torch.tensor(dropped)[:, None]
         own_BL = self.own_BL[list(rows)] & (torch.arange(columns, 0, -1) > dropped_B1)
@@ -73,7 +74,7 @@ class KvCache:
         self.own_BL = own_BL[:, : columns - min(dropped)]
 
     def _move(self, rows: list[int], own_BL: Tensor, width: int) -> None:
-        """Let what sequences hold stand without gaps, in as few columns as can be."""
+        """Remove the gaps: gather the sequences ``rows`` into as few columns as possible."""
         column_BW = own_BL.int().argsort(dim=1, stable=True)[:, own_BL.shape[1] - width :]
         self.own_BL = own_BL.gather(1, column_BW)
         places: dict[tuple[int, int], Tensor] = {}  # most layers have the same heads and columns
@@ -89,7 +90,7 @@ class KvCache:
 
 
 class _GrowingLayer(DynamicLayer):
-    """A layer in memory with room for more columns: new tokens cost what they are, not a copy of all."""
+    """A layer whose memory has spare columns, so that appending tokens does not copy the whole cache."""
 
     _rooms: tuple[Tensor, Tensor] | None = None
 
@@ -113,7 +114,7 @@ class _GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
-        """Hold these keys and values instead."""
+        """Replace the layer's keys and values."""
         self.keys, self.values, self._rooms = keys, values, None
 
 
@@ -125,12 +126,12 @@ def _with_room(cached_BNLD: Tensor, columns: int) -> Tensor:
 
 
 def _stacked(*cached: Tensor) -> Tensor:
-    """Return keys or values of all sequences, with their last columns in the same place."""
+    """Return the keys or values of all sequences, padded on the left so that their last columns align."""
     width = max(cached_BNLD.shape[2] for cached_BNLD in cached)
     return torch.cat([pad(c_BNLD, (0, 0, width - c_BNLD.shape[2], 0)) for c_BNLD in cached])
 
 
 def _picked(cached_BNLD: Tensor, place_BNW: Tensor) -> Tensor:
-    """Return some columns of some rows; picking whole vectors from a flat view is much faster than ``gather``."""
+    """Return the vectors at the flat indices ``place_BNW``. Indexing a flat view is much faster than ``gather``."""
     picked = cached_BNLD.flatten(0, 2).index_select(0, place_BNW.flatten())
     return picked.unflatten(0, place_BNW.shape)

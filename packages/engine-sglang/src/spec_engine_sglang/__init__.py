@@ -1,1 +1,1 @@
-"""Engine ``sglang``: the target run by stock SGLang, captured through SGLang's own plugin entry point."""
+"""Engine ``sglang``: unmodified SGLang runs the target; states are captured through SGLang's plugin entry point."""

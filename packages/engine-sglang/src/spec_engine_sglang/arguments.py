@@ -1,4 +1,4 @@
-"""Arguments and environment of an SGLang in one mode.
+"""Arguments and environment of an SGLang process that captures, speculates or decodes plainly.
 
 The arguments are fields of SGLang's ``ServerArgs``, named as in every version from 0.5.16 to 0.5.23.
 """
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 Arguments = dict[str, Any]
 
 SPARE_POSITIONS = 8
-"""Positions added to SGLang's context length, because it refuses prompts within 7 tokens of that. The engine checks
-lengths itself: no position beyond the target's is ever run."""
+"""Positions added to SGLang's context length, because SGLang refuses prompts within 7 tokens of its limit. The engine
+checks lengths itself, so no position beyond the target's maximum is ever run."""
 ENVIRONMENT = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 
 
 def server_arguments(
     config: SglangConfig, target: TargetSpec, memory_fraction: float | None, mode: Mode
 ) -> Arguments:
-    """Return the fields of SGLang's ``ServerArgs``; later entries win, so users cannot override what a mode needs.
+    """Return the fields of SGLang's ``ServerArgs``. Users' arguments cannot override what the engine needs.
 
     ``memory_fraction`` is the share of each device's memory that SGLang may take; None sets no limit.
     """
@@ -62,7 +62,7 @@ def _of_mode(mode: Mode) -> Arguments:
 
 
 def _memory(config: SglangConfig, memory_fraction: float | None) -> Arguments:
-    """Return SGLang's fraction: weights and KV cache together, of the memory that is free at its start."""
+    """Return SGLang's memory fraction: weights and KV cache together, as a share of the memory free at its start."""
     if memory_fraction is None:
         return {}
     return {"mem_fraction_static": round(memory_fraction * (1 - config.headroom), 4)}

@@ -1,4 +1,4 @@
-"""Section ``engine`` of the sglang engine. Imports without torch and without SGLang."""
+"""Section ``engine`` of a run with SGLang. Imports neither torch nor SGLang."""
 
 from __future__ import annotations
 

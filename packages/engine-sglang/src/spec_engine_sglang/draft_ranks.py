@@ -1,4 +1,7 @@
-"""SglangRanks: the ranks of one SGLang as one replica, for the process of its frontend; SglangRoutes: its server."""
+"""SglangRanks treats all ranks of one SGLang as one replica; SglangRoutes adds HTTP routes to a user's SGLang server.
+
+Both run in the process of SGLang's frontend.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class SglangRanks(DraftRanks):
-    """Asks the scheduler of every rank of one SGLang."""
+    """Sends calls about the draft to the scheduler of every rank of one SGLang."""
 
     def __init__(self, tokenizer_manager: Any) -> None:
-        """Ask through SGLang's tokenizer manager."""
+        """Send calls through SGLang's tokenizer manager."""
         super().__init__()
         self._manager = tokenizer_manager
         self._counted = asdict(AcceptanceCounters())
 
     async def answers(self, name: str, argument: str) -> list[Fields]:
-        """Return the answers of all ranks, and note what they have counted."""
+        """Return the answers of all ranks, and store the acceptance counters that they report."""
         from sglang.srt.managers.io_struct import GetInternalStateReq
 
         self._manager.auto_create_handle_loop()
@@ -45,15 +48,15 @@ class SglangRanks(DraftRanks):
         return states[0]["answers"]
 
     def acceptance(self) -> Fields:
-        """Return what the first rank's scheduler had counted since the draft changed, when it was last asked."""
+        """Return the first rank's acceptance counters since the draft changed, as of the last call."""
         return self._counted
 
     def count_anew(self) -> None:
-        """Do nothing: the scheduler begins anew by itself, in the same step."""
+        """Do nothing: the scheduler resets its counters itself, in the step that changes the draft."""
 
 
 class SglangRoutes(DraftMiddleware):
-    """The middleware for a server of SGLang that a user has started."""
+    """The HTTP middleware for an SGLang server that a user has started."""
 
     sleep_path: ClassVar[str] = "/release_memory_occupation"
 
@@ -63,5 +66,5 @@ class SglangRoutes(DraftMiddleware):
         self._manager = tokenizer_manager
 
     def find_ranks(self, scope: dict[str, Any]) -> SglangRanks:
-        """Return the ranks behind this server."""
+        """Return the ranks of this server's SGLang."""
         return SglangRanks(self._manager)

@@ -1,7 +1,8 @@
-"""SglangDraftSlot: the draft that a scheduler of SGLang serves, and its spare.
+"""SglangDraftSlot: the draft that an SGLang scheduler serves, and a spare copy that an update is loaded into.
 
-The draft's own ``load_weights`` loads the spare, and SGLang's own class derives from it what is derived from weights:
-DFlash's stacked keys and values. An Eagle3 draft's token ids are derived, too, but an update with others is refused.
+The draft's own ``load_weights`` loads the spare. SGLang's own class then derives further tensors from the weights:
+DFlash's stacked keys and values. An Eagle3 draft's token ids are derived, too, but an update that changes them is
+refused.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ if TYPE_CHECKING:
     from spec_kit.weight_sync import DraftLayout
 
 _HELPER = "_fused_kv_helper"
-"""SGLang's attribute of a DFlash worker: what computes keys and values of all layers at once, where it can."""
+"""SGLang's attribute of a DFlash worker: an object that computes the keys and values of all layers at once, if
+possible."""
 _STACKED = ("flat_kv_weight_t", "k_norm_weights")
-"""Its attributes that are derived from the draft's weights."""
+"""Attributes of that object that are derived from the draft's weights."""
 _TABLE = ("cos_sin_cache",)
-"""SGLang's name for the table of a rotary embedding: no weight, the same for live and spare, and it may grow."""
+"""SGLang's name for the table of a rotary embedding. It is no weight, live and spare share it, and it may grow."""
 
 
 class SglangDraftSlot(ExchangedSlot):
-    """The live draft of one scheduler, and its spare."""
+    """The live draft of one scheduler and its spare."""
 
     def __init__(self, scheduler: Any, layout: DraftLayout) -> None:
-        """Take a scheduler that has a draft; ``layout`` is that of the folder it was started with.
+        """Use the draft of ``scheduler``; ``layout`` is the layout of the folder that this draft was loaded from.
 
-        Raise EngineError where this SGLang cannot exchange its draft.
+        Raise EngineError if this SGLang cannot exchange its draft.
         """
         self._worker = scheduler.draft_worker
         self._live = exchangeable_draft(scheduler)
@@ -45,7 +47,7 @@ class SglangDraftSlot(ExchangedSlot):
         super().__init__(next(self._live.parameters()).device, layout, target)
 
     def load_spare(self, weights: Iterator[tuple[str, Tensor]]) -> Exchange:
-        """Load the spare by the draft's own loader, and derive from it what SGLang derives."""
+        """Load the spare with the draft's own loader, then derive the tensors that SGLang derives from weights."""
         if self._spare is None:
             self._spare = spare_of(self._live, self._target)
         self._spare.load_weights(_for_loader(weights))  # type: ignore[operator]
@@ -60,7 +62,7 @@ class SglangDraftSlot(ExchangedSlot):
         return Exchange(self.tensors("live"), self.tensors("spare"))
 
     def tensors(self, copy: Literal["live", "spare"]) -> dict[str, Tensor]:
-        """Return the tensors of one copy that are not the target's, and those that are derived from them."""
+        """Return one copy's tensors that do not belong to the target, and the tensors derived from them."""
         model, helper = (self._live, self._helper) if copy == "live" else (self._spare, self._spare_helper)
         if model is None:
             raise EngineError("there is no spare: no update was ever prepared")
@@ -68,7 +70,7 @@ class SglangDraftSlot(ExchangedSlot):
         return {**self.own_tensors(model, _TABLE), **derived}
 
     def swap(self) -> None:
-        """Exchange live and spare behind the pass that the scheduler has launched ahead, on another stream."""
+        """Exchange live and spare after the forward pass that the scheduler has launched on another stream."""
         if not torch.empty(0, device=self.device).is_cpu:
             torch.accelerator.synchronize(self.device)
         super().swap()
@@ -80,7 +82,7 @@ class SglangDraftSlot(ExchangedSlot):
 
 
 def exchangeable_draft(scheduler: Any) -> nn.Module:
-    """Return the model of a scheduler's draft. Raise EngineError for one whose exchange would be wrong or half."""
+    """Return the model of a scheduler's draft. Raise EngineError if exchanging it would be wrong or incomplete."""
     algorithm, arguments = scheduler.spec_algorithm, scheduler.server_args
     if not algorithm.is_eagle3() and not algorithm.is_dflash():
         raise EngineError(
@@ -98,10 +100,10 @@ def exchangeable_draft(scheduler: Any) -> nn.Module:
 
 
 def _for_loader(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Pass on copies, since a tensor is valid until the next one only, and a loader may collect several.
+    """Yield copies: each tensor is valid only until the next one is read, and a loader may collect several.
 
-    Those of token ids are on the CPU: the loader adds others to them. One call gets all of them, since a loader may
-    join two tensors, or look at its end for what is missing.
+    Copies of token ids are on the CPU, where the loader adds other ids to them. One call gets all tensors, because a
+    loader may join two of them, or check at its end whether any is missing.
     """
     for name, tensor in weights:
         device = tensor.device if tensor.is_floating_point() else torch.device("cpu")

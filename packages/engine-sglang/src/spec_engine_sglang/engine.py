@@ -1,4 +1,4 @@
-"""SglangEngine: the target run by stock SGLang."""
+"""SglangEngine: unmodified SGLang runs the target."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 
 VERSIONS = ">=0.5.16,<0.5.24"
-"""The versions of SGLang that this engine works with. docs/engines-sglang.md says what was checked on which."""
+"""The supported versions of SGLang. docs/engines-sglang.md says what was checked with which version."""
 
 
 class SglangEngine(SubprocessEngine):
     """The engine ``sglang``: captures through SGLang's plugin entry point, and serves drafts.
 
-    A sampling's ``seed`` has no effect: SGLang seeds itself at its start. ``max_new_tokens=0`` only prefills.
+    The sampling option ``seed`` has no effect: SGLang seeds itself when it starts. ``max_new_tokens=0`` only
+    prefills.
     """
 
     name: ClassVar[str] = "sglang"
@@ -70,15 +71,15 @@ class SglangEngine(SubprocessEngine):
         return sglang_counters(metrics)
 
     def start_program(self, mode: Mode) -> SglangProcess:
-        """Start SGLang in a process of its own."""
+        """Start SGLang in a separate process."""
         return SglangProcess(cast("SglangConfig", self.config), self.target, self.context, mode)
 
     def draft_replica(self, group: str = "default") -> ProgramReplica:
-        """Return the way for fresh weights of the draft that SGLang serves while it speculates (E10)."""
+        """Return the replica that updates the draft's weights while SGLang speculates (E10)."""
         return self.program_replica(cast("SglangConfig", self.config).tensor_parallel)
 
     def limit(self, mode: Mode) -> tuple[int, str]:
-        """Return the most tokens that SGLang takes, and the setting that limits them."""
+        """Return the most tokens of a request that SGLang accepts, and the name of the setting that limits them."""
         # A position that does not exist would end SGLang, also that of a draft token that is not kept.
         drafted = mode.num_draft_tokens if isinstance(mode, SpeculativeMode) else 0
         return self.target.max_positions - drafted, f"max_position_embeddings of target {self.target.folder}"

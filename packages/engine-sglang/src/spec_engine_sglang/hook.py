@@ -1,8 +1,8 @@
 """Entry point ``sglang.srt.plugins``: SGLang calls ``register`` in each of its processes, on every start.
 
-It does nothing, and imports nothing, unless the environment says that a capturing ``SglangEngine`` started this
-SGLang, or that its draft takes fresh weights. In the first case the scheduler, which holds the model, gets a
-``StateCapture``; in the second it answers calls about its draft, and a server gets routes for them.
+``register`` does nothing and imports nothing, except in two cases that environment variables announce. If a capturing
+``SglangEngine`` started this SGLang, the scheduler, which holds the model, gets a ``StateCapture``. If the draft
+takes fresh weights, the scheduler answers calls about the draft, and a server gets HTTP routes for them.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PLUGIN = "spec-trainer"
-"""The entry point's name."""
+"""Name of the entry point."""
 NORM_VARIABLE = "SPEC_TRAINER_SGLANG_NORM"
-"""Environment variable of a capturing SGLang: the attribute of the decoder that is its final norm."""
+"""Environment variable of a capturing SGLang: name of the decoder's attribute that is the final norm."""
 _TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
-"""``spec_kit.hosting.DRAFT_TOKEN_VARIABLE``: set where the draft takes fresh weights."""
+"""``spec_kit.hosting.DRAFT_TOKEN_VARIABLE``: set if the draft takes fresh weights."""
 _WHITELIST = "SGLANG_PLUGINS"
-"""SGLang's own variable: if set, only the plugins in it are loaded (a platform's plugin belongs there, too)."""
+"""SGLang's own variable: if set, only the plugins that it lists are loaded (a platform's plugin must be listed,
+too)."""
 _SWITCH_S = 5e-4
-"""Python's thread switch interval. SGLang's scheduler polls without a pause: at the default of 5 ms, our threads in
-its process would wait that long each time, and it for them."""
+"""Python's thread switch interval, in seconds. SGLang's scheduler polls without a pause: with the default of 5 ms,
+the scheduler and the capture threads in its process would wait up to 5 ms for each other each time."""
 
 
 def hook_environment(norm: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return what the processes of a capturing SGLang need beside the address of the capture controller."""
+    """Return the environment variables of a capturing SGLang, apart from the capture controller's address."""
     return {NORM_VARIABLE: norm, **_admission(inherited)}
 
 
 def update_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return what the processes of an SGLang need whose draft takes fresh weights from the engine alone."""
+    """Return the environment variables of an SGLang whose draft takes fresh weights from the engine alone."""
     return {_TOKEN_VARIABLE: secrets.token_hex(), **_admission(inherited)}
 
 
@@ -47,7 +48,7 @@ def _admission(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def register() -> None:
-    """Register what this SGLang needs, if anything."""
+    """Register the hooks that this SGLang needs, if any."""
     if NORM_VARIABLE in os.environ:
         _register_capture()
     if os.environ.get(_TOKEN_VARIABLE):
@@ -94,7 +95,7 @@ def _register_updates() -> None:
 
 
 def add_routes(launched: Any, *args: Any, **kwargs: Any) -> None:
-    """Add the routes to the server's application, if this process is a server; after its schedulers have started."""
+    """Add the routes to the server's application, if this process is a server. Runs after its schedulers start."""
     server = sys.modules.get("sglang.srt.entrypoints.http_server")
     if server is not None and launched[0] is not None:
         from spec_engine_sglang.draft_ranks import SglangRoutes
@@ -103,9 +104,9 @@ def add_routes(launched: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def attach_capture(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """Start to capture, after ``Scheduler.__init__``.
+    """Start to capture; called after ``Scheduler.__init__``.
 
-    Every rank of a tensor-parallel group holds all states: the first captures.
+    Every rank of a tensor-parallel group holds all states, so only the first rank captures.
     """
     import torch.distributed as dist
 

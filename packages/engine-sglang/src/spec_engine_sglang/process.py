@@ -1,4 +1,4 @@
-"""SglangProcess: the engine's end of SGLang's process; ``subprocess_main`` is the other end."""
+"""SglangProcess: the engine's handle of the process that runs SGLang with the program ``subprocess_main``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SglangProcess(EngineSubprocess):
-    """SGLang's Python engine and what it starts."""
+    """The process of SGLang's Python engine and the processes that SGLang starts."""
 
     program: ClassVar[str] = "SGLang"
     module: ClassVar[str] = "spec_engine_sglang.subprocess_main"
@@ -47,13 +47,13 @@ class SglangProcess(EngineSubprocess):
         super().__init__(config, context, mode, arguments, env)
 
     def prefill(self, requests: Sequence[CaptureRequest]) -> Future[Fields]:
-        """Send the requests of a capture batch; the future is done when SGLang has answered."""
+        """Send the requests of a capture batch; the returned future is done when SGLang has answered all of them."""
         names = [name_of(Assignment(r.request_id, len(r.input_ids), r.destinations)) for r in requests]
         sampling = {"max_new_tokens": 0, "temperature": 0.0}
         return self._run(names, [request.input_ids for request in requests], sampling)
 
     def decode(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Fields]:
-        """Return SGLang's answers in the prompts' order."""
+        """Return SGLang's answers in the order of the prompts."""
         names = [f"spec-generate-{index}-{time.monotonic_ns()}" for index in range(len(prompts))]
         greedy_plain = sampling.temperature == 0 and sampling.num_draft_tokens == 0
         gaps = greedy_plain and sampling.with_margins and self._config.gaps
@@ -68,7 +68,7 @@ class SglangProcess(EngineSubprocess):
         return answers
 
     def ask(self, kind: str, **fields: Any) -> Future[Fields]:
-        """Send a request; acceptance counts anew when one has changed the draft."""
+        """Send a request. After a request that changes the draft, the acceptance counters start anew."""
         answer = super().ask(kind, **fields)
         if kind == "draft" and fields["call"] in ("commit", "revert"):
             answer.add_done_callback(self._count_anew)
@@ -79,7 +79,7 @@ class SglangProcess(EngineSubprocess):
             self._counted = AcceptanceCounters()
 
     def acceptance(self) -> AcceptanceCounters:
-        """Return the counters since the process started, or the draft changed."""
+        """Return the acceptance counters since the process started or the draft changed."""
         return self._counted
 
     def _run(
@@ -103,7 +103,7 @@ class SglangProcess(EngineSubprocess):
         }
 
     def left_files(self, pids: Sequence[int]) -> Iterator[Path]:
-        """Yield files in shared memory that a killed SGLang leaves behind."""
+        """Yield the shared-memory files that a killed SGLang leaves behind."""
         yield from map(Path, self.ready.get("files", ()))
         for pid in pids:
             yield from Path("/dev/shm").glob(f"sgl_shm_*_{pid}_*")

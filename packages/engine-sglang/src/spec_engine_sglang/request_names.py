@@ -1,4 +1,4 @@
-"""Names of capture requests: SGLang carries a request's name, and nothing else, to the forward pass."""
+"""Names of capture requests. A request's name is all that SGLang passes on to the forward pass."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _NAME = re.compile(r"spec-capture-(\d+)-(\d+)-([\d.]*)")
 
 
 class Assignment(NamedTuple):
-    """A captured request, as far as the forward pass must know it."""
+    """What the forward pass must know of a request to be captured."""
 
     request_id: int
     num_tokens: int
     destinations: tuple[str, ...]
-    """Short names of its destinations, which are numbers."""
+    """Short names of the request's destinations; each is a number."""
 
 
 def name_of(assignment: Assignment) -> str:

@@ -1,7 +1,7 @@
-"""Fresh weights for the draft in SGLang's scheduler processes: what is hooked into them, and what they answer.
+"""Fresh weights for the draft in SGLang's scheduler processes: functions hooked into SGLang, and their answers.
 
-A call about the draft travels as SGLang's own question for the scheduler's internal state, with the call as the
-request's id. SGLang broadcasts it to every rank, and answers it between two iterations of the scheduler.
+A call about the draft is sent as SGLang's own request for the scheduler's internal state, whose id contains the call.
+SGLang broadcasts it to every rank and answers it between two iterations of the scheduler.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ANSWER = "spec_draft"
-"""Key of the answer in the internal state."""
+"""Key of the answer in the scheduler's internal state."""
 _MARK = "spec-draft:"
 _RANK = "_spec_draft_rank"
-"""Attribute of a scheduler with its DraftRank."""
+"""Name of a scheduler's attribute that holds its DraftRank."""
 _ROUNDS = "_spec_draft_rounds"
-"""Attribute of a request with its AnswerRounds."""
+"""Name of a request's attribute that holds its AnswerRounds."""
 
 
 class _Requests:
-    """Distinguishes requests that this process has first scheduled since the draft last changed from others.
+    """Tells requests that this process first scheduled after the draft last changed from earlier requests.
 
-    Those keep keys and values that another draft has computed, and so do the prefixes that they leave in the cache.
+    Earlier requests hold keys and values that another draft has computed, and so do the prefixes that they leave in
+    the cache.
     """
 
     def __init__(self) -> None:
         self.counts = AnswerCounts()
-        """Their verifications."""
+        """Verifications of the later requests."""
         self.salt = ""
-        """A part of the keys of their cached prefixes, once a draft was reverted."""
+        """Salt in the cache keys of their prefixes; empty until a draft is reverted."""
         self._begun_s = 0.0
 
     def begin(self, reverted: UpdateId | None) -> None:
@@ -64,12 +65,12 @@ _requests = _Requests()
 
 
 def request_id(call: str, argument: str) -> str:
-    """Return the id of a request that asks for a call of ``DraftRank``."""
+    """Return the request id that stands for a call of ``DraftRank``."""
     return _MARK + json.dumps([call, argument])
 
 
 def answer_state(original: Callable[..., Any], scheduler: Any, request: Any) -> Any:
-    """Answer a call about the draft; around ``Scheduler.get_internal_state``."""
+    """Answer a call about the draft; wraps ``Scheduler.get_internal_state``."""
     if not (request.rid or "").startswith(_MARK):
         return original(scheduler, request)
     from sglang.srt.managers.io_struct import GetInternalStateReqOutput
@@ -84,18 +85,18 @@ def answer_state(original: Callable[..., Any], scheduler: Any, request: Any) -> 
 
 
 def keep_prefixes_apart(result: None, request: Any, *args: Any, **kwargs: Any) -> None:
-    """Let a request share no cached prefix with those before the last revert; after ``Req.__init__``."""
+    """Let a request share no cached prefix with requests before the last revert; runs after ``Req.__init__``."""
     if _requests.salt:
         request.extra_key = (request.extra_key or "") + _requests.salt
 
 
 def count_verification(result: None, request: Any, num_correct_drafts: int) -> None:
-    """Count what a verification accepted; after ``Req.update_spec_correct_drafts_histogram``."""
+    """Count the accepted guesses of a verification; runs after ``Req.update_spec_correct_drafts_histogram``."""
     _requests.count(request, num_correct_drafts)
 
 
 def forget_draft(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """End an update before the draft's memory is given up; around the release of memory, which waits for idleness."""
+    """End any update before SGLang releases the draft's memory; wraps the release, which awaits idleness."""
     rank = getattr(updater.scheduler, _RANK, None)
     if rank is not None:
         rank.forget()
@@ -103,7 +104,7 @@ def forget_draft(original: Callable[..., Any], updater: Any, request: Any) -> An
 
 
 def _answer(scheduler: Any, call: str, argument: str) -> dict[str, str] | None:
-    """Return what ``DraftRank.answer`` says; None without a draft that has weights."""
+    """Return the answer of ``DraftRank.answer``; None if there is no draft with weights."""
     try:
         if getattr(scheduler.draft_worker, "draft_worker", None) is None:
             return None
@@ -140,7 +141,7 @@ def _folder(name: str) -> Path:
 
 
 def _of_all_ranks(answer: dict[str, str] | None, group: Any) -> list[dict[str, str]]:
-    """Return every rank's answer, on every rank; without those that hold no draft."""
+    """Return the answers of all ranks that hold a draft; every rank gets all of them."""
     answers: list[dict[str, str] | None] = [answer] * dist.get_world_size(group)
     if len(answers) > 1:
         dist.all_gather_object(answers, answer, group=group)

@@ -1,8 +1,9 @@
-"""SGLang's arguments for a draft, and what it needs in a draft's folder beyond what the draft's plugin has checked.
+"""Builds SGLang's arguments for a draft, and checks what SGLang requires of the draft's folder.
 
-docs/evaluation.md has the table of fields and versions, and how each is known. A folder whose architecture is not
-listed here is passed on unchecked. Sources: ``arg_groups/speculative_hook.py``, ``models/dflash.py``,
-``models/llama_eagle3.py`` and ``models/kimi_k25_eagle3.py`` of 0.5.16 and 0.5.23.
+The draft's plugin has made its own checks before. docs/evaluation.md has the table of fields and versions, and how
+each is known. A folder whose architecture is not listed here is not checked. Sources:
+``arg_groups/speculative_hook.py``, ``models/dflash.py``, ``models/llama_eagle3.py`` and ``models/kimi_k25_eagle3.py``
+of 0.5.16 and 0.5.23.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ if TYPE_CHECKING:
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _CHAIN = "LlamaForCausalLMEagle3"
 _LATENT_CHAIN = "Eagle3DeepseekV2ForCausalLM"
-"""A chain with multi-head latent attention."""
+"""An autoregressive draft with multi-head latent attention."""
 _VLLM_CHAINS = frozenset({"Eagle3LlamaForCausalLM", "Eagle3DeepseekV3ForCausalLM"})
-"""Names that vLLM knows besides."""
+"""Further names of such drafts, which only vLLM knows."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
-"""The same in EAGLE's own files, where a draft vocabulary marks it as no whole Llama."""
+"""The name in EAGLE's own files; the field ``draft_vocab_size`` tells such a draft from a whole Llama model."""
 _BLOCK = "DFlashDraftModel"
 _MARKOV_BLOCK = "Qwen3DSparkModel"
-"""A block whose first slot, the last known token's, guesses too."""
+"""A block draft whose first slot, the slot of the last known token, makes a guess, too."""
 _SELECTOR_BLOCK = "DFlash2DraftModel"
-"""A block whose guesses a selector chooses one after the other."""
+"""A block draft whose guesses are chosen one after the other by a selector."""
 _KNOWS_SELECTORS = ">=0.5.19"
 _UNNAMED_MARKOV_BLOCK = "DSparkDraftModel"
-"""SpecForge's name for the same; its fields lie where SGLang does not look."""
+"""SpecForge's name for ``Qwen3DSparkModel``; its fields are not where SGLang looks for them."""
 _READS_CAUSALITY = ">=0.5.23"
-"""Versions that read a draft's ``is_causal`` and ``norm_before_fc``, at the latest; 0.5.16 does not."""
+"""Versions that certainly read a draft's ``is_causal`` and ``norm_before_fc``; 0.5.16 does not."""
 
 
 def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
-    """Return the fields of ``ServerArgs`` that make SGLang draft as ``mode`` says."""
+    """Return the fields of ``ServerArgs`` that make SGLang speculate as ``mode`` says."""
     # A block is drafted in one pass, a chain in one for each token.
     fields, drafted = _read(mode.folder), mode.num_draft_tokens
     steps = drafted if _block_size(mode.folder, fields) is None else 1
@@ -71,19 +72,19 @@ def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
 
 
 def sglang_command(target: TargetSpec, mode: SpeculativeMode) -> str:
-    """Return the shell command of a server that drafts as ``mode`` says."""
+    """Return the shell command of a server that speculates as ``mode`` says."""
     flags = {f"--{name.replace('_', '-')}": str(value) for name, value in speculative_arguments(mode).items()}
     words = [word for flag in flags.items() for word in flag]
     return shlex.join(["python", "-m", "sglang.launch_server", "--model-path", str(target.folder), *words])
 
 
 def check_sglang_folder(folder: Path, target: TargetSpec) -> None:
-    """Raise ArtifactError, one line, for a folder that an SGLang from 0.5.16 on would refuse or read differently."""
+    """Raise a one-line ArtifactError if any SGLang from 0.5.16 on would refuse the folder or misread it."""
     check_served("SGLang", _FLAWS, folder, target)
 
 
 def check_speculation(folder: Path, num_draft_tokens: int) -> None:
-    """Raise ArtifactError for a folder that the installed SGLang would not serve as it was trained.
+    """Raise ArtifactError if the installed SGLang would not serve the folder as it was trained.
 
     Raise ConfigError for more draft tokens than the draft can propose.
     """
@@ -114,7 +115,10 @@ def _block_size(folder: Path, fields: Json) -> int | None:
 
 
 def _most_guesses(folder: Path, fields: Json) -> int | None:
-    """Return the guesses of a block; None for a chain. A DFlash block's first slot guesses nothing."""
+    """Return the number of guesses of a block draft, None for an autoregressive one.
+
+    DFlash's first slot makes none.
+    """
     block_size = _block_size(folder, fields)
     if block_size is None or _MARKOV_BLOCK in architectures(fields):
         return block_size
@@ -152,7 +156,11 @@ def _is_block(draft: ServedFolder) -> bool:
 
 
 def _names_layers_at_top_only(draft: ServedFolder) -> bool:
-    """SGLang taps layers of its own choice for a chain that names none; a list of these is right by accident."""
+    """Return whether only the top level names captured layers, and SGLang's default layers differ from them.
+
+    SGLang reads the nested list alone. Without it, SGLang captures default layers, which may equal the list by
+    chance.
+    """
     depth = draft.target.num_layers
     read_otherwise = draft.fields.get(_LAYERS) not in (None, [2, depth // 2, depth - 3])
     return _is_chain(draft) and not draft.nested("eagle_config", _LAYERS) and read_otherwise

@@ -1,7 +1,7 @@
-"""A spare of a model: the same modules around parameters of its own. Imports no SGLang.
+"""Makes a spare of a model: the same modules with copied parameters. Imports no SGLang.
 
-SGLang builds its models within global state that is gone once it serves, so a spare is made from the live one. It can
-be loaded, but never run: buffers and modules without parameters are the live model's own.
+SGLang builds its models within global state that no longer exists when it serves, so a spare is made from the live
+model. It can be loaded, but never run: buffers and modules without parameters are shared with the live model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Address = tuple[torch.device, int]
 
 
 def spare_of(live: nn.Module, foreign: nn.Module) -> nn.Module:
-    """Return a model like ``live`` with copies of its parameters, which has none of those that ``foreign`` has."""
+    """Return a model like ``live`` with copies of its parameters, except for parameters shared with ``foreign``."""
     theirs = {_address(parameter) for parameter in foreign.parameters()}
     copies: dict[nn.Parameter, nn.Parameter | None] = {}
     spares: dict[nn.Module, nn.Module] = {}
@@ -42,7 +42,7 @@ def spare_of(live: nn.Module, foreign: nn.Module) -> nn.Module:
 
 
 def _copied(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a copy with the attributes, such as SGLang's ``weight_loader``, and of the same class."""
+    """Return a copy of the same class and with the same attributes, such as SGLang's ``weight_loader``."""
     values = parameter.detach().clone(memory_format=torch.preserve_format)
     copied = torch.Tensor._make_subclass(type(parameter), values, parameter.requires_grad)
     for name, value in vars(parameter).items():

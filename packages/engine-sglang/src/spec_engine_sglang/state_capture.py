@@ -1,7 +1,8 @@
-"""StateCapture: cuts the states of SGLang's forward passes into requests, and hands each whole request over.
+"""StateCapture: divides the states of SGLang's forward passes by request, and exports each complete request.
 
-Runs in SGLang's scheduler process, around ``ModelRunner.forward``. A batch's rows are its requests' tokens one after
-the other. A long prompt comes in chunks, in several passes, often beside other requests.
+It runs in SGLang's scheduler process, around ``ModelRunner.forward``. The rows of a batch are the tokens of its
+requests, one request after the other. A long prompt comes in chunks, in several passes, often together with other
+requests.
 
 Shapes: R rows of a forward pass, T tokens of a request, N captured layers, H hidden size.
 """
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows ``start`` to ``stop`` of a pass: tokens of a request from its token ``first`` on."""
+    """Rows ``start`` to ``stop`` of a forward pass: consecutive tokens of a request, from its token ``first`` on."""
 
     request: Assignment
     first: int
@@ -38,13 +39,13 @@ class Piece:
 
     @property
     def end(self) -> int:
-        """One past its last token, within the request."""
+        """Index, within the request, of the token after the piece."""
         return self.first + self.stop - self.start
 
 
 @dataclass
 class _Partial:
-    """A request whose first ``filled`` tokens have come."""
+    """A request of which the first ``filled`` tokens have been captured."""
 
     ids_T: Tensor
     states_TNH: Tensor
@@ -52,7 +53,7 @@ class _Partial:
 
 
 class StateCapture:
-    """Capture in one scheduler process."""
+    """Captures states in one scheduler process."""
 
     def __init__(self, model: nn.Module, exporter: FeatureExporter, schema: FeatureSchema, norm: str) -> None:
         """Hook the layers of ``schema`` and the final norm in ``model``."""
@@ -63,7 +64,7 @@ class StateCapture:
         self.description = self._taps.description
 
     def around(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``ModelRunner.forward(forward_batch, …)`` with its states captured."""
+        """Return a wrapper of ``ModelRunner.forward`` that captures the states of each call."""
 
         @wraps(forward)
         def watched(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,10 +132,10 @@ class StateCapture:
 
 
 def pieces_of(forward_batch: Any) -> list[Piece]:
-    """Return what a pass computes of captured requests; nothing for one that decodes.
+    """Return the pieces of captured requests that a forward pass computes; none for a pass that decodes.
 
-    It reads the batch's fields on the CPU (``ForwardBatch`` of ``model_executor/forward_batch_info.py``), so nothing
-    waits for the device.
+    Only fields of the batch that are on the CPU are read (``ForwardBatch`` of
+    ``model_executor/forward_batch_info.py``), so nothing waits for the device.
     """
     lengths, firsts = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
     if not forward_batch.forward_mode.is_extend() or lengths is None:

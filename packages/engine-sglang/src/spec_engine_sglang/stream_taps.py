@@ -1,9 +1,9 @@
-"""Taps on the residual stream of an SGLang model, written into one buffer per forward pass.
+"""Captures the residual stream of an SGLang model by hooks, into one buffer per forward pass.
 
-SGLang carries the stream in two parts, ``hidden_states`` and ``residual``, which fused kernels add up *in place*: a
-tap has to add them at once, into memory of its own. In 0.5.16 a decoder layer takes both parts as arguments; in
+SGLang stores the stream as two summands, ``hidden_states`` and ``residual``, which fused kernels add *in place*. So a
+hook must add them at once, into separate memory. In 0.5.16 a decoder layer takes both summands as arguments. In
 0.5.23 the batch carries them, and most layers take a callback ``capture_output`` that gets their sum. The final norm
-takes both parts in either case. (``models/llama.py``, ``models/qwen3.py``, ``layers/layer_boundary/``.)
+takes both summands in either version. (``models/llama.py``, ``models/qwen3.py``, ``layers/layer_boundary/``.)
 
 Shapes: R rows of a forward pass (tokens of all its requests), N captured layers, H hidden size.
 """
@@ -32,13 +32,16 @@ if TYPE_CHECKING:
 
 
 class StreamTaps:
-    """Taps that are idle until ``open``.
+    """Hooks that capture the residual stream; idle until ``open``.
 
-    ``close`` raises what went wrong in a pass; raised at once, it would end SGLang.
+    An error during a pass is raised by ``close``: raised within the pass, it would end SGLang.
     """
 
     def __init__(self, model: nn.Module, schema: FeatureSchema, norm: str) -> None:
-        """Tap ``model``, whose decoder calls its final norm ``norm``; raise EngineError if it cannot be tapped."""
+        """Hook ``model``. ``norm``: name of the decoder's attribute that is the final norm.
+
+        Raise EngineError if the model cannot be captured.
+        """
         self._schema = schema
         self._buffer_RNH: Tensor | None = None
         self._missing: set[int] = set()
@@ -69,7 +72,7 @@ class StreamTaps:
             self._problem = f"no memory for the states of {num_rows} tokens: {error}"
 
     def close(self) -> Tensor:
-        """Return the states [R, N, H]. Raise EngineError if they are not whole."""
+        """Return the states [R, N, H]. Raise EngineError if they are incomplete."""
         states_RNH, self._buffer_RNH = self._buffer_RNH, None
         if self._problem is None and self._missing:
             layers = [self._schema.layers[place] for place in sorted(self._missing)]
@@ -79,7 +82,10 @@ class StreamTaps:
         return states_RNH
 
     def _take(self, place: int, hidden: Tensor, residual: Tensor | None = None, **_: object) -> None:
-        """Store the stream that enters a layer. Further arguments are those of SGLang's callback (``owned``)."""
+        """Store the stream that enters a layer; ``place`` is the layer's index in the schema.
+
+        Other arguments come from SGLang's callback (``owned``) and are ignored.
+        """
         if self._buffer_RNH is None:
             return
         self._missing.discard(place)
@@ -94,7 +100,10 @@ class StreamTaps:
 
 
 def _find_decoder(model: nn.Module, norm: str) -> tuple[str, Any]:
-    """Return the module that holds ``layers`` and the final norm; of several (a vision tower), the deepest."""
+    """Return the name and the module that holds ``layers`` and the final norm.
+
+    If there are several, as with a vision tower, return the one with the most layers.
+    """
     found = [
         (name, module)
         for name, module in model.named_modules()

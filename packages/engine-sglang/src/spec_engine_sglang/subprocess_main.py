@@ -1,6 +1,6 @@
-"""The process that SGLang's Python engine lives in.
+"""The program of the process in which SGLang's Python engine runs.
 
-That engine's shutdown would kill every child of the process that it is in: here, there are no others.
+SGLang's shutdown kills every child of its process; this process has no other children.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run SGLang until the engine is gone, then kill this process and all that SGLang has started."""
+    """Run SGLang until the engine is gone, then kill this process and all processes that SGLang has started."""
     try:
         with EngineLink() as link:
             import sglang
@@ -54,9 +54,9 @@ def _handlers(engine: Any) -> dict[str, Handler]:
 
 
 async def _run(engine: Any, ranks: DraftRanks, message: Fields) -> Fields:
-    """Run a batch in one call: its requests reach the scheduler in one message, so that they share passes.
+    """Run a batch of requests in one call, so that one message takes them to the scheduler and they share passes.
 
-    Where their times or their number at once matter, each is streamed by itself.
+    If their times or their concurrency matter, each request is streamed separately.
     """
     if message.get("times") or message.get("concurrency"):
         answers = await _stream_all(engine, message)
@@ -88,9 +88,10 @@ async def _stream_all(engine: Any, message: Fields) -> list[Fields]:
 
 
 async def stream_answer(engine: Any, name: str, ids: list[int], sampling: Fields) -> Fields:
-    """Return SGLang's last part of an answer with all its tokens, and the ``times`` at which they came.
+    """Return SGLang's last message of a streamed answer, with all tokens of the answer and their ``times``.
 
-    A part holds all tokens so far, or where the server streams increments only the new ones; its count is of all.
+    ``times`` are seconds from the request to each token's arrival. A message holds all tokens so far, or only the new
+    ones if the server streams increments; its token count always includes all.
     """
     tokens: list[int] = []
     times: list[float] = []
@@ -105,11 +106,11 @@ async def stream_answer(engine: Any, name: str, ids: list[int], sampling: Fields
 
 
 def read_answer(answer: Fields) -> Fields:
-    """Return what is kept of SGLang's answer.
+    """Return the fields of SGLang's answer that the engine uses.
 
-    These are the new tokens, gaps of the two largest logits, how many verifications accepted 0, 1, … draft tokens,
-    and how many tokens of the prompt were cached. SGLang counts a verification in full, also one that passes the
-    answer's end.
+    These are the new tokens, the gaps between the two largest logits, the number of verifications that accepted 0, 1,
+    … draft tokens, and the number of cached prompt tokens. SGLang counts a verification in full, even if it passes
+    the answer's end.
     """
     about = answer["meta_info"]
     return {
@@ -122,13 +123,13 @@ def read_answer(answer: Fields) -> Fields:
 
 
 def refusal_of(about: Fields) -> str | None:
-    """Return why SGLang gave a request up; None if it did not."""
+    """Return the reason why SGLang aborted a request; None if it did not."""
     reason = about.get("finish_reason") or {}
     return reason.get("message") or "aborted" if reason.get("type") == "abort" else None
 
 
 def files_of(port_args: Any) -> list[str]:
-    """Return the files that SGLang makes at its start and leaves behind: socket ends, a board in shared memory."""
+    """Return the files that SGLang creates at its start and leaves behind: sockets, and shared memory."""
     ends = re.findall(r"ipc://([^'\"\s,)]+)", repr(port_args))
     instance = getattr(port_args, "instance_id", "")
     boards = Path("/dev/shm").glob(f"sglang_*{instance}*") if instance else ()

@@ -1,1 +1,1 @@
-"""Engine ``vllm``: the target run by stock vLLM, in processes of its own."""
+"""Engine ``vllm``: unmodified vLLM runs the target, in separate processes."""

@@ -1,7 +1,7 @@
-"""Acceptance of the draft that vLLM serves now, as its frontend counts it.
+"""Acceptance counters of the draft that vLLM serves now, as vLLM's frontend counts it.
 
-``EngineTotals`` are exact, for an engine whose answers have all ended when its draft changes. ``RoundCounter`` leaves
-out the answers that were under way: they keep keys and values that another draft has computed, for good.
+``EngineTotals`` are exact if no answer is running when the draft changes. ``RoundCounter`` leaves out answers that
+were running at the change, because they hold keys and values that another draft has computed.
 """
 
 from __future__ import annotations
@@ -23,60 +23,63 @@ log = logging.getLogger(__name__)
 
 
 class AcceptanceCounts(Protocol):
-    """Counts from a moment on."""
+    """Interface of acceptance counters that can be restarted."""
 
     def begin(self) -> None:
-        """Count anew from now on."""
+        """Restart the counters."""
         ...
 
     def counted(self) -> Fields:
-        """Return the counts, by the names of AcceptanceCounters."""
+        """Return the counts as a dict with the fields of AcceptanceCounters."""
         ...
 
 
 class EngineTotals:
-    """Counts every verification, by vLLM's own counters."""
+    """Counts every verification, from vLLM's own counters."""
 
     def __init__(self) -> None:
-        """Count from the start of vLLM's frontend."""
+        """Count from the start of vLLM's frontend on."""
         self._before = AcceptanceCounters()
 
     def begin(self) -> None:
-        """Count anew from now on."""
+        """Restart the counters."""
         self._before = speculation_counters()
 
     def counted(self) -> Fields:
-        """Return the counts, by the names of AcceptanceCounters."""
+        """Return the counts as a dict with the fields of AcceptanceCounters."""
         return asdict(speculation_counters() - self._before)
 
 
 class RoundCounter:
-    """Counts verifications of the requests alone that vLLM has scheduled for the first time since ``begin``.
+    """Counts only verifications of requests that vLLM has scheduled for the first time since ``begin``.
 
-    One that yields n tokens has accepted n - 1. The last one of an answer does not count: some of its tokens may be
-    cut off, and the request is gone when vLLM calls its loggers.
+    A verification that yields n tokens has accepted n - 1 guesses. An answer's last verification is not counted: some
+    of its tokens may be cut off, and the request no longer exists when vLLM calls its loggers.
     """
 
     def __init__(self, num_draft_tokens: int) -> None:
         """Count from the start of vLLM on."""
         self._num_draft_tokens = num_draft_tokens
         self._begun_s = 0.0
-        """Time by ``time.monotonic``, the clock of vLLM's engine core, too."""
+        """Time of the last ``begin`` by ``time.monotonic``, which is also the clock of vLLM's engine core."""
         self._running: dict[str, tuple[int, AnswerRounds]] = {}
-        """Tokens that each answer had after the last step, and its verifications."""
+        """Request name → number of the answer's tokens after the last step, and its verifications."""
         self._counts = AnswerCounts()
 
     def begin(self) -> None:
-        """Count anew from now on."""
+        """Restart the counters."""
         self._begun_s = time.monotonic()
         self._counts = AnswerCounts()
 
     def counted(self) -> Fields:
-        """Return the counts, by the names of AcceptanceCounters."""
+        """Return the counts as a dict with the fields of AcceptanceCounters."""
         return asdict(self._counts.counted(self._num_draft_tokens))
 
     def note(self, running: Mapping[str, Any], has_verified: bool) -> None:
-        """Count a step, which may have verified drafts; ``running`` are vLLM's states of all requests, by name."""
+        """Count one step of vLLM. ``running``: vLLM's state of each request, by name.
+
+        ``has_verified``: whether the step verified drafts.
+        """
         before, self._running = self._running, {}
         for name, state in running.items():
             if state.stats is None or state.stats.scheduled_ts <= self._begun_s:
@@ -89,19 +92,19 @@ class RoundCounter:
 
 
 def rounds_of(llm: Any) -> RoundCounter:
-    """Return a counter that is called after each step of vLLM's.
+    """Return a RoundCounter that is called after each of vLLM's steps.
 
-    It counts nothing where vLLM has no statistics (``--disable-log-stats``) or no draft.
+    It counts nothing if vLLM has no statistics (``--disable-log-stats``) or no draft.
     """
     from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
     class StepLogger(AggregateStatLoggerBase):
-        """Hands each step on."""
+        """A vLLM statistics logger that passes each step to the counter."""
 
         def __init__(self) -> None: ...
 
         def record(self, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
-            """Count a step of vLLM's."""
+            """Count one step of vLLM."""
             try:
                 has_verified = getattr(scheduler_stats, "spec_decoding_stats", None) is not None
                 counter.note(llm.output_processor.request_states, has_verified)
@@ -110,7 +113,7 @@ def rounds_of(llm: Any) -> RoundCounter:
                 llm.logger_manager.stat_loggers.remove(self)
 
         def log_engine_initialized(self) -> None:
-            """Log nothing."""
+            """Do nothing: vLLM requires the method, but there is nothing to log."""
 
     speculation = llm.vllm_config.speculative_config
     counter = RoundCounter(speculation.num_speculative_tokens if speculation else 0)

@@ -1,6 +1,6 @@
-"""Arguments and environment of a vLLM in one mode. Imports no vLLM.
+"""Arguments and environment of a vLLM that captures, speculates or decodes plainly. Imports no vLLM.
 
-Capture and drafting both take vLLM's one speculation slot, so a process does either, or neither.
+Capture and drafting both need vLLM's only ``speculative_config``, so one process can do only one of them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ Arguments = dict[str, Any]
 
 _CONNECTOR = "spec_engine_vllm.connector"
 _MOST_SEQUENCES = 256
-"""Most sequences that run at once, by default."""
+"""Default limit on the sequences that run at once."""
 _KV_BYTES = 1 << 30
-"""Size of the key-value cache where nothing limits memory; vLLM would take most of the host's."""
+"""Size of the key-value cache, in bytes, if nothing limits memory. vLLM's default would take most of the host's
+memory."""
 _DRAFTER_ROOM = 2
-"""Positions after a sample. vLLM stores no states of a batch in which a sequence, its one new token and the one that
-the extractor 'drafts' exceed the model length."""
+"""Number of positions added to the model length while capturing. vLLM stores no states of a batch if a sequence, its
+one new token and the token that the state extractor 'drafts' exceed the model length."""
 
 
 def longest(config: VllmConfig, target: TargetSpec, mode: Mode) -> int:
-    """Return the most tokens of a sample, or of a prompt with its answer. No sample is longer than a batch."""
+    """Return the most tokens of a sample, or of a prompt with its answer. A sample also fits into one batch."""
     most = target.max_positions
     if isinstance(mode, CaptureMode):
         most = min(most, config.batch_tokens)
@@ -37,7 +38,7 @@ def longest(config: VllmConfig, target: TargetSpec, mode: Mode) -> int:
 
 
 def engine_arguments(config: VllmConfig, target: TargetSpec, context: EngineContext, mode: Mode) -> Arguments:
-    """Return the arguments of vLLM's ``AsyncEngineArgs``; nested configurations are mappings."""
+    """Return the arguments of vLLM's ``AsyncEngineArgs``. Nested configurations are dicts."""
     capabilities = context.backend.capabilities()
     eager = config.enforce_eager
     arguments: Arguments = {
@@ -95,7 +96,7 @@ DEFAULT_ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be compiled at the first start, for up to two minutes
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every process of a run is bound to the same cores
 }
-"""Environment of the process and what it starts; the caller's environment wins."""
+"""Environment variables of the vLLM process and its children. Variables that the caller has set take precedence."""
 CAPTURE_ENVIRONMENT = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
-"""Environment of a capturing vLLM, whatever the caller's says: ``_DRAFTER_ROOM`` may exceed the target's positions,
-where no token is ever run."""
+"""Environment variables of a capturing vLLM, which override the caller's: with ``_DRAFTER_ROOM`` the model length may
+exceed the target's positions, although no token is ever run there."""

@@ -1,11 +1,11 @@
-"""CaptureConnector: takes captured states out of vLLM's cache and hands them to the FeatureExporter.
+"""CaptureConnector: takes captured states out of vLLM's cache and passes them to the FeatureExporter.
 
-vLLM loads this module itself, by ``kv_connector_module_path``: one connector in its scheduler, which knows the
-requests, and one in each worker, which hold the states. The method ``extract_hidden_states`` writes the states of
-every token into a cache of their own, in the blocks of their request, so prompts may be run in chunks. In the step
-that runs the last chunk, the scheduler's connector names the request's blocks, and the worker's gathers them after
-all of that step's forward passes (``wait_for_save``). Whatever later writes into these blocks does so on the same
-stream, behind the gather: no block has to be held back.
+vLLM loads this module itself, by ``kv_connector_module_path``. One connector is in vLLM's scheduler, which knows the
+requests, and one in each worker, which hold the states. vLLM's method ``extract_hidden_states`` writes the states of
+every token into a separate cache, in the blocks of the token's request, so a prompt may be run in chunks. In the step
+that runs the last chunk, the scheduler's connector sends the request's block ids to the workers. The worker's
+connector gathers these blocks after all of that step's forward passes (``wait_for_save``). Whatever later writes into
+the blocks runs on the same stream after the gather, so no block has to be reserved.
 
 Shapes: T tokens, N captured layers, H hidden size.
 """
@@ -56,19 +56,19 @@ class Prompt:
 
 @dataclass
 class Captures(KVConnectorMetadata):
-    """The scheduler's message to the workers in one step."""
+    """The message of the scheduler's connector to the workers in one step."""
 
     complete: list[Prompt] = field(default_factory=list)
     """Prompts whose last chunk runs in this step."""
     lost: list[int] = field(default_factory=list)
-    """Ids of requests that ended before their prompt was run."""
+    """Ids of requests that ended before their prompt had been run."""
 
 
 class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
-    """A KV connector of vLLM that captures, and transfers no keys and values."""
+    """A KV connector of vLLM that captures states; it transfers no keys and values."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        """Take vLLM's arguments of every connector."""
+        """Make the connector, with the arguments that vLLM gives to every connector."""
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._group = _states_group(kv_cache_config)
         self._block_size: int = kv_cache_config.kv_cache_groups[self._group].kv_cache_spec.block_size
@@ -80,7 +80,7 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
     # In the scheduler.
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """Return the captures of the step that was just planned."""
+        """Return the message to the workers for the step that was just planned."""
         captures = Captures(lost=self._lost)
         self._lost = []
         for request_id, num_computed in self._planned(scheduler_output):
@@ -91,7 +91,7 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         return captures
 
     def _planned(self, scheduler_output: Any) -> Iterable[tuple[str, int]]:
-        """Note the blocks of every prompt in this step; yield its name and the tokens that it ran before."""
+        """Record the blocks of each prompt in this step; yield its name and the number of tokens already computed."""
         for new in scheduler_output.scheduled_new_reqs:
             if (assignment := _assignment(new.sampling_params)) is not None:
                 self._prompts[new.req_id] = Prompt(
@@ -114,17 +114,17 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         return list(block_ids[self._group]) if block_ids else []
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        """Return that the blocks may be freed at once. A request that was aborted will never be complete."""
+        """Let vLLM free the blocks at once. A request that was aborted is recorded as lost."""
         if (prompt := self._prompts.pop(request.request_id, None)) is not None:
             self._lost.append(prompt.request_id)
         return False, None
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        """Return that the blocks may be freed at once."""
+        """Let vLLM free the blocks at once."""
         return self.request_finished_all_groups(request, block_ids)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Return that no tokens are loaded from elsewhere."""
+        """Tell vLLM that no tokens are loaded from elsewhere."""
         return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -133,7 +133,7 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
     # In a worker.
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
-        """Connect the exporter. Every rank of a tensor-parallel group holds whole states; the first sends them."""
+        """Connect the exporter, on the first rank only: every tensor-parallel rank holds the complete states."""
         if get_tensor_model_parallel_rank() != 0:
             return
         layers = get_layers_from_vllm_config(self._vllm_config, CacheOnlyAttentionLayer, list(kv_caches))
@@ -143,7 +143,10 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
             self._exporter = FeatureExporter(os.environ[CAPTURE_VARIABLE])
 
     def wait_for_save(self) -> None:
-        """Export the states of a step. vLLM calls it after all of its forward passes, the extractor's included."""
+        """Export the states of a step.
+
+        vLLM calls this after all forward passes of the step, the extractor's included.
+        """
         if self._exporter is None or not self.has_connector_metadata():
             return
         captures = self._get_connector_metadata()
@@ -160,7 +163,7 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
                 self._exporter.fail(prompt.request_id, error)
 
     def _gather(self, prompt: Prompt, schema: FeatureSchema) -> Tensor:
-        """Return the states [T, N, H] in memory of their own, without waiting for the device."""
+        """Return the states [T, N, H] as a new tensor, without waiting for the device."""
         assert self._cache is not None
         num_tokens = len(prompt.token_ids)
         starts = torch.tensor(prompt.block_ids, dtype=torch.int64) * self._block_size
@@ -187,7 +190,7 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def _states_group(kv_cache_config: Any) -> int:
-    """Return the index of the group of caches that holds the states."""
+    """Return the index of the cache group that holds the states."""
     groups = kv_cache_config.kv_cache_groups
     found = [i for i, group in enumerate(groups) if isinstance(group.kv_cache_spec, HiddenStateCacheSpec)]
     if not found and len(groups) == 1:  # shared with the target's own layers: one table of blocks for all
@@ -201,6 +204,6 @@ def _states_group(kv_cache_config: Any) -> int:
 
 
 def _assignment(sampling_params: Any) -> dict[str, Any] | None:
-    """Return request id and destinations of a request to be captured; None for others."""
+    """Return the request id and destinations of a request to be captured; None for other requests."""
     extra = getattr(sampling_params, "extra_args", None) or {}
     return extra.get("kv_transfer_params")

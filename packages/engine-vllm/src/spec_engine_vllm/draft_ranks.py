@@ -1,4 +1,4 @@
-"""VllmRanks: the ranks of one vLLM as one replica, for its frontend."""
+"""VllmRanks: treats all ranks of one vLLM as one replica; used in vLLM's frontend."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from spec_kit.hosting import Fields
 
 EXTENSION = "spec_engine_vllm.worker_extension.WorkerExtension"
-"""Value of vLLM's ``--worker-extension-cls``."""
+"""Value of vLLM's option ``--worker-extension-cls``."""
 
 
 class VllmRanks(DraftRanks):
-    """Calls the extension of every worker of one vLLM."""
+    """Calls the worker extension in every worker of one vLLM."""
 
     def __init__(self, llm: Any, counts: AcceptanceCounts) -> None:
-        """Use vLLM's engine client; ``counts`` are of its frontend."""
+        """Use vLLM's engine client ``llm`` and the acceptance counters of its frontend."""
         super().__init__()
         self._llm, self._counts = llm, counts
 
@@ -37,9 +37,9 @@ class VllmRanks(DraftRanks):
         return with_draft
 
     def acceptance(self) -> Fields:
-        """Return what was counted since the draft last changed."""
+        """Return the acceptance counters since the draft last changed."""
         return self._counts.counted()
 
     def count_anew(self) -> None:
-        """Count from now on."""
+        """Restart the acceptance counters."""
         self._counts.begin()

@@ -1,4 +1,4 @@
-"""DraftRoutes: the middleware for a ``vllm serve`` that a user has started, by ``--middleware``."""
+"""DraftRoutes: the HTTP middleware for a user's ``vllm serve``, which names it by ``--middleware``."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ if TYPE_CHECKING:
 
 
 class DraftRoutes(DraftMiddleware):
-    """The middleware; vLLM makes one for its application."""
+    """The HTTP middleware. vLLM creates one instance for its application."""
 
     sleep_path: ClassVar[str] = "/sleep"
     keeps_requests: ClassVar[bool] = True
 
     def find_ranks(self, scope: dict[str, Any]) -> VllmRanks:
-        """Return the ranks of the engine client that vLLM keeps in its application."""
+        """Return the ranks of the engine client that vLLM's application holds."""
         llm = scope["app"].state.engine_client
         if self.live_requests is not None:
             keep_answers(llm, self.live_requests)
         return VllmRanks(llm, rounds_of(llm))
 
     async def renewed(self, path: str, receive: Receive) -> Receive:
-        """Return ``receive``, after a revert with a salt: requests from then on share no prefix with earlier ones."""
+        """Return ``receive``.
+
+        After a revert, add a salt to requests, so that they share no prefix with earlier ones.
+        """
         reverted = None if self.ranks is None else self.ranks.last_revert
         if reverted is None or path not in SALTED_PATHS:
             return receive

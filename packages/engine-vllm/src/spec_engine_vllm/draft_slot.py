@@ -1,8 +1,8 @@
-"""VllmDraftSlot: the draft that a worker of vLLM serves, and its spare, another instance of the same model.
+"""VllmDraftSlot: the draft that a vLLM worker serves, and its spare, another instance of the same model.
 
-vLLM's own code makes the spare and loads it, so that what is derived from weights (DFlash's stacked keys and values,
-weights that were packed for the CPU, the state of masks) is what a fresh vLLM would derive. No forward pass ever runs
-it. A swap exchanges the contents of both, in place.
+vLLM's own code makes and loads the spare. So the tensors derived from weights (DFlash's stacked keys and values,
+weights packed for the CPU, the state of masks) are those that a newly started vLLM would derive. No forward pass ever
+runs the spare. A swap exchanges the contents of both models, in place.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from spec_kit.weight_sync import DraftLayout
 
 _GROUP_BYTES = 512 << 20
-"""Bytes of tensors that are copied before vLLM loads them."""
+"""Bytes of tensors that are copied before vLLM loads them as one group."""
 _MASK = "mask_hidden"
-"""Tensor of a draft that guesses all tokens in one pass. Its loader wants it in every call."""
+"""Mask tensor of a draft that guesses all tokens in one pass. The draft's loader needs it in every call."""
 _MASK_STATE = "parallel_drafting_hidden_state_tensor"
-"""Tensor of vLLM's drafter, not of the model: the state of masks, ``fc`` of that one."""
+"""Tensor of vLLM's drafter, not of the model: the state of masks, which is ``fc`` applied to ``mask_hidden``."""
 _LENT = ("kv_cache",)
-"""vLLM's name for the memory of keys and values that it lends to an attention layer."""
+"""vLLM's attribute name of the key-value cache that it assigns to an attention layer."""
 
 
 class VllmDraftSlot(ExchangedSlot):
-    """The live draft of one worker, and its spare."""
+    """The live draft of one worker and its spare."""
 
     def __init__(self, worker: Any, layout: DraftLayout) -> None:
-        """Take a worker that has a draft; ``layout`` is that of the folder it was started with.
+        """Use the draft of ``worker``; ``layout`` is the layout of the folder that this draft was loaded from.
 
-        Raise EngineError where this vLLM cannot exchange its draft.
+        Raise EngineError if this vLLM cannot exchange its draft.
         """
         super().__init__(worker.device, layout, worker.get_model())
         self._live: nn.Module = worker.get_draft_model()
@@ -61,14 +61,14 @@ class VllmDraftSlot(ExchangedSlot):
             for path, module in self._live.named_modules()
             if module in of_target and "weight" in module._parameters
         }
-        """The modules with weights that the live draft has of the target, by path."""
+        """Modules with weights that the live draft shares with the target, by path."""
 
     def make_blank(self) -> None:
-        """See to it that ``load`` has a model to load, between two steps of the engine.
+        """Make a model for ``load`` to load, if none can be reloaded; runs between two steps of the engine.
 
-        A spare is loaded again where loading leaves its parameters as they were made; on the CPU, packing takes them
-        away. A model is made here, not in ``load``: vLLM's current configuration and torch's default dtype, which its
-        layers take, are global.
+        The existing spare is reloaded if loading does not change its parameters' names and shapes; on the CPU,
+        packing removes them. A model is made here and not in ``load`` because vLLM's current configuration and
+        torch's default dtype, which vLLM's layers use, are global.
         """
         if self._blank is None and not self._is_reloadable:
             self._blank = self._new_model()
@@ -77,7 +77,7 @@ class VllmDraftSlot(ExchangedSlot):
                 torch.accelerator.synchronize(self.device)
 
     def load_spare(self, weights: Iterator[tuple[str, Tensor]]) -> Exchange:
-        """Load the spare by the model's own loader, in few calls: each derives what it derives anew."""
+        """Load the spare with the model's own loader, in few calls: each call derives all derived tensors again."""
         if self._blank is not None:
             self._spare, self._blank = self._blank, None
         assert self._spare is not None, "make_blank was not called"
@@ -91,7 +91,7 @@ class VllmDraftSlot(ExchangedSlot):
         return Exchange(self.tensors("live"), self.tensors("spare"), packed)
 
     def tensors(self, copy: Literal["live", "spare"]) -> dict[str, Tensor]:
-        """Return the tensors of one copy that are neither keys and values nor the target's."""
+        """Return one copy's tensors, without keys and values and without the target's tensors."""
         return self.own_tensors(self._model(copy), _LENT) | self._mask_states.get(copy, {})
 
     def _model(self, copy: Literal["live", "spare"]) -> nn.Module:
@@ -101,19 +101,19 @@ class VllmDraftSlot(ExchangedSlot):
         return model
 
     def _with_mask(self, group: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-        """Add what the spare has of the mask, where a group of tensors lacks it."""
+        """Add the spare's mask tensor to a group of tensors that lacks it."""
         if not self._mask_states or any(name == _MASK for name, _ in group):
             return group
         return [*group, (_MASK, self._model("spare").get_buffer(_MASK))]
 
     def _derive_mask_state(self) -> None:
-        """Set the spare's state of masks, as vLLM does once behind loading a draft."""
+        """Set the spare's state of masks, as vLLM does once after loading a draft."""
         if self._mask_states:
             spare, state = self._model("spare"), self._mask_states["spare"][_MASK_STATE]
             state.copy_(spare.combine_hidden_states(spare.get_buffer(_MASK).view(-1)))  # type: ignore[operator]
 
     def _new_model(self) -> nn.Module:
-        """Return a model like the live one, its weights not loaded; without what that one has of the target."""
+        """Return a model like the live draft, weights not loaded, without the modules shared with the target."""
         config = copy.copy(self._vllm_config)
         # Layers enter themselves here, and names that are there are refused.
         config.compilation_config = compilation = copy.copy(config.compilation_config)
@@ -128,7 +128,10 @@ class VllmDraftSlot(ExchangedSlot):
         return model.eval()
 
     def _own(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Pass on what vLLM does not share with the target. Raise EngineError where the rest differs from that."""
+        """Yield the tensors that vLLM does not share with the target.
+
+        Raise EngineError if a shared tensor differs from the target's.
+        """
         for name, tensor in weights:
             owner = name.rpartition(".")[0]
             of_target = [module for path, module in self._shared.items() if f".{path}".endswith(f".{owner}")]
@@ -138,7 +141,7 @@ class VllmDraftSlot(ExchangedSlot):
                 yield name, tensor
 
     def _check_unchanged(self, name: str, tensor: Tensor, shared: nn.Module) -> None:
-        """Raise EngineError for a tensor that would have to change the target: vLLM shares equal ones."""
+        """Raise EngineError if the tensor differs from the target's, with which vLLM shares it."""
         serving = shared.get_parameter("weight")[: len(tensor)]
         if self._is_split or not torch.equal(tensor.to(serving.device, serving.dtype), serving):
             raise EngineError(
@@ -148,7 +151,7 @@ class VllmDraftSlot(ExchangedSlot):
 
 
 def _groups(weights: Iterator[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yield copies of the tensors, which are valid one at a time, in groups."""
+    """Yield the tensors in groups, as copies, since each tensor is valid only until the next one is read."""
     group: list[tuple[str, Tensor]] = []
     num_bytes = 0
     for name, tensor in weights:
@@ -162,13 +165,13 @@ def _groups(weights: Iterator[tuple[str, Tensor]]) -> Iterator[list[tuple[str, T
 
 
 def _config_of(model: nn.Module) -> Any:
-    """Return the configuration that a part of the model was made with; None if no part has noted it."""
+    """Return the vLLM configuration that a submodule has stored; None if no submodule has stored one."""
     noted = (module.__dict__.get("vllm_config") for module in model.modules())
     return next((config for config in noted if config is not None), None)
 
 
 def _mask_states(worker: Any, live: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """Return, for each copy, the state of masks, which vLLM has outside the model; nothing without masks."""
+    """Return each copy's state of masks, which vLLM holds outside the model; an empty dict without masks."""
     if not hasattr(live, _MASK):
         return {}
     state = getattr(getattr(worker.model_runner, "drafter", None), _MASK_STATE, None)

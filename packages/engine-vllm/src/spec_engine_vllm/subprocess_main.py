@@ -1,7 +1,7 @@
-"""The process that vLLM's frontend lives in; its engine core is a child of it.
+"""The program of the process in which vLLM's frontend runs; vLLM's engine core is its child process.
 
-It answers ``run``, a batch of requests, with the ``ids`` and ``gaps`` of each and the ``draft`` that served,
-``counters``, and ``draft``, a call about fresh weights of the draft.
+It answers three requests. ``run`` runs a batch and returns ``ids`` and ``gaps`` of each answer and the ``draft`` that
+served it. ``counters`` returns acceptance counters. ``draft`` is a call about fresh weights of the draft.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from spec_kit.hosting import Fields
 
 _NOTED_S = 0.5
-"""Time for the exit code of vLLM's engine core to be noted by another thread that waits for it."""
+"""Seconds to wait until another thread has stored the exit code of vLLM's engine core."""
 
 _PER_REQUEST = "per_request_spec_decode_metrics"
-"""The argument with which vLLM counts what each request's verifications accepted, where it can (not in 0.26)."""
+"""vLLM's argument to count the accepted guesses of each request, if the version has it (0.26 does not)."""
 
 
 def main() -> int:
@@ -61,7 +61,7 @@ async def _serve(link: EngineLink) -> None:
 
 
 def _check_platform(device_type: str) -> None:
-    """Raise EngineError where vLLM chose other hardware: it falls back to the CPU without a warning."""
+    """Raise EngineError if vLLM chose other hardware: it falls back to the CPU without a warning."""
     from vllm.platforms import current_platform
 
     if current_platform.device_type != device_type:
@@ -88,11 +88,11 @@ def _start(arguments: dict[str, Any]) -> Any:
 
 
 def _generators_rewind() -> bool:
-    """Return whether random generators of the platform can be set back.
+    """Return whether the platform's random generators can be set back to an earlier state.
 
-    vLLM (0.26 and 0.32) sets back the generator of a request with a seed after each chunk of its prompt but the
-    last. The CPU's generators cannot do that, and vLLM dies of it. Trying it out on a device would open the device
-    here, and vLLM's engine core, which is forked, could not use it then.
+    vLLM (0.26 and 0.32) sets back the generator of a request with a seed after each chunk of its prompt except the
+    last. The CPU's generators cannot be set back, and vLLM would crash. It is not tried out on a device: that would
+    open the device in this process, and vLLM's engine core, which is forked, could not use it.
     """
     from vllm.platforms import current_platform
 
@@ -100,16 +100,16 @@ def _generators_rewind() -> bool:
 
 
 class Requests:
-    """Runs requests as they come; vLLM batches them."""
+    """Runs requests as they arrive; vLLM batches them."""
 
     def __init__(self, llm: Any, may_draft: bool) -> None:
-        """Keep vLLM's engine; ``may_draft`` says whether it speculates."""
+        """Use vLLM's engine ``llm``; ``may_draft`` says whether it speculates."""
         self._llm = llm
         self._ranks = VllmRanks(llm, EngineTotals())
         self._is_sampler_right = None if may_draft else True
 
     async def run(self, message: Fields) -> Fields:
-        """Return the ``answers`` to the requests of ``message``, of which ``concurrency`` at most run at once."""
+        """Return the ``answers`` to the requests of ``message``; at most ``concurrency`` of them run at once."""
         room = asyncio.Semaphore(message.get("concurrency") or len(message["requests"]) or 1)
 
         async def answer(index: int, request: Fields) -> Fields:
@@ -120,11 +120,11 @@ class Requests:
         return {"answers": await asyncio.gather(*answers)}
 
     async def counters(self, message: Fields) -> Fields:
-        """Return vLLM's acceptance counters since the process started, or the draft changed."""
+        """Return vLLM's acceptance counters since the process started or the draft changed."""
         return self._ranks.acceptance()
 
     async def draft(self, message: Fields) -> Fields:
-        """Pass on a ``call`` with its ``argument`` to every rank, between two of vLLM's steps."""
+        """Send a ``call`` with its ``argument`` to every rank, between two of vLLM's steps."""
         return await self._ranks.call(message["call"], message["argument"])
 
     async def _generate(self, name: str, request: Fields, is_timed: bool) -> Fields:
@@ -158,7 +158,7 @@ class Requests:
         }
 
     async def _check_sampler(self) -> None:
-        """Raise where this vLLM is known to sample wrongly with a draft (``sampler_check.py``)."""
+        """Raise RuntimeError if this vLLM is known to sample wrongly with a draft (``sampler_check.py``)."""
         if self._is_sampler_right is None:
             self._is_sampler_right = all(await self._llm.collective_rpc("ensure_sampler_is_right"))
         if not self._is_sampler_right:
@@ -169,7 +169,7 @@ class Requests:
 
 
 def _watch_cores(link: EngineLink, closing: threading.Event) -> None:
-    """End this process, with the cause, when a process that vLLM has started ends before it."""
+    """End this process and report the cause when a process that vLLM has started ends unexpectedly."""
     cores = {process.sentinel: process for process in multiprocessing.active_children()}
 
     def watch() -> None:
@@ -184,7 +184,10 @@ def _watch_cores(link: EngineLink, closing: threading.Event) -> None:
 
 
 def _exit_code(ended: BaseProcess) -> int:
-    """Return the exit code. A thread of vLLM waits for it, too; only one of the two gets it, and notes it."""
+    """Return the exit code of an ended process.
+
+    A thread of vLLM waits for it, too. Only one of the two gets the code from the kernel, and stores it.
+    """
     deadline = time.monotonic() + _NOTED_S
     while (code := ended.exitcode) is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -192,7 +195,7 @@ def _exit_code(ended: BaseProcess) -> int:
 
 
 def _gap(position: dict[int, Any]) -> float:
-    """Return the gap of the two likeliest tokens: log-probabilities differ as logits do."""
+    """Return the logit gap between the two likeliest tokens, which equals the gap of their log-probabilities."""
     first, second = sorted((entry.logprob for entry in position.values()), reverse=True)[:2]
     return first - second
 

@@ -1,7 +1,7 @@
-"""WorkerExtension: what spec-trainer adds to vLLM's worker class, by ``--worker-extension-cls``.
+"""WorkerExtension: methods that spec-trainer adds to vLLM's worker class, by ``--worker-extension-cls``.
 
-vLLM makes it a base class of its worker and lets its methods be called on every rank, between two steps of the engine
-(``collective_rpc``). Arguments and answers are plain values.
+vLLM makes it a base class of its worker, and calls its methods on every rank, between two steps of the engine
+(``collective_rpc``). Arguments and answers are strings, dicts and booleans.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class WorkerExtension(SamplerCheck):
     """An extension of vLLM's worker class: fresh weights for the draft, and a check of the sampler."""
 
     def spec_draft(self, call: str, argument: str = "") -> dict[str, str] | None:
-        """Return what ``DraftRank.answer`` says of this rank; None without a draft."""
+        """Return the answer of this rank's ``DraftRank``; None without a draft."""
         if self.get_draft_model() is None:  # type: ignore[attr-defined]
             return None
         return _rank_of(self).answer(call, argument)
 
 
 _RANK = "_spec_draft_rank"
-"""Attribute of a worker with its DraftRank. It is made by the first call, not by the class: vLLM's configuration is
-complete only then."""
+"""Name of a worker's attribute that holds its DraftRank. The first call makes the DraftRank: vLLM's configuration is
+not complete earlier."""
 
 
 def _rank_of(worker: Any) -> DraftRank:
@@ -51,7 +51,7 @@ def _slot(worker: Any) -> VllmDraftSlot:
 
 
 def _folder(model_config: Any) -> Path:
-    """Return the folder that vLLM has read a model from."""
+    """Return the folder that vLLM has loaded a model from."""
     folder = Path(model_config.model)
     if folder.is_dir():
         return folder

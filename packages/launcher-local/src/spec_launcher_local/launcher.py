@@ -25,21 +25,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ONE_HOST = {"GLOO_SOCKET_IFNAME": "lo"}
-"""Every worker is on this host; by itself gloo listens where the host's name points to. The user's value wins."""
+"""Environment of every worker, unless the user sets it: gloo uses loopback, as all workers are on this
+host."""
 _UNKILLABLE_S = 10.0
-"""Longest wait for a process that is ending; one that waits inside a driver does not end."""
+"""Longest wait, in seconds, for a killed process to end. A process that hangs inside a driver does not
+end."""
 
 
 @dataclass(eq=False, kw_only=True)
 class LocalWorker(ChannelWorker):
-    """A child process."""
+    """A worker that is a child process of the launcher's process."""
 
     spec: WorkerSpec
     process: subprocess.Popen[bytes]
     log: Path
 
     def ending(self) -> WorkerEnded:
-        """Return how the process has ended; kill what it has started."""
+        """Return how the process has ended, and kill the rest of its process group."""
         try:
             code = self.process.wait(_UNKILLABLE_S)
         except subprocess.TimeoutExpired:
@@ -50,7 +52,7 @@ class LocalWorker(ChannelWorker):
         return WorkerEnded(self, f"{how}; see {self.log}", killed=code == -signal.SIGKILL)
 
     def has_exited(self) -> bool:
-        """Return whether it has; a process that it has started may hold its channel open."""
+        """Return whether the worker's process has exited; one of its children may still hold its channel open."""
         return self.process.poll() is not None
 
 
@@ -61,16 +63,16 @@ class LocalLauncher(Launcher):
     api_version: ClassVar[int] = 2
 
     def __init__(self, config: LauncherConfig, context: LaunchContext) -> None:
-        """Prepare; no process starts before ``start``."""
+        """Store the arguments; no process starts before ``start``."""
         super().__init__(config, context)
         self._inbox = WorkerInbox(context.peer_s)
         self._workers: list[LocalWorker] = []
         self._reaper: Reaper | None = None
         self._host = ExitStack()
-        """Undoes ``Backend.prepare_host``."""
+        """Leaves ``Backend.prepare_host`` when it is closed."""
 
     def start(self, workers: Sequence[WorkerSpec]) -> Mapping[str, WorkerHandle]:
-        """Start every worker; where one cannot be started, end the others (L2)."""
+        """Start every worker; if one cannot be started, end the others and raise (L2)."""
         try:
             self._host.enter_context(self.context.backend.prepare_host(self.context.placement))
             self._reaper = self._reaper or Reaper()
@@ -80,7 +82,7 @@ class LocalLauncher(Launcher):
             raise
 
     def replace(self, worker: WorkerHandle) -> WorkerHandle:
-        """Kill what is left of the worker's process group, and start another one (L11)."""
+        """Kill what is left of the worker's process group, and start the worker again (L11)."""
         assert isinstance(worker, LocalWorker)
         if worker in self._workers:  # else an earlier try has ended it
             self._inbox.forget(worker)
@@ -92,11 +94,11 @@ class LocalLauncher(Launcher):
         return self._start(worker.spec)
 
     def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:
-        """Return what comes next from any worker (L3)."""
+        """Wait for the next event of any worker and return it (L3)."""
         return self._inbox.receive(deadline_s)
 
     def wake(self) -> None:
-        """Make ``receive`` return None."""
+        """Make the current or the next call of ``receive`` return None."""
         self._inbox.wake()
 
     def stop(self, grace_s: float) -> None:
@@ -131,7 +133,7 @@ class LocalLauncher(Launcher):
 
 
 def _end(worker: LocalWorker, deadline: float | None = None) -> None:
-    """Kill what is left of a worker's group; one that was asked to end may do that by itself until the deadline."""
+    """Wait until ``deadline`` for a worker to end by itself, if given, then kill its process group."""
     if worker.process.returncode is not None:
         return  # its group was killed then; the number may be another group's by now
     if deadline is not None:

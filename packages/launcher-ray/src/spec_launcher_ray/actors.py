@@ -1,10 +1,10 @@
 """Actors on the hosts: a HostActor for each host, and a WorkerActor for each worker.
 
-The worker itself is a child process of its actor, as it is one of the launcher's process under ``local``: its exit
-code is known exactly, its environment is the backend's before it starts, and nothing of Ray runs in it.
+The worker is a child process of its actor, as it is a child of the launcher's process with ``local``. So its
+exit code is known exactly, the backend sets its environment before it starts, and no code of Ray runs in it.
 
-Actors end with the raylet that has started them. Ray lets them live, out of its reach: they would outlive the run,
-and a node that comes back gives their devices to others.
+Actors end with the raylet that has started them. Ray itself would let them live: they would outlive the run,
+and a node that rejoins would give their devices to other actors.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 30.0
 _CHECK_S = 0.5
-"""Seconds between looks at what the backend has started on the host."""
+"""Seconds between two checks of the daemons that the backend has started on the host."""
 _PACKAGES = ("spec-core", "spec-launcher-ray", "torch", "transformers")
-"""Distributions of which every host must have the same version."""
+"""Distributions whose version must be the same on every host."""
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of the distributions that must be the same everywhere."""
+    """Return name -> version of the distributions that must be equal on every host."""
     found: dict[str, str] = {}
     for name in _PACKAGES:
         found |= Availability.of_distribution(name).versions
@@ -56,7 +56,7 @@ def package_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class HostNeeds:
-    """Conditions that a host must meet for a run, and how it is prepared."""
+    """The conditions that a host must meet for a run, and the backend and placement to prepare it for."""
 
     backend: tuple[type[Backend], BackendConfig]
     placement: Literal["inline", "colocated", "disaggregated"]
@@ -64,10 +64,10 @@ class HostNeeds:
 
 
 class HostActor:
-    """One host of the run, inside ``Backend.prepare_host``."""
+    """Ray actor that prepares one host of the run and holds ``Backend.prepare_host`` on it."""
 
     def __init__(self, needs: HostNeeds) -> None:
-        """Construct the backend; nothing is prepared."""
+        """Construct the backend. The host is not prepared yet."""
         backend_type, config = needs.backend
         self._backend = backend_type(config)
         self._needs = needs
@@ -92,18 +92,24 @@ class HostActor:
         self._stack.enter_context(self._backend.prepare_host(self._needs.placement))
 
     def env(self, workers: Sequence[tuple[WorkerSpec, int]], address: str) -> dict[str, dict[str, str]]:
-        """Return the environment of each worker, by name, given its first device on this host."""
+        """Return worker name -> environment variables.
+
+        ``workers``: each with its first device on this host.
+        """
         node = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         if "GLOO_SOCKET_IFNAME" not in node:
             node["GLOO_SOCKET_IFNAME"] = _interface(address)
         return {spec.name: {**node, **spec.env(self._backend, first)} for spec, first in workers}
 
     def local_ranks(self, devices: Sequence[str]) -> list[int]:
-        """Return Ray's ids of devices as numbers among those that this process sees."""
+        """Convert Ray's device ids to indices among the devices that this process sees."""
         return sorted(local_rank(device, os.environ) for device in devices)
 
     def watch(self) -> None:
-        """Return once the host is left; raise what ``check_host`` raises before. End this process with its raylet."""
+        """Call ``check_host`` repeatedly until ``leave`` is called, and raise its error.
+
+        This process exits if its raylet ends.
+        """
         while not self._left.wait(_CHECK_S):
             if os.getppid() != self._raylet:
                 self.leave()
@@ -117,18 +123,18 @@ class HostActor:
 
 
 class WorkerActor:
-    """Starts a worker, and ends with it."""
+    """Ray actor that starts one worker process and waits for its end."""
 
     def __init__(self) -> None:
-        """Start nothing."""
+        """Begin without a worker. This process dies with its parent, the raylet."""
         die_with_parent()
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, name: str, env: Mapping[str, str], log: Path, address: str, token: str) -> int:
         """Start the worker with a control channel to the launcher and wait for its end; return its return code.
 
-        Where this host does not see the folder of the logs, output goes to the launcher, and the worker's temporary
-        files go with it.
+        If this host does not see the log folder, the output is sent to the launcher. The worker's temporary
+        files are then in a folder that is deleted when the worker ends.
         """
         with ExitStack() as stack:
             if witness(log.parent, token).exists():
@@ -149,19 +155,19 @@ class WorkerActor:
 
 
 def witness(logs: Path, token: str) -> Path:
-    """Return the file in the folder of a run's logs by which a host knows that it sees that folder."""
+    """Return the path of a marker file in the log folder; a host sees the folder if the file exists there."""
     return logs / f".run-{hashlib.sha256(token.encode()).hexdigest()[:16]}"
 
 
 def device_ids(resource: str) -> list[str]:
-    """Return Ray's ids of the devices of the task that calls it."""
+    """Return Ray's ids of the devices that Ray has assigned to the calling task."""
     return ray.get_runtime_context().get_accelerator_ids()[resource]
 
 
 def local_rank(device: str, environ: Mapping[str, str]) -> int:
-    """Return the number of a device, given Ray's id, among those that a process sees.
+    """Return the index of a device, given Ray's id of it, among the devices that a process sees.
 
-    Where the vendor's variable lists the devices to see, Ray takes its ids from there; else they are numbers.
+    If the vendor's variable of visible devices is set, Ray's ids are its entries; otherwise they are indices.
     """
     for name, listed in environ.items():
         if name.endswith("VISIBLE_DEVICES") and device in (visible := listed.split(",")):
@@ -172,7 +178,7 @@ def local_rank(device: str, environ: Mapping[str, str]) -> int:
 
 
 def _interface(address: str) -> str:
-    """Return the network interface that has the address."""
+    """Return the name of the network interface that has the address."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address.partition("%")[0] == address for one in addresses):
             return name

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from spec_launcher_ray.placement import Bundle
 
 _ANSWER_S = 5.0
-"""Longest wait for a host's port to answer."""
+"""Longest wait, in seconds, for a host's port to answer."""
 _CORES = "CPU"
-"""Ray's resource for cores; all cores of a host are one device, as everywhere in this project."""
+"""Ray's resource for CPU cores. All cores of a host together are one device of this project."""
 _UNCOUNTED = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAY_worker_niceness": "0", **SAFE_PATH}}}
-"""Options of an actor that asks for no core, and runs at the priority of the run: else Ray lowers it by 15, and that
-of the processes that it starts. A cluster that runs already was perhaps started without PYTHONSAFEPATH."""
+"""Options of an actor that requests no core. Its niceness is that of the run; by default Ray raises it by 15.
+PYTHONSAFEPATH is set because a running cluster may have been started without it."""
 _COUNTED = {"CPU": "num_cpus", "GPU": "num_gpus"}
-"""Resources that an actor asks for by an option of its own."""
+"""Ray resource -> the actor option that requests it, for resources that have such an option."""
 
 
 class Cluster:
@@ -44,9 +44,9 @@ class Cluster:
         """Connect to the cluster at ``address``, or start one on this host. Raise ConfigError, RunError."""
         self._config = config
         self._lost: set[str] = set()
-        """Ids of nodes that have not answered, and are not asked again."""
+        """Ids of nodes that did not answer. They count as lost and are not contacted again."""
         self._owned = not ray.is_initialized()
-        """Whether this object has connected; otherwise the program that it runs in has."""
+        """Whether this object has connected to Ray; False if the surrounding program was connected before."""
         if address is not None:
             check_address(address)
         if address is None:
@@ -58,7 +58,7 @@ class Cluster:
 
     @property
     def where(self) -> str:
-        """The cluster, for messages."""
+        """Description of the cluster, for messages."""
         return f"the Ray cluster at {ray.get_runtime_context().gcs_address}"
 
     @property
@@ -73,7 +73,10 @@ class Cluster:
             ray.shutdown()
 
     def hosts(self, resource: str) -> list[Host]:
-        """Return the hosts that the configuration allows and that have devices. Raise ConfigError for none."""
+        """Return the hosts that have devices and that the configuration allows.
+
+        Raise ConfigError if there are none.
+        """
         own = self.own_address
         nodes = sorted(
             self._living(ray.nodes()), key=lambda node: (_address_of(node) != own, _address_of(node))
@@ -90,18 +93,21 @@ class Cluster:
         raise ConfigError(f"{self.where} has no host{wanted} the resource {resource}: {offered}")
 
     def lives(self, host: Host) -> bool:
-        """Return whether a host is there."""
+        """Return whether a host is alive."""
         return not self.lost([host])
 
     def lost(self, hosts: Collection[Host]) -> list[Host]:
-        """Return those of the hosts that are not there."""
+        """Return the hosts among ``hosts`` that are not alive."""
         wanted = {host.node for host in hosts}
         living = self._living([node for node in ray.nodes() if node["NodeID"] in wanted])
         there = {node["NodeID"] for node in living}
         return [host for host in hosts if host.node not in there]
 
     def _living(self, nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the nodes whose raylets take connections: Ray may notice only after a minute that one is lost."""
+        """Return the nodes whose raylets accept connections.
+
+        Ray itself may notice a lost node only after a minute.
+        """
         alive = [node for node in nodes if node["Alive"] and node["NodeID"] not in self._lost]
         with ThreadPoolExecutor(max_workers=64) as pool:
             answers = list(pool.map(_answers, alive))
@@ -125,7 +131,7 @@ class Reservation:
     """Devices that Ray has reserved: a placement group of one bundle for each ``Bundle``."""
 
     def __init__(self, name: str, resource: str, bundles: Sequence[Bundle], resources_s: float) -> None:
-        """Wait until the devices are free. Raise RunError, naming what is missing, after ``resources_s`` seconds."""
+        """Reserve the devices, waiting until they are free. After ``resources_s`` seconds raise RunError."""
         self._resource = resource
         self._group: PlacementGroup = placement_group(
             [{resource: bundle.amount} for bundle in bundles],
@@ -140,12 +146,12 @@ class Reservation:
             )
 
     def options(self, bundle: int, amount: float) -> dict[str, Any]:
-        """Return the options of an actor or task that takes an amount of a bundle."""
+        """Return Ray options for an actor or task that uses ``amount`` of the resource of a bundle."""
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
         return {**_UNCOUNTED, **self._amount(amount), "scheduling_strategy": place}
 
     def close(self) -> None:
-        """Give the devices back."""
+        """Release the devices."""
         remove_placement_group(self._group)
 
     def _amount(self, amount: float) -> dict[str, Any]:
@@ -155,17 +161,17 @@ class Reservation:
 
 
 def on_host(host: Host) -> dict[str, Any]:
-    """Return the options of an actor that takes nothing of its host."""
+    """Return Ray options for an actor on a host that uses no resources of it."""
     return {**_UNCOUNTED, "scheduling_strategy": NodeAffinitySchedulingStrategy(host.node, soft=False)}
 
 
 def own_host(num_devices: int) -> Host:
-    """Return this host, as the only one of a cluster that is not started yet."""
+    """Return this host as the only host of a cluster that has not been started yet."""
     return Host(address="", num_devices=num_devices, free=num_devices)
 
 
 def has_ids(resource: str) -> bool:
-    """Return whether Ray has ids for the devices of a resource."""
+    """Return whether Ray assigns device ids for a resource."""
     return resource != _CORES
 
 
@@ -186,7 +192,7 @@ def _host(node: dict[str, Any], resource: str, free: dict[str, float]) -> Host:
 
 
 def _missing(resource: str, bundles: Sequence[Bundle]) -> str:
-    """Return what is not free, host by host."""
+    """Return, for a message, the devices of each host that are not free."""
     free = available_resources_per_node()
     wanted: dict[Host, float] = {}
     for bundle in bundles:

@@ -8,7 +8,7 @@ from spec_core import LauncherConfig
 from spec_core.errors import ConfigError
 
 _RESOURCES = {"cpu": "CPU", "cuda": "GPU", "npu": "NPU"}
-"""Type of a device -> Ray's own resource for these."""
+"""Device type -> Ray's resource name."""
 
 
 class RayConfig(LauncherConfig):
@@ -24,7 +24,8 @@ class RayConfig(LauncherConfig):
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels that a host must have, as ray start --labels gives them."""
     resource: str | None = Field(None, min_length=1)
-    """Ray's resource that counts the backend's devices; by default Ray's own for their type: CPU, GPU or NPU."""
+    """Ray's resource that counts the backend's devices; by default Ray's own for their type: CPU, GPU or
+    NPU."""
     spread: bool = False
     """Workers take the devices of all hosts in turns, in place of one host after the other."""
     resources_s: float = Field(300.0, gt=0, le=1e6)
@@ -33,7 +34,10 @@ class RayConfig(LauncherConfig):
     """Environment variables of every worker, besides those of the host's Ray."""
 
     def resource_of(self, device_type: str) -> str:
-        """Return Ray's resource for devices of this type. Raise ConfigError where nobody has named one."""
+        """Return Ray's resource name for a device type.
+
+        Raise ConfigError if it is neither configured nor known.
+        """
         resource = self.resource or _RESOURCES.get(device_type)
         if resource is None:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The connection to Ray: the address of a running cluster and who names it, or a cluster that is started here."""
+"""Connects to Ray: to a running cluster at a configured address, or to a cluster that is started on this host."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
-"""Longest wait for a cluster's port to answer; Ray itself waits for minutes."""
+"""Longest wait, in seconds, for a cluster's port to answer; Ray itself waits for minutes."""
 _START_TRIES = 4
-"""Ray gives its own agents 15 s to start and its node 30 s, which no setting changes. A loaded host may need longer:
-a later try finds the files that they import in memory."""
+"""Number of attempts to start a cluster. Ray gives its agents 15 s and its node 30 s to start, which no
+setting changes. A loaded host may need longer; at the next attempt their files are in the page cache."""
 _OWN_PACKAGES = JobConfig(_client_job=True)
 """Settings of the connection: without the flag, Ray has workers import from this process's working directory, too.
 
@@ -40,19 +40,19 @@ out where a directory does not hold on other hosts, and was taken back in ray-pr
 
 @dataclass(frozen=True)
 class ClusterAddress:
-    """Address of a running cluster, and who gives it."""
+    """The address of a running cluster, and where it was configured."""
 
     value: str
     source: str
-    """Key of the configuration, or environment variable."""
+    """Configuration key or environment variable that gave the address."""
 
     def __str__(self) -> str:
-        """Return both, for messages."""
+        """Return address and source, for messages."""
         return f"{self.source}={self.value}"
 
 
 def named_address(config: RayConfig, environ_address: str | None) -> ClusterAddress | None:
-    """Return the address of the running cluster to use; None where one is to be started."""
+    """Return the address of the running cluster to use; None if a cluster is to be started."""
     if config.address is not None:
         return ClusterAddress(config.address, "launcher.address")
     if ray.is_initialized():
@@ -61,7 +61,7 @@ def named_address(config: RayConfig, environ_address: str | None) -> ClusterAddr
 
 
 def check_address(address: ClusterAddress) -> None:
-    """Raise ConfigError for what Ray would try for minutes."""
+    """Raise ConfigError if the address is invalid or does not answer; Ray itself would retry for minutes."""
     if "://" in address.value:
         raise ConfigError(
             f"{address}: the run itself must be on a host of the cluster; give HOST:PORT as ray start prints it"
@@ -111,7 +111,7 @@ def _errors_of_ray(error_type: type[SpecError], problem: str) -> Iterator[None]:
 
 
 def _end(processes: set[psutil.Process]) -> None:
-    """Kill what Ray has left of a node that did not start."""
+    """Kill the processes that Ray has left of a node that did not start."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -119,7 +119,7 @@ def _end(processes: set[psutil.Process]) -> None:
 
 @contextmanager
 def _own_signal_handler() -> Iterator[None]:
-    """Put the handler of SIGTERM back, which Ray replaces: the run saves a checkpoint on it."""
+    """Restore the SIGTERM handler, which Ray replaces; on SIGTERM the run saves a checkpoint."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
 """RayLauncher: the workers of a run in actors of a Ray cluster.
 
-Ray reserves the devices, starts an actor for each worker on the right host, and ends them with the run. Messages do
-not pass through Ray: each worker has a control channel to this process, as under ``local``.
+Ray reserves the devices, starts an actor for each worker on the right host, and ends them with the run.
+Messages do not pass through Ray: each worker has a control channel to this process, as under ``local``.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _START_S = 120.0
-"""Longest wait for Ray to start the actors, a Python for each, and for their workers to connect."""
+"""Longest wait, in seconds, for Ray to start the actors and for their workers to connect."""
 _MOVE_S = 20.0
-"""Longest wait for the devices of a worker that is moved: nobody else had them a moment before."""
+"""Longest wait, in seconds, for the devices of a worker that is moved; they were free a moment before."""
 _LOOK_S = 0.2
-"""Seconds between looks at the actors while workers start."""
+"""Seconds between two checks of the actors while workers start."""
 _HOSTS_LOOK_S = 2.0
-"""Seconds between looks at their hosts: for Ray, a worker of one that is lost has still to start."""
+"""Seconds between two checks of the hosts while workers start: Ray does not report that a host is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """A worker and where it belongs: all that it takes to start it, and to start it again."""
+    """What is needed to start a worker, or to start it again: its specification and its devices."""
 
     spec: WorkerSpec
     env: Mapping[str, str]
     options: Mapping[str, Any]
-    """Options of its actor."""
+    """Ray options of the worker's actor."""
     host: Host
     address: str
 
@@ -64,11 +64,11 @@ class RayWorker(ChannelWorker):
     host: Host
     cluster: Cluster
     alone: bool
-    """Whether all workers are on its host."""
+    """Whether all workers of the run are on this worker's host."""
     log: Path
 
     def ending(self) -> WorkerEnded:
-        """Return how the worker or its actor has ended, or Ray's node of its host, which ends both."""
+        """Return how the worker, its actor, or the Ray node of its host has ended."""
         how, killed = ending_of(self.code) if self.cluster.lives(self.host) else ("", True)
         if lost := not self.cluster.lives(self.host):  # while it died it may have answered
             how, killed = f"was lost: {_gone(self.host)}", True
@@ -85,7 +85,10 @@ class RayLauncher(Launcher):
     config: RayConfig
 
     def __init__(self, config: LauncherConfig, context: LaunchContext) -> None:
-        """Prepare; nothing starts before ``start``, and nothing connects before it is needed."""
+        """Store the arguments.
+
+        Nothing starts before ``start``, and Ray is connected only when it is needed.
+        """
         super().__init__(config, context)
         self._inbox = WorkerInbox(context.peer_s)
         self._cluster: Cluster | None = None
@@ -94,7 +97,7 @@ class RayLauncher(Launcher):
         self._hosts: PreparedHosts | None = None
         self._places: dict[str, _Place] = {}
         self._actors: dict[str, tuple[Any, Any]] = {}
-        """Actor of each worker, and the reference to its return code."""
+        """Worker name -> its actor and the Ray reference to its return code."""
         self._workers: dict[str, RayWorker] = {}
         self._num_replaced = 0
 
@@ -108,17 +111,17 @@ class RayLauncher(Launcher):
         return sum(host.num_devices for host in self._found_hosts)
 
     def check(self, workers: Sequence[WorkerSpec]) -> None:
-        """Raise ConfigError for a worker whose devices are not neighbours on one host (L1)."""
+        """Raise ConfigError if the devices of a worker are not consecutive devices of one host (L1)."""
         self._bundles(workers)
 
     def hosts(self, workers: Sequence[WorkerSpec]) -> Mapping[str, str]:
-        """Return the address of each worker's host (L1)."""
+        """Return worker name -> address of the worker's host (L1)."""
         return {
             spec.name: bundle.host.address for bundle in self._bundles(workers) for spec in bundle.workers
         }
 
     def check_hosts(self) -> None:
-        """Raise RunError, naming the host, if what ``prepare_host`` has started has died, and not the host (L10)."""
+        """Raise RunError if a daemon that ``prepare_host`` has started on a living host has died (L10)."""
         if self._hosts is not None:
             self._hosts.check()
 
@@ -132,7 +135,10 @@ class RayLauncher(Launcher):
         return {spec.name: self._workers[spec.name] for spec in workers}
 
     def replace(self, worker: WorkerHandle) -> WorkerHandle:
-        """Have the worker's actor kill what is left, and start another actor in its bundle (L11)."""
+        """Kill what is left of the worker, and start a new actor for it (L11).
+
+        The worker gets the same devices or, if its host is lost, devices of another host.
+        """
         assert self._cluster is not None
         lost = not self._cluster.lives(self._places[worker.name].host)
         self._end_worker(worker.name, 0.0 if lost else UNKILLABLE_S)
@@ -145,7 +151,7 @@ class RayLauncher(Launcher):
         return self._workers[worker.name]
 
     def _end_worker(self, name: str, limit_s: float) -> None:
-        """Have a worker's actor kill what is left; an earlier try may have done that."""
+        """Kill what is left of a worker by its actor; an earlier attempt may have done that already."""
         import ray
 
         if (old := self._workers.pop(name, None)) is not None:
@@ -158,7 +164,10 @@ class RayLauncher(Launcher):
             ray.kill(actor)
 
     def _move(self, name: str, shown: str) -> None:
-        """Find devices for a worker whose host is lost. Raise NoDevices, RunError where there will be none."""
+        """Reserve devices for a worker whose host is lost. Raise NoDevices if none are free.
+
+        Raise HostLost if this run cannot use other hosts.
+        """
         from spec_launcher_ray import cluster
 
         assert self._cluster is not None
@@ -188,15 +197,15 @@ class RayLauncher(Launcher):
             raise
 
     def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:
-        """Return what comes next from any worker (L3)."""
+        """Wait for the next event of any worker and return it (L3)."""
         return self._inbox.receive(deadline_s)
 
     def wake(self) -> None:
-        """Make ``receive`` return None."""
+        """Make the current or the next call of ``receive`` return None."""
         self._inbox.wake()
 
     def stop(self, grace_s: float) -> None:
-        """Close the channels, wait, have the actors kill what is left, and give everything back (L7)."""
+        """Close the channels, wait, kill what is left of the workers, and release all devices (L7)."""
         for worker in self._workers.values():
             worker.channel.close()
         self._end_workers(grace_s)
@@ -220,7 +229,7 @@ class RayLauncher(Launcher):
 
     @cached_property
     def _found_hosts(self) -> list[Host]:
-        """The hosts of a running cluster, or of the one that ``start`` would start."""
+        """The hosts of the running cluster, or of the cluster that ``start`` would start."""
         from spec_launcher_ray import cluster
         from spec_launcher_ray.connection import named_address
 
@@ -231,7 +240,7 @@ class RayLauncher(Launcher):
         return self._cluster.hosts(self._resource)
 
     def _bundles(self, workers: Sequence[WorkerSpec], hosts: Sequence[Host] | None = None) -> list[Bundle]:
-        """Return the bundles of the workers; in the order of ``launcher.hosts`` where that is given."""
+        """Return the bundles of the workers. If ``launcher.hosts`` is set, its order is followed."""
         home = None if self._cluster is None or self.config.hosts else self._cluster.own_address
         return place(self._found_hosts if hosts is None else hosts, workers, self.config.spread, home)
 
@@ -258,16 +267,19 @@ class RayLauncher(Launcher):
 
     @property
     def _run_name(self) -> str:
-        """Name of the run in Ray's dashboard."""
+        """Name of the run, for Ray's dashboard."""
         return self.context.logs.absolute().parent.name
 
     def _actor_name(self, what: str) -> str:
-        """Return a name for Ray's dashboard; the end of it keeps apart what a job has started one after the other."""
+        """Return an actor's name for Ray's dashboard; a suffix makes it unique within the job."""
         assert self._listener is not None
         return f"{self._run_name} {what} ({self._listener.token[:4]})"
 
     def _place(self, reservation: Reservation, bundles: Sequence[Bundle], address: str | None = None) -> None:
-        """Note the places of the workers of reserved bundles. ``address``: that of all their hosts for this run."""
+        """Store the devices and options of each worker of reserved bundles.
+
+        ``address``: the workers' ``RunLink.address``, if it is the same for all.
+        """
         self._reservations.append(reservation)
         assert self._hosts is not None
         for bundle, index, first in self._hosts.devices(reservation, bundles):
@@ -297,7 +309,7 @@ class RayLauncher(Launcher):
         self._actors[name] = (actor, code)
 
     def _connect(self, names: Iterable[str]) -> None:
-        """Wait until these workers have connected, and send them what they are to do."""
+        """Wait until these workers have connected, and send each its WorkerStart message."""
         assert self._cluster is not None
         assert self._listener is not None
         missing = set(names)
@@ -340,7 +352,7 @@ class RayLauncher(Launcher):
             self._inbox.add(worker)
 
     def _check_hosts_of(self, missing: Iterable[str]) -> None:
-        """Raise RunError for a worker that cannot start any more, since its host is lost."""
+        """Raise RunError if the host of a worker that has not connected yet is lost."""
         assert self._cluster is not None
         hosts = {self._places[name].host: name for name in sorted(missing)}
         for host in self._cluster.lost(hosts):
@@ -348,7 +360,7 @@ class RayLauncher(Launcher):
             raise (HostLost if alone else RunError)(f"{hosts[host]} cannot be started: {_gone(host)}")
 
     def _ended_before(self, missing: Iterable[str]) -> str | None:
-        """Return a worker that has ended and is still missing."""
+        """Return the name of a worker of ``missing`` that has ended before it connected; None if there is none."""
         import ray
 
         names = {self._actors[name][1]: name for name in missing}

@@ -1,4 +1,4 @@
-"""Outcomes: results of actors and tasks of Ray, and their ends in words."""
+"""Outcomes: results of Ray's actors and tasks, and descriptions of how they ended."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from spec_core.errors import RunError, SpecError, first_line
 from spec_processes import ending
 
 UNKILLABLE_S = 10.0
-"""Longest wait for a process that is ending; one that waits inside a driver does not end."""
+"""Longest wait, in seconds, for a killed process to end. A process that hangs inside a driver does not
+end."""
 
 
 def result(reference: Any, who: str) -> Any:
-    """Return what an actor or a task has returned. Raise its error, or RunError for what has happened to it."""
+    """Return the result of an actor's method or a task.
+
+    Raise its error, or RunError if the actor or task died.
+    """
     import ray
 
     try:
@@ -28,7 +32,10 @@ def result(reference: Any, who: str) -> Any:
 
 
 def ending_of(code: Any) -> tuple[str, bool]:
-    """Return how a worker has ended, and whether it was killed, given the reference to its return code."""
+    """Return how a worker has ended, and whether it was killed.
+
+    ``code``: Ray reference to its return code.
+    """
     import ray
 
     try:
@@ -43,7 +50,7 @@ def ending_of(code: Any) -> tuple[str, bool]:
 
 
 def _why(error: Exception) -> str:
-    """Return the cause in Ray's message of many lines."""
+    """Return the cause from Ray's long error message."""
     text = " ".join(str(error).split())
     _, found, cause = text.partition("is dead because ")
     return cause.partition(".")[0] if found else text[:300]

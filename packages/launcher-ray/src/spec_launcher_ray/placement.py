@@ -1,7 +1,8 @@
-"""Placement: which worker gets which devices of which host.
+"""Placement: assigns each worker a host and devices.
 
-It is a pure function of the hosts and the workers, so that ``plan`` says what a run does. The launcher numbers the
-devices of all hosts; workers that share a device are one *bundle*, which Ray reserves as a whole.
+It is a pure function of the hosts and the workers, so the command ``plan`` shows what a run does. The
+launcher numbers the devices of all hosts. The workers that share a device are one *bundle*, which Ray
+reserves as a unit.
 """
 
 from __future__ import annotations
@@ -24,39 +25,40 @@ class Host:
     """A node of the cluster that has devices of the run's backend."""
 
     address: str
-    """Empty for the host of a cluster that is not started yet."""
+    """Address of the host; empty for the host of a cluster that is not started yet."""
     node: str = ""
     """Ray's id of the node."""
     num_devices: int
     units: float = 1.0
-    """Amount of Ray's resource that a device is: all cores of a host where the cores are one device."""
+    """Amount of Ray's resource per device: 1, or the number of cores if all cores are one device."""
     free: float = field(default=0.0, compare=False)
-    """Amount of Ray's resource that nobody used when the hosts were listed."""
+    """Amount of Ray's resource that was free when the hosts were listed."""
 
     @property
     def num_free(self) -> int:
-        """Number of devices that nobody used."""
+        """Number of devices that were free when the hosts were listed."""
         return min(self.num_devices, int(self.free / self.units + 1e-9))
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Neighbouring devices of one host, and the workers that have them to themselves."""
+    """Consecutive devices of one host, and the workers that use them exclusively."""
 
     host: Host
     devices: range
-    """Numbers of the devices among those of the host."""
+    """Indices of the bundle's devices on the host."""
     workers: tuple[WorkerSpec, ...]
 
     @property
     def amount(self) -> float:
-        """Amount of Ray's resource that the devices are."""
+        """Amount of Ray's resource for all devices of the bundle."""
         return len(self.devices) * self.host.units
 
     def amount_of(self, worker: WorkerSpec) -> float:
-        """Return what the worker's actor asks Ray for.
+        """Return the amount of Ray's resource that the worker's actor requests.
 
-        Ray counts in steps of 0.0001 and knows no fraction of several devices: the bundle alone holds those.
+        Ray counts in steps of 0.0001, and an actor cannot request a fraction of more than one device. Such a
+        worker's devices are reserved only by the placement-group bundle.
         """
         if len(self.workers) == 1:
             return self.amount
@@ -67,10 +69,13 @@ class Bundle:
 
 
 class DeviceTable:
-    """Every device of some hosts, numbered from 0."""
+    """The devices of all given hosts, numbered from 0."""
 
     def __init__(self, hosts: Sequence[Host], spread: bool = False) -> None:
-        """Number host by host, or in turns; free devices come before those that others use."""
+        """Number the devices host by host or, with ``spread``, one of each host in turn.
+
+        Free devices come first.
+        """
         free = [_devices(host, range(host.num_free)) for host in hosts]
         used = [_devices(host, range(host.num_free, host.num_devices)) for host in hosts]
         self._devices = [*_numbered(free, spread), *_numbered(used, spread)]
@@ -98,7 +103,7 @@ class DeviceTable:
         return Bundle(host, range(first, stop), tuple(workers))
 
     def _place(self, worker: WorkerSpec) -> tuple[Host, int]:
-        """Return the worker's host and its first device there."""
+        """Return the worker's host and the index of its first device on that host."""
         numbers = range(worker.first_device, worker.first_device + worker.num_devices)
         if numbers.stop > len(self):
             raise ConfigError(
@@ -120,10 +125,10 @@ class DeviceTable:
 def place(
     hosts: Sequence[Host], workers: Sequence[WorkerSpec], spread: bool = False, home: str | None = None
 ) -> list[Bundle]:
-    """Return the bundles of the workers on devices of the hosts. Raise ConfigError.
+    """Place the workers on devices of the hosts and return their bundles. Raise ConfigError if that fails.
 
-    The first trainer writes the run directory, so it gets a device of the host at the address ``home``, if there is
-    one: where engines take all of these, other hosts come first.
+    The first trainer writes the run directory, so it gets a device of the host at the address ``home``, if
+    there is one. If the engines would take all devices of that host, the other hosts are filled first.
     """
     bundles = DeviceTable(hosts, spread).bundles(workers)
     first = next((worker for worker in workers if worker.role == "trainer"), None)
@@ -144,7 +149,7 @@ def _host_of(worker: WorkerSpec, bundles: Sequence[Bundle]) -> Host:
 
 
 def _last_before(others: Sequence[Host], own: Host, device: int) -> int:
-    """Return how many other hosts come before the own one, for that to have the device of this number."""
+    """Return how many of the other hosts must precede ``own`` so that device number ``device`` is on ``own``."""
     stops = accumulate((host.num_free for host in others), initial=own.num_free)
     return sum(stop <= device for stop in stops)
 
@@ -159,7 +164,10 @@ def _numbered(devices: Sequence[Sequence[tuple[Host, int]]], spread: bool) -> li
 
 
 def neighbours(devices: list[int], who: str) -> list[int]:
-    """Return the devices of a bundle. Raise RunError where they are not neighbours: a backend gives no others."""
+    """Return ``devices``, the devices of a bundle.
+
+    Raise RunError if they are not consecutive, as backends require.
+    """
     if devices != list(range(devices[0], devices[0] + len(devices))):
         raise RunError(
             f"{who}: Ray has reserved devices {devices}, which are not neighbours; free more of this host"
@@ -168,7 +176,10 @@ def neighbours(devices: list[int], who: str) -> list[int]:
 
 
 def in_order(bundles: Sequence[Bundle], devices: Sequence[list[int]]) -> Iterator[tuple[Bundle, int]]:
-    """Yield each bundle with the number of the reservation for it: those of a host and size in order of devices."""
+    """Yield each bundle with the index of the reserved bundle for it.
+
+    Reserved bundles of the same host and size are assigned in the order of their devices.
+    """
     alike: dict[tuple[Host, int], list[int]] = {}
     for number, bundle in enumerate(bundles):
         alike.setdefault((bundle.host, len(bundle.devices)), []).append(number)

@@ -25,12 +25,15 @@ log = logging.getLogger(__name__)
 
 
 class PreparedHosts:
-    """The actors on the hosts of a run; what they raise names the host."""
+    """Manages the HostActors of a run. Their errors name the host."""
 
     def __init__(
         self, cluster: Cluster, context: LaunchContext, resource: str, named: Callable[[str], str]
     ) -> None:
-        """Prepare no host yet. ``resource`` counts devices; ``named`` returns an actor's name in Ray's dashboard."""
+        """Prepare no host yet.
+
+        ``resource`` counts devices; ``named`` returns an actor's name in Ray's dashboard.
+        """
         self._cluster = cluster
         self._named = named
         backend = context.backend
@@ -38,10 +41,13 @@ class PreparedHosts:
         self._needs = HostNeeds((type(backend), backend.config), context.placement, package_versions())
         self._actors: dict[Host, Any] = {}
         self._watches: dict[Any, Host] = {}
-        """Reference that is done when something on the host has died."""
+        """Ray reference -> host. A reference is done when a daemon on the host has died."""
 
     def prepare(self, hosts: Collection[Host]) -> None:
-        """Prepare those that are not. Raise ConfigError for one that cannot run workers of this run."""
+        """Prepare the hosts that are not prepared yet.
+
+        Raise ConfigError if a host cannot run workers of this run.
+        """
         new = {host: self._start_actor(host) for host in hosts if host not in self._actors}
         objections = {host: actor.objection.remote() for host, actor in new.items()}
         for host, objection in objections.items():
@@ -59,7 +65,7 @@ class PreparedHosts:
         self._watches |= {actor.watch.remote(): host for host, actor in new.items()}
 
     def check(self) -> None:
-        """Raise RunError if something that ``prepare_host`` has started has died; forget hosts that are lost."""
+        """Raise RunError if a daemon that ``prepare_host`` has started has died. Forget lost hosts."""
         done, _ = ray.wait(list(self._watches), timeout=0)
         for watch in done:
             host = self._watches[watch]
@@ -69,7 +75,7 @@ class PreparedHosts:
             del self._watches[watch], self._actors[host]
 
     def leave(self) -> None:
-        """Leave ``prepare_host`` everywhere."""
+        """Leave ``prepare_host`` on every host."""
         left = [actor.leave.remote() for actor in self._actors.values()]
         if left:
             ray.wait(left, num_returns=len(left), timeout=UNKILLABLE_S)
@@ -77,9 +83,9 @@ class PreparedHosts:
             ray.kill(actor)
 
     def devices(self, reservation: Reservation, bundles: Sequence[Bundle]) -> list[tuple[Bundle, int, int]]:
-        """Return each bundle with the number of its reservation and its first device on its host.
+        """Return each bundle with the index of the reserved bundle for it and its first device on its host.
 
-        The reservations of a host are taken in the order of their devices, whatever Ray has given to which.
+        Reserved bundles of a host are assigned in the order of their devices.
         """
         if not has_ids(self._resource):
             return [(bundle, number, bundle.devices.start) for number, bundle in enumerate(bundles)]
@@ -97,7 +103,10 @@ class PreparedHosts:
         return [(bundle, number, devices[number][0]) for bundle, number in in_order(bundles, devices)]
 
     def env(self, bundle: Bundle, first: int, address: str) -> Mapping[str, Mapping[str, str]]:
-        """Return the environment of each worker of a bundle, by name, given its first device on its host."""
+        """Return worker name -> environment for the workers of a bundle.
+
+        ``first``: its first device on its host.
+        """
         offset = first - min(spec.first_device for spec in bundle.workers)
         places = [(replace(spec, order={}), spec.first_device + offset) for spec in bundle.workers]
         env = self._actors[bundle.host].env.remote(places, address)

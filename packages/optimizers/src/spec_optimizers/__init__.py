@@ -1,1 +1,1 @@
-"""Optimizers adamw and muon: how gradients change the float32 weights of a draft."""
+"""The optimizers adamw and muon, which update the float32 weights of a draft."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _FLOAT32 = 4
-"""Bytes of a value."""
+"""Bytes of a float32 value."""
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -41,21 +41,21 @@ class AdamWOptimizer(Optimizer):
     config: AdamWConfig
 
     def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> torch.optim.AdamW:
-        """Return torch's fused AdamW, whose state of a weight is exp_avg, exp_avg_sq and step."""
+        """Return torch's fused AdamW. The state of each weight is exp_avg, exp_avg_sq and step."""
         return build_adamw(weights, self.config)
 
     def state_bytes(self, weight: WeightShape) -> int:
-        """Return the bytes of two moments and the number of the step, float32 (G7)."""
+        """Return the bytes of AdamW's state for a weight: two moments and the step count, float32 (G7)."""
         return adamw_bytes(weight)
 
 
 def adamw_bytes(weight: WeightShape) -> int:
-    """Return the bytes of AdamW's state of a whole weight."""
+    """Return the bytes of AdamW's state for a full weight."""
     return _FLOAT32 * (2 * prod(weight.shape) + 1)
 
 
 def build_adamw(weights: Sequence[TrainedWeight], config: AdamWConfig) -> torch.optim.AdamW:
-    """Return torch's AdamW over these weights, which may be none, with its state."""
+    """Return torch's AdamW for these weights, with its state initialized. ``weights`` may be empty."""
     import torch
 
     groups = [

@@ -24,8 +24,8 @@ class MuonConfig(AdamWConfig):
     momentum: Decay = 0.95
     """Share of the last step's direction that the next one keeps, for matrices (Nesterov's momentum)."""
     matrix_scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
-    """Length of a matrix's step, by its shape (torch's ``adjust_lr_fn``): 0.2 · √(longer side), as long as AdamW's,
-    so that AdamW's rates serve; or √(rows / columns), at least 1."""
+    """Length of a matrix's step, by its shape (torch's ``adjust_lr_fn``): 0.2 · √(longer side), as long as
+    AdamW's, so that AdamW's rates serve; or √(rows / columns), at least 1."""
 
 
 class MuonOptimizer(Optimizer):
@@ -38,7 +38,7 @@ class MuonOptimizer(Optimizer):
     config: MuonConfig
 
     def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> torch.optim.Optimizer:
-        """Return both in one; the state of a matrix is its momentum, of any other weight AdamW's."""
+        """Return one torch optimizer: Muon for matrices (state: momentum) and AdamW for all other weights."""
         from spec_optimizers.orthogonal import MuonAndAdamW
 
         matrices = [weight for weight in weights if weight.is_hidden_matrix]
@@ -46,5 +46,5 @@ class MuonOptimizer(Optimizer):
         return MuonAndAdamW(matrices, build_adamw(others, self.config), self.config, map_whole)
 
     def state_bytes(self, weight: WeightShape) -> int:
-        """Return the bytes of a matrix's momentum, float32, or of AdamW's state (G7)."""
+        """Return the bytes of a matrix's float32 momentum, or of AdamW's state for another weight (G7)."""
         return 4 * prod(weight.shape) if weight.is_hidden_matrix else adamw_bytes(weight)

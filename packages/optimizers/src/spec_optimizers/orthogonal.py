@@ -1,6 +1,7 @@
-"""Steps of Muon: momentum, made orthogonal.
+"""Computes Muon's steps: the orthogonalized momentum of each matrix.
 
-``torch.optim.Muon`` takes whole matrices only, and computes in bfloat16, for which many CPUs need 20 times as long.
+``torch.optim.Muon`` takes full matrices only. It computes in bfloat16, which takes 20 times as long on many
+CPUs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _EPS = 1e-7
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """Muon for matrices, of which a rank may hold parts, and AdamW for other weights."""
+    """Muon for matrices, which may be sharded over ranks, and AdamW for other weights."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         config: MuonConfig,
         map_whole: MapWhole,
     ) -> None:
-        """Take the matrices, AdamW of all other weights, and how to reach whole matrices."""
+        """Store the matrices, the AdamW of all other weights, and ``map_whole`` for full matrices."""
         group = {
             "params": [matrix.values for matrix in matrices],
             "weight_decay": config.weight_decay,
@@ -54,7 +55,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Update every weight; a collective."""
+        """Update every weight. Collective: every rank calls it."""
         group, *others = self.param_groups
         matrices: list[Tensor] = group["params"]
         directions = [self._direction(matrix, group["momentum"]) for matrix in matrices]
@@ -67,7 +68,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         self._others.step()
 
     def _direction(self, matrix: Tensor, momentum: float) -> Tensor:
-        """Return Nesterov's direction; no gradient counts as 0."""
+        """Update the momentum and return Nesterov's direction; a missing gradient counts as 0."""
         mean: Tensor = self.state[matrix]["momentum"]
         gradient = torch.zeros_like(matrix) if matrix.grad is None else matrix.grad
         mean.lerp_(gradient, 1 - momentum)
@@ -75,16 +76,16 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 
 def matrix_step(direction: Tensor, scale: str) -> Tensor:
-    """Return the step of a whole matrix for a learning rate of 1."""
+    """Return the step of a full matrix at a learning rate of 1."""
     rows, columns = direction.shape
     length = 0.2 * sqrt(max(rows, columns)) if scale == "match_rms_adamw" else sqrt(max(1, rows / columns))
     return orthogonalised(direction).mul_(length)
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """Return about the nearest matrix whose singular values are 1: here they come to lie between 0.7 and 1.2.
+    """Return approximately the nearest matrix whose singular values are all 1 (here between 0.7 and 1.2).
 
-    Computed in bfloat16, but on a CPU in the matrix's own dtype.
+    Computed in bfloat16; on a CPU, in the dtype of ``matrix``.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.mT if tall else matrix

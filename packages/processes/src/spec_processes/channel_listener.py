@@ -1,8 +1,8 @@
 """ChannelListener: the port at which workers on other hosts reach their launcher.
 
-The first packet of a connection has the listener's token, the worker's name and what the connection is for: its
-control channel, or its output where its host does not see the folder of the logs. Who does not know the token is
-refused (``AcceptLimiter`` bounds what that costs). What follows travels in clear: loopback, or a private network.
+The first packet of a connection has the listener's token, the worker's name and the connection's use: the
+control channel, or the worker's output if its host does not see the log folder. A peer without the token is
+refused (``AcceptLimiter`` bounds the cost). Traffic is not encrypted: use loopback or a private network.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ _OUTPUT_S = 5.0
 """Longest wait for the last output of a worker that has ended, in seconds."""
 _CHUNK_BYTES = 1 << 16
 _PLACES = 512
-"""Most connections that have not said who they are: workers of a large run connect all at once."""
+"""Most connections that have not authenticated yet. The workers of a large run connect all at once."""
 
 
 class ChannelListener:
-    """Accepts the connections of workers."""
+    """Listens on a TCP port and accepts the connections of workers on other hosts."""
 
     def __init__(self, host: str, logs: Path | None = None) -> None:
-        """Listen on a free port of one interface. What comes as a worker's output is appended to its log."""
+        """Listen on a free port of the interface ``host``.
+
+        Output that workers send is appended to files in ``logs``.
+        """
         listener = bind(host, 0)
         self.address = format_address(host, listener.getsockname()[1])
         self.token = secrets.token_hex(16)
@@ -46,14 +49,17 @@ class ChannelListener:
         self._thread.start()
 
     def accept(self, timeout_s: float) -> tuple[str, socket.socket] | None:
-        """Return name and connection of the next worker, for a ControlChannel; None if there is none in time."""
+        """Wait for the next worker; return its name and its connection, or None after ``timeout_s``."""
         try:
             return self._arrived.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
     def close(self) -> None:
-        """Listen no more, and write the last output of workers; connections that ``accept`` has returned stay."""
+        """Stop listening and write the last output of workers.
+
+        Connections that ``accept`` returned stay open.
+        """
         self._limiter.close()
         self._thread.join()
         for thread in self._outputs:
@@ -90,19 +96,22 @@ class ChannelListener:
 
 
 def _append(output: socket.socket, file: Path) -> None:
-    """Append what comes to a file, until the other end is closed."""
+    """Append the bytes that arrive on a connection to a file, until the peer closes the connection."""
     with output, file.open("ab", buffering=0) as stream, contextlib.suppress(OSError):
         while data := output.recv(_CHUNK_BYTES):
             stream.write(data)
 
 
 def connect_output(address: str, token: str, name: str, timeout_s: float) -> socket.socket:
-    """Return a connection to a ChannelListener to which a process may write its output. Raise OSError."""
+    """Connect to a ChannelListener and return a socket to which a process may write its output.
+
+    Raise OSError.
+    """
     return _connect(address, [token, name, _OUTPUT], timeout_s)
 
 
 def connect_channel(address: str, token: str, name: str, timeout_s: float) -> socket.socket:
-    """Return a blocking connection to a ChannelListener, for ``spawn_on``. Raise OSError."""
+    """Connect to a ChannelListener and return a blocking socket for ``spawn_on``. Raise OSError."""
     return _connect(address, [token, name, _CONTROL], timeout_s)
 
 

@@ -1,4 +1,4 @@
-"""Python's garbage collector in programs whose imports and configuration stay for as long as the process lives."""
+"""Tunes Python's garbage collector for programs whose imported objects live as long as the process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ _THRESHOLDS = 50_000, 20, 50
 
 
 def collect_rarely() -> None:
-    """Let the garbage collector run less often in this process, and not at its end; call it before importing torch.
+    """Let the garbage collector run less often in this process, and not at its exit.
 
-    Importing torch and transformers makes objects that all stay. With Python's own thresholds a third of the CPU time
-    of such a start goes into walking through them again and again, and a quarter of what is left into walking through
-    them when the process ends, whose memory the kernel frees anyway. Objects without cycles are freed as ever.
+    Call it before importing torch.
+
+    Importing torch and transformers creates many objects that are never freed. With Python's default
+    thresholds a third of the start's CPU time is spent on traversing them repeatedly, and a quarter of the
+    rest on traversing them at exit, although the kernel frees the memory anyway. Objects without reference
+    cycles are freed as usual.
     """
     gc.set_threshold(*_THRESHOLDS)
     atexit.register(gc.freeze)

@@ -1,7 +1,7 @@
-"""ControlChannel: JSON messages between two processes of one host, over a socket that only these two hold.
+"""ControlChannel: JSON messages between two processes, over a socket that only these two hold.
 
-When either process dies the kernel closes its end, and the other one receives the end of the stream. Messages never
-carry tensors.
+If one process dies, the kernel closes its socket, and the other process reads the end of the stream. Messages
+never contain tensors.
 """
 
 from __future__ import annotations
@@ -22,24 +22,31 @@ if TYPE_CHECKING:
     from spec_core.launcher import Message
 
 BEATS_PER_TIMEOUT = 8
-"""Heartbeats within the silence after which a process counts as lost."""
+"""Number of heartbeats that a process sends within the time of silence after which it counts as lost."""
 _MAX_BYTES = 1 << 30
 _CLOSED = "the control channel is closed"
 
 
 class ControlChannel:
-    """One end of a channel. Any thread may send; one thread receives."""
+    """One process's side of a channel. Any thread may send; one thread receives."""
 
     def __init__(self, end: socket.socket, send_timeout_s: float | None = None) -> None:
-        """Own ``end``. ``send_timeout_s``: longest wait in seconds for the other process to read, or None."""
+        """Take ownership of the socket ``end``.
+
+        ``send_timeout_s``: longest wait in seconds for the other process to read; None waits without limit.
+        """
         self._socket = FramedSocket(end, _MAX_BYTES)
         self._closed = threading.Event()
         self._send_timeout_s = send_timeout_s
         self.wait: Callable[[float | None], None] | None = None
-        """Called in place of waiting for the other process to read, at most so many seconds."""
+        """If set, ``send`` calls it, with the longest wait in seconds, instead of waiting for the other
+        process to read."""
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message. Raise PeerLost if the other process is gone, DeadlineExceeded if it does not read."""
+        """Send a message.
+
+        Raise PeerLost if the other process is gone, DeadlineExceeded if it does not read.
+        """
         limit_s = self._send_timeout_s
         deadline = None if limit_s is None else time.monotonic() + limit_s
         packet = json.dumps({"kind": kind, **fields}).encode()
@@ -47,9 +54,9 @@ class ControlChannel:
             self._socket.send(packet, deadline, wait=self.wait)
 
     def keep_alive(self, peer_s: float) -> None:
-        """Begin to send heartbeats, which a stopped process does not send.
+        """Start a thread that sends heartbeats; a stopped process (SIGSTOP) sends none.
 
-        Call it before anything heavy is imported, so that a slow start is no silence.
+        Call it before heavy imports, so that a slow start is not mistaken for silence.
         """
         pause_s = peer_s / BEATS_PER_TIMEOUT
         threading.Thread(target=self._beat, args=(pause_s,), name="heartbeat", daemon=True).start()
@@ -64,18 +71,18 @@ class ControlChannel:
             yield json.loads(packet)
 
     def arrived(self) -> list[Message]:
-        """Return the messages that are there, without waiting. Raise PeerLost at their end."""
+        """Return the messages that have arrived, without waiting. Raise PeerLost if the channel has ended."""
         try:
             return [json.loads(packet.decode()) for packet in self._socket.arrived()]
         except (OSError, ProtocolError) as error:
             raise PeerLost(f"{_CLOSED}: {error}") from error
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for, for ``selectors``."""
+        """Return the socket's file descriptor, for ``selectors``."""
         return self._socket.end.fileno()
 
     def close(self) -> None:
-        """Close this end, which also ends ``messages`` in another thread."""
+        """Close this side of the channel, which also ends ``messages`` in another thread."""
         self._closed.set()
         self._socket.shutdown()
         self._socket.close()

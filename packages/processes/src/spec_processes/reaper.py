@@ -1,8 +1,8 @@
-"""Reaper: a process that ends what this one leaves behind when it dies of kill -9.
+"""Reaper: a process that kills the descendants of this process when this process dies, even of ``kill -9``.
 
-The kernel kills the children of ``spawn`` with their parent, but not the processes that they have started. The reaper
-reads process groups from its standard input. At the end of the input it kills every process of every group. This file
-is its program, too: it imports the standard library only.
+The kernel kills the children of ``spawn`` with their parent, but not the processes that they have started.
+The reaper reads ids of process groups from its standard input. At end of file it kills every process of every
+group. The reaper runs this file as its program, so the file imports the standard library only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 
 
 class Reaper:
-    """This process's end of a reaper; nobody else holds the write end of its input."""
+    """Starts and controls a reaper process; only this process holds the write end of the reaper's input."""
 
     def __init__(self) -> None:
         """Start the reaper's process, which ends with this one."""
@@ -25,22 +25,22 @@ class Reaper:
         )
 
     def add(self, group: int) -> None:
-        """Have a process group killed at the death of this process."""
+        """Register a process group, which the reaper kills when this process dies."""
         self._note(group)
 
     def remove(self, group: int) -> None:
-        """Take a group back that has ended: its number may be another group's later."""
+        """Unregister a process group that has ended, because the kernel may reuse its id."""
         self._note(-group)
 
     def keep_until_exit(self) -> None:
-        """Let the reaper act once this process has ended, whatever has ended it; it cannot be closed any more."""
+        """Keep the reaper until this process ends, however it ends; ``close`` must not be called afterwards."""
         assert self._process.stdin is not None
         held = os.dup(self._process.stdin.fileno())  # Python closes no bare descriptor while it shuts down
         self._process.stdin.close()
         os.register_at_fork(after_in_child=functools.partial(os.close, held))
 
     def close(self) -> None:
-        """Dismiss the reaper: every group has ended. It may have been stopped."""
+        """Kill the reaper, which may be stopped (SIGSTOP). Every registered group must have ended."""
         assert self._process.stdin is not None
         self._process.kill()
         with suppress(BrokenPipeError):
@@ -55,18 +55,21 @@ class Reaper:
 
 
 def end_group(group: int) -> None:
-    """Kill every process of a group; do nothing if there is none."""
+    """Kill every process of a process group; do nothing if the group has no process."""
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 
 
 def ending(code: int) -> str:
-    """Return how a process ended, given its return code as ``subprocess`` has it: ``was killed by signal 9``."""
+    """Return how a process ended, such as ``was killed by signal 9``.
+
+    ``code``: return code as in ``subprocess``.
+    """
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 def main() -> None:
-    """Wait for the end of the input; then kill."""
+    """Read process-group ids until end of file, then kill the registered groups."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # may reach every process of a service
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

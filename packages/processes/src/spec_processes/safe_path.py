@@ -1,4 +1,4 @@
-"""The working directory is none of the places that a command imports from: anybody may have put a module there."""
+"""Removes the working directory from the import path, because other users may have put modules there."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import sys
 from contextlib import suppress
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""Environment of a Python that is to leave its working directory, and its script's folder, out of ``sys.path``."""
+"""Environment variable that makes Python leave its working directory and script folder out of
+``sys.path``."""
 
 
 def leave_out_working_directory() -> None:
-    """Import nothing from the working directory from now on, in this process and in all that it leads to.
+    """Import nothing from the working directory from now on, in this process and its descendants.
 
-    Whoever starts a Python lets it inherit the variable: ``multiprocessing`` with its resource tracker, torch's
-    compiler, Ray, vLLM, SGLang. Some pass ``sys.path`` on, too.
+    All programs that start a Python let it inherit the variable: ``multiprocessing``, torch's compiler, Ray,
+    vLLM, SGLang. Some pass ``sys.path`` on, too.
     """
     os.environ.update(SAFE_PATH)
     if sys.flags.safe_path:

@@ -1,7 +1,7 @@
-"""The first steps of a child process and of the process that starts it.
+"""Starts a child process with a control channel, and sets the child up.
 
-The child leads a process group of its own, holds one end of a control channel, and ends with the thread that started
-it, whatever ends that thread.
+The child leads a process group of its own, holds one end of a control channel, and ends with the thread that
+started it, whatever ends that thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def spawn(
 ) -> tuple[subprocess.Popen[bytes], ControlChannel]:
     """Start ``python -m WORDS FD PARENT`` with the environment ``env``; return it and the channel to it.
 
-    ``peer_s``: longest wait, in seconds, for it to read a message.
+    ``peer_s``: longest wait, in seconds, for the child to read a message.
     """
     ours, theirs = socket.socketpair()
     channel = ControlChannel(ours, peer_s)
@@ -43,8 +43,8 @@ def spawn_on(
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m WORDS FD PARENT`` as ``spawn`` does; ``end`` is the child's end of its control channel.
 
-    The caller closes its own copy of ``end``. Neither the child nor a Python that it starts imports from the working
-    directory, where anybody may have put a module.
+    The caller closes its own copy of ``end``. Neither the child nor a Python that it starts imports from the
+    working directory, where anybody may have put a module.
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-m", *words, str(end.fileno()), str(os.getpid())],
@@ -58,7 +58,10 @@ def spawn_on(
 
 
 def channel_to_parent(descriptor: str, parent: str) -> ControlChannel:
-    """Return the child's end of the channel; FD and PARENT are the last two words of its command line."""
+    """Return the control channel to the parent, in the child process.
+
+    ``descriptor`` and ``parent``: FD and PARENT, the last two arguments of the child's command line.
+    """
     die_with_parent()
     if os.getppid() != int(parent):  # it died before the line above
         os._exit(1)

@@ -1,4 +1,4 @@
-"""How threads of OpenMP wait for each other."""
+"""Sets how OpenMP threads wait for each other."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 _CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""Variables by which a user has chosen already."""
+"""Environment variables by which a user may have chosen how threads wait; then nothing is changed."""
 _SPINS = "1000"
-"""Turns of the loop in which a thread looks before it sleeps, some microseconds; 300,000 by default."""
+"""Number of spins before a waiting thread sleeps: a few microseconds. The default is 300,000."""
 
 
 def let_waiting_threads_sleep(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let torch's threads, here and in children, sleep soon while they wait for others at the end of a kernel.
+    """Let the OpenMP threads of torch, in this process and its children, sleep instead of spinning while they wait.
 
-    To be called before torch is imported. By default they spin for milliseconds. On a machine in use, a thread that
-    spins holds the core that the other needs, and a small model trains many times slower.
+    Call it before torch is imported. By default they spin for milliseconds. On a machine in use, a thread
+    that spins holds the core that the other needs, and a small model trains many times slower.
     """
     if not any(name in environment for name in _CHOICES):
         environment["GOMP_SPINCOUNT"] = _SPINS

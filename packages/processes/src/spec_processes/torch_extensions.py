@@ -1,7 +1,7 @@
-"""Extensions of torch that cannot be imported, such as torch-npu without CANN.
+"""Handles torch extensions that cannot be imported, such as torch-npu without CANN.
 
-torch imports vendors' extensions by itself. One that fails makes every ``import torch`` fail, on other hardware too;
-docs/decisions/011 says what is done about it.
+torch imports vendors' extensions by itself. An extension that fails makes every ``import torch`` fail, on
+other hardware, too. docs/decisions/011 has the reasons for what is done.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spec_core.errors import PluginError
 
 
 def restart_where_torch_would_fail() -> None:
-    """Replace this process by the same command with the variables of ``Backend.import_env``, if any are missing.
+    """Restart this process with the variables of ``Backend.import_env`` if any of them are not set.
 
     Children inherit them.
     """
@@ -34,7 +34,7 @@ def restart_where_torch_would_fail() -> None:
 def hide_broken_extensions() -> None:
     """Make extensions that cannot be imported look as if they were not installed.
 
-    To be called before transformers is imported, which looks for extensions and imports what is installed.
+    Call it before transformers is imported, because transformers imports the installed extensions.
     """
     for extension in _extensions():
         try:

@@ -1,4 +1,4 @@
-"""Which of this process's devices a child sees, where the vendor has an environment variable for it."""
+"""Selects the devices that a child process sees, by the vendor's environment variable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def child_devices(
 ) -> dict[str, str]:
     """Return ``variable`` with ``num_devices`` entries of ``visible`` from ``first`` on.
 
-    ``visible`` are the entries for the devices that this process sees. Raise ConfigError if there are fewer.
+    ``visible``: the variable's entries for the devices that this process sees. Raise ConfigError if there are
+    too few.
     """
     chosen = visible[first : first + num_devices]
     if len(chosen) < num_devices:

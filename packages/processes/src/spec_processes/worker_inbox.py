@@ -1,7 +1,7 @@
-"""WorkerInbox: what a launcher receives from workers with control channels, and how silence counts as their end.
+"""WorkerInbox: receives messages of workers over their control channels, and ends workers that are silent.
 
-The thread in which the run receives waits for all channels at once and reads them: thousands of workers need no
-thread, and no state needs a lock.
+The thread in which the run receives waits for all channels at once and reads them, so thousands of workers
+need no further threads or locks.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ if TYPE_CHECKING:
     from spec_processes.control import ControlChannel
 
 WORKER_MODULE = "spec_processes.worker_main"
-"""Program of a worker for ``spawn``; its first word is the worker's name."""
+"""Main module of a worker, for ``spawn``; its first argument is the worker's name."""
 _CONFIRM_S = 1.0
-"""Time that a silent worker gets before it counts as lost: this process may itself have been stopped (Ctrl-Z)."""
+"""Extra seconds before a silent worker counts as lost, because this process may have been stopped itself
+(Ctrl-Z)."""
 
 
 @dataclass(eq=False)
 class ChannelWorker(WorkerHandle):
-    """A worker that runs WORKER_MODULE, and this end of its control channel."""
+    """A worker process that runs WORKER_MODULE, and the launcher's side of its control channel."""
 
     name: str
     channel: ControlChannel
     received_s: float = field(default_factory=time.monotonic)
-    """Monotonic time of its last message or heartbeat."""
+    """Time (``time.monotonic``) of the worker's last message or heartbeat."""
     watched: bool = False
 
     def begin(self, spec: WorkerSpec, peer_s: float, address: str = LOOPBACK, reap: bool = False) -> None:
-        """Send what the worker is to do.
+        """Send the worker its WorkerStart message.
 
-        ``address`` is its ``RunLink.address``. ``reap`` has a process of its own end whatever it leaves behind, for
-        launchers whose own Reaper is on another host.
+        ``address``: the worker's ``RunLink.address``. ``reap``: the worker starts a Reaper for its
+        descendants, because the launcher's Reaper is on another host.
         """
         start = {
             "entry": spec.entry,
@@ -66,28 +67,29 @@ class ChannelWorker(WorkerHandle):
             raise DeadlineExceeded(f"{self.name}: {error}") from error
 
     def watch(self) -> None:
-        """Count silence as the worker's end from now on (L4)."""
+        """Treat the worker as ended if it is silent from now on (L4)."""
         self.watched = True
 
     @abstractmethod
     def ending(self) -> WorkerEnded:
-        """Return how the worker has ended; called once, after its channel was closed."""
+        """Return how the worker has ended. Called once, after the worker's channel was closed."""
 
     def has_exited(self) -> bool:
-        """Return whether its process has ended though something still holds its channel open."""
+        """Return whether the worker's process has ended, although another process may hold its channel open."""
         return False
 
 
 class WorkerInbox:
-    """Messages and endings of workers, in the order in which they arrive."""
+    """Returns messages and ends of workers in the order in which they arrive."""
 
     def __init__(self, peer_s: float) -> None:
         """``peer_s``: seconds of silence after which a watched worker counts as lost (L4)."""
         self._peer_s = peer_s
         self._arrived: deque[WorkerMessage | WorkerEnded | ChannelWorker | None] = deque()
-        """Events that ``receive`` has not returned: a worker for the end of its channel, None for ``wake``."""
+        """Events that ``receive`` has not returned yet. A worker stands for the end of its channel, None for
+        ``wake``."""
         self._selector: selectors.EpollSelector | None = None
-        """Selector of the channels that have not ended; None where nothing is read."""
+        """Selector of the channels that have not ended; None if no channel is read."""
         self._waker: int | None = None
         self._next_check_s = time.monotonic() + peer_s
 
@@ -97,7 +99,7 @@ class WorkerInbox:
         self._opened().register(worker.channel, selectors.EVENT_READ, worker)
 
     def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:
-        """Return what comes next from any worker (L3)."""
+        """Wait for the next event of any worker and return it (L3)."""
         while not self._arrived:
             self._read(min(deadline_s, self._next_check_s))
             if time.monotonic() >= self._next_check_s:
@@ -108,7 +110,7 @@ class WorkerInbox:
         return event.ending() if isinstance(event, ChannelWorker) else event
 
     def forget(self, worker: ChannelWorker) -> None:
-        """Receive nothing more of a worker, whose channel the launcher closes then (L11)."""
+        """Drop the events of a worker and stop reading its channel, which the launcher then closes (L11)."""
         with suppress(KeyError):  # its end was read
             self._opened().unregister(worker.channel)
         for _ in range(len(self._arrived)):  # ``wake`` may add to it meanwhile
@@ -117,13 +119,13 @@ class WorkerInbox:
                 self._arrived.append(event)
 
     def wake(self) -> None:
-        """Make ``receive`` return None."""
+        """Make the current or the next call of ``receive`` return None."""
         self._arrived.append(None)
         if (waker := self._waker) is not None:
             os.eventfd_write(waker, 1)
 
     def close(self) -> None:
-        """Forget the workers, whose channels the launcher has closed."""
+        """Forget all workers. The launcher has closed their channels."""
         if self._selector is not None and self._waker is not None:
             self._selector.close()
             waker, self._selector, self._waker = self._waker, None, None
@@ -137,7 +139,7 @@ class WorkerInbox:
         return self._selector
 
     def _read(self, deadline_s: float) -> None:
-        """Wait until something is there, and read it."""
+        """Wait until data arrives on any channel or ``deadline_s`` passes, and read it."""
         for key, _ in self._opened().select(max(0.0, deadline_s - time.monotonic())):
             if key.data is None:
                 os.eventfd_read(key.fd)
@@ -145,7 +147,10 @@ class WorkerInbox:
                 self._read_channel(key.data)
 
     def _read_meanwhile(self, channel: ControlChannel, limit_s: float | None) -> None:
-        """Wait until a channel has room or something is there, and read that: its worker may wait to be read."""
+        """Wait until a channel is writable or data arrives, and read the data.
+
+        The channel's worker may be blocked until its data is read.
+        """
         waiting = select.poll()
         waiting.register(channel, select.POLLOUT)
         waiting.register(self._opened(), select.POLLIN)
@@ -163,7 +168,7 @@ class WorkerInbox:
             self._arrived.append(worker)
 
     def _end_silent_workers(self) -> None:
-        """End what has been silent for ``peer_s``, and find out when to look again."""
+        """End the watched workers that have been silent for ``peer_s``, and compute the time of the next check."""
         if self._silent_workers():
             deadline_s = time.monotonic() + _CONFIRM_S
             while time.monotonic() < deadline_s:
@@ -190,5 +195,5 @@ class WorkerInbox:
 
 
 def _is_of(event: WorkerMessage | WorkerEnded | ChannelWorker | None, worker: ChannelWorker) -> bool:
-    """Return whether an event of the inbox is a worker's."""
+    """Return whether an event of the inbox came from ``worker``."""
     return event is worker or (isinstance(event, WorkerMessage | WorkerEnded) and event.worker is worker)

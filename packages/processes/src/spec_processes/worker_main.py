@@ -1,6 +1,7 @@
 """Main program of a worker with a control channel: ``python -m spec_processes.worker_main NAME FD PARENT``.
 
-NAME only shows in the list of processes. The first message on the control channel is a WorkerStart.
+NAME is only there to be seen in the list of processes. The first message on the control channel is a
+WorkerStart.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class ChannelLink(RunLink):
     """A worker's connection to its run, over the control channel to its launcher."""
 
     def __init__(self, channel: ControlChannel, address: str) -> None:
-        """Keep the channel to the launcher's process, and the address of this worker."""
+        """Store the channel to the launcher's process, and the address of this worker."""
         self.address = address
         self._channel = channel
         self._messages = channel.messages()
@@ -37,7 +38,7 @@ class ChannelLink(RunLink):
         self._channel.send("message", message=message)
 
     def receive(self) -> Message | None:
-        """Return the next message of the run; None at its end (L6)."""
+        """Wait for the next message of the run and return it; None if the run has ended (L6)."""
         envelope = next(self._messages, None)
         if envelope is None:
             self._ended = True
@@ -46,7 +47,7 @@ class ChannelLink(RunLink):
 
 
 def main() -> None:
-    """Call the entry that the first message names."""
+    """Call the entry function that the first message on the control channel names."""
     channel = channel_to_parent(*sys.argv[2:])
     if (first := next(channel.messages(), None)) is None:
         sys.exit(1)

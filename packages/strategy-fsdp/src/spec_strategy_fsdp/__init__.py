@@ -1,1 +1,1 @@
-"""Strategy fsdp: FSDP2 over the data-parallel axis, float32 masters of any compute dtype."""
+"""Strategy ``fsdp``: FSDP2 over the data-parallel ranks, with float32 master weights for any compute dtype."""

@@ -1,4 +1,7 @@
-"""Strategy ``fsdp``: FSDP2 over the data-parallel axis; float32 shards are the masters of any compute dtype."""
+"""Strategy ``fsdp``: FSDP2 over the data-parallel ranks.
+
+Float32 shards are the master weights for any compute dtype.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ _MODEL = "model."
 class FsdpStrategy(Strategy):
     """FSDP2 over all trainer processes.
 
-    Parameters live as float32 shards; FSDP2 casts them to the compute dtype when it gathers them, and reduces and
-    accumulates gradients in float32.
+    Parameters are stored as float32 shards. FSDP2 casts them to the compute dtype when it gathers them, and reduces
+    and accumulates gradients in float32.
     """
 
     name: ClassVar[str] = "fsdp"
@@ -72,7 +75,7 @@ class FsdpStrategy(Strategy):
         self._optimizer = self.optimizer.build(weights, self._map_whole)
 
     def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
-        """Return the whole vocabulary on every process."""
+        """Return vocabulary operations that hold the whole vocabulary on every process."""
         import torch
 
         from spec_kit.drafting import TargetOps
@@ -103,7 +106,7 @@ class FsdpStrategy(Strategy):
     def evaluate(
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps
     ) -> StepOutput:
-        """Return the output of a forward pass only, summed over processes."""
+        """Return the output of forward passes without backward passes, summed over processes."""
         import torch
         from torch.distributed.fsdp import FSDPModule
 
@@ -117,11 +120,11 @@ class FsdpStrategy(Strategy):
         return self._sum_over_ranks(outputs)
 
     def full_weights(self) -> dict[str, Tensor]:
-        """Return the gathered float32 weights and the buffers (S2)."""
+        """Return the full float32 weights and the buffers, on the CPU (S2)."""
         return {name: tensor.cpu() for name, tensor in self.gather_weights()}
 
     def gather_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Gather one tensor after the other on every process's device (S9)."""
+        """Gather the tensors one after the other, each on every process's device (S9)."""
         for name, value in self._module.state_dict().items():
             yield name, _full(value).detach()
 
@@ -132,20 +135,20 @@ class FsdpStrategy(Strategy):
         save_sharded(self._state(), folder, self._mesh.get_group())
 
     def load(self, folder: StateFolder) -> None:
-        """Read shards that any number of processes wrote (S5)."""
+        """Read shards that were written by any number of processes (S5)."""
         from spec_kit.sharding import load_sharded
 
         load_sharded(self._state(), folder, self._mesh.get_group())
 
     @classmethod
     def read_weights(cls, folder: StateFolder) -> dict[str, Tensor]:
-        """Return the model of a saved state, put together from its shards (S8)."""
+        """Return the full weights of a saved state, joined from its shards (S8)."""
         from spec_kit.sharding import read_full
 
         return {name.removeprefix(_MODEL): value for name, value in read_full(folder, _MODEL).items()}
 
     def _state(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint holds: the model's, and the optimizer's of each parameter."""
+        """Return the tensors that a checkpoint holds: the model's, and the optimizer's for each parameter."""
         model = {f"{_MODEL}{name}": value for name, value in self._module.state_dict().items()}
         optimizer = {
             f"optimizer.{name}.{key}": value
@@ -157,7 +160,10 @@ class FsdpStrategy(Strategy):
     def _map_whole(
         self, function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
-        """Apply the function to whole tensors, which the ranks share out (S12)."""
+        """Apply ``function`` to each full tensor, and return this rank's shard of each result (S12).
+
+        The ranks divide the tensors among them. ``parts``: weight name → this rank's shard of the tensor.
+        """
         from torch.distributed.tensor import distribute_tensor
 
         from spec_kit.sharding import Parts, map_dealt
@@ -173,7 +179,7 @@ class FsdpStrategy(Strategy):
         return reduce(add, outputs).combined(self._sum)
 
     def _sum(self, values: Tensor) -> Tensor:
-        """Return the sum over ranks, added up here and in rank order: not every vendor's all-reduce takes float64."""
+        """Return the sum over ranks, added locally in rank order: not every vendor's all-reduce supports float64."""
         import torch.distributed as dist
 
         everyones = values.new_empty(self._mesh.size() * values.numel())
@@ -184,7 +190,7 @@ class FsdpStrategy(Strategy):
 
 
 def _register_step_output() -> None:
-    """FSDP2 hangs its backward hooks on the tensors that it finds in a module's output as a pytree."""
+    """Register StepOutput as a pytree: FSDP2 attaches backward hooks to the tensors of a module's output pytree."""
     from torch.utils import _pytree
 
     from spec_core.records import StepOutput

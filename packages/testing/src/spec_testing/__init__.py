@@ -1,6 +1,6 @@
 """Conformance suites: the numbered contracts of the interfaces as tests that any implementation can subclass.
 
-A suite is imported when it is first asked for: the workers of LauncherSuite do without torch.
+A suite is imported on first access, so that the workers of LauncherSuite do not import torch.
 """
 
 from typing import TYPE_CHECKING

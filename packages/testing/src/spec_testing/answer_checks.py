@@ -1,4 +1,7 @@
-"""Checks of an engine's answers, against an independent run of the same target; shapes are those of EngineSuite."""
+"""Checks of an engine's answers against an independent run of the same target.
+
+Shapes are as in EngineSuite.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +22,28 @@ if TYPE_CHECKING:
     from spec_core.records import AcceptanceCounters, Generation
 
 KOLMOGOROV_LIMIT = 1.95
-"""sqrt(n) times the largest distance of the distribution functions: exceeded by chance once in a thousand."""
+"""Limit of the Kolmogorov-Smirnov test: sqrt(n) times the largest distance of the distribution functions.
+
+It is exceeded by chance once in a thousand tests.
+"""
 
 
 class FirstToken(Proposer):
-    """Guesses token 0, always."""
+    """A proposer that always guesses token 0."""
 
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Learn nothing."""
+        """Ignore the hidden states."""
 
     def propose(self, num_tokens: int, temperature: float, generator: torch.Generator) -> Proposal:
-        """Return ``num_tokens`` times token 0."""
+        """Return ``num_tokens`` guesses of token 0."""
         return Proposal(token_ids=(0,) * num_tokens)
 
 
 class ReferenceTarget(Protocol):
-    """The same target, run without anything of the engine's."""
+    """The engine's target, run by code that is independent of the engine."""
 
     def hidden(self, token_ids: Sequence[int]) -> Tensor:
-        """Return [T, N + 1, H]: the residual stream entering each layer; the last one enters the final norm."""
+        """Return [T, N + 1, H]: the residual stream that enters each of the N layers and, last, the final norm."""
         ...
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
@@ -46,13 +52,13 @@ class ReferenceTarget(Protocol):
 
 
 def token_rows(engine: Engine, lengths: Sequence[int]) -> list[list[int]]:
-    """Return prompts of these lengths, the same in every test."""
+    """Return prompts of these numbers of tokens; the same in every test."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(engine.target.vocab_size, (n,), generator=generator).tolist() for n in lengths]
 
 
 def greedy_answer(reference: ReferenceTarget, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """Return the target's own greedy answer, token by token."""
+    """Return the target's greedy answer, computed token by token without a draft."""
     tokens = list(prompt)
     for _ in range(num_tokens):
         tokens.append(int(reference.logits(tokens)[-1].argmax()))
@@ -60,7 +66,10 @@ def greedy_answer(reference: ReferenceTarget, prompt: Sequence[int], num_tokens:
 
 
 def assert_places(engine: Engine, answers: Sequence[Generation], counted: AcceptanceCounters) -> None:
-    """Guess 1 of each round was judged, and guess k + 1 where guess k was accepted and the answer went on."""
+    """Check that ``guess_places`` of the answers agree with the counters.
+
+    Guess 1 of each round was verified, and guess k + 1 if guess k was accepted and the answer did not end.
+    """
     if not engine.abilities.guess_places:
         assert not any(answer.guess_places for answer in answers)
         return
@@ -73,14 +82,17 @@ def assert_places(engine: Engine, answers: Sequence[Generation], counted: Accept
 
 
 def assert_times(answers: Sequence[Generation]) -> None:
-    """Check that an answer with times has one for each token, ascending."""
+    """Check that each answer has no times, or one time for each token in ascending order."""
     for answer in filter(lambda answer: answer.times_s, answers):
         assert len(answer.times_s) == len(answer.token_ids)
         assert [0, *answer.times_s] == sorted([0, *answer.times_s])
 
 
 def assert_follows_distribution(engine: Engine, reference: ReferenceTarget, num_draft_tokens: int) -> None:
-    """Each sampled token, replaced by how much probability lies above it, must be uniform on [0, 1)."""
+    """Check that sampled tokens follow the target's distribution.
+
+    The total probability of all likelier tokens (randomized for ties) must be uniform on [0, 1).
+    """
     prompts = token_rows(engine, [3] * 80)
     sampling = SamplingParams(
         max_new_tokens=8, temperature=1.0, seed=1, num_draft_tokens=num_draft_tokens, stop_at_eos=False
@@ -103,7 +115,7 @@ def assert_follows_distribution(engine: Engine, reference: ReferenceTarget, num_
 def _rank_in_distribution(
     reference: ReferenceTarget, prompt: Sequence[int], answer: Generation, generator: torch.Generator
 ) -> Tensor:
-    """[number of new tokens]: probability of all likelier tokens, plus a random part of the token's own."""
+    """Return, for each new token, the total probability of likelier tokens, plus a random share of the token's."""
     tokens = [*prompt, *answer.token_ids]
     probs_TV = reference.logits(tokens)[len(prompt) - 1 : -1].double().softmax(-1)
     own_T1 = probs_TV.gather(1, torch.tensor(answer.token_ids)[:, None])

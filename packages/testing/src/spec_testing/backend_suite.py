@@ -7,8 +7,8 @@
         def backend(self) -> type[Backend]:
             return MyBackend
 
-B2 and B3 hold on every machine; what needs the hardware is skipped, with the probe's reason, where ``probe`` says
-that it is missing.
+B2 and B3 are tested on every machine. If ``probe`` says that the hardware is missing, the other tests are
+    skipped with the probe's reason.
 """
 
 from __future__ import annotations
@@ -71,48 +71,51 @@ except torch.OutOfMemoryError:
 
 
 class BackendSuite(ConformanceSuite):
-    """Tests of a backend; they need the fixture ``backend``, the plugin's class."""
+    """Tests of a backend.
+
+    A subclass must define the fixture ``backend``, which returns the plugin's class.
+    """
 
     sdk_modules: ClassVar[tuple[str, ...]] = ()
     """Python modules of the vendor's SDK; the suite pretends that they are not installed."""
 
     @pytest.fixture
     def backend(self) -> type[Backend]:
-        """Return the backend to test."""
+        """Return the class of the backend under test."""
         raise pytest.UsageError("a BackendSuite needs a fixture 'backend' that returns the plugin's class")
 
     @pytest.fixture
     def usable(self, backend: type[Backend]) -> Backend:
-        """Return the backend, constructed, on a machine that can run it."""
+        """Return an object of the backend; skip the test if this machine cannot run it."""
         availability = backend.probe()
         if not availability.ok:
             pytest.skip(f"backend {backend.name!r} cannot run here: {availability.reason}")
         return backend(backend.Config(name=backend.name))
 
     def host_traces(self) -> set[str]:
-        """Return what ``prepare_host`` could have left behind.
+        """Return the names of things on the host that ``prepare_host`` could have left, such as processes.
 
-        A backend with a daemon or directories of its own adds those.
+        A subclass adds the daemons and directories of its backend.
         """
         children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
         processes = children.read_text().split() if children.exists() else []
         return {f"process {pid}" for pid in processes} | {f"thread {t.name}" for t in threading.enumerate()}
 
     def test_b1_identity(self, backend: type[Backend]) -> None:
-        """B1: the entry point called ``name`` is this class; API version and Config are what core accepts."""
+        """B1: the entry point called ``name`` is this class; core accepts its API version and its Config."""
         assert plugins.load(Backend, backend.name) is backend
         assert backend.api_version in Backend.API_VERSIONS
         assert issubclass(backend.Config, BackendConfig)
 
     def test_b2_probe_answers(self, backend: type[Backend]) -> None:
-        """B2: probe says yes, or no with a reason; versions are text."""
+        """B2: ``probe`` returns that the backend can run, or why not; versions are strings."""
         availability = backend.probe()
         assert isinstance(availability, Availability)
         assert availability.ok or availability.reason
         assert all(isinstance(value, str) for value in availability.versions.values())
 
     def test_b2_b3_ask_without_torch(self, backend: type[Backend]) -> None:
-        """B2, B3: where torch is missing, the module imports, and ``probe`` and ``capabilities`` answer soon."""
+        """B2, B3: without torch the module imports, and ``probe`` and ``capabilities`` return soon."""
         assert self._ask(backend, blocked=["torch"])["seconds"] < PROBE_LIMIT_S
 
     def test_b2_missing_sdk_is_a_reason(self, backend: type[Backend]) -> None:
@@ -135,7 +138,7 @@ class BackendSuite(ConformanceSuite):
     @pytest.mark.parametrize("share", [0.25, 1.0])
     @pytest.mark.parametrize("role", ["engine", "trainer"])
     def test_b4_child_env_is_a_pure_function(self, usable: Backend, role: str, share: float) -> None:
-        """B4: two calls give equal mappings of text to text; this process's environment stays as it is."""
+        """B4: two calls return equal mappings of str to str; this process's environment does not change."""
         before = dict(os.environ)
         env = usable.child_env(role, share, 0)  # type: ignore[arg-type]
         assert dict(env) == dict(usable.child_env(role, share, 0))  # type: ignore[arg-type]
@@ -188,7 +191,7 @@ class BackendSuite(ConformanceSuite):
             assert not torch.distributed.is_initialized()
 
     def test_b8_group_settings_are_one_word(self, usable: Backend) -> None:
-        """B8: settings are the same at every call, and fit into a line that another process gets."""
+        """B8: ``group_settings`` is the same at every call, and a single line without separators."""
         settings = usable.group_settings()
         assert settings == usable.group_settings()
         assert settings.isascii()
@@ -196,7 +199,7 @@ class BackendSuite(ConformanceSuite):
 
     @pytest.mark.parametrize("placement", PLACEMENTS)
     def test_b9_transport_delivers_or_is_refused(self, usable: Backend, placement: Placement) -> None:
-        """B9: the placement's transport carries a sample; a placement that cannot be done is a ConfigError."""
+        """B9: the placement's transport delivers a sample; an impossible placement raises ConfigError."""
         device = usable.device(0)
         schema = FeatureSchema(layers=(1, 2), hidden_size=4, dtype="float32")
         transport = _transport_or_refusal(usable, placement)
@@ -221,7 +224,7 @@ class BackendSuite(ConformanceSuite):
 
     @pytest.mark.parametrize("bounds", [[(0, 9)], [(0, 1), (1, 6), (7, 9)], []])
     def test_b10_attention_equals_dense(self, usable: Backend, bounds: list[tuple[int, int]]) -> None:
-        """B10: output, log-sum-exp and gradients are those of dense attention; rows of no document are 0."""
+        """B10: output, log-sum-exp and gradients equal dense attention's; rows outside every document are 0."""
         forward, backward = (usable.kernel(f"causal_attention{part}") for part in ("", "_backward"))
         if forward is None or backward is None:
             pytest.skip(f"backend {usable.name!r} has no causal_attention: drafts use dense attention there")
@@ -243,7 +246,7 @@ class BackendSuite(ConformanceSuite):
     def test_b10_kernels_agree_with_plain_torch(self, usable: Backend) -> None:
         """B10: every kernel of an installed draft has the values and gradients of its plain version.
 
-        Those that drafts bring for these devices are among them.
+        Kernels that drafts provide for this type of device are tested, too.
         """
         find = plugins.find_kernel(usable)
         draw = drawing(usable.device(0))
@@ -254,11 +257,11 @@ class BackendSuite(ConformanceSuite):
             )
 
     def test_b10_knows_no_kernel_of_an_unknown_name(self, usable: Backend) -> None:
-        """B10: None for a name that the backend does nothing faster for."""
+        """B10: ``kernel`` returns None for an unknown name."""
         assert usable.kernel("no kernel has this name") is None
 
     def test_b11_torch_is_left_alone_where_the_backend_works(self, backend: type[Backend]) -> None:
-        """B11: nothing is wanted where this backend can run; two calls give equal mappings of text to text."""
+        """B11: ``import_env`` is empty if this backend can run; two calls return equal mappings of str to str."""
         env = backend.import_env()
         assert env == backend.import_env()
         assert all(isinstance(text, str) for item in env.items() for text in item)
@@ -280,7 +283,10 @@ def _transport_or_refusal(backend: Backend, placement: Placement) -> Transport |
 def _dense_attention(
     q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
 ) -> tuple[Tensor, Tensor]:
-    """Return out [T, heads, head_dim] and log-sum-exp [T, heads] by an explicit mask; rows of no document are 0."""
+    """Return output [T, heads, head_dim] and log-sum-exp [T, heads] of attention with an explicit mask.
+
+    Rows outside every document are 0.
+    """
     document_T = torch.zeros(len(q), dtype=torch.int64)
     for index, (start, stop) in enumerate(bounds, start=1):
         document_T[start:stop] = index

@@ -1,4 +1,4 @@
-"""Shared parts of the suites: a base that refuses silent overrides, and ways to inspect a plugin from outside."""
+"""Shared by all suites: a base class that refuses silent overrides of tests, and functions to inspect a plugin."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _BLOCK_IMPORTS = "import sys; sys.modules.update(dict.fromkeys({names!r}))\n"
 
 
 class ConformanceSuite:
-    """Base of every suite. A subclass adds fixtures and tests; a test of the suite stays as it is.
+    """Base of every suite. A subclass adds fixtures and tests, and must not change tests of the suite.
 
-    What an implementation cannot do is overridden with ``@pytest.mark.xfail(reason="…")`` on the override, so
-    that the report names it. Anything else is refused when the class is made.
+    To exclude a test that an implementation cannot pass, override it with ``@pytest.mark.xfail(reason="…")``,
+    so that the report names it. Any other override raises TypeError when the class is created.
     """
 
     @pytest.fixture(autouse=True)
     def one_thread(self) -> Iterator[None]:
-        """Compute small tensors with one thread: beside another process, two threads are 20 times slower."""
+        """Compute with one thread: for small tensors, two threads on a busy machine are 20 times slower."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         yield
         torch.set_num_threads(threads)
 
     def __init_subclass__(cls) -> None:
-        """Raise TypeError where a subclass overrides a test without a reason."""
+        """Raise TypeError if a subclass overrides a test without a reason."""
         super().__init_subclass__()
         for name, member in vars(cls).items():
             inherited = any(hasattr(base, name) for base in cls.__bases__)
@@ -58,7 +58,7 @@ def _explained(member: object) -> bool:
 def run_python(code: str, blocked: Sequence[str] = ()) -> str:
     """Run ``code`` in a fresh interpreter in which importing ``blocked`` fails; return its output.
 
-    Raise AssertionError with the child's stderr where it fails.
+    Raise AssertionError with the child's stderr if it fails.
     """
     child = subprocess.run(
         [sys.executable, "-c", _BLOCK_IMPORTS.format(names=list(blocked)) + code],
@@ -73,12 +73,12 @@ def run_python(code: str, blocked: Sequence[str] = ()) -> str:
 
 
 def import_without_torch(plugin: type) -> None:
-    """Import the module of ``plugin`` in a fresh interpreter that has no torch."""
+    """Import the module of ``plugin`` in a fresh interpreter in which torch cannot be imported."""
     run_python(f"import importlib; importlib.import_module({plugin.__module__!r})", blocked=["torch"])
 
 
 def sources(plugin: type) -> Iterator[tuple[Path, ast.Module]]:
-    """Yield every Python file of the package of ``plugin``, parsed; for a lone module that module."""
+    """Yield path and syntax tree of every Python file in the package (or single module) of ``plugin``."""
     for file in _files(plugin.__module__):
         yield file, ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
 

@@ -1,4 +1,4 @@
-"""A step of a draft on two ranks that divide it, and what one rank makes of the same step: DraftSuite's D13."""
+"""Computes a training step of a draft on two ranks that divide it, and the same step on one rank (D13)."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ if TYPE_CHECKING:
     from spec_testing.processes import Rank
 
 LIMIT_S = patient(240.0)
-"""Minutes more than a rank takes, most of it to import what its strategy builds on."""
+"""Longest time, in seconds, of the two ranks; most of it is spent on imports."""
 RANKS = 2
 LARGE = 1e6
-"""Limit of the gradient's norm, and the learning rate: weights then differ by more than rounding takes from it."""
+"""Gradient clipping norm and learning rate: large, so that a wrong gradient changes weights by more than
+rounding."""
 SIZES: dict[str, Any] = {"vocab_size": 98, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 """Sizes of the toy target that two ranks can divide."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DividedStep:
-    """A draft, and a strategy that divides it; ``others`` are further tensors of the target."""
+    """A draft and a strategy that divides it over ranks. ``others``: further tensors of the target."""
 
     draft: type[Draft]
     options: dict[str, object]
@@ -51,12 +52,12 @@ class DividedStep:
     folder: Path
 
     def bench(self) -> Workbench:
-        """Return the draft, built on a target that two ranks can divide, with lively weights."""
+        """Return the draft, built on a target that two ranks can divide, with weights as large as trained weights."""
         instance = self.draft(self.draft.Config.model_validate({"name": self.draft.name, **self.options}))
         return build(instance, toy_target(self.folder, **SIZES), others=self.others).enlivened()
 
     def configs(self, bench: Workbench) -> list[StrategyConfig]:
-        """Return the strategy's divisions over the ranks that it accepts for this draft."""
+        """Return the configurations of ``Strategy.divisions`` that the strategy accepts for this draft."""
         hints = bench.draft.shard_hints(bench.target)
         accepted: list[StrategyConfig] = []
         for config in self.strategy.divisions(RANKS):
@@ -75,7 +76,7 @@ class DividedStep:
 def divided_steps(
     draft: type[Draft], options: dict[str, object], others: Mapping[str, Tensor], folder: Path
 ) -> list[DividedStep]:
-    """Return the ways to divide the draft by the strategies that can run here; skip the test without any."""
+    """Return a DividedStep for each strategy that can divide the draft on this machine; skip the test if none can."""
     loaded = [plugin for _, plugin in plugins.load_each(Strategy) if not isinstance(plugin, PluginError)]
     cases = [
         DividedStep(draft=draft, options=options, others=others, strategy=plugin, folder=folder)

@@ -12,7 +12,7 @@
         @pytest.fixture
         def target_state(self) -> Callable[[Engine], str]: ...
 
-The engine and the weight transports run as they are installed.
+The tests use the real engine and the installed weight transports.
 """
 
 from __future__ import annotations
@@ -55,31 +55,36 @@ PROMPTS = ([3, 1, 4, 1, 5], [2, 7, 1, 8], [1, 6, 1, 8, 0, 3])
 
 
 class DraftReplicaSuite(ConformanceSuite):
-    """Check an engine by the fixtures ``new_engine``, ``export`` and ``target_state``. It computes in float32."""
+    """Tests of an engine's updates.
+
+    A subclass defines the fixtures ``new_engine``, ``export``, ``target_state``.
+
+    The engine must compute in float32.
+    """
 
     @pytest.fixture
     def new_engine(self) -> NewEngine:
-        """A function that creates the engine for a context."""
+        """Return a function that creates the engine for an EngineContext."""
         raise pytest.UsageError("a DraftReplicaSuite needs a fixture 'new_engine': EngineContext -> Engine")
 
     @pytest.fixture
     def export(self) -> Export:
-        """A function that returns the folder of a version of the draft; versions differ in their weights alone."""
+        """Return a function from a version to the folder of its export; versions differ only in weights."""
         raise pytest.UsageError("a DraftReplicaSuite needs a fixture 'export': version -> folder")
 
     @pytest.fixture
     def target_state(self) -> Callable[[Engine], str]:
-        """A function that returns a digest of every tensor of the target, as the engine holds it."""
+        """Return a function that computes a digest of all target tensors that the engine holds."""
         raise pytest.UsageError("a DraftReplicaSuite needs a fixture 'target_state': Engine -> digest")
 
     @pytest.fixture
     def drafted(self) -> Drafted:
-        """A function that returns what an engine drafts, in any form; by default what is accepted of its guesses."""
+        """Return a function that returns an engine's guesses in any form; by default its acceptance counters."""
         return _counted
 
     @pytest.fixture
     def fail_next_swap(self) -> Callable[[Engine], None]:
-        """A function that makes the engine's next exchange of the copies raise RuntimeError; skip without one."""
+        """Return a function that makes the engine's next commit fail with RuntimeError; by default skip the test."""
         pytest.skip("no fail_next_swap fixture: what a failed commit leaves is not tested")
 
     @pytest.fixture
@@ -91,7 +96,7 @@ class DraftReplicaSuite(ConformanceSuite):
 
     @pytest.fixture
     def replica(self, engine: Engine) -> DraftReplica:
-        """Return the engine as a publisher sees it."""
+        """Return the DraftReplica of the engine."""
         return engine.draft_replica()
 
     @pytest.fixture
@@ -104,7 +109,7 @@ class DraftReplicaSuite(ConformanceSuite):
 
     @pytest.fixture
     def fresh(self, new_engine: NewEngine, export: Export, drafted: Drafted) -> Callable[[int], object]:
-        """Return what an engine drafts that was started with a version from its folder."""
+        """Return a function from a version to the guesses of a new engine that has loaded the version's folder."""
 
         def drafted_afresh(version: int) -> object:
             with new_engine(EngineContext(backend=reference_backend())) as engine:
@@ -114,7 +119,7 @@ class DraftReplicaSuite(ConformanceSuite):
         return drafted_afresh
 
     def test_e10_without_a_draft_there_is_nothing_to_update(self, new_engine: NewEngine) -> None:
-        """E10: the error is one line."""
+        """E10: ``draft_replica`` raises EngineError, one line, if no draft is loaded."""
         with new_engine(EngineContext(backend=reference_backend())) as engine:
             with pytest.raises(EngineError) as caught:
                 engine.draft_replica()
@@ -128,7 +133,7 @@ class DraftReplicaSuite(ConformanceSuite):
         drafted: Drafted,
         fresh: Callable[[int], object],
     ) -> None:
-        """U3, U9: after each commit it guesses as after a start; acceptance counts anew, answers name the version."""
+        """U3, U9: after a commit, guesses equal a new engine's; counters start at 0, answers name the version."""
         assert _named(engine) == {(None, "")}
         seen = [drafted(engine)]
         for version in (1, 2):
@@ -149,7 +154,7 @@ class DraftReplicaSuite(ConformanceSuite):
         export: Export,
         target_state: Callable[[Engine], str],
     ) -> None:
-        """U2, U4: pushes while the engine generates change no greedy text, and no byte of the target."""
+        """U2, U4: pushes while the engine generates change neither greedy answers nor bytes of the target."""
         before, expected = target_state(engine), engine.generate(PROMPTS, SAMPLING)
         with _generating(engine) as answers:
             for version in range(1, 20 * NUM_PUSHES):
@@ -168,7 +173,7 @@ class DraftReplicaSuite(ConformanceSuite):
         drafted: Drafted,
         fresh: Callable[[int], object],
     ) -> None:
-        """U5, U9: it drafts as before the commit."""
+        """U5, U9: after ``revert`` the engine drafts as before the commit."""
         for version in (1, 2):
             publisher.publish(version, _weights(export(version))).result(LIMIT_S)
         outcomes = publisher.revert().result(LIMIT_S)
@@ -180,7 +185,7 @@ class DraftReplicaSuite(ConformanceSuite):
     def test_update_that_does_not_fit_leaves_the_old_version(
         self, engine: Engine, publisher: Publisher, export: Export, drafted: Drafted
     ) -> None:
-        """U7: a tensor that is missing, or of another shape, is refused in one line; the next update succeeds."""
+        """U7: an update with a missing or misshapen tensor is refused in one line; the next update succeeds."""
         before = drafted(engine)
         weights = _weights(export(1))
         name = max(weights, key=lambda name: weights[name].numel())
@@ -216,7 +221,7 @@ class DraftReplicaSuite(ConformanceSuite):
         export: Export,
         drafted: Drafted,
     ) -> None:
-        """U10: another draft under a version that was committed is refused in one line, also after a revert."""
+        """U10: a different draft with an already committed version is refused in one line, even after a revert."""
         for version in (1, 2):
             assert publisher.publish(version, _weights(export(version))).result(LIMIT_S).committed
         publisher.revert().result(LIMIT_S)
@@ -232,7 +237,7 @@ class DraftReplicaSuite(ConformanceSuite):
     def test_u7_publisher_that_is_not_there_changes_nothing(
         self, engine: Engine, replica: DraftReplica, publisher: Publisher, export: Export
     ) -> None:
-        """U7: an order whose publisher cannot be reached is given up; what is received of the next one is served."""
+        """U7: an update whose publisher cannot be reached is aborted; the next update is served."""
         assert publisher.publish(1, _weights(export(1))).result(LIMIT_S).committed
         last = replica.status().result(LIMIT_S).update
         assert last is not None
@@ -281,7 +286,7 @@ def _named(engine: Engine) -> set[tuple[int | None, str]]:
 
 
 def _counted(engine: Engine) -> AcceptanceCounters:
-    """Return what the engine accepts of its draft's guesses for the suite's prompts."""
+    """Generate answers to the suite's prompts and return the acceptance counters."""
     before = engine.acceptance()
     engine.generate(PROMPTS, SAMPLING)
     return engine.acceptance() - before
@@ -289,7 +294,10 @@ def _counted(engine: Engine) -> AcceptanceCounters:
 
 @contextmanager
 def _generating(engine: Engine) -> Generator[list[list[tuple[int, ...]]]]:
-    """Generate in a thread meanwhile, whose error is raised; yield the answers, one list of tokens for each call."""
+    """Generate in a thread during the block, and raise the thread's error.
+
+    Yields a list to which each call adds the token ids of its answers.
+    """
     answers: list[list[tuple[int, ...]]] = []
     enough = threading.Event()
 

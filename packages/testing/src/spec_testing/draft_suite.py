@@ -11,7 +11,7 @@
         def options(self) -> dict[str, object]:
             return {"num_steps": 3}
 
-Losses are compared in float32: the shares of two cuts of one batch differ by rounding only.
+Losses are compared in float32: two divisions of one batch give losses that differ by rounding only.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ if TYPE_CHECKING:
 
 WIDTH = max(LENGTHS)
 TOLERANCE = 5e-5
-"""Tolerance, as a share of the largest gradient: float32 rounding of sums in another order."""
+"""Tolerance relative to the largest gradient: float32 rounding of sums in a different order."""
 
 
 class DraftSuite(ConformanceSuite):
-    """The contract as tests; needs the fixture ``draft``, the plugin's class."""
+    """Tests of a draft. A subclass must define the fixture ``draft``, which returns the plugin's class."""
 
     expresses: ClassVar[frozenset[str]] = frozenset()
-    """Keys of ``INEXPRESSIBLE`` that this draft does express, so that it need not refuse such a target."""
+    """Keys of ``INEXPRESSIBLE`` that this draft can express, so that it need not refuse such targets."""
 
     @pytest.fixture
     def draft(self) -> type[Draft]:
@@ -96,14 +96,14 @@ class DraftSuite(ConformanceSuite):
 
     @pytest.fixture
     def others(self, target: TargetSpec) -> Mapping[str, Tensor]:
-        """Return the tensors that the draft's ``target_tensors`` names: it gets these and no others (D11)."""
+        """Return the tensors that ``Draft.target_tensors`` names. The draft gets only these (D11)."""
         return {}
 
     @pytest.fixture
     def division(
         self, draft: type[Draft], options: dict[str, object], others: Mapping[str, Tensor], tmp_path: Path
     ) -> list[DividedStep]:
-        """Return the ways to divide the draft over two ranks, by the strategies that can run here."""
+        """Return a DividedStep for each strategy that can divide the draft over two ranks on this machine."""
         return divided_steps(draft, options, others, tmp_path)
 
     @pytest.fixture
@@ -114,12 +114,12 @@ class DraftSuite(ConformanceSuite):
         target: TargetSpec,
         others: Mapping[str, Tensor],
     ) -> Workbench:
-        """Return the draft, built on the target."""
+        """Return the workbench: the draft, built on the target."""
         instance = draft(draft.Config.model_validate({"name": draft.name, **options}))
         return build(instance, target, others=others)
 
     def supervised(self, last_known: int, position: int) -> list[int]:
-        """Return tokens to supervise so that ``accuracy[position]`` counts the last known token's row alone."""
+        """Return the tokens to supervise so that ``accuracy[position]`` counts only row ``last_known``."""
         return [last_known + 1 + position]
 
     def test_d1_imports_without_torch(self, draft: type[Draft]) -> None:
@@ -139,7 +139,7 @@ class DraftSuite(ConformanceSuite):
         assert_refusal(bench.draft, toy_target(tmp_path, **INEXPRESSIBLE[what]), what, what in self.expresses)
 
     def test_d2_features_of_an_accepted_target(self, bench: Workbench) -> None:
-        """D2: what is accepted has features: ascending layers of the target, in its width."""
+        """D2: for an accepted target, the features are ascending layers of the target, in the target's width."""
         bench.draft.check_target(bench.target)
         schema = bench.draft.required_features(bench.target)
         assert schema == bench.schema
@@ -147,7 +147,7 @@ class DraftSuite(ConformanceSuite):
         assert max(schema.layers) <= bench.target.num_layers
 
     def test_d3_d14_parameters_are_what_is_trained(self, bench: Workbench) -> None:
-        """D3, D14: float32 on the CPU, all of it trained, as declared; a module may be built anew from its state."""
+        """D3, D14: parameters are as declared, float32, on the CPU and trained; state dicts can be loaded."""
         built = {name: tuple(value.shape) for name, value in bench.module.named_parameters()}
         assert dict(bench.draft.weight_shapes(bench.target)) in ({}, built)
         for name, parameter in bench.module.named_parameters():
@@ -183,7 +183,7 @@ class DraftSuite(ConformanceSuite):
         assert all(not grad.any() for grad in bench.gradients().values())
 
     def test_d5_zero_denominator_is_a_zero_step(self, bench: Workbench) -> None:
-        """D5: where nothing of the global batch is supervised, loss and gradients are 0, not NaN."""
+        """D5: if no token of the global batch is supervised, loss and gradients are 0, not NaN."""
         samples = [s for s in bench.samples() if not s.loss_mask.any()]
         denominators = bench.denominators(samples)
         assert not denominators.any()
@@ -194,7 +194,7 @@ class DraftSuite(ConformanceSuite):
     @pytest.mark.parametrize("width", [0, WIDTH], ids=["packed", "padded"])
     @pytest.mark.parametrize("size", [1, 2, 3, len(LENGTHS)])
     def test_d5_shares_add_up(self, lively: Workbench, size: int, width: int) -> None:
-        """D5: loss, gradients, sums and counts do not depend on how the global batch is cut."""
+        """D5: loss, gradients, sums and counts do not depend on how the batch is divided into micro-batches."""
         samples = lively.samples()
         denominators = lively.denominators(samples)
         whole = lively.forward_backward([toy_batch(samples, lively.schema)], denominators)
@@ -210,7 +210,7 @@ class DraftSuite(ConformanceSuite):
         assert_same_gradients(lively.gradients(), expected, TOLERANCE)
 
     def test_d11_the_targets_tensors_stay_the_targets(self, bench: Workbench) -> None:
-        """D11: a buffer that the state dict leaves out is as the target has it, and is not exported."""
+        """D11: a non-persistent buffer equals the target's tensor, and is not exported."""
         state = bench.module.state_dict()
         frozen = {name: value for name, value in bench.module.named_buffers() if name not in state}
         theirs = bench.tensors.others.values()
@@ -220,7 +220,7 @@ class DraftSuite(ConformanceSuite):
         assert not exported & frozen.keys()
 
     def test_d10_kernels_change_rounding_only(self, lively: Workbench) -> None:
-        """D10: with a backend's kernels the same loss and the same gradients."""
+        """D10: loss and gradients with a backend's kernels equal those without kernels, up to rounding."""
         samples = lively.samples()
         batches, denominators = [toy_batch(samples, lively.schema, width=8)], lively.denominators(samples)
         plain = lively.forward_backward(batches, denominators)
@@ -230,7 +230,7 @@ class DraftSuite(ConformanceSuite):
         assert_same_gradients(fast.gradients(), expected, TOLERANCE)
 
     def test_d10_declares_its_kernels(self, draft: type[Draft], lively: Workbench) -> None:
-        """D10: only declared names are asked for; plain versions run on their examples, and kernels agree."""
+        """D10: the draft requests only declared kernels; plain versions run on their examples, and kernels agree."""
         asked: set[str] = set()
         lively.with_kernels(asked.add)
         declared = vars(draft.kernels()())
@@ -267,7 +267,7 @@ class DraftSuite(ConformanceSuite):
         assert 1 <= length <= 1 + len(accuracy)
 
     def test_d7_loss_falls(self, bench: Workbench) -> None:
-        """D7: trained on tokens of which each follows from the one before, the loss falls and more is accepted."""
+        """D7: on data in which each token determines the next, training lowers the loss and raises acceptance."""
         samples = bench.samples()
         batches, denominators = [toy_batch(samples, bench.schema)], bench.denominators(samples)
         optimizer = torch.optim.AdamW(bench.module.parameters(), lr=3e-3)
@@ -279,13 +279,13 @@ class DraftSuite(ConformanceSuite):
         assert acceptance_length_of(outputs[-1]) > acceptance_length_of(outputs[0]) + 0.5
 
     def test_d12_only_judged_guesses_count(self, bench: Workbench) -> None:
-        """D12: rounds of two guesses and of one count at their positions; other drafts ignore the places."""
+        """D12: only verified guesses are counted, at their positions; other drafts ignore guess places."""
         plain, judged = bench.counts_of_rounds()
         expected = [2, 1, *[0] * len(plain)][: len(plain)]
         assert judged == (expected if bench.draft.learns_from_guesses else plain)
 
     def test_d13_divided_by_its_hints_a_step_is_the_same(self, division: list[DividedStep]) -> None:
-        """D13: on two ranks that divide the module, the vocabulary and the tokens, rounding alone differs."""
+        """D13: on two ranks that divide module, vocabulary and tokens, a step differs by rounding only."""
         for case in division:
             bench = case.bench()
             expected = bench.forward_backward(*batches_of(bench))
@@ -294,7 +294,7 @@ class DraftSuite(ConformanceSuite):
                 assert_same_gradients(gradients, bench.gradients(), TOLERANCE)
 
     def test_d8_export_comes_back(self, lively: Workbench, tmp_path: Path) -> None:
-        """D8: exported, recognised and built again: the same weights as stored, proposals and bytes."""
+        """D8: a draft that is exported, recognised and built again has the same weights, proposals and export."""
         again = build(lively.export(tmp_path / "first"), lively.target, 9, lively.tensors.others)
         stored = stored_dtype(tmp_path / "first")
         state = {name: round_to(value, stored) for name, value in lively.module.state_dict().items()}
@@ -311,7 +311,7 @@ class DraftSuite(ConformanceSuite):
         assert sorted(file_bytes(tmp_path / "out")) == ["config.json", "model.safetensors"]
 
     def test_d8_tensors_can_be_had_without_a_folder(self, bench: Workbench, tmp_path: Path) -> None:
-        """D8: what is exported one by one has the names, dtypes and values of the folder's file."""
+        """D8: ``exported_tensors`` yields the names, dtypes and values of the exported file."""
         from safetensors.torch import load_file
 
         bench.export(tmp_path / "out")
@@ -323,7 +323,7 @@ class DraftSuite(ConformanceSuite):
             assert torch.equal(tensor, stored[name]), f"{name} differs from the folder's"
 
     def test_d8_other_folders_are_not_its_own(self, bench: Workbench, tmp_path: Path) -> None:
-        """D8: another algorithm's folder gives None."""
+        """D8: ``from_folder`` returns None for the folder of another algorithm."""
         (tmp_path / "config.json").write_text(
             '{"architectures": ["SomeoneElsesModel"], "model_type": "else"}'
         )
@@ -333,7 +333,7 @@ class DraftSuite(ConformanceSuite):
     def test_d8_damaged_folder_is_an_artifact_error(
         self, bench: Workbench, damage: str, tmp_path: Path
     ) -> None:
-        """D8: this algorithm's folder, but damaged, is refused when it is read, in one line."""
+        """D8: ``from_folder`` raises ArtifactError, one line, for a damaged folder of this algorithm."""
         folder = tmp_path / "out"
         bench.export(folder)
         damage_folder(folder, damage)
@@ -342,7 +342,7 @@ class DraftSuite(ConformanceSuite):
         assert len(str(refusal.value).splitlines()) == 1
 
     def test_d9_proposals_are_the_modules_own(self, lively: Workbench) -> None:
-        """D9: the module's own pass accepts proposal k where the target agrees with it, and refuses it elsewhere."""
+        """D9: the module's forward pass counts guess k as accepted if the target predicts it, else as refused."""
         for context in lively.contexts():
             proposals = lively.propose(context).token_ids
             assert len(proposals) == NUM_PROPOSALS
@@ -354,7 +354,7 @@ class DraftSuite(ConformanceSuite):
                     assert output.sums["accuracy"][position].item() == accepted
 
     def test_d9_longest_proposal(self, lively: Workbench) -> None:
-        """D9: a proposal holds as many tokens as are asked for, up to ``max_draft_tokens``."""
+        """D9: a proposal has as many tokens as requested, up to ``max_draft_tokens``."""
         most = lively.draft.max_draft_tokens or 2 * NUM_PROPOSALS
         assert most >= NUM_PROPOSALS
         proposer = lively.draft.proposer(lively.module, lively.ops)
@@ -363,7 +363,7 @@ class DraftSuite(ConformanceSuite):
         assert len(proposal.token_ids) == most
 
     def test_d9_extending_in_parts_changes_nothing(self, lively: Workbench) -> None:
-        """D9: states arrive in any portions, and a proposal leaves no trace."""
+        """D9: guesses do not depend on how states are split over calls of ``extend``, or on earlier proposals."""
         for context in lively.contexts():
             proposer = lively.draft.proposer(lively.module, lively.ops)
             for start, stop in ((0, 1), (1, 5), (5, 8)):
@@ -372,7 +372,7 @@ class DraftSuite(ConformanceSuite):
             assert ask(proposer).token_ids == ask(proposer).token_ids == lively.propose(context).token_ids
 
     def test_d9_several_sequences_at_once(self, lively: Workbench) -> None:
-        """D9: sequences of different lengths, extended and guessed for together, get what each gets alone."""
+        """D9: several sequences of different lengths, drafted together, get the same guesses as each alone."""
         contexts = [context for context, _ in zip(itertools.cycle(lively.contexts()), range(3), strict=False)]
         alone = [lively.draft.proposer(lively.module, lively.ops) for _ in contexts]
         together = [lively.draft.proposer(lively.module, lively.ops) for _ in contexts]
@@ -385,7 +385,7 @@ class DraftSuite(ConformanceSuite):
             assert [proposal.token_ids for proposal in ask_together(together, temperature)] == expected
 
     def test_d9_sampled_proposals_come_with_their_probabilities(self, lively: Workbench) -> None:
-        """D9: a guess comes with its distribution, float32 [K, V], and is possible; the generator alone decides."""
+        """D9: guesses come with their distributions, float32 [K, V], and depend only on these and the generator."""
         proposer = lively.draft.proposer(lively.module, lively.ops)
         extend(proposer, lively.contexts()[0], 0, 8)
         first, second = ask(proposer, temperature=1.0), ask(proposer, temperature=1.0)

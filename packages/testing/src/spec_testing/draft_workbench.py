@@ -1,4 +1,4 @@
-"""DraftSuite's workbench: a draft built on the toy target, and what is done with it.
+"""DraftSuite's workbench: a draft built on the toy target, and the operations that the tests use.
 
 Shapes: K proposed tokens; T, N, H as in toy_target.
 """
@@ -43,12 +43,13 @@ INEXPRESSIBLE: dict[str, dict[str, object]] = {
     "head bias": {"head_bias_name": "lm_head.bias"},
     "layer norm": {"norm": "layer"},
 }
-"""Targets that most drafts cannot express, by what is special about them."""
+"""Property -> changes of the toy target that give it the property; most drafts cannot express such
+targets."""
 
 
 @dataclass(frozen=True)
 class Workbench:
-    """A draft with its target, built."""
+    """A draft with its module, built on the toy target."""
 
     draft: Draft
     target: TargetSpec
@@ -66,7 +67,7 @@ class Workbench:
         return self.draft.denominators([sample.supervision for sample in samples])
 
     def forward_backward(self, batches: Sequence[DraftBatch], denominators: Tensor) -> StepOutput:
-        """Return the output summed over the batches; gradients are left in the module, from zero."""
+        """Run forward and backward on the batches from zero gradients; return the summed output."""
         self.module.zero_grad()
         outputs: list[StepOutput] = []
         for batch in batches:
@@ -76,23 +77,23 @@ class Workbench:
         return sum(outputs[1:], start=outputs[0])
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return every parameter's gradient; fail for one that has none."""
+        """Return parameter name -> gradient; fail if a parameter has no gradient."""
         found = {name: parameter.grad for name, parameter in self.module.named_parameters()}
         missing = [name for name, grad in found.items() if grad is None]
         assert not missing, f"no gradient reached {', '.join(missing)}"
         return {name: grad for name, grad in found.items() if grad is not None}
 
     def with_kernels(self, kernel: FindKernel) -> Workbench:
-        """Return the same weights in a module that uses a backend's kernels."""
+        """Return a workbench with the same weights in a module that uses a backend's kernels."""
         module = self.draft.build(self.target, self.tensors, None, kernel)
         module.load_state_dict(self.module.state_dict())
         return replace(self, module=module)
 
     def enlivened(self) -> Workbench:
-        """Return itself, with weights as large as trained ones.
+        """Make the weights as large as trained weights, and return this workbench.
 
-        At their start many drafts hardly look at the context, and a wrong position or a lost key would change no
-        arg-max.
+        The guesses of a fresh draft hardly depend on the context, so a wrong position or a missing key would
+        change no arg-max.
         """
         generator = torch.Generator().manual_seed(6)
         with torch.no_grad():
@@ -102,7 +103,7 @@ class Workbench:
         return self
 
     def contexts(self) -> list[ToySample]:
-        """Return documents of nine known tokens each, of which the last one has no state yet."""
+        """Return documents of nine known tokens each; the last token has no hidden state yet."""
         return self.samples([9] * 12)
 
     def propose(self, context: ToySample) -> Proposal:
@@ -112,7 +113,7 @@ class Workbench:
         return ask(proposer)
 
     def judge(self, context: ToySample, continuation: Sequence[int], supervised: Sequence[int]) -> StepOutput:
-        """Return the module's pass over the context and a continuation, with a target that says the continuation."""
+        """Return the module's output on a context and a continuation that the target is made to predict."""
         generator = torch.Generator().manual_seed(4)
         known = len(context.input_ids) - 1
         # A little more than needed: no label may be missing because the document ends.
@@ -126,9 +127,9 @@ class Workbench:
             return self.module(toy_batch([sample], self.schema), self.denominators([sample]), self.ops)
 
     def counts_of_rounds(self) -> tuple[list[int], list[int]]:
-        """Return how often each position is counted in a supervised document, and in the same one with guess places.
+        """Return the counts per draft position for a supervised document, without and with guess places.
 
-        The second has a round with two judged guesses and one with one.
+        With guess places, the document has a round with two verified guesses and a round with one.
         """
         (sample,) = self.samples([19])
         sample = replace(sample, loss_mask=torch.ones(19, dtype=torch.bool))
@@ -141,7 +142,7 @@ class Workbench:
         return plain.counts["accuracy"].tolist(), judged.counts["accuracy"].tolist()
 
     def export(self, folder: Path) -> Draft:
-        """Write the draft to ``folder``, and return what ``from_folder`` finds there."""
+        """Export the draft to ``folder``, and return the draft that ``from_folder`` returns for it."""
         folder.mkdir()
         write_draft(self.draft, self.module.state_dict(), self.target, folder)
         draft = type(self.draft).from_folder(folder)
@@ -155,7 +156,7 @@ def build(
 ) -> Workbench:
     """Return the draft built on the toy target.
 
-    ``others``: further tensors of the target, of which the draft gets those that it names (D11).
+    ``others``: further tensors of the target; the draft gets only the tensors that it names (D11).
     """
     named = draft.target_tensors(target)
     tensors = replace(toy_tensors(target), others={name: (others or {})[name] for name in named})
@@ -167,7 +168,7 @@ def build(
 
 
 def extend(proposer: Proposer, sample: ToySample, start: int, stop: int) -> None:
-    """Give a proposer the states of tokens ``start`` to ``stop`` of a sample."""
+    """Pass the hidden states of tokens ``start`` to ``stop`` of a sample to ``Proposer.extend``."""
     proposer.extend(sample.input_ids[start + 1 : stop + 1].tolist(), sample.hidden_TNH[start:stop])
 
 
@@ -200,7 +201,7 @@ def acceptance_length_of(output: StepOutput) -> float:
 
 
 def assert_equal_states(got: nn.Module, expected: nn.Module) -> None:
-    """Assert that both hold the same weights and buffers, bit for bit."""
+    """Assert that two modules have the same weights and buffers, bit for bit."""
     states, own = expected.state_dict(), got.state_dict()
     assert own.keys() == states.keys()
     different = [name for name, value in states.items() if not torch.equal(own[name], value)]
@@ -210,14 +211,14 @@ def assert_equal_states(got: nn.Module, expected: nn.Module) -> None:
 def assert_same_gradients(
     got: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float
 ) -> None:
-    """Assert that gradients agree within ``tolerance`` of the largest one."""
+    """Assert that gradients agree within ``tolerance`` times the largest gradient."""
     scale = max(float(grad.abs().max()) for grad in expected.values())
     for name, grad in expected.items():
         torch.testing.assert_close(got[name], grad, rtol=tolerance, atol=tolerance * scale)
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
-    """Return the one dtype of the floating tensors in a folder."""
+    """Return the dtype of all floating-point tensors in an exported folder."""
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", framework="pt") as file:
@@ -227,12 +228,12 @@ def stored_dtype(folder: Path) -> torch.dtype:
 
 
 def round_to(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the value as ``dtype`` can hold it, in its own dtype."""
+    """Return the value rounded to ``dtype``, in the value's dtype."""
     return value.to(dtype).to(value.dtype) if value.is_floating_point() else value
 
 
 def file_bytes(folder: Path) -> dict[str, bytes]:
-    """Return the content of each file of a folder."""
+    """Return file name -> content for each file of a folder."""
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
@@ -250,7 +251,7 @@ def damage_folder(folder: Path, damage: str) -> None:
 
 
 def assert_same_output(got: StepOutput, expected: StepOutput, tolerance: float) -> None:
-    """Assert that loss and sums agree within ``tolerance``, and that the same was counted."""
+    """Assert that loss and sums agree within ``tolerance``, and that counts are equal."""
     torch.testing.assert_close(got.loss.to(expected.loss.dtype), expected.loss, rtol=tolerance, atol=0)
     for name, total in expected.sums.items():
         sums = got.sums[name].to(total.dtype)
@@ -259,7 +260,7 @@ def assert_same_output(got: StepOutput, expected: StepOutput, tolerance: float) 
 
 
 def assert_refusal(draft: Draft, target: TargetSpec, what: str, expressed: bool) -> None:
-    """Fail unless ``check_target`` refuses a target with ``what``, or accepts it where ``expresses`` names it."""
+    """Fail unless ``check_target`` refuses a target with the property ``what`` or, if ``expressed``, accepts it."""
     method = f"{type(draft).__name__}.check_target"
     refusal = None
     try:

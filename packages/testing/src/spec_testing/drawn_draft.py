@@ -1,4 +1,4 @@
-"""Exported drafts with drawn weights, for tests of engines that speculate."""
+"""Exported drafts with random weights, for tests of engines with speculative decoding."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _STD = 0.5
 
 
 def draw_draft(folder: Path, target: TargetSpec, seed: int, algorithm: str = "eagle3") -> Path:
-    """Write an export for ``target`` into ``folder``, where there is none yet, and return it.
+    """Write an export with random weights for ``target`` into ``folder``, if it does not exist; return ``folder``.
 
-    ``algorithm`` is an installed draft; seeds differ in the weights alone.
+    ``algorithm``: name of an installed draft plugin. Exports of different seeds differ only in the weights.
     """
     if folder.exists():
         return folder

@@ -60,43 +60,44 @@ if TYPE_CHECKING:
 LIMIT_S = patient(120.0)
 WINDOW_BYTES = 1 << 24
 TOLERANCE = 1e-4
-"""Share of the largest value: float32 rounding in batches of other shapes."""
+"""Tolerance relative to the largest value: float32 rounding in batches of different shapes."""
 GREEDY = SamplingParams(max_new_tokens=12, stop_at_eos=False)
 SPECULATING = replace(GREEDY, num_draft_tokens=3)
 
 
 class EngineSuite(ConformanceSuite):
-    """Check an engine by the fixtures ``new_engine``, ``reference`` and, where it speculates, ``draft_folder``.
+    """Tests of an engine. A subclass defines the fixtures ``new_engine``, ``reference`` and ``draft_folder``.
 
-    The engine computes in float32. An engine with processes of its own sets ``placement`` to ``colocated``.
+    ``draft_folder`` is only needed by engines that can load a draft. The engine must compute in float32. For
+    an engine that starts further processes, set ``placement`` to ``colocated``.
     """
 
     placement: ClassVar[Placement] = "inline"
-    """How features reach the test process."""
+    """Placement by which features reach the test process."""
 
     @pytest.fixture
     def new_engine(self) -> Callable[[EngineContext], Engine]:
-        """A function that creates the engine for a context."""
+        """Return a function that creates the engine for an EngineContext."""
         raise pytest.UsageError("an EngineSuite needs a fixture 'new_engine': EngineContext -> Engine")
 
     @pytest.fixture
     def reference(self) -> ReferenceTarget:
-        """The same target, run without the engine."""
+        """Return the engine's target, run by code that is independent of the engine."""
         raise pytest.UsageError("an EngineSuite needs a fixture 'reference': a ReferenceTarget")
 
     @pytest.fixture
     def draft_folder(self) -> Path:
-        """An exported draft for the engine's target, of any algorithm that the engine loads."""
+        """Return the folder of an exported draft for the engine's target, which the engine can load."""
         pytest.skip("no draft_folder fixture: this engine is not tested with a draft")
 
     @pytest.fixture
     def transport(self) -> Transport:
-        """The transport that the test process listens on."""
+        """Return the transport that the test process listens on."""
         return reference_backend().transport(self.placement)
 
     @pytest.fixture
     def context(self, transport: Transport) -> EngineContext:
-        """The engine's surroundings."""
+        """Return the EngineContext for the engine under test."""
         own = transport if self.placement == "inline" else None
         return EngineContext(backend=reference_backend(), placement=self.placement, transport=own)
 
@@ -104,26 +105,26 @@ class EngineSuite(ConformanceSuite):
     def engine(
         self, new_engine: Callable[[EngineContext], Engine], context: EngineContext
     ) -> Iterator[Engine]:
-        """Return the engine under test, closed after it."""
+        """Yield the engine under test, and close it after the test."""
         with new_engine(context) as engine:
             yield engine
 
     @pytest.fixture
     def schema(self, engine: Engine) -> FeatureSchema:
-        """First, middle and last stream that may be asked for."""
+        """Return a schema with the first, a middle and the last layer that can be captured."""
         layers = (0, engine.target.num_layers // 2, engine.target.num_layers)
         return FeatureSchema(layers=layers, hidden_size=engine.target.hidden_size, dtype="float32")
 
     @pytest.fixture
     def receivers(self, transport: Transport, schema: FeatureSchema) -> Iterator[list[FeatureReceiver]]:
-        """Return two receivers, as of two trainer ranks."""
+        """Yield two receivers, as if there were two trainer ranks."""
         with transport.listen(schema, WINDOW_BYTES) as one, transport.listen(schema, WINDOW_BYTES) as other:
             yield [one, other]
 
     def test_e1_one_sample_per_request_at_its_destination(
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
     ) -> None:
-        """E1: each request gives one sample, ids echoed, at each of its destinations, and nothing anywhere else."""
+        """E1: each request sends one sample with its ids to each of its destinations, and nothing elsewhere."""
         requests = _requests(engine, [r.address for r in receivers])
         engine.capture(requests, schema).result(LIMIT_S)
         for receiver in receivers:
@@ -140,7 +141,7 @@ class EngineSuite(ConformanceSuite):
         receivers: list[FeatureReceiver],
         reference: ReferenceTarget,
     ) -> None:
-        """E2: layer k enters target layer k, the last one the final norm; batch mates change rounding only."""
+        """E2: states of layer k are the input of target layer k or the final norm, in any batch."""
         requests = _requests(engine, [receivers[0].address])
         engine.capture(requests, schema).result(LIMIT_S)
         together = {s.request_id: s.hidden_TNH for s in _drain(receivers[0], len(requests))}
@@ -154,7 +155,7 @@ class EngineSuite(ConformanceSuite):
     def test_e3_future_is_done_when_all_is_sent(
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
     ) -> None:
-        """E3: once the future is done, every sample is there without waiting for the engine."""
+        """E3: once the future is done, every sample can be received without waiting for the engine."""
         requests = _requests(engine, [receivers[0].address])
         assert engine.capture(requests, schema).result(LIMIT_S) is None
         engine.close()
@@ -163,7 +164,7 @@ class EngineSuite(ConformanceSuite):
     def test_e3_failed_send_ends_in_the_future(
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
     ) -> None:
-        """E3: a destination that is gone is an error of the future; the engine serves on."""
+        """E3: if a destination is lost, the future raises, and the engine continues to serve."""
         requests = _requests(engine, [receivers[1].address])
         receivers[1].close()
         assert isinstance(engine.capture(requests, schema).exception(LIMIT_S), SpecError)
@@ -172,7 +173,7 @@ class EngineSuite(ConformanceSuite):
     def test_e3_failed_target_ends_in_the_future(
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
     ) -> None:
-        """E3: a token that the target does not have is an error of the future; the engine serves on."""
+        """E3: if the target does not have a token, the future raises, and the engine continues to serve."""
         impossible = CaptureRequest(
             request_id=0, input_ids=(engine.target.vocab_size,), destinations=(receivers[0].address,)
         )
@@ -205,7 +206,7 @@ class EngineSuite(ConformanceSuite):
     def test_e4_samples_with_a_draft_follow_the_targets_distribution(
         self, engine: Engine, reference: ReferenceTarget, draft_folder: Path
     ) -> None:
-        """E4: they follow it with a draft, too, whatever it proposes."""
+        """E4: sampled answers with a draft follow the target's distribution, whatever the draft proposes."""
         engine.load_draft(draft_folder)
         assert_follows_distribution(engine, reference, num_draft_tokens=3)
 
@@ -256,7 +257,7 @@ class EngineSuite(ConformanceSuite):
     def test_e5_each_verification_yields_a_token_more_than_it_accepted(
         self, engine: Engine, draft_folder: Path
     ) -> None:
-        """E5: rounds and accepted guesses add up to the tokens behind the first, but for a cut at the end."""
+        """E5: rounds plus accepted guesses equal the tokens after the first, unless the last round was cut short."""
         engine.load_draft(draft_folder)
         for prompt in _prompts(engine):
             before = engine.acceptance()
@@ -265,7 +266,7 @@ class EngineSuite(ConformanceSuite):
             assert behind <= counted.rounds + counted.accepted <= behind + SPECULATING.num_draft_tokens
 
     def test_e6_closed_engine_is_not_healthy(self, engine: Engine) -> None:
-        """E6: health says nothing while the engine serves, and raises once it is closed; close is idempotent."""
+        """E6: ``health`` raises only after the engine was closed; ``close`` is idempotent."""
         engine.health()
         engine.close()
         engine.close()
@@ -279,7 +280,7 @@ class EngineSuite(ConformanceSuite):
         context: EngineContext,
         schema: FeatureSchema,
     ) -> None:
-        """E7: an engine that is created without a transport and a placement answers alike, and captures nothing."""
+        """E7: an engine without transport and placement gives the same answers, and refuses to capture."""
         prompts = _prompts(engine)
         with new_engine(replace(context, placement=None, transport=None)) as other:
             assert _tokens(other.generate(prompts, GREEDY)) == _tokens(engine.generate(prompts, GREEDY))
@@ -288,7 +289,7 @@ class EngineSuite(ConformanceSuite):
             assert isinstance(other.capture(_requests(other, ["x"]), schema).exception(LIMIT_S), EngineError)
 
     def test_e8_draft_that_is_accepted_is_loaded(self, engine: Engine, draft_folder: Path) -> None:
-        """E8: what the check from files accepts, the engine then speculates with."""
+        """E8: the engine can decode with a draft that ``check_draft`` accepts."""
         draft = recognise(draft_folder, engine.target)
         engine.check_draft(engine.config, engine.target, draft, draft_folder, 2)
         engine.load_draft(draft_folder)
@@ -298,7 +299,7 @@ class EngineSuite(ConformanceSuite):
     def test_e9_started_engine_captures(
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
     ) -> None:
-        """E9: start makes the engine ready for a schema, also where it is ready already."""
+        """E9: ``start`` makes the engine ready for a schema; it may be called again."""
         engine.start(schema)
         engine.start(schema)
         engine.health()
@@ -309,7 +310,7 @@ class EngineSuite(ConformanceSuite):
     def test_e9_start_refuses_what_the_target_does_not_have(
         self, engine: Engine, schema: FeatureSchema
     ) -> None:
-        """E9: a layer beyond the target's last one is an error of start; the engine serves on."""
+        """E9: ``start`` raises EngineError for a layer beyond the target's last; the engine continues to serve."""
         beyond = replace(schema, layers=(engine.target.num_layers + 1,))
         with pytest.raises(EngineError):
             engine.start(beyond)
@@ -317,7 +318,7 @@ class EngineSuite(ConformanceSuite):
         engine.health()
 
     def test_e14_what_is_not_declared_is_refused(self, engine: Engine) -> None:
-        """E14: each method of another ability raises EngineError, with a draft or without."""
+        """E14: methods of abilities that are not declared raise EngineError, with a draft or without."""
         assert engine.abilities.in_process or self.placement != "inline"
         if not engine.abilities.proposers:
             with pytest.raises(EngineError, match=engine.name):
@@ -327,7 +328,7 @@ class EngineSuite(ConformanceSuite):
                 engine.draft_replica()
 
     def test_e14_declared_proposers_speculate(self, engine: Engine, reference: ReferenceTarget) -> None:
-        """E14: with a proposer whose guesses are poor, answers are the target's own."""
+        """E14: with a proposer whose guesses are poor, answers equal plain decoding."""
         if not engine.abilities.proposers:
             pytest.skip("the engine does not declare the ability 'proposers'")
         engine.use_proposer(FirstToken)
@@ -337,7 +338,7 @@ class EngineSuite(ConformanceSuite):
         assert engine.acceptance().rounds > 0
 
     def test_e14_declared_fresh_weights_are_taken(self, engine: Engine, draft_folder: Path) -> None:
-        """E10, E14: an engine that has loaded a draft says how its weights are replaced."""
+        """E10, E14: an engine that has loaded a draft returns a DraftReplica."""
         if not engine.abilities.fresh_weights:
             pytest.skip("the engine does not declare the ability 'fresh_weights'")
         engine.load_draft(draft_folder)
@@ -346,7 +347,7 @@ class EngineSuite(ConformanceSuite):
     def test_e15_a_serving_command_is_one_line_that_names_target_and_draft(
         self, engine: Engine, draft_folder: Path
     ) -> None:
-        """E15: a shell splits the command into words, which hold the target's folder and the draft's."""
+        """E15: the command, split as by a shell, contains the target's folder and the draft's folder."""
         draft = recognise(draft_folder, engine.target)
         if engine.name not in draft.serving_methods:
             pytest.skip("the draft does not name the engine")
@@ -367,7 +368,7 @@ class EngineSuite(ConformanceSuite):
 
 
 def _requests(engine: Engine, destinations: Sequence[str]) -> list[CaptureRequest]:
-    """Return samples of many lengths, one token among them, dealt to the destinations; some go to all of them."""
+    """Return requests of many lengths (1 token included), spread over the destinations; some go to all of them."""
     dealt = [tuple(destinations), *((destination,) for destination in destinations)] * 6
     return [
         CaptureRequest(request_id=100 + index, input_ids=tuple(ids), destinations=dealt[index])
@@ -380,7 +381,7 @@ def _prompts(engine: Engine) -> list[list[int]]:
 
 
 def _drain(receiver: FeatureReceiver, count: int) -> list[FeatureSample]:
-    """Return copies of the next samples: a sample that was released may be written over (T4)."""
+    """Receive ``count`` samples and return copies, as released samples may be overwritten (T4)."""
     samples: list[FeatureSample] = []
     for _ in range(count):
         got = receiver.receive(LIMIT_S)

@@ -1,4 +1,4 @@
-"""Comparison of a backend's kernel with the plain version of its name (see ``spec_core.kernels``)."""
+"""Compares a backend's kernel with the plain torch version of the same name (see ``spec_core.kernels``)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from spec_core.kernels import FindKernel, Kernel, KernelSet
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""Largest ‖difference‖ / ‖result‖ for each dtype that a kernel is tried with, in this order."""
+"""dtype -> largest ‖difference‖ / ‖result‖. Kernels are tested with these dtypes in this order."""
 
 
 def drawing(device: torch.device) -> Callable[..., Tensor]:
-    """Return what draws a normal float32 tensor of a shape, the same on every device."""
+    """Return a function that draws a normal float32 tensor of a shape, with equal values on every device."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -27,7 +27,10 @@ def drawing(device: torch.device) -> Callable[..., Tensor]:
 
 
 def compared_kernels(find: FindKernel, kernels: type[KernelSet], draw: Callable[..., Tensor]) -> list[str]:
-    """Compare each kernel that is found with its plain version; return the names of those that took an example."""
+    """Compare each kernel that is found with its plain version.
+
+    Return the names of the kernels that supported the example.
+    """
     examples = kernels.examples(draw)
     found = [(name, find(name), plain) for name, plain in vars(kernels()).items()]
     return [
@@ -38,9 +41,9 @@ def compared_kernels(find: FindKernel, kernels: type[KernelSet], draw: Callable[
 
 
 def assert_kernel_agrees(kernel: Kernel, plain: Kernel, arguments: Sequence[object]) -> bool:
-    """Compare values, and gradients of the tensors that require one, with the plain version in float64.
+    """Compare a kernel's values and gradients with the plain version in float64.
 
-    Returns whether the kernel takes these shapes in one of the dtypes of ``TOLERANCES``.
+    Return whether the kernel supports these shapes in one of the dtypes of ``TOLERANCES``.
     """
     for dtype in TOLERANCES:
         taken = _cast(tuple(arguments), dtype)
@@ -55,7 +58,7 @@ def assert_kernel_agrees(kernel: Kernel, plain: Kernel, arguments: Sequence[obje
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Copy a value with floating tensors in this dtype; other things, such as sizes and layouts, stay as they are."""
+    """Return a copy of a value with its floating-point tensors in ``dtype``; other values are unchanged."""
     if isinstance(value, Tensor):
         copy = value.detach().to(dtype if value.is_floating_point() else value.dtype, copy=True)
         return copy.requires_grad_(value.requires_grad)
@@ -65,7 +68,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _outcome(result: object, arguments: object) -> list[Tensor]:
-    """Return the result's tensors, and the gradients of the arguments that want one."""
+    """Return the result's tensors, and the gradients of the arguments that require gradients."""
     values, inputs = list(_tensors(result)), [t for t in _tensors(arguments) if t.requires_grad]
     if not inputs:
         return values

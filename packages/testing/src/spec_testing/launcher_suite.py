@@ -7,7 +7,8 @@
         def launcher_type(self) -> type[Launcher]:
             return MyLauncher
 
-The workers are those of ``toy_workers``. Every wait has a limit (``PATIENCE_S``), and every launcher is closed.
+The workers are those of ``toy_workers``. Every wait has a limit (``PATIENCE_S``), and every launcher is
+closed.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
     from spec_core.backend import Backend
 
 PATIENCE_S = patient(30.0)
-"""Longest wait for anything that a launcher must do."""
+"""Longest wait, in seconds, for anything that a launcher must do."""
 PEER_S = 2.0
 """``LaunchContext.peer_s`` of every launcher of the suite."""
 _SETTLE_S = 1.0
-"""Wait in which nothing must happen."""
+"""Seconds to wait in order to check that nothing happens."""
 
 _KILLED_LAUNCHER = """
 import importlib, os, pathlib, signal, sys
@@ -60,39 +61,42 @@ os.kill(os.getpid(), signal.SIGKILL)
 def construct(
     launcher_type: type[Launcher], logs: Path, backend: Backend | None = None, **options: object
 ) -> Launcher:
-    """Return a launcher of the suite. ``options``: fields of its configuration."""
+    """Return a new launcher for a test. ``options``: fields of the launcher's configuration."""
     context = LaunchContext(backend=backend or reference_backend(), logs=logs, peer_s=PEER_S)
     return launcher_type(launcher_type.Config(name=launcher_type.name, **options), context)
 
 
 def toy(entry: str, name: str = "toy-0", **order: Any) -> WorkerSpec:
-    """Return a worker of ``toy_workers``."""
+    """Return a WorkerSpec. ``entry``: name of a function in ``toy_workers``."""
     return WorkerSpec(name=name, entry=f"spec_testing.toy_workers:{entry}", order=order, role="engine")
 
 
 def received(launcher: Launcher) -> WorkerMessage | WorkerEnded:
-    """Return what the launcher receives next; fail after PATIENCE_S."""
+    """Return the launcher's next event; fail after PATIENCE_S seconds."""
     event = launcher.receive(time.monotonic() + PATIENCE_S)
     assert event is not None, f"nothing was received within {PATIENCE_S} s"
     return event
 
 
 def message(launcher: Launcher) -> dict[str, Any]:
-    """Return the next message; fail if a worker has ended instead."""
+    """Return the next message of a worker; fail if the next event is the end of a worker."""
     event = received(launcher)
     assert isinstance(event, WorkerMessage), event
     return event.message
 
 
 class _Unplaceable(WorkerSpec):
-    """A worker whose environment cannot be had."""
+    """A WorkerSpec whose ``env`` raises, so that the worker cannot be started."""
 
     def env(self, backend: Backend, local_rank: int | None = None) -> Mapping[str, str]:
         raise RunError("planted")
 
 
 class LauncherSuite(ConformanceSuite):
-    """Needs the fixture ``launcher_type``: the plugin's class."""
+    """Tests of a launcher.
+
+    A subclass must define the fixture ``launcher_type``, which returns the plugin's class.
+    """
 
     @pytest.fixture
     def launcher_type(self) -> type[Launcher]:
@@ -137,7 +141,7 @@ class LauncherSuite(ConformanceSuite):
             assert one["order"] == order
 
     def test_l2_all_are_started_or_none(self, launcher: Launcher, tmp_path: Path) -> None:
-        """L2: where the second worker cannot be started, the first one does not run either."""
+        """L2: if the second worker cannot be started, the first does not run either."""
         second = _Unplaceable(name="b-1", entry=toy("echo").entry, order={}, role="engine")
         with pytest.raises(RunError, match="planted"):
             launcher.start([toy("leave_pid", "b-0", file=str(tmp_path / "pid")), second])
@@ -178,7 +182,7 @@ class LauncherSuite(ConformanceSuite):
         assert time.monotonic() - start < PATIENCE_S / 2
 
     def test_l4_a_stopped_worker_counts_as_killed(self, launcher: Launcher) -> None:
-        """L4: a watched worker that is stopped has ended, though its process has not."""
+        """L4: a watched worker that is stopped (SIGSTOP) counts as ended, although its process still exists."""
         worker = launcher.start([toy("echo")])["toy-0"]
         process = psutil.Process(message(launcher)["pid"])
         worker.watch()
@@ -188,7 +192,7 @@ class LauncherSuite(ConformanceSuite):
         assert (ended.worker, ended.killed) == (worker, True)
 
     def test_l4_who_computes_is_not_silent(self, launcher: Launcher) -> None:
-        """L4: a watched worker that sends no message lives on, and one that is not watched may even be stopped."""
+        """L4: a watched worker may send no messages, and a worker that is not watched may even be stopped."""
         handles = launcher.start([toy("echo", "busy-0"), toy("echo", "stopped-0")])
         for event in [received(launcher), received(launcher)]:
             assert isinstance(event, WorkerMessage)
@@ -199,7 +203,7 @@ class LauncherSuite(ConformanceSuite):
         assert launcher.receive(time.monotonic() + 2.5 * PEER_S) is None
 
     def test_l5_messages_to_a_worker_keep_their_order(self, launcher: Launcher) -> None:
-        """L5: 100 messages come back as they were sent, a large one among them."""
+        """L5: a worker returns 100 messages, including a large one, in the order in which they were sent."""
         worker = launcher.start([toy("echo")])["toy-0"]
         message(launcher)
         sent = [{"number": number, "text": "x" * (number * 100)} for number in range(100)]
@@ -208,7 +212,7 @@ class LauncherSuite(ConformanceSuite):
         assert [message(launcher) for _ in sent] == sent
 
     def test_l5_sending_to_a_stopped_worker_ends_in_time(self, launcher: Launcher) -> None:
-        """L5: DeadlineExceeded names the worker."""
+        """L5: ``send`` to a stopped worker raises DeadlineExceeded, which names the worker."""
         worker = launcher.start([toy("stubborn")])["toy-0"]
         psutil.Process(message(launcher)["pids"][0]).suspend()
         with limit(), pytest.raises(DeadlineExceeded, match="toy-0"):
@@ -223,7 +227,7 @@ class LauncherSuite(ConformanceSuite):
         assert (tmp_path / "ending").read_text() == "PeerLost"
 
     def test_l6_workers_reach_each_other_by_their_addresses(self, launcher: Launcher) -> None:
-        """L6: a worker that listens at its ``RunLink.address`` is reached there by another one."""
+        """L6: a worker can connect to another worker that listens at its ``RunLink.address``."""
         handles = launcher.start([toy("listen_for_peer", "listen-0"), toy("connect_to_peer", "connect-0")])
         handles["connect-0"].send(message(launcher))
         events = [received(launcher) for _ in range(3)]
@@ -232,7 +236,7 @@ class LauncherSuite(ConformanceSuite):
         ]
 
     def test_l7_nothing_is_left(self, launcher: Launcher) -> None:
-        """L7: a worker that does not end, and what it has started, are gone after ``stop``, which may be repeated."""
+        """L7: after ``stop`` a worker that does not end, and its children, are gone; ``stop`` may be called again."""
         launcher.start([toy("stubborn", "stubborn-0"), toy("echo", "echo-0")])
         found = [message(launcher), message(launcher)]
         pids = [pid for one in found for pid in one.get("pids", [one.get("pid")])]
@@ -244,7 +248,7 @@ class LauncherSuite(ConformanceSuite):
         launcher.close()
 
     def test_l8_a_killed_launcher_leaves_nothing(self, launcher_type: type[Launcher], tmp_path: Path) -> None:
-        """L8: kill -9 of the launcher's process ends its workers and what they have started."""
+        """L8: if the launcher's process is killed (SIGKILL), its workers and their children end."""
         where = [launcher_type.__module__, launcher_type.__qualname__, str(tmp_path)]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         words = [sys.executable, "-c", _KILLED_LAUNCHER, *where]
@@ -256,7 +260,7 @@ class LauncherSuite(ConformanceSuite):
         assert_soon(lambda: not any(is_running(pid) for pid in pids))
 
     def test_l9_output_is_kept(self, launcher: Launcher, tmp_path: Path) -> None:
-        """L9: what a worker prints is in its log, or its end says where."""
+        """L9: a worker's output is in its log file, or ``WorkerEnded.how`` says where it is."""
         launcher.start([toy("echo", "printer-0"), toy("count_and_end", "raiser-0", how="raise")])
         events = [received(launcher) for _ in range(102)]
         (ended,) = [event for event in events if isinstance(event, WorkerEnded)]
@@ -270,7 +274,7 @@ class LauncherSuite(ConformanceSuite):
     def test_l10_a_host_is_prepared_while_workers_run_on_it(
         self, launcher_type: type[Launcher], tmp_path: Path
     ) -> None:
-        """L10: workers start inside ``prepare_host``, ``check_hosts`` reports what dies, ``stop`` leaves it."""
+        """L10: workers start within ``prepare_host``; ``check_hosts`` reports dead daemons; ``stop`` leaves it."""
         notes = tmp_path / "notes"
         notes.mkdir()
         backend = PreparedBackend(PreparedConfig(name="prepared", notes=notes))
@@ -285,7 +289,10 @@ class LauncherSuite(ConformanceSuite):
         assert_soon(lambda: [note.name for note in notes.iterdir()] == ["died"])
 
     def test_l11_a_worker_is_replaced(self, launcher: Launcher) -> None:
-        """L11: nothing is left of the old worker and nothing is received from it, twice; others go on."""
+        """L11: a worker is replaced twice.
+
+        Nothing is left of the old worker, and other workers are not affected.
+        """
         handles = launcher.start([toy("echo", "other-0"), toy("stubborn", "toy-0")])
         worker = handles["toy-0"]
         one, other = message(launcher), message(launcher)

@@ -1,4 +1,4 @@
-"""Limits of the suites' waiting, which the environment variable SPEC_TESTING_PATIENCE multiplies."""
+"""Timeouts of the suites, which the environment variable SPEC_TESTING_PATIENCE multiplies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _VARIABLE = "SPEC_TESTING_PATIENCE"
 
 
 def patient(seconds: float) -> float:
-    """Return a limit, longer where a slow machine or engine is given more time.
+    """Return ``seconds`` times SPEC_TESTING_PATIENCE, for slow machines or engines.
 
-    The variable reaches the processes that a suite starts. Raise ConfigError where it is no number from 1 up.
+    The variable reaches the processes that a suite starts. Raise ConfigError if it is not a number of at
+    least 1.
     """
     text = os.environ.get(_VARIABLE, "1")
     try:

@@ -7,7 +7,8 @@
         def optimizer(self) -> type[Optimizer]:
             return MyOptimizer
 
-Weights are divided over two ranks, each a thread. Under a strategy, in real processes: ``StrategySuite.optimizer``.
+Weights are divided over two ranks, each a thread. ``StrategySuite.optimizer`` tests an optimizer in real
+processes.
 """
 
 from __future__ import annotations
@@ -39,11 +40,14 @@ _STEPS = 4
 _TOLERANCE = 1e-5
 
 Cut = dict[str, tuple["Tensor", "Tensor"]]
-"""Both ranks' parts of each weight."""
+"""Weight name -> the shards of rank 0 and rank 1."""
 
 
 class OptimizerSuite(ConformanceSuite):
-    """The contract of an optimizer; ``optimizer`` is the fixture that it needs."""
+    """Tests of an optimizer.
+
+    A subclass must define the fixture ``optimizer``, which returns the plugin's class.
+    """
 
     options: ClassVar[dict[str, object]] = {}
     """Values of section ``optimizer`` that the suite runs with; by default the optimizer's own defaults."""
@@ -59,7 +63,7 @@ class OptimizerSuite(ConformanceSuite):
 
     @pytest.fixture
     def plugin(self, optimizer: type[Optimizer]) -> Optimizer:
-        """Return the plugin, made for its options."""
+        """Return an object of the plugin, with the suite's options."""
         return optimizer(optimizer.Config.model_validate({"name": optimizer.name, **self.options}))
 
     def test_g1_imports_without_torch(self, optimizer: type[Optimizer]) -> None:
@@ -70,7 +74,7 @@ class OptimizerSuite(ConformanceSuite):
         assert isinstance(optimizer.probe(), Availability)
 
     def test_g2_holds_every_weight_once(self, plugin: Optimizer) -> None:
-        """G2: the groups hold the given values and nothing else; at a learning rate of 0 they stay."""
+        """G2: the parameter groups hold exactly the given values; a step at learning rate 0 does not change them."""
         weights = _weights(_drawn(0))
         built = plugin.build(weights, map_here)
         held = [id(value) for group in built.param_groups for value in group["params"]]
@@ -91,22 +95,22 @@ class OptimizerSuite(ConformanceSuite):
             assert (weight.values - goal[weight.name]).norm() < before[weight.name]
 
     def test_g3_equal_inputs_give_equal_bits(self, plugin: Optimizer) -> None:
-        """G3: the same steps of the same weights end in the same bits."""
+        """G3: equal steps from equal weights give bitwise equal weights."""
         first, second = self._trained(plugin), self._trained(plugin)
         assert all(torch.equal(first[name], second[name]) for name in first)
 
     @pytest.mark.parametrize("cut", ["rows", "range"])
     def test_g4_g6_parts_change_as_the_whole_does(self, plugin: Optimizer, cut: str) -> None:
-        """G3, G4, G6: divided by rows, or into ranges of elements, weights change equally but for rounding.
+        """G3, G4, G6: weights sharded by rows or element ranges change as full weights do, up to rounding.
 
-        One of the ranks has nothing of the vector, and no gradient for it.
+        One rank has no element of the vector, and no gradient for it.
         """
         whole, ranks = self._trained(plugin), _Ranks({"rows": _cut_rows, "range": _cut_range}[cut])
         for name, value in ranks.train(plugin, self.lr).items():
             torch.testing.assert_close(value, whole[name], rtol=_TOLERANCE, atol=_TOLERANCE)
 
     def test_g5_state_is_there_from_the_start(self, plugin: Optimizer) -> None:
-        """G5: each tensor of a weight's state is like the weight, or has no dimension; steps add none."""
+        """G5: each state tensor has the weight's shape or no dimension; steps add no further state."""
         weights = _weights(_drawn(0))
         built = plugin.build(weights, map_here)
         names = [sorted(built.state[weight.values]) for weight in weights]
@@ -117,7 +121,7 @@ class OptimizerSuite(ConformanceSuite):
         assert [sorted(built.state[weight.values]) for weight in weights] == names
 
     def test_g7_declared_bytes_are_those_of_the_state(self, plugin: Optimizer) -> None:
-        """G7: where the size of a weight's state is declared, it is that of the state."""
+        """G7: a declared ``state_bytes`` equals the bytes of the state's tensors."""
         weights = _weights(_drawn(0))
         built = plugin.build(weights, map_here)
         for weight in weights:
@@ -148,7 +152,7 @@ class OptimizerSuite(ConformanceSuite):
 
 
 class _Ranks:
-    """Two ranks, each a thread with parts of the weights; they exchange what they hold."""
+    """Two ranks as threads; each holds shards of the weights and can exchange them with the other rank."""
 
     def __init__(self, cut: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         self._cut = cut
@@ -156,7 +160,7 @@ class _Ranks:
         self._parts: list[Mapping[str, Tensor]] = [{}, {}]
 
     def train(self, plugin: Optimizer, lr: float) -> dict[str, Tensor]:
-        """Return the whole weights after some steps."""
+        """Train some steps on both ranks and return the full weights."""
         with ThreadPoolExecutor(2) as threads:
             parts = list(threads.map(self._train, (plugin, plugin), (lr, lr), (0, 1)))
         return {
@@ -181,7 +185,7 @@ class _Ranks:
         return {weight.name: weight.values for weight in weights}
 
     def _exchanged(self, rank: int, parts: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
-        """Return what both ranks hold."""
+        """Exchange shards with the other rank and return the shards of both ranks, in rank order."""
         self._parts[rank] = {name: part.clone() for name, part in parts.items()}
         self._barrier.wait()
         everyones = list(self._parts)
@@ -190,7 +194,7 @@ class _Ranks:
 
 
 def _drawn(seed: int) -> dict[str, Tensor]:
-    """Return a tensor for each weight: initial weights, or gradients."""
+    """Return weight name -> random tensor, for initial weights or gradients."""
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(shape, generator=generator) for name, shape in _SHAPES.items()}
 
@@ -218,6 +222,6 @@ def _cut_rows(whole: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cut_range(whole: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut in the middle of a row; all of a vector is the second rank's."""
+    """Divide a matrix in the middle of a row; give a vector to the second rank only."""
     first = 0 if whole.ndim == 1 else whole.numel() // 2 + 1
     return whole.flatten()[:first], whole.flatten()[first:]

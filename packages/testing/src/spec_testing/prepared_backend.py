@@ -1,4 +1,4 @@
-"""PreparedBackend: the reference backend, with a folder that shows which hosts are prepared."""
+"""PreparedBackend: the reference backend, which also records in a folder when ``prepare_host`` is active."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ if TYPE_CHECKING:
 
 
 class PreparedConfig(BackendConfig):
-    """Options of the backend."""
+    """Options of the PreparedBackend."""
 
     notes: Path
-    """Folder with a file for each process that is inside ``prepare_host``; the file ``died`` makes the check fail."""
+    """Folder with a file for each process that is inside ``prepare_host``; the file ``died`` makes the check
+    fail."""
 
 
 class PreparedBackend(Backend):
-    """Computes as the reference does; a launcher can construct it from its class and configuration on any host."""
+    """Delegates to the reference backend.
+
+    A launcher can construct it on any host from its class and configuration.
+    """
 
     name: ClassVar[str] = "prepared"
     api_version: ClassVar[int] = 2
@@ -43,16 +47,16 @@ class PreparedBackend(Backend):
 
     @classmethod
     def probe(cls) -> Availability:
-        """Return what the reference says (B2)."""
+        """Return the result of the reference backend's probe (B2)."""
         return reference_backend().probe()
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        """Return those of the reference (B3)."""
+        """Return the capabilities of the reference backend (B3)."""
         return reference_backend().capabilities()
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
-        """Return the reference's, and the placement that the host is prepared for (B4)."""
+        """Return the reference backend's variables, and a variable that names the host's placement (B4)."""
         return {
             **reference_backend().child_env(role, share, local_rank, num_devices),
             "PREPARED": self._prepared,
@@ -62,7 +66,7 @@ class PreparedBackend(Backend):
 
     @contextmanager
     def prepare_host(self, placement: Placement) -> Generator[None]:
-        """Keep a file for as long as the host is prepared (B5)."""
+        """Create a file in ``notes`` on entry and delete it on exit (B5)."""
         note = self.config.notes / f"prepared-{os.getpid()}"
         note.touch()
         self._prepared = placement
@@ -73,18 +77,18 @@ class PreparedBackend(Backend):
             note.unlink()
 
     def check_host(self) -> None:
-        """Fail once there is a file ``died`` (B5)."""
+        """Raise RunError if the file ``died`` exists in ``notes`` (B5)."""
         if (self.config.notes / "died").exists():
             raise RunError("what the host needs has died, as the suite asked for")
 
     def device(self, local_rank: int) -> torch.device:
-        """Return the reference's (B6)."""
+        """Return the device of the reference backend (B6)."""
         return reference_backend().device(local_rank)
 
     def process_group(self, rendezvous: Rendezvous, device: torch.device) -> ProcessGroup:
-        """Return the reference's (B8)."""
+        """Return a process group of the reference backend (B8)."""
         return reference_backend().process_group(rendezvous, device)
 
     def transport(self, placement: Placement) -> Transport:
-        """Return the reference's (B9)."""
+        """Return a transport of the reference backend (B9)."""
         return reference_backend().transport(placement)

@@ -48,13 +48,16 @@ SUMMABLE = [
 ]
 SHAPES = [(3, 5), (1,), (), (0,), (0, 4)]
 LONG_S, SHORT_S = patient(20.0), 1.5
-"""Timeouts in seconds of groups in which nothing goes wrong, and of those whose timeout is waited for."""
+"""Timeouts of groups in seconds: if no call should time out, and if a test waits for the timeout."""
 GRACE_S = patient(3.0)
 """Seconds that a busy machine may add to a timeout."""
 
 
 class ProcessGroupSuite(ConformanceSuite):
-    """Tests of a process group; subclass it and give ``build``, the other fixtures have defaults."""
+    """Tests of a process group.
+
+    A subclass must define the fixture ``build``; other fixtures have defaults.
+    """
 
     @pytest.fixture
     def build(self) -> Build:
@@ -63,37 +66,37 @@ class ProcessGroupSuite(ConformanceSuite):
 
     @pytest.fixture
     def world_size(self) -> int:
-        """Return the number of ranks: at least 2, and no more than there are devices for."""
+        """Return the number of ranks: at least 2, and at most the number of devices."""
         return 2
 
     @pytest.fixture
     def no_synchronisation(self) -> Guard:
-        """Return a top-level context manager under which a wait of the host for the device raises."""
+        """Return a top-level context manager in which a device synchronization raises."""
         return contextlib.nullcontext
 
     @pytest.mark.parametrize("move", ["broadcast", "send_recv", "all_gather"])
     def test_every_dtype_and_shape_arrives_bit_for_bit(
         self, build: Build, world_size: int, move: str
     ) -> None:
-        """P1: every torch dtype, empty tensors and scalars too."""
+        """P1: tensors of every torch dtype arrive bit for bit, empty tensors and scalars included."""
         run_ranks(_move_all, world_size, build, move)
 
     @pytest.mark.parametrize("dtype", SUMMABLE, ids=str)
     def test_all_reduce_sums_in_place(self, build: Build, world_size: int, dtype: torch.dtype) -> None:
-        """P2: exact on small integers in every summable dtype."""
+        """P2: ``all_reduce`` is exact for small integers in every dtype that it can sum."""
         run_ranks(_sum, world_size, build, dtype)
 
     @pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.float8_e4m3fn], ids=str)
     def test_all_reduce_refuses_what_it_cannot_sum(
         self, build: Build, world_size: int, dtype: torch.dtype
     ) -> None:
-        """P2: ProtocolError on the rank that asks; nothing was sent, so the group still works."""
+        """P2: ``all_reduce`` of another dtype raises ProtocolError before anything is sent; the group still works."""
         run_ranks(_refuse_sum, world_size, build, dtype)
 
     def test_calls_follow_the_work_before_and_precede_the_work_after(
         self, build: Build, world_size: int, no_synchronisation: Guard
     ) -> None:
-        """P3: ordered on the current stream, without a wait of the host for the device."""
+        """P3: calls are ordered on the current stream, without a device synchronization."""
         run_ranks(_chain, world_size, build, no_synchronisation)
 
     @pytest.mark.parametrize("wrong", ["strided", "elsewhere"])
@@ -101,48 +104,48 @@ class ProcessGroupSuite(ConformanceSuite):
     def test_a_tensor_that_cannot_travel_is_refused_before_anything_is_sent(
         self, build: Build, wrong: str, call: str
     ) -> None:
-        """P4: not contiguous, or on another device."""
+        """P4: a tensor that is not contiguous, or on another device, raises ProtocolError."""
         run_ranks(_refuse_tensor, 2, build, wrong, call)
 
     def test_the_default_group_is_neither_needed_nor_touched(self, build: Build, world_size: int) -> None:
-        """P5: works without a default group, and beside one with other ranks."""
+        """P5: the group works without a default group, and together with a default group of other ranks."""
         run_ranks(_beside_default_group, world_size, build)
 
     @pytest.mark.parametrize("call", ["recv", "all_reduce", "barrier"])
     def test_a_killed_peer_is_lost(self, build: Build, call: str) -> None:
-        """P6: PeerLost within the timeout; afterwards the group is unusable."""
+        """P6: if a peer is killed, calls raise PeerLost within the timeout; then the group is unusable."""
         survivor = _with_fault(build, call, Fault.KILL)
         assert isinstance(survivor.error, PeerLost), survivor.trace
         assert survivor.error.args[1] < SHORT_S + GRACE_S
 
     @pytest.mark.parametrize("call", ["recv", "all_reduce", "barrier"])
     def test_a_stopped_peer_exceeds_the_deadline(self, build: Build, call: str) -> None:
-        """P6: DeadlineExceeded at the timeout; afterwards the group is unusable."""
+        """P6: if a peer is stopped, calls raise DeadlineExceeded at the timeout; then the group is unusable."""
         survivor = _with_fault(build, call, Fault.STOP)
         assert isinstance(survivor.error, DeadlineExceeded), survivor.trace
         assert SHORT_S <= survivor.error.args[1] < SHORT_S + GRACE_S
 
     def test_abort_from_another_thread_unblocks_everybody(self, build: Build, world_size: int) -> None:
-        """P7: this process and its peers get PeerLost long before the timeout."""
+        """P7: after ``abort``, this process and its peers get PeerLost long before the timeout."""
         assert max(run_ranks(_abort_while_waiting, world_size, build)) < LONG_S / 4
 
     def test_a_group_without_its_peers_fails_to_build(self, build: Build) -> None:
-        """P8: it raises within the timeout and is never a silent no-op."""
+        """P8: building a group without its peers raises within the timeout."""
         assert run_ranks(_build_alone, 2, build)[0] < SHORT_S + GRACE_S
 
     @pytest.mark.parametrize("end", ["close", "abort"])
     def test_no_call_works_after_the_end(self, build: Build, end: str) -> None:
-        """P8: every call raises after close or abort."""
+        """P8: every call raises after ``close`` or ``abort``."""
         run_ranks(_call_after_end, 2, build, end)
 
     def test_close_twice_leaves_no_socket_and_no_thread(self, build: Build, world_size: int) -> None:
-        """P9: counted in every process, around a second life (the first may warm things up)."""
+        """P9: each process counts sockets and threads before and after building and closing a second group."""
         run_ranks(_come_and_go, world_size, build)
 
 
 @contextlib.contextmanager
 def joined(me: Rank, timeout_s: float = LONG_S) -> Generator[TcpRendezvous]:
-    """Yield a rendezvous of all ranks of the test."""
+    """Yield a rendezvous that all ranks of the test have joined."""
     address = "127.0.0.1:0" if me.rank == 0 else me.receive()
     with TcpRendezvous(address, me.rank, me.world_size, "token of the suite", timeout_s) as rendezvous:
         if me.rank == 0:
@@ -157,7 +160,7 @@ def _group(me: Rank, build: Build, timeout_s: float = LONG_S) -> Generator[Proce
 
 
 def _sample(shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> Tensor:
-    """Return random values of a rank, the same in every process (NaNs included: they must survive)."""
+    """Return random values of a rank, equal in every process, including NaNs."""
     generator = torch.Generator().manual_seed(rank)
     raw = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8, generator=generator)
     return (raw % 2).bool()[..., 0] if dtype == torch.bool else raw.view(dtype)[..., 0].contiguous()
@@ -188,7 +191,7 @@ def _move_all(me: Rank, build: Build, move: str) -> None:
 
 
 def _send_or_recv(group: ProcessGroup, tensor: Tensor) -> None:
-    """Send from the last rank to the first."""
+    """Send the tensor from the last rank to the first; do nothing on other ranks."""
     if group.rank == group.world_size - 1:
         group.send(tensor, dst=0)
     elif group.rank == 0:
@@ -242,7 +245,7 @@ def _refuse_tensor(me: Rank, build: Build, wrong: str, call: str) -> None:
 
 
 def _calls(group: ProcessGroup, tensor: Tensor) -> dict[str, Callable[[], Any]]:
-    """Return every call of the interface, towards rank 1."""
+    """Return name -> function, for every collective and point-to-point call with rank 1."""
     return {
         "broadcast": lambda: group.broadcast(tensor, src=1),
         "send": lambda: group.send(tensor, dst=1),

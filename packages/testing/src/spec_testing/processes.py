@@ -7,9 +7,9 @@
     results = run_ranks(member, 2, build)
     outcomes = watch_ranks(member, 2, build, faults={(1, "before send"): Fault.KILL})
 
-Functions and classes reach the children by name, so they are defined at the top level of a module; a test module
-that no import statement would find works too. Nothing outlives the call: what still runs when it ends is killed,
-and so is everything when the test process itself dies.
+Functions and classes reach the children by name, so they are defined at the top level of a module; a test
+module that no import statement would find works too. When the call ends, ranks that still run are killed, as
+they are when the test process dies.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _PRELOADED = "torch", "torch.distributed.tensor", "torch._dynamo"
-"""Modules that ranks import sooner or later; the last one comes with an optimizer. None of them touches a device."""
+"""Modules that are imported before ranks are forked. None of them initializes a device."""
 LIMIT_S = patient(120.0)
-"""Longest time of a test's ranks, also on a busy machine: only one that hangs takes it."""
+"""Longest time, in seconds, of the ranks of a test. Only a test that hangs takes so long."""
 PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal that a process gets when its parent dies."""
+"""Option of prctl(2) that sets the signal that a process gets when its parent dies."""
 
 
 class Fault(enum.Enum):
-    """The fault that a rank suffers when it reaches a point."""
+    """A fault that is injected into a rank when it reaches a named point."""
 
     KILL = signal.SIGKILL
     STOP = signal.SIGSTOP
@@ -68,26 +68,29 @@ class Outcome:
 
 
 class Rank:
-    """A rank as its function sees it: its number, and its connection to the test."""
+    """Argument of a rank's function: the rank's number, and its connection to the test."""
 
     def __init__(self, rank: int, world_size: int, line: Connection) -> None:
-        """Keep this rank's number and its line to the test."""
+        """Store this rank's number and its connection to the test."""
         self.rank, self.world_size = rank, world_size
         self._line = line
         self._published: deque[Any] = deque()
 
     def reach(self, point: str) -> None:
-        """Pass a named point; a fault that the test has planned for it happens here."""
+        """Mark a named point in the rank's function.
+
+        If the test has planned a fault for it, the fault happens now.
+        """
         self._line.send(("reach", point))
         while (message := self._line.recv())[0] != "go":
             self._published.append(message[1])
 
     def publish(self, value: Any) -> None:
-        """Send a value to every other rank's ``receive``."""
+        """Send a value to all other ranks, which get it from ``receive``."""
         self._line.send(("publish", value))
 
     def receive(self) -> Any:
-        """Return the next value that another rank has published."""
+        """Wait for the next value that another rank has published, and return it."""
         return self._published.popleft() if self._published else self._line.recv()[1]
 
 
@@ -98,9 +101,10 @@ def run_ranks(
     timeout_s: float = LIMIT_S,
     in_process: bool = False,
 ) -> list[Any]:
-    """Return what ``function(rank, *args)`` returned, by rank; the first rank's error fails the test, with its trace.
+    """Run ``function(rank, *args)`` on every rank and return the results in rank order.
 
-    ``in_process`` runs the ranks as threads of the test's process, for implementations that live in one.
+    The first error of a rank fails the test, with the rank's traceback. ``in_process``: run ranks as threads
+    of this process instead, for implementations that work within one process.
     """
     crew = (
         _Threads(function, args, world_size)
@@ -122,13 +126,17 @@ def watch_ranks(
     timeout_s: float = LIMIT_S,
     faults: Mapping[tuple[int, str], Fault] | None = None,
 ) -> list[Outcome]:
-    """How every rank ended. Fails when a rank without a fault dies or still runs after ``timeout_s``."""
+    """Run ``function`` on every rank with faults, and return how each rank ended.
+
+    ``faults``: (rank, point) -> fault. Fails if a rank without a fault dies or still runs after
+    ``timeout_s``.
+    """
     with _Processes((function, args), world_size, timeout_s) as crew:
         return crew.outcomes(dict(faults or {}), timeout_s)
 
 
 class _Crew:
-    """The ranks of one call, seen through the lines to them."""
+    """Controls the ranks of one call over the connections to them."""
 
     def __init__(self) -> None:
         self._lines: list[Connection] = []
@@ -237,7 +245,7 @@ class _Threads(_Crew):
 
 
 def _run_process(rank: int, world_size: int, line: Connection, work: bytes, timeout_s: float) -> None:
-    """Top of a child process."""
+    """Main function of a rank's process."""
     import torch
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -263,7 +271,7 @@ def _run_function(me: Rank, line: Connection, function: Callable[..., Any], args
 
 
 class _Pickler(pickle.Pickler):
-    """Names functions and classes by their file too: pytest imports test modules that no child could find."""
+    """Pickles functions and classes with their file, because a child cannot import pytest's test modules by name."""
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, FunctionType | type) or obj.__module__ == __name__:

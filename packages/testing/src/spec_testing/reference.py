@@ -1,4 +1,4 @@
-"""The backend that the suites compute on: ``cpu``, found by its entry point like any other plugin."""
+"""The reference backend ``cpu``, on which the suites compute; it is found by its entry point like any plugin."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @cache
 def reference_backend() -> Backend:
-    """Return the backend that every machine has, which this distribution requires."""
+    """Return the backend ``cpu``, which runs on every machine and which this distribution requires."""
     plugin = plugins.load_available(Backend, "cpu")
     return plugin(plugin.Config())
 
 
 def reference_kernel(name: str) -> Kernel | None:
-    """Return the kernel for the reference backend's devices, its own or one of an installed draft."""
+    """Return the kernel called ``name`` for the CPU, from the reference backend or an installed draft."""
     return plugins.find_kernel(reference_backend())(name)

@@ -1,4 +1,4 @@
-"""Count the resources of a process that ``close`` must release."""
+"""Counts the resources of a process that ``close`` must release."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _counting = threading.Lock()
 
 
 class Resources(NamedTuple):
-    """How many resources a process holds."""
+    """Numbers of resources, such as threads and descriptors, that a process holds."""
 
     descriptors: int
     threads: int

@@ -7,8 +7,8 @@
         def strategy(self) -> type[Strategy]:
             return MyStrategy
 
-Everything runs in processes of its own, so that the test process keeps no group. The reference is a plain loop in
-float64 with the same optimizer (``toy_training``).
+Training runs in child processes, so that no process group stays in the test process. The reference is a plain
+loop in float64 with the same optimizer (``toy_training``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from spec_core.strategy import Strategy
 
 _FAR_BELOW_BFLOAT16 = torch.finfo(torch.bfloat16).eps / 64
-"""Limit for what the test of S2 changes in a weight near 1: some learning rates, whichever the optimizer."""
+"""Largest change of a weight near 1 in the test of S2: far below the resolution of bfloat16."""
 _COLLECTIVES = {
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "broadcast",
     "broadcast_object_list", "barrier", "gather_object", "reduce_scatter", "reduce_scatter_tensor",
@@ -60,14 +60,17 @@ _COLLECTIVES = {
 
 
 class StrategySuite(ConformanceSuite):
-    """Needs the fixture ``strategy``: the plugin's class."""
+    """Tests of a strategy.
+
+    A subclass must define the fixture ``strategy``, which returns the plugin's class.
+    """
 
     backend: ClassVar[type[Backend] | None] = None
     """Backend whose devices and ``dist_backend`` the suite uses; by default the reference backend."""
     options: ClassVar[dict[str, object]] = {}
     """Values of section ``strategy`` that the suite runs with; by default the strategy's own defaults."""
     optimizer: ClassVar[type[Optimizer]] = ToyOptimizer
-    """Optimizer that the strategy trains with; by default one that asks for all that a strategy has to give."""
+    """Optimizer that the strategy trains with. The default uses everything that a strategy must provide."""
     optimizer_options: ClassVar[dict[str, object]] = {}
     """Values of section ``optimizer``."""
 
@@ -78,7 +81,7 @@ class StrategySuite(ConformanceSuite):
 
     @pytest.fixture
     def plan(self, strategy: type[Strategy], tmp_path: Path) -> Plan:
-        """Return what each rank of a test trains."""
+        """Return the Plan that each rank of a test trains."""
         return Plan(
             strategy,
             self.optimizer,
@@ -94,11 +97,11 @@ class StrategySuite(ConformanceSuite):
         assert issubclass(strategy.Config, StrategyConfig)
 
     def test_s11_what_changes_speed_only_are_options(self, strategy: type[Strategy]) -> None:
-        """S11: the names are those of options."""
+        """S11: ``speed_only`` contains only names of options."""
         assert strategy.Config.speed_only <= strategy.Config.model_fields.keys() - {"name"}
 
     def test_s1_equals_a_plain_loop(self, plan: Plan) -> None:
-        """S1, S12: forward and backward per micro-batch, summed gradients, clipped by their norm, the optimizer."""
+        """S1, S12: steps equal a plain loop: micro-batches, summed gradients, clipping by norm, optimizer."""
         clipped = replace(plan, micro_batches=2)
         free = replace(clipped, settings=StepConfig(clip=1e6))
         expected = [reference(plan) for plan in (clipped, free)]
@@ -108,7 +111,7 @@ class StrategySuite(ConformanceSuite):
             assert_close(report, wanted)
 
     def test_s2_masters_are_float32(self, plan: Plan) -> None:
-        """S2, S9: computing in bfloat16, updates far below its resolution still add up; weights are float32."""
+        """S2, S9: with bfloat16 compute, updates below bfloat16's resolution still add up; weights are float32."""
         bf16 = replace(plan, settings=StepConfig(dtype="bfloat16", clip=1e6), lr=1e-6)
         ((report,),) = train_all(1, bf16)
         assert report.metrics[0]["itemsize"] == torch.bfloat16.itemsize
@@ -119,9 +122,9 @@ class StrategySuite(ConformanceSuite):
         assert_gathered(report)
 
     def test_s3_outputs_are_equal_on_every_rank(self, plan: Plan) -> None:
-        """S3, S9: loss, sums, counts and the gradient norm are those of the whole step, the same on all ranks.
+        """S3, S9: loss, sums, counts and gradient norm are summed over the step, and equal on all ranks.
 
-        So are the weights, gathered one by one in one order.
+        The weights that ``gather_weights`` yields, and their order, are equal on all ranks, too.
         """
         (first,), (second,) = train_all(2, replace(plan, micro_batches=2))
         assert first == second
@@ -129,7 +132,7 @@ class StrategySuite(ConformanceSuite):
 
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_s4_cut_and_ranks_change_rounding_only(self, plan: Plan, world_size: int) -> None:
-        """S4, S12: any number of ranks and micro-batches, empty ones among them, trains the same weights."""
+        """S4, S12: any number of ranks and (also empty) micro-batches trains the same weights, up to rounding."""
         expected = reference(plan)
         for reports in train_all(world_size, *(replace(plan, micro_batches=cuts) for cuts in (1, 3, 5))):
             for report in reports:
@@ -137,9 +140,9 @@ class StrategySuite(ConformanceSuite):
 
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_s5_resumes_to_the_bit(self, plan: Plan, world_size: int) -> None:
-        """S5, S12: loaded into a fresh strategy with other weights, the next step gives the same bits.
+        """S5, S12: after loading into a fresh strategy with other weights, the next step is bitwise the same.
 
-        Buffers and each process's generator come along.
+        Buffers and each process's random generator are restored, too.
         """
         saved = plan.folder / "saved"
         saving = replace(plan, save_to=saved)
@@ -152,7 +155,7 @@ class StrategySuite(ConformanceSuite):
             assert load(resumed.weights).keys() == ToyDraft(0).state_dict().keys()
 
     def test_s5_loads_at_another_world_size(self, plan: Plan) -> None:
-        """S5, S12: what two ranks saved, one loads: the same bits before the next step, the same step after it."""
+        """S5, S12: one rank loads what two saved: weights are bitwise equal, the next step up to rounding."""
         saved = plan.folder / "saved"
         ((went_on,), _) = train_all(2, replace(plan, save_to=saved))
         ((resumed,),) = train_all(1, replace(plan, steps=1, seed=5, resume_from=saved))
@@ -160,7 +163,7 @@ class StrategySuite(ConformanceSuite):
         assert_close(resumed, went_on)
 
     def test_s5_another_module_is_refused(self, plan: Plan) -> None:
-        """S5: a state that lacks tensors of the module, or has others, ends in ArtifactError."""
+        """S5: loading a state with missing or additional tensors raises ArtifactError."""
         assert on_ranks(load_into_another_module, 1, [replace(plan, save_to=plan.folder / "saved")]) == [
             [True]
         ]
@@ -194,7 +197,7 @@ class StrategySuite(ConformanceSuite):
         assert all(torch.equal(read[name], value) for name, value in expected.items())
 
     def test_s6_names_the_group_of_every_collective(self, strategy: type[Strategy]) -> None:
-        """S6: in the plugin's source no collective leaves its group out."""
+        """S6: every collective call in the plugin's source has a group argument."""
         calls = [f"{file.name}:{line}" for file, tree in sources(strategy) for line in _ungrouped(tree)]
         assert not calls, f"collectives without a group in {', '.join(calls)}"
 
@@ -203,13 +206,13 @@ class StrategySuite(ConformanceSuite):
         plan.strategy.check(plan.config, toy_target(tmp_path), HINTS)
 
     def test_evaluate_changes_nothing(self, plan: Plan) -> None:
-        """``evaluate`` gives the output of the step that would follow, and trains nothing."""
+        """``evaluate`` returns the output of the step that would follow, and changes no weight."""
         for ((evaluated, stepped, unchanged),) in on_ranks(evaluate_then_step, 2, [plan]):
             assert evaluated == pytest.approx(stepped, rel=TOLERANCE)
             assert unchanged
 
     def test_vocabulary_ops_are_the_targets(self, plan: Plan) -> None:
-        """O1–O3: embedding rows as stored, teacher logits of final norm and head, without a gradient."""
+        """O1–O3: embeddings and teacher logits equal the target's, without a gradient."""
         assert on_ranks(compare_vocabulary_ops, 1, [plan]) == [[True]]
 
 

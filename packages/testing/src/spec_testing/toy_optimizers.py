@@ -1,4 +1,4 @@
-"""Optimizers of the suites: one that needs all that a strategy has to give, and plain descent."""
+"""Optimizers of the suites: ToyOptimizer uses everything that a strategy provides; PlainDescent is plain SGD."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ _MOMENTUM = 0.8
 
 
 class ToyOptimizer(Optimizer):
-    """Momentum, which matrices follow at one length: state like the weights, a count of steps, and whole matrices."""
+    """Momentum; the step of a matrix is scaled to a fixed length.
+
+    It uses state, a step count and ``map_whole``.
+    """
 
     name: ClassVar[str] = "toy"
     api_version: ClassVar[int] = 2
 
     def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> torch.optim.Optimizer:
-        """Return the optimizer."""
+        """Return the torch optimizer of these weights."""
         return _Toy(weights, map_whole)
 
 
@@ -53,7 +56,7 @@ class _Toy(torch.optim.Optimizer):
             value.add_(directions[name], alpha=-group["lr"])
 
     def _direction(self, value: Tensor) -> Tensor:
-        """Return the mean of all gradients, as Adam corrects it for its start at 0."""
+        """Return the running mean of the gradients, with Adam's bias correction."""
         state = self.state[value]
         state["step"] += 1
         gradient = torch.zeros_like(value) if value.grad is None else value.grad
@@ -66,11 +69,11 @@ def _unit(matrix: Tensor) -> Tensor:
 
 
 class PlainDescent(Optimizer):
-    """Each step is the learning rate times the gradient."""
+    """Plain gradient descent: each step is the learning rate times the gradient."""
 
     name: ClassVar[str] = "descent"
     api_version: ClassVar[int] = 2
 
     def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> torch.optim.Optimizer:
-        """Return the optimizer."""
+        """Return the torch optimizer of these weights."""
         return torch.optim.SGD([weight.values for weight in weights])

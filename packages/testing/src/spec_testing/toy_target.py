@@ -1,4 +1,4 @@
-"""A random target that exists in memory only, and features as its engine would capture them.
+"""A random target in memory, and features as an engine would capture them from it.
 
 Shapes: T tokens, N captured layers, H hidden size, V vocabulary.
 """
@@ -28,20 +28,20 @@ PAD_FEATURE = 0.0
 
 @dataclass(frozen=True)
 class ToySample:
-    """One document with its features."""
+    """One document: token ids, features and loss mask."""
 
     sample_id: int
     input_ids: Tensor
-    """int64 [T]"""
+    """Token ids, int64 [T]."""
     hidden_TNH: Tensor
     loss_mask: Tensor
-    """bool [T]"""
+    """Whether each token is supervised, bool [T]."""
     guess_place: Tensor | None = None
-    """int64 [T], as in Supervision."""
+    """``Supervision.guess_place``, int64 [T]."""
 
     @property
     def supervision(self) -> Supervision:
-        """The part of the sample that denominators depend on."""
+        """The data of the sample from which denominators are computed."""
         return Supervision(
             sample_id=self.sample_id, epoch=0, loss_mask=self.loss_mask, guess_place=self.guess_place
         )
@@ -73,7 +73,10 @@ def toy_target(folder: Path, **changes: object) -> TargetSpec:
 
 
 def toy_tensors(target: TargetSpec) -> TargetTensors:
-    """Return random rows; the head's all have the same length, so that each is its own largest logit."""
+    """Return random tensors for the target.
+
+    All rows of the head have the same length, so that the arg-max of a row's own logits is the row.
+    """
     generator = torch.Generator().manual_seed(1)
     shape = (target.vocab_size, target.hidden_size)
     head_VH = torch.nn.functional.normalize(torch.randn(shape, generator=generator), dim=-1)
@@ -85,12 +88,12 @@ def toy_tensors(target: TargetSpec) -> TargetTensors:
 
 
 def toy_ops(target: TargetSpec, tensors: TargetTensors) -> TargetOps:
-    """Return the target's ops on the CPU in float32."""
+    """Return the target's VocabularyOps on the CPU in float32."""
     return TargetOps(target, tensors, torch.device("cpu"), torch.float32)
 
 
 def toy_tokens(length: int, generator: Generator) -> Tensor:
-    """Return token ids [T] of which each follows from the one before: something that a draft can learn."""
+    """Return token ids [T] in which each token determines the next, so that a draft can learn them."""
     tokens = [int(torch.randint(VOCAB, (1,), generator=generator))]
     while len(tokens) < length:
         tokens.append((3 * tokens[-1] + 5) % VOCAB)
@@ -100,7 +103,10 @@ def toy_tokens(length: int, generator: Generator) -> Tensor:
 def toy_features(
     next_ids: Tensor, schema: FeatureSchema, target: TargetSpec, tensors: TargetTensors, generator: Generator
 ) -> Tensor:
-    """Return [T, N, H]: random states, but the input of the final norm, where captured, says ``next_ids`` [T]."""
+    """Return random states [T, N, H].
+
+    If the input of the final norm is captured, the target predicts ``next_ids`` [T] from it.
+    """
     hidden_TNH = torch.randn(schema.shape(len(next_ids)), generator=generator)
     for index, layer in enumerate(schema.layers):
         if layer == target.num_layers:
@@ -112,7 +118,10 @@ def toy_features(
 def toy_samples(
     schema: FeatureSchema, target: TargetSpec, tensors: TargetTensors, lengths: Sequence[int]
 ) -> list[ToySample]:
-    """Return documents of these lengths; three tokens of four are supervised, every fifth document has none."""
+    """Return documents of these lengths.
+
+    Three of four tokens are supervised, in every fifth document none.
+    """
     generator = torch.Generator().manual_seed(2)
     samples: list[ToySample] = []
     for sample_id, length in enumerate(lengths):
@@ -124,9 +133,9 @@ def toy_samples(
 
 
 def toy_batch(samples: Sequence[ToySample], schema: FeatureSchema, width: int = 0) -> DraftBatch:
-    """Lay the documents one after the other, each padded to ``width`` tokens where it is shorter.
+    """Return a batch of the documents, one after the other, each padded to at least ``width`` tokens.
 
-    Without samples the batch is ``width`` tokens of padding and no span.
+    Without samples the batch has ``width`` tokens of padding and no span.
     """
     rooms = [max(width, len(sample.input_ids)) for sample in samples]
     total = sum(rooms) if samples else width

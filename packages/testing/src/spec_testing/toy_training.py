@@ -40,14 +40,14 @@ LIMIT_S = patient(90.0)
 SCHEMA = FeatureSchema(layers=(1,), hidden_size=8, dtype="float32")
 LENGTHS = (6, 1, 9, 4, 3, 8)
 CLIP = 0.05
-"""A small one: it acts."""
+"""Clipping norm, small enough that gradients are clipped."""
 HINTS = ShardHints(blocks=("block",), vocabulary=("out",))
 LR = 0.01
 TOLERANCE = 2e-5
 
 
 class ToyDraft(nn.Module):
-    """Predicts from a token's features whether its id is odd: two layers, one buffer, shares of a squared error."""
+    """A toy module that predicts from a token's features whether the token's id is odd, with a squared error."""
 
     def __init__(self, seed: int) -> None:
         """Draw the weights from ``seed``."""
@@ -78,7 +78,10 @@ class ToyDraft(nn.Module):
 
 @dataclass(frozen=True)
 class Plan:
-    """The training that one rank does; ``micro_batches`` says how its part of the global batch is cut."""
+    """The training of one rank.
+
+    ``micro_batches``: number of micro-batches of the rank's share of a global batch.
+    """
 
     strategy: type[Strategy]
     optimizer: type[Optimizer]
@@ -95,26 +98,26 @@ class Plan:
     """Values of section ``optimizer``."""
     resume_from: Path | None = None
     save_to: Path | None = None
-    """A checkpoint written after ``steps``; one more step follows."""
+    """Folder of a checkpoint that is written after ``steps`` steps; one more step follows."""
 
     @property
     def config(self) -> StrategyConfig:
-        """The section ``strategy``."""
+        """The configuration section ``strategy``."""
         return self.strategy.Config.model_validate({"name": self.strategy.name, **self.options})
 
     def new_optimizer(self) -> Optimizer:
-        """Return the optimizer's plugin."""
+        """Return a new object of the optimizer plugin."""
         values = {"name": self.optimizer.name, **self.optimizer_options}
         return self.optimizer(self.optimizer.Config.model_validate(values))
 
     def new_strategy(self, device: torch.device) -> Strategy:
-        """Return the strategy, for ``device``."""
+        """Return a new strategy for ``device``."""
         return self.strategy(self.config, self.settings, self.new_optimizer(), device)
 
 
 @dataclass
 class Report:
-    """Everything that one rank saw while it trained."""
+    """Results of one rank's training."""
 
     losses: list[float] = field(default_factory=list[float])
     metrics: list[dict[str, float | list[float]]] = field(
@@ -125,9 +128,9 @@ class Report:
     drawn: list[float] = field(default_factory=list[float])
     """Random numbers drawn right after the state was saved or loaded."""
     weights: bytes = b""
-    """Safetensors: a tensor of a rank that has ended could not be read."""
+    """Full weights, as safetensors bytes, because a tensor of an ended process could not be read."""
     gathered: list[tuple[str, bytes]] = field(default_factory=list[tuple[str, bytes]])
-    """The same one by one, in the order in which the rank has gathered them."""
+    """Name and bytes of each weight, in the order in which ``gather_weights`` yielded them."""
 
 
 def train_all(world_size: int, *plans: Plan) -> list[list[Report]]:
@@ -141,7 +144,7 @@ def on_ranks(act: Callable[[Strategy, Plan], Any], world_size: int, plans: Seque
 
 
 def _rank(me: Rank, act: Callable[[Strategy, Plan], Any], plans: Sequence[Plan], group: str) -> list[Any]:
-    """Act on plan after plan in one rank's process, each with a strategy of its own, in torch's default group."""
+    """Call ``act`` on each plan with a new strategy, in one rank's process, within torch's default group."""
     plugin = plans[0].backend
     backend = plugin(plugin.Config(name=plugin.name))
     device = backend.device(me.rank)
@@ -159,7 +162,7 @@ def _rank(me: Rank, act: Callable[[Strategy, Plan], Any], plans: Sequence[Plan],
 
 
 def train_toy(strategy: Strategy, plan: Plan) -> Report:
-    """Train a plan from start to end; return what this rank saw."""
+    """Train a plan from start to end; return this rank's Report."""
     report = Report()
     if plan.resume_from is not None:
         strategy.load(SafetensorsFolder(plan.resume_from))
@@ -192,7 +195,7 @@ def _step(strategy: Strategy, plan: Plan, report: Report) -> None:
 
 
 def evaluate_then_step(strategy: Strategy, plan: Plan) -> tuple[float, float, bool]:
-    """Return the loss evaluated, the loss of the step after it, and whether evaluating left the weights alone."""
+    """Return the loss of ``evaluate``, the loss of the next step, and whether ``evaluate`` changed no weight."""
     before = save(strategy.full_weights())
     batches, denominators = _toy_share(strategy, 2)
     evaluated = strategy.evaluate(batches, denominators, _ops(strategy, plan))
@@ -202,7 +205,7 @@ def evaluate_then_step(strategy: Strategy, plan: Plan) -> tuple[float, float, bo
 
 
 def load_into_another_module(strategy: Strategy, plan: Plan) -> bool:
-    """Return whether a saved state is refused by a module with one more parameter."""
+    """Return whether loading a saved state into a module with one more parameter is refused."""
     assert plan.save_to is not None
     plan.save_to.mkdir(exist_ok=True)
     strategy.save(SafetensorsFolder(plan.save_to))
@@ -218,7 +221,7 @@ def load_into_another_module(strategy: Strategy, plan: Plan) -> bool:
 
 
 def compare_vocabulary_ops(strategy: Strategy, plan: Plan) -> bool:
-    """Assert that the strategy's vocabulary is the target's; return True."""
+    """Assert that the strategy's VocabularyOps compute what the target's tensors give; return True."""
     ops, device = _ops(strategy, plan), strategy.device
     target = toy_target(plan.folder)
     tensors = toy_tensors(target)
@@ -255,7 +258,7 @@ def _samples() -> list[ToySample]:
 
 
 def _toy_share(strategy: Strategy, micro_batches: int) -> tuple[list[DraftBatch], Tensor]:
-    """Return this rank's part of the one global batch: every ``size``-th sample, dealt to ``micro_batches``."""
+    """Return this rank's share of the global batch: every ``size``-th sample, spread over ``micro_batches``."""
     place = strategy.data_parallel(
         strategy.config, torch.distributed.get_rank(), torch.distributed.get_world_size()
     )
@@ -268,7 +271,7 @@ def _denominators() -> Tensor:
 
 
 def reference(plan: Plan) -> Report:
-    """Train the same as a plain loop in float64: one batch, one device, whole weights."""
+    """Train a plan by a plain loop in float64, with one batch, one device and full weights."""
     module = ToyDraft(plan.seed).double()
     weights = [
         TrainedWeight(
@@ -307,6 +310,6 @@ def assert_close(got: Report, expected: Report) -> None:
 
 
 def assert_gathered(report: Report) -> None:
-    """Assert that the tensors gathered one by one are those gathered together, to the bit and each once."""
+    """Assert that ``gather_weights`` yielded each tensor of ``full_weights`` once, bit for bit."""
     assert len(report.gathered) == len(dict(report.gathered))
     assert dict(report.gathered) == {name: _alone(tensor) for name, tensor in load(report.weights).items()}

@@ -1,4 +1,4 @@
-"""Entries of the workers that LauncherSuite starts. Imports no torch."""
+"""Entry functions of the workers that LauncherSuite starts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LONG_S = 600.0
 
 
 def echo(link: RunLink, order: Mapping[str, Any]) -> None:
-    """Send what this worker is, then return every message to the run.
+    """Send a description of this worker's process, then send every message back to the run.
 
-    At the end of the run, write into the file ``order["ending"]`` what ``send`` raises.
+    When the run ends, write the error that ``send`` raises into the file ``order["ending"]``.
     """
     link.send(
         {
@@ -46,7 +46,7 @@ def echo(link: RunLink, order: Mapping[str, Any]) -> None:
 
 
 def count_and_end(link: RunLink, order: Mapping[str, Any]) -> None:
-    """Send 100 numbers and end as ``order["how"]`` says."""
+    """Send 100 numbers, then end in the way that ``order["how"]`` names."""
     for number in range(100):
         link.send({"number": number})
     if order["how"] == "raise":
@@ -83,7 +83,7 @@ def listen_for_peer(link: RunLink, order: Mapping[str, Any]) -> None:
 
 
 def connect_to_peer(link: RunLink, order: Mapping[str, Any]) -> None:
-    """Send a word to the worker whose address the first message has."""
+    """Connect to the worker whose address is in the first message, and send it a word."""
     where = link.receive()
     assert where is not None
     with socket.create_connection((where["address"], where["port"])) as connection:
@@ -91,6 +91,6 @@ def connect_to_peer(link: RunLink, order: Mapping[str, Any]) -> None:
 
 
 def close_everything(link: RunLink, order: Mapping[str, Any]) -> None:
-    """Close every descriptor and do not end, as a process that dies inside a driver."""
+    """Close every descriptor and do not end, like a process that hangs inside a driver while it dies."""
     os.closerange(3, 100)
     time.sleep(LONG_S)

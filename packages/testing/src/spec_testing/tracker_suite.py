@@ -33,11 +33,14 @@ _SCALARS = {"loss": 2.0, "accuracy/0": 0.5}
 
 
 class TrackerSuite(ConformanceSuite):
-    """The contract of a tracker; ``tracker`` is the fixture that it needs."""
+    """Tests of a tracker.
+
+    A subclass must define the fixture ``tracker``, which returns the plugin's class.
+    """
 
     @pytest.fixture
     def tracker(self) -> type[Tracker]:
-        """Return the plugin's class, for a service that is there."""
+        """Return the plugin's class; its service must be available."""
         raise pytest.UsageError("a TrackerSuite needs a fixture 'tracker' that returns the plugin's class")
 
     @pytest.fixture
@@ -47,12 +50,12 @@ class TrackerSuite(ConformanceSuite):
 
     @pytest.fixture
     def failing_value(self) -> Any:
-        """Return a value of the key for which the service fails; by default none is known, and K7 is skipped."""
+        """Return a value of the key with which the service fails; by default the test of K7 is skipped."""
         return None
 
     @abstractmethod
     def steps_of(self, folder: Path) -> set[int]:
-        """Return the steps that the service has of runs below ``folder``, where ``accuracy/0`` was logged."""
+        """Return the steps at which the service has ``accuracy/0``, of runs in folders below ``folder``."""
 
     def test_k1_the_client_is_found_without_an_error(self, tracker: type[Tracker]) -> None:
         """K1: probe says whether the client is installed."""
@@ -65,7 +68,7 @@ class TrackerSuite(ConformanceSuite):
     def test_k3_k4_k5_k6_a_resumed_run_goes_on(
         self, tracker: type[Tracker], value: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """K3, K4, K5, K6: scalars are kept, a run goes on where it was, and nothing is printed."""
+        """K3, K4, K5, K6: scalars are stored, a resumed run is continued, and nothing is printed."""
         first, other = tmp_path / "one" / "run", tmp_path / "other" / "run"
         kept: list[dict[str, str]] = []
         for step, folder in ((1, first), (2, first), (1, other)):
@@ -83,7 +86,7 @@ class TrackerSuite(ConformanceSuite):
     def test_k5_k8_calls_come_from_another_thread(
         self, tracker: type[Tracker], value: Any, tmp_path: Path
     ) -> None:
-        """K5, K8: a run calls from one thread that is not the main one, and waits a minute for the end."""
+        """K5, K8: a tracker works if all calls come from one other thread, and ``close`` ends within a minute."""
         folder = tmp_path / "one" / "run"
         folder.mkdir(parents=True)
 
@@ -97,7 +100,7 @@ class TrackerSuite(ConformanceSuite):
     def test_k7_a_service_that_fails_is_raised(
         self, tracker: type[Tracker], failing_value: Any, tmp_path: Path
     ) -> None:
-        """K7: some call raises, so that the run can warn."""
+        """K7: if the service fails, some call raises, so that the run can warn."""
         if failing_value is None:
             pytest.skip("no value is known for which the service fails (fixture failing_value)")
         with (

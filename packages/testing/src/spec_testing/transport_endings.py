@@ -1,4 +1,4 @@
-"""Parts of TransportSuite in which an end dies, stops or closes (T6, T7, T9)."""
+"""Test functions of TransportSuite in which a sender or receiver dies, stops or closes (T6, T7, T9)."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ SAFE = "the window is full of a sample whose ticket is done, and one waits"
 
 
 def _let_arrive(sender: FeatureSender) -> None:
-    """Wait for a ticket; where nothing is copied it waits for the receiver, and is not waited for here."""
+    """Wait for a ticket if the transport copies samples; otherwise it is done only when the receiver releases."""
     with contextlib.suppress(DeadlineExceeded):
         sender.flush(SHORT_S)
 
 
 def fault_in_sender(me: Rank, stage: Stage) -> str | None:
-    """Kill or stop a sender after it has sent."""
+    """Kill or stop the sender after it has sent samples; return what the receiver's next call raises."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             sender.send(stage.sample(0), LONG_S)
@@ -55,7 +55,7 @@ def fault_in_sender(me: Rank, stage: Stage) -> str | None:
 
 
 def death_of_sender(me: Rank, stage: Stage) -> str | None:
-    """Kill a sender that waits for room."""
+    """Kill a sender that waits because the window is full."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             sender.send(stage.sample(0), LONG_S).result(LONG_S)  # it has been received, at the latest
@@ -74,7 +74,7 @@ def death_of_sender(me: Rank, stage: Stage) -> str | None:
 
 
 def _take_until_lost(stage: Stage, receiver: FeatureReceiver, num_taken: int) -> int:
-    """Take samples in order, from ``num_taken`` on, until PeerLost; return how many there were with those before."""
+    """Receive samples in order until PeerLost, starting with number ``num_taken``; return the total number."""
     while True:
         try:
             got = receiver.receive(2 * SHORT_S)
@@ -86,7 +86,7 @@ def _take_until_lost(stage: Stage, receiver: FeatureReceiver, num_taken: int) ->
 
 
 def fault_in_receiver(me: Rank, stage: Stage) -> str | None:
-    """Kill or stop the receiver."""
+    """Kill or stop the receiver while a sender is connected."""
     if me.rank == 0:
         with stage.receiver(me, UNIT_BYTES):
             me.receive()
@@ -113,7 +113,7 @@ def fault_before_connect(me: Rank, stage: Stage) -> str | None:
 
 
 def fault_in_one_of_two(me: Rank, stage: Stage) -> str | None:
-    """Kill or stop one of two senders."""
+    """Kill or stop one of two senders; the other sender continues."""
     if me.rank == 1:
         with stage.sender(me) as sender:
             ticket = sender.send(stage.sample(0), LONG_S)
@@ -155,7 +155,7 @@ def _outlive_a_sender(me: Rank, stage: Stage) -> str:
 
 
 def close_sender(me: Rank, stage: Stage) -> None:
-    """Close a sender."""
+    """Close the sender, and check what the receiver gets (T7)."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             assert {me.receive(), me.receive()} == {"closed", "connected"}
@@ -185,7 +185,7 @@ def close_sender(me: Rank, stage: Stage) -> None:
 
 
 def close_receiver(me: Rank, stage: Stage) -> None:
-    """Close the receiver."""
+    """Close the receiver, and check what the sender's tickets and calls raise (T7)."""
     if me.rank == 0:
         with stage.receiver(me, 2 * UNIT_BYTES) as receiver:
             receiver.receive(LONG_S)
@@ -203,7 +203,7 @@ def close_receiver(me: Rank, stage: Stage) -> None:
 
 
 def come_and_go(me: Rank, stage: Stage) -> None:
-    """Open and close twice; both ranks count after each, when the other end is closed, too (T9)."""
+    """Open and close both sides twice; each rank counts its resources after both sides are closed (T9)."""
     counts: list[Resources] = []
     for _ in range(2):
         if me.rank == 0:
@@ -225,6 +225,6 @@ def come_and_go(me: Rank, stage: Stage) -> None:
 
 
 def _meet(me: Rank) -> None:
-    """Wait for both ranks: in one process each also counts what the other has."""
+    """Wait until both ranks have come here: within one process each also counts the other's resources."""
     me.publish("here")
     me.receive()

@@ -1,6 +1,6 @@
-"""Parts of TransportSuite in which all goes well (T1-T6, T8).
+"""Test functions of TransportSuite in which no process fails (T1-T6, T8).
 
-Rank 0 receives, the others send; in one process they are threads.
+Rank 0 receives, the other ranks send. If the transport works in one process, ranks are threads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def connect_and_part(me: Rank, stage: Stage) -> str | None:
-    """Connect and close (T1)."""
+    """Connect a sender to the receiver's address and close it (T1)."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             me.receive()
@@ -42,7 +42,7 @@ def connect_and_part(me: Rank, stage: Stage) -> str | None:
 
 
 def connect_with_other_schema(me: Rank, stage: Stage, other: FeatureSchema) -> None:
-    """Connect with another schema (T1)."""
+    """Connect with another schema and expect SchemaMismatch (T1)."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             take(stage, receiver, 5)
@@ -58,7 +58,7 @@ def connect_with_other_schema(me: Rank, stage: Stage, other: FeatureSchema) -> N
 
 
 def connect_too_late(me: Rank, stage: Stage) -> None:
-    """Connect to a receiver that was closed (T1)."""
+    """Connect to a receiver that was closed and expect PeerLost (T1)."""
     if me.rank == 0:
         with stage.receiver(me):
             pass
@@ -71,7 +71,7 @@ def connect_too_late(me: Rank, stage: Stage) -> None:
 
 
 def overwrite_after_ticket(me: Rank, stage: Stage) -> None:
-    """Overwrite a sample once its ticket is done (T2)."""
+    """Overwrite a sample's memory after its ticket is done (T2)."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             for request_id in range(3):
@@ -89,7 +89,7 @@ def overwrite_after_ticket(me: Rank, stage: Stage) -> None:
 
 
 def stream(me: Rank, stage: Stage, dtype: str) -> None:
-    """Send samples of two senders in turn (T3)."""
+    """Send samples from two senders and check that all arrive in each sender's order (T3)."""
     schema = FeatureSchema(layers=(1, 3, 8), hidden_size=16, dtype=dtype)
     samples = 40
     lengths = [1, 7, UNIT, 3 * UNIT, 0, 64]
@@ -114,7 +114,7 @@ def stream(me: Rank, stage: Stage, dtype: str) -> None:
 
 
 def hold_one(me: Rank, stage: Stage) -> None:
-    """Hold one sample while others come and go (T4)."""
+    """Keep one received sample while others are received and released (T4)."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             for request_id in range(20):
@@ -154,7 +154,7 @@ def fill_window(me: Rank, stage: Stage) -> None:
 
 
 def share_window(me: Rank, stage: Stage) -> None:
-    """Share one window among two senders (T5)."""
+    """Let two senders share one window (T5)."""
     if me.rank == 0:
         with stage.receiver(me, 2 * UNIT_BYTES) as receiver:
             assert [me.receive(), me.receive()] == ["full", "waited"]
@@ -176,7 +176,7 @@ def share_window(me: Rank, stage: Stage) -> None:
 
 
 def fragment_window(me: Rank, stage: Stage) -> None:
-    """Ask for room that is free in two pieces (T5)."""
+    """Send a sample that fits only into two separate free areas of the window (T5)."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             for request_id in range(4):
@@ -197,7 +197,7 @@ def fragment_window(me: Rank, stage: Stage) -> None:
 
 
 def send_oversized(me: Rank, stage: Stage) -> None:
-    """Send a sample larger than the window (T5)."""
+    """Send a sample larger than the window and expect ConfigError (T5)."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             started = time.monotonic()
@@ -212,7 +212,7 @@ def send_oversized(me: Rank, stage: Stage) -> None:
 
 
 def receive_early(me: Rank, stage: Stage) -> None:
-    """Receive before anything was sent (T6)."""
+    """Receive before a sample was sent and expect DeadlineExceeded (T6)."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             me.receive()
@@ -226,7 +226,7 @@ def receive_early(me: Rank, stage: Stage) -> None:
 
 
 def flush(me: Rank, stage: Stage) -> None:
-    """Flush a sender (T8)."""
+    """Flush a sender with and without an open ticket (T8)."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             me.receive()

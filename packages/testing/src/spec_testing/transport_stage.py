@@ -1,4 +1,4 @@
-"""Stage: samples, ends of a transport, timeouts and checks for every part of TransportSuite."""
+"""Stage: samples, senders, receivers, timeouts and checks for the test functions of TransportSuite."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ UNIT = 10
 """Number of tokens of an ordinary sample."""
 UNIT_BYTES = UNIT * (8 + 3 * 16 * 4)
 LONG_S, SHORT_S, GRACE_S = patient(15.0), 0.4, patient(3.0)
-"""Timeouts in seconds: one that nothing should reach, one that is waited for, and what a busy machine may add."""
+"""Timeouts in seconds: one that should not be reached, one that a test waits for, and tolerance for a busy
+machine."""
 FAULT = "the fault"
 
 
 class Play(Protocol):
-    """Runs a part on every rank and returns what each has returned."""
+    """Runs a test function on every rank and returns each rank's result."""
 
     def __call__(self, part: Callable[..., Any], world_size: int, /, *args: Any) -> list[Any]:
-        """Run ``part`` on ``world_size`` ranks."""
+        """Run the test function ``part`` on ``world_size`` ranks and return the results in rank order."""
         ...
 
 
 class Fail(Protocol):
-    """Runs a part in which one rank suffers a fault."""
+    """Runs a test function on every rank, with a fault in one rank."""
 
     def __call__(self, part: Callable[..., Any], fault: Fault, victim: int, world_size: int = 2, /) -> Any:
-        """Run ``part``, with ``fault`` in the rank ``victim``."""
+        """Run the test function ``part`` with ``fault`` in rank ``victim``, and return a survivor's result."""
         ...
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Samples and ends of a transport, the same for every part."""
+    """Creates the samples, senders and receivers of the transport under test."""
 
     build: Callable[[], Transport]
     device: str
@@ -56,19 +57,19 @@ class Stage:
     def receiver(
         self, me: Rank, window_bytes: int = 8 * UNIT_BYTES, schema: FeatureSchema = SCHEMA
     ) -> Generator[FeatureReceiver]:
-        """Yield a receiver, whose address it publishes to the senders."""
+        """Yield a receiver, after publishing its address to the sending ranks."""
         with self.build().listen(schema, window_bytes) as receiver:
             me.publish(receiver.address)
             yield receiver
 
     def sender(self, me: Rank, schema: FeatureSchema = SCHEMA) -> FeatureSender:
-        """Return a sender to the receiver."""
+        """Return a sender that is connected to the receiver."""
         return self.build().connect(me.receive(), schema, LONG_S)
 
     def sample(
         self, request_id: int, num_tokens: int = UNIT, schema: FeatureSchema = SCHEMA
     ) -> FeatureSample:
-        """Return a sample with the same bits for the same arguments in every process; NaNs among them."""
+        """Return a sample that is bitwise equal for equal arguments in every process; it includes NaNs."""
         generator = torch.Generator().manual_seed(request_id)
         ids = torch.randint(0, 1 << 40, (num_tokens,), generator=generator)
         size = num_tokens * schema.bytes_per_token()
@@ -79,7 +80,7 @@ class Stage:
         )
 
     def check(self, got: FeatureSample, request_id: int, num_tokens: int = UNIT) -> None:
-        """Assert that ``got`` is that sample of the default schema, bit for bit."""
+        """Assert that ``got`` equals sample ``request_id`` of the default schema, bit for bit."""
         assert got.request_id == request_id
         assert same(got, self.sample(request_id, num_tokens))
 

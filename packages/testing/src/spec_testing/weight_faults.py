@@ -1,4 +1,4 @@
-"""Parts of WeightTransportSuite in which something fails on the way: a process, or a tensor."""
+"""Test functions of WeightTransportSuite in which a process fails or a tensor is damaged."""
 
 from __future__ import annotations
 
@@ -33,13 +33,16 @@ if TYPE_CHECKING:
     Weights = Iterator[tuple[str, Tensor]]
 
 PUSH_S = 3.0
-"""Time of a push that a fault lets run out."""
+"""Deadline, in seconds, of a push that times out because of a fault."""
 
 
 def fault_in_replica(me: Rank, stage: WeightStage, push_s: float) -> None:
-    """Ranks from 1 on are replicas; rank 1 suffers a fault in the second update, rank 3 is late. Rank 0 publishes.
+    """Publish updates from rank 0 to the other ranks, with a fault in rank 1 in the second update.
 
-    ``push_s`` is the time of the second update, which it takes where the fault is silence.
+    Rank 3 is late.
+
+    ``push_s``: deadline of the second update in seconds, which is reached if the fault is that rank 1 is
+    stopped.
     """
     if me.rank > 0:
         receiver = StagedReceiver(stage, stage.build(), me.reach)
@@ -70,7 +73,7 @@ def fault_in_replica(me: Rank, stage: WeightStage, push_s: float) -> None:
 
 
 def fault_in_publisher(me: Rank, stage: WeightStage) -> None:
-    """Rank 0 publishes and suffers the fault in its second update; rank 1 takes over. Rank 2 is the replica."""
+    """Publish from rank 0, which fails in its second update, then from rank 1. Rank 2 is the replica."""
     if me.rank == 2:
         receiver = StagedReceiver(stage, stage.build(), lambda point: None)
         serve_receiver(me, receiver, num_clients=2)
@@ -106,7 +109,10 @@ def _publish_until_killed(me: Rank, stage: WeightStage) -> None:
 
 
 class _Reached(dict[str, "Tensor"]):
-    """Weights whose second reader, after the one that describes them, sends them: that is a named point."""
+    """Weights that call ``reach`` when they are read for the second time.
+
+    The first reading makes the manifest.
+    """
 
     def __init__(self, weights: Mapping[str, Tensor], reach: Callable[[], None]) -> None:
         super().__init__(weights)
@@ -156,7 +162,7 @@ def _truncate(weights: Weights) -> Weights:
 
 
 def _swap(weights: Weights) -> Weights:
-    """Exchange two tensors of one shape and dtype."""
+    """Exchange two tensors of equal shape and dtype."""
     other = {"left": "right", "right": "left"}
     return ((other.get(name, name), tensor) for name, tensor in weights)
 
@@ -172,7 +178,7 @@ def _reorder(weights: Weights) -> Weights:
 
 
 def _stale(weights: Weights) -> Weights:
-    """Yield one tensor of the version before."""
+    """Yield one tensor of the previous version, and the others unchanged."""
     before = odd_weights(0)
     return ((name, before[name] if name == "scalar" else tensor) for name, tensor in weights)
 
@@ -193,7 +199,7 @@ class _DamagingReceiver(WeightReceiver):
 
 
 class _DamagingTransport(WeightTransport):
-    """The transport under test, but for what arrives of versions of odd numbers: each suffers another damage."""
+    """The transport under test, which damages the received tensors of odd versions, each version differently."""
 
     def __init__(self, transport: WeightTransport) -> None:
         super().__init__(transport.config, transport.backend)
@@ -226,7 +232,7 @@ class _DamagingTransport(WeightTransport):
 
 
 def publish_damaged(me: Rank, stage: WeightStage) -> None:
-    """Damage one update after the other on its way to rank 1, with a whole one after each."""
+    """Publish damaged updates to rank 1, each in another way, and an undamaged update after each."""
     if me.rank == 1:
         transport = _DamagingTransport(stage.build())
         serve_receiver(me, StagedReceiver(stage, transport, lambda point: None))

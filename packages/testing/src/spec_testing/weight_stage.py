@@ -1,4 +1,4 @@
-"""A draft of odd tensors, a slot that holds it, and replicas in other processes: for the suites of weight sync."""
+"""A draft with tensors of unusual shapes, a slot that holds it, and replicas in other processes, for tests."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ if TYPE_CHECKING:
 
 FENCE = 10
 WAIT_S = patient(60.0)
-"""Seconds for what should take none, also on a busy machine."""
+"""Longest wait, in seconds, for something that should happen at once; generous for a busy machine."""
 TARGET = "digest of the suite's target"
 BUCKET_BYTES = 4096
-"""Size of the buckets of a transport under test: less than the largest tensor, and that of another one."""
+"""Bucket size of a transport under test: smaller than the largest tensor, and equal to the size of another
+tensor."""
 POISON = 0xA5
-"""Every byte of a copy before it is loaded."""
+"""Value of every byte of the spare copy before an update is loaded."""
 
 
 def odd_weights(version: int) -> dict[str, Tensor]:
-    """Return a draft whose every byte depends on the version, but for the vocabulary mapping, which stays.
+    """Return weights of which every byte depends on the version, except for the constant vocabulary mapping.
 
     All its values are finite.
     """
@@ -76,12 +77,15 @@ def same_bytes(left: Tensor, right: Tensor) -> bool:
 
 
 def raw_bytes(tensor: Tensor) -> Tensor:
-    """Return a tensor's bytes on the CPU."""
+    """Return a tensor's bytes as a uint8 tensor on the CPU."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 class ToySlot(DraftSlot):
-    """The two copies of a draft that nothing drafts with; ``reach`` is called at each named point of an update."""
+    """A DraftSlot with two copies of a draft, without an engine.
+
+    ``reach`` is called at each named point of an update.
+    """
 
     def __init__(
         self,
@@ -98,15 +102,15 @@ class ToySlot(DraftSlot):
 
     @property
     def device(self) -> torch.device:
-        """Return where new tensors should arrive."""
+        """Return the device on which new tensors should arrive."""
         return self._device
 
     def layout(self) -> DraftLayout:
-        """Return what an update must hold."""
+        """Return the names, shapes and dtypes that an update must have."""
         return self._layout
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Copy into the spare copy, which is poisoned first."""
+        """Fill the spare copy with POISON, then copy the weights into it."""
         self.num_loads += 1
         spare = self._copies["spare"]
         for tensor in spare.values():
@@ -117,14 +121,14 @@ class ToySlot(DraftSlot):
             self._reach(f"load {self.num_loads}")
 
     def swap(self) -> None:
-        """Exchange the copies."""
+        """Exchange the live and the spare copy."""
         self._reach(f"before swap {self.num_loads}")
         live, spare = self._copies["live"], self._copies["spare"]
         self._copies = {"live": spare, "spare": live}
         self._reach(f"after swap {self.num_loads}")
 
     def serves(self, weights: Mapping[str, Tensor]) -> bool:
-        """Return whether the live copy is these weights, bit for bit."""
+        """Return whether the live copy equals these weights, bit for bit."""
         return all(same_bytes(tensor, weights[name]) for name, tensor in self._copies["live"].items())
 
     def _copied(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -133,19 +137,19 @@ class ToySlot(DraftSlot):
 
 @dataclass(frozen=True)
 class WeightStage:
-    """The transport under test and its tensors, the same for every part; each process of a test has its own."""
+    """The transport under test and its tensors. Each process of a test has one."""
 
     build: Callable[[], WeightTransport]
-    """Makes the transport, and chooses the process's device where there are several."""
+    """Builds the transport, and selects the process's device if there are several."""
     device_type: str
     build_sender: Callable[[], WeightTransport] | None = None
-    """Makes the publisher's, where it needs a device of its own; None means ``build``."""
+    """Builds the publisher's transport if the publisher needs another device; None means ``build``."""
     publishes_from_cpu: bool = False
-    """Whether the publisher has its tensors on the CPU, wherever the replicas have theirs."""
+    """Whether the publisher's tensors are on the CPU, regardless of the replicas' device."""
 
     @property
     def device(self) -> torch.device:
-        """Return this process's device, once a transport was made."""
+        """Return this process's device; call it after a transport was built."""
         return torch.empty(0, device=self.device_type).device
 
     @property
@@ -154,11 +158,11 @@ class WeightStage:
         return torch.device("cpu") if self.publishes_from_cpu else self.device
 
     def weights(self, version: int) -> dict[str, Tensor]:
-        """Return the draft of that version on the publisher's device."""
+        """Return the weights of a version on the publisher's device."""
         return {name: tensor.to(self.publisher_device) for name, tensor in odd_weights(version).items()}
 
     def resources(self) -> Resources:
-        """Return what this process holds, without memory of the device that nobody uses."""
+        """Return the resources of this process, after unused device memory was freed."""
         if not torch.empty(0, device=self.device).is_cpu:
             gc.collect()
             torch.get_device_module(self.device).synchronize()
@@ -176,31 +180,34 @@ class WeightStage:
 
 
 class StagedReceiver(UpdateReceiver):
-    """A receiver that serves version 0 at first, and answers questions of a test (``RemoteReplica.ask``)."""
+    """A receiver that first serves version 0, and whose methods a test calls by ``RemoteReplica.ask``."""
 
     def __init__(
         self, stage: WeightStage, transport: WeightTransport, reach: Callable[[str], None] | None = None
     ) -> None:
-        """Call ``reach`` at each named point of an update; by default the first one waits for ``let_go``."""
+        """Serve version 0, and call ``reach`` at each named point of an update.
+
+        By default an update waits at its first point for ``let_go``.
+        """
         self._stage = stage
         self._held, self._let_go = threading.Event(), threading.Event()
         self.staged_slot = ToySlot(odd_weights(0), stage.device, reach or self._hold)
         super().__init__(self.staged_slot, {"tested": transport}, group="suite")
 
     def serves(self, version: int) -> bool:
-        """Return whether it serves that version, bit for bit."""
+        """Return whether the receiver serves the version, bit for bit."""
         return self.staged_slot.serves(odd_weights(version))
 
     def resources(self) -> Resources:
-        """Return what its process holds."""
+        """Return the resources of the receiver's process."""
         return self._stage.resources()
 
     def is_held(self) -> bool:
-        """Return whether an update waits at its first point."""
+        """Return whether an update waits for ``let_go`` at its first named point."""
         return self._held.is_set()
 
     def let_go(self) -> None:
-        """Let updates go on from now on."""
+        """Let the waiting update and all later updates continue."""
         self._let_go.set()
 
     def _hold(self, point: str) -> None:
@@ -214,22 +221,22 @@ class RemoteReplica(DraftReplica):
     num_ranks = 1
 
     def __init__(self, address: Any, before: Callable[[str], None] = lambda call: None) -> None:
-        """Connect; ``before`` is called with the name of each call."""
+        """Connect to the receiver's process. ``before`` is called with each call's name before the call."""
         self._connection = Client(address[0], authkey=address[1])
         self._before = before
         self._lock = threading.Lock()
 
     def end(self) -> None:
-        """Let the other process go on to its end."""
+        """Tell the other process to stop serving the receiver."""
         with contextlib.suppress(OSError):
             self._connection.send(("end", ()))
 
     def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
-        """Make the receiver's call in the other process."""
+        """Call the receiver's method ``name`` in the other process."""
         return self._begin(name, *(() if argument is None else (argument,)))
 
     def ask(self, name: str, *args: Any) -> Any:
-        """Return the answer to a question of ``StagedReceiver``."""
+        """Call a method of ``StagedReceiver`` in the other process and return its result."""
         return self._begin(name, *args).result(WAIT_S)
 
     def _begin(self, name: str, *args: Any) -> Future[Any]:
@@ -250,7 +257,7 @@ class RemoteReplica(DraftReplica):
 
 @contextlib.contextmanager
 def replica_of_other_rank(me: Rank) -> Generator[RemoteReplica]:
-    """Yield the replica whose receiver another rank serves; it may end afterwards."""
+    """Yield the replica whose receiver another rank serves; then let that rank stop serving."""
     replica = RemoteReplica(me.receive()[1])
     try:
         yield replica
@@ -259,7 +266,7 @@ def replica_of_other_rank(me: Rank) -> Generator[RemoteReplica]:
 
 
 def serve_receiver(me: Rank, receiver: UpdateReceiver, num_clients: int = 1) -> None:
-    """Make a receiver's calls for ``RemoteReplica`` objects of other ranks, until each has come and ended."""
+    """Serve a receiver's methods to ``num_clients`` RemoteReplica objects of other ranks, until all have ended."""
     authkey = secrets.token_bytes(16)
     with Listener(("127.0.0.1", 0), authkey=authkey) as listener:
         me.publish((me.rank, (listener.address, authkey)))

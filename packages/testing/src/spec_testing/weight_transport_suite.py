@@ -57,36 +57,39 @@ LONG_S, SHORT_S = patient(60.0), 1.0
 ROUNDS = 3
 BROKEN_UPDATE = 15
 LATE_EVENTS = 4
-"""Resources of a device that its vendor may destroy long after their last owner has gone, as torch-npu does with
-events of other processes: a few are no leak, one for each of thirty updates is."""
+"""Number of device resources that may remain after thirty updates. Some vendors destroy them late, as
+torch-npu does with events of other processes. A leak would leave one for each update."""
 
 
 class WeightTransportSuite(ConformanceSuite):
-    """Check a weight transport by the fixture ``build``; every end is in a process of its own, on ``device``."""
+    """Tests of a weight transport.
+
+    A subclass must define the fixture ``build``. Each side runs in another process.
+    """
 
     @pytest.fixture
     def build(self) -> Build:
-        """A function that returns the transport, with buckets of ``BUCKET_BYTES``."""
+        """Return a function that returns the transport, with buckets of ``BUCKET_BYTES``."""
         raise pytest.UsageError("a WeightTransportSuite needs a fixture 'build': () -> WeightTransport")
 
     @pytest.fixture
     def device(self) -> str:
-        """Return the type of the device that tensors are on; ``build`` makes one the process's current one."""
+        """Return the type of device that tensors are on; ``build`` selects the process's current device."""
         return "cpu"
 
     @pytest.fixture
     def build_sender(self, build: Build) -> Build:
-        """A function that returns the publisher's transport; here that of everybody."""
+        """Return a function that returns the publisher's transport; by default ``build``."""
         return build
 
     @pytest.fixture
     def num_receivers(self) -> int:
-        """Return how many ranks a replica has where it has several; one where there are too few devices."""
+        """Return the number of ranks of a replica in tests with several ranks; 1 if there are too few devices."""
         return 2
 
     @pytest.fixture
     def stage(self, build: Build, device: str, build_sender: Build) -> WeightStage:
-        """Return what each process of a test opens its end with."""
+        """Return the WeightStage by which each process of a test builds its transport."""
         return WeightStage(build, device, build_sender)
 
     def test_w1_tensors_arrive_bit_for_bit(self, stage: WeightStage, num_receivers: int) -> None:
@@ -94,22 +97,22 @@ class WeightTransportSuite(ConformanceSuite):
         run_ranks(_round_trips, 1 + num_receivers, stage)
 
     def test_w4_receiver_to_which_nothing_is_sent_ends_at_its_deadline(self, stage: WeightStage) -> None:
-        """W4: it knows the sender's address, but nothing comes from there."""
+        """W4: ``receive`` ends at its deadline if the sender sends nothing."""
         run_ranks(_sender_that_leaves, 2, stage)
 
     def test_w5_close_from_another_thread_ends_a_transfer(self, stage: WeightStage) -> None:
-        """W5: an update in which a rank hangs ends when its publisher closes."""
+        """W5: an update in which a rank hangs ends when the publisher is closed from another thread."""
         run_ranks(_close_while_a_rank_hangs, 2, stage)
 
     def test_w5_w7_thirty_updates_leave_nothing(self, stage: WeightStage) -> None:
-        """W5, W7: no descriptor, thread, mapping or older weights stay, and nothing of a publisher that has closed.
+        """W5, W7: after thirty updates no descriptors, threads, mappings or old weights are left.
 
-        One of the updates fails in the midst, and the next succeeds.
+        A closed publisher leaves nothing either. One of the updates fails halfway, and the next succeeds.
         """
         run_ranks(_thirty_updates, 2, stage)
 
     def test_w6_it_says_whether_it_can_be_used(self, stage: WeightStage) -> None:
-        """W6, W8: the probe answers, options have defaults, a rank of this process is reached or refused."""
+        """W6, W8: ``probe`` returns, options have defaults, ``obstacle`` answers for a rank of this process."""
         transport = stage.build()
         assert type(transport).probe().ok
         assert type(transport).Config.model_validate({}), "W8: a server opens the transport without options"
@@ -119,27 +122,27 @@ class WeightTransportSuite(ConformanceSuite):
         assert isinstance(transport.medium(place, stage.device), WeightMedium)
 
     def test_damage_is_never_served(self, stage: WeightStage) -> None:
-        """Whatever a tensor suffers on its way, the old version serves, and the next update succeeds."""
+        """If a tensor is damaged in transfer, the old version is still served, and the next update succeeds."""
         run_ranks(publish_damaged, 2, stage)
 
     def test_rank_that_is_slow_ends_at_the_deadline(self, stage: WeightStage) -> None:
-        """W4, U7: the update ends at its deadline on both sides; the old version serves, the next update succeeds."""
+        """W4, U7: an update to a slow rank ends at its deadline on both sides; the next update succeeds."""
         run_ranks(_deadline_while_a_rank_hangs, 2, stage)
 
     @pytest.mark.parametrize("point", ["load 2", "before swap 2", "after swap 2"])
     def test_killed_rank_leaves_the_others_of_one_version(self, stage: WeightStage, point: str) -> None:
-        """U7, U8: one of two replicas dies; the other commits for itself, and what follows goes on without it."""
+        """U7, U8: if one of two replicas dies, the other commits; later updates go on without the dead replica."""
         outcomes = watch_ranks(fault_in_replica, 4, stage, WAIT_S, faults={(1, point): Fault.KILL})
         assert [outcome.trace for outcome in outcomes] == [""] * 4
 
     def test_stopped_rank_leaves_the_others_of_one_version(self, stage: WeightStage) -> None:
-        """W4, U7: as for one that is killed, once the deadline has passed."""
+        """W4, U7: if one of two replicas is stopped, the other commits after the deadline; later updates go on."""
         outcomes = watch_ranks(fault_in_replica, 4, stage, PUSH_S, faults={(1, "load 2"): Fault.STOP})
         assert [outcome.trace for outcome in outcomes] == [""] * 4
 
     @pytest.mark.parametrize("point", ["send 2", "commit 2"])
     def test_killed_publisher_leaves_the_old_version(self, stage: WeightStage, point: str) -> None:
-        """U6, U7: the rank aborts by itself; the next publisher, of a higher fence, succeeds without a restart."""
+        """U6, U7: if the publisher is killed, the rank aborts; a publisher with a higher fence then succeeds."""
         outcomes = watch_ranks(fault_in_publisher, 3, stage, faults={(0, point): Fault.KILL})
         assert [outcome.trace for outcome in outcomes] == [""] * 3
 
@@ -150,7 +153,7 @@ def _manifest(version: int) -> Manifest:
 
 
 class _Mail:
-    """Values between the ranks of a test, kept apart by who has published them."""
+    """Exchanges values between the ranks of a test, with a queue for each sender."""
 
     def __init__(self, me: Rank) -> None:
         self._me = me
@@ -160,7 +163,7 @@ class _Mail:
         self._me.publish((self._me.rank, value))
 
     def take(self, rank: int) -> Any:
-        """Return the next value of that rank."""
+        """Wait for the next value that rank ``rank`` has sent, and return it."""
         while not self._waiting[rank]:
             sender, value = self._me.receive()
             self._waiting[sender].append(value)
@@ -168,7 +171,7 @@ class _Mail:
 
 
 def _round_trips(me: Rank, stage: WeightStage) -> None:
-    """Rank 0 sends, the others receive; new memory is filled, so that what does not arrive shows."""
+    """Send from rank 0 to all others and compare. New memory is filled, so that missing bytes are noticed."""
     torch.use_deterministic_algorithms(True)
     transport, mail = stage.build() if me.rank else stage.build_publishers(), _Mail(me)
     device = stage.device
@@ -194,7 +197,7 @@ def _round_trips(me: Rank, stage: WeightStage) -> None:
 
 
 def _sender_that_leaves(me: Rank, stage: WeightStage) -> None:
-    """Rank 0 opens its end and sends nothing."""
+    """Open the sender on rank 0 and send nothing; other ranks expect DeadlineExceeded."""
     transport = stage.build() if me.rank else stage.build_publishers()
     manifest, mail, device = _manifest(1), _Mail(me), stage.device
     if me.rank == 0:

@@ -1,4 +1,4 @@
-"""Parts that the trackers share: whether a client is installed, and the id of a run there."""
+"""Functions that the trackers share: whether a client is installed, and the id of a run at a service."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def client_installed(package: str) -> Availability:
-    """Return whether ``package`` can be imported; it is not."""
+    """Return whether ``package`` can be imported, without importing it."""
     if importlib.util.find_spec(package) is None:
         return Availability(ok=False, reason=f"{package} is not installed; pip install {package}")
     return Availability(ok=True)
 
 
 def kept_id(folder: Path, service: str, make: Callable[[], str]) -> str:
-    """Return the run's id at a service, kept in its directory: a resumed run goes on in it, and no other one does."""
+    """Return the run's id at a service; it is stored in the run directory for resumed runs."""
     file = folder / f".{service}-id"
     if not file.exists():
         scratch = file.with_suffix(".new")

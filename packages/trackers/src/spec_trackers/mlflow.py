@@ -1,4 +1,4 @@
-"""MlflowTracker: a run at MLflow."""
+"""MlflowTracker: sends scalars to MLflow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class MlflowTracker(Tracker):
-    """Sends scalars to MLflow, where its own variables say (``MLFLOW_TRACKING_URI``)."""
+    """Sends scalars to the MLflow server that MLflow's environment variables name (``MLFLOW_TRACKING_URI``)."""
 
     name: ClassVar[str] = "mlflow"
     api_version: ClassVar[int] = 2
@@ -28,7 +28,7 @@ class MlflowTracker(Tracker):
         return client_installed("mlflow")
 
     def __init__(self, value: str, folder: Path) -> None:
-        """Log to a run of the experiment ``value``, which is made where it is not there."""
+        """Log to a run of the experiment called ``value``; create the experiment if it does not exist."""
         from mlflow import MlflowClient
 
         super().__init__(value, folder)
@@ -42,7 +42,7 @@ class MlflowTracker(Tracker):
         return self._client.create_run(number, run_name=name).info.run_id
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Take the scalars of a step."""
+        """Send the scalars of a training step."""
         from mlflow.entities import Metric
 
         now_ms = time.time_ns() // 1_000_000
@@ -51,5 +51,5 @@ class MlflowTracker(Tracker):
         )
 
     def close(self) -> None:
-        """End the run there."""
+        """End the run at MLflow."""
         self._client.set_terminated(self._run_id)

@@ -1,4 +1,4 @@
-"""TensorBoardTracker: event files in the run directory."""
+"""TensorBoardTracker: writes event files into the run directory."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class TensorBoardTracker(Tracker):
         self._writer = SummaryWriter(str(folder / "tensorboard"))
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Take the scalars of a step."""
+        """Write the scalars of a training step."""
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Write the buffered events and close the file."""
         self._writer.close()

@@ -1,4 +1,4 @@
-"""TrackioTracker: a run of Trackio."""
+"""TrackioTracker: sends scalars to Trackio."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TrackioTracker(Tracker):
-    """Writes scalars for Trackio, on this host or where its own variables say."""
+    """Sends scalars to Trackio, on this host or at the server that Trackio's environment variables name."""
 
     name: ClassVar[str] = "trackio"
     api_version: ClassVar[int] = 2
@@ -30,7 +30,7 @@ class TrackioTracker(Tracker):
         return client_installed("trackio")
 
     def __init__(self, value: str, folder: Path) -> None:
-        """Log to the project ``value``, under the directory's name with an id."""
+        """Log to the project called ``value``, as a run with the run directory's name and an id."""
         import trackio
 
         super().__init__(value, folder)
@@ -46,10 +46,10 @@ class TrackioTracker(Tracker):
             )
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Take the scalars of a step."""
+        """Send the scalars of a training step."""
         self._run.log(dict(scalars), step=step)
 
     def close(self) -> None:
-        """End the run there."""
+        """End the run at Trackio."""
         with redirect_stdout(sys.stderr):
             self._run.finish()

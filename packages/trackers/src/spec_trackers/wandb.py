@@ -1,4 +1,4 @@
-"""WandbTracker: a run at Weights & Biases."""
+"""WandbTracker: sends scalars to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class WandbTracker(Tracker):
-    """Sends scalars to Weights & Biases."""
+    """Sends scalars to Weights & Biases, in a run of a project."""
 
     name: ClassVar[str] = "wandb"
     api_version: ClassVar[int] = 2
@@ -28,7 +28,7 @@ class WandbTracker(Tracker):
         return client_installed("wandb")
 
     def __init__(self, value: str, folder: Path) -> None:
-        """Log to the project ``value``; its files lie in ``folder``."""
+        """Log to the project called ``value``; the client's files are in ``folder``."""
         import wandb
 
         super().__init__(value, folder)
@@ -41,9 +41,9 @@ class WandbTracker(Tracker):
         )
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Take the scalars of a step."""
+        """Send the scalars of a training step."""
         self._run.log(dict(scalars), step=step)
 
     def close(self) -> None:
-        """End the run there."""
+        """End the run at Weights & Biases."""
         self._run.finish()

@@ -1,1 +1,1 @@
-"""Weight transports: fresh draft weights on their way from a trainer to a live engine."""
+"""Weight transports: send new draft weights from a trainer to a running engine."""

@@ -1,4 +1,4 @@
-"""CollectiveTransport: the publisher broadcasts buckets to all ranks of a replica, by the backend's process group."""
+"""CollectiveTransport: the publisher broadcasts buckets to all ranks of a replica in a process group."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from spec_weight_transports.kept_groups import WeightGroup
 
 _LOOPBACK = "127.0.0.1:0"
-"""A process group needs its members on one host (R7)."""
+"""Address of the rendezvous: all members of the process group are on this host (R7)."""
 
 
 class CollectiveTransport(WeightTransport):
-    """The weight transport ``collective``: each replica has a group with the publisher, which they keep (W7)."""
+    """The weight transport ``collective``: publisher and ranks of a replica reuse a process group (W7)."""
 
     name: ClassVar[str] = "collective"
     api_version: ClassVar[int] = 2
 
     def __init__(self, config: WeightTransportConfig, backend: Backend) -> None:
-        """Keep the options; groups come with updates."""
+        """Store the options. Groups are built by updates."""
         super().__init__(config, backend)
         self._kept = KeptGroups()
 
     def place(self, device: torch.device) -> str:
-        """Return this host, whose groups these are and their settings, why its rank can be in none, and its device.
+        """Return this host, the backend, its group settings, why there can be no group, and the device's id.
 
-        The device is by its own name, if it has any.
+        The device's id is the vendor's name of the device; it is empty if processes cannot compare ids.
         """
         backend = self.backend
         groups = [backend.name, backend.group_settings(), self._hindrance(device)]
         return "|".join([host_name(), *groups, device_name(backend, device)])
 
     def obstacle(self, place: str, device: torch.device) -> str:
-        """Return why there can be no group: another host or backend, one device for both, or one end is in none."""
+        """Return why there can be no group with the rank, such as another host or backend; empty if there can."""
         host, backend_name, settings, hindrance, device_id = (*place.split("|"), "", "", "", "")[:5]
         if reason := elsewhere(host):
             return reason
@@ -64,14 +64,14 @@ class CollectiveTransport(WeightTransport):
         return ""
 
     def medium(self, place: str, device: torch.device) -> WeightMedium:
-        """Return what connects two devices; on the CPU, sockets."""
+        """Return the medium of the backend's collectives; on the CPU, sockets."""
         import torch
 
         is_cpu = torch.empty(0, device=device).is_cpu
         return WeightMedium.SOCKETS if is_cpu else WeightMedium.DEVICE_LINK
 
     def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
-        """Return an end that joins the sender's group."""
+        """Return a receiver that joins the sender's group."""
         membership = self._membership(Route(manifest.group, "", device))
         return _CollectiveReceiver(membership, BucketPlan.of(manifest, bucket_bytes), device)
 
@@ -83,7 +83,7 @@ class CollectiveTransport(WeightTransport):
         device: torch.device,
         replica: str,
     ) -> WeightSender:
-        """Return an end that is in one group with all receivers."""
+        """Return a sender that is in one group with all receivers."""
         membership = self._membership(Route(manifest.group, replica, device))
         plan = BucketPlan.of(manifest, self.config.bucket_bytes)
         return _CollectiveSender(membership, plan, weights, receivers, device)
@@ -93,11 +93,11 @@ class CollectiveTransport(WeightTransport):
         self._kept.forget(replica)
 
     def close(self) -> None:
-        """Close the groups that are kept."""
+        """Close the groups that are cached."""
         self._kept.close()
 
     def _hindrance(self, device: torch.device) -> str:
-        """Return why this process can be in no group with ``device``; empty if it can."""
+        """Return why this process cannot join a group with ``device``; empty if it can."""
         backend = self.backend
         if device.type != backend.device_type:
             return f"has its tensors on {device.type}; groups of backend {backend.name!r} take {backend.device_type}"
@@ -110,7 +110,10 @@ class CollectiveTransport(WeightTransport):
 
 
 class _CollectiveReceiver(WeightReceiver):
-    """Ranks of the group from 1 on. Its address is its seat in the group of the update before."""
+    """A rank from 1 on of the group.
+
+    ``address`` names the group of the previous update and the rank in it.
+    """
 
     def __init__(self, membership: Membership, plan: BucketPlan, device: torch.device) -> None:
         self._membership, self._plan, self._device = membership, plan, device
@@ -126,7 +129,7 @@ class _CollectiveReceiver(WeightReceiver):
         self._membership.close()
 
     def _buckets(self, group: WeightGroup) -> Generator[Tensor]:
-        """Yield buckets that have arrived, so that the stream of whoever reads them never waits for a peer."""
+        """Yield buckets that have arrived completely, so that the caller's stream never waits for a peer."""
         import torch
 
         memory = torch.empty(self._plan.bucket_bytes, dtype=torch.uint8, device=self._device)
@@ -139,7 +142,10 @@ class _CollectiveReceiver(WeightReceiver):
 
 
 class _CollectiveSender(WeightSender):
-    """Rank 0 of the group. It names a new group to its ranks, or nothing where they have kept the one before."""
+    """Rank 0 of the group.
+
+    It sends the ranks the address of a new group, or nothing if all reuse the previous group.
+    """
 
     def __init__(
         self,
@@ -176,7 +182,7 @@ class _CollectiveSender(WeightSender):
 
 
 def _uses_torchs_groups() -> bool:
-    """Return whether other threads may make collective calls by torch; in a group of one FSDP and vLLM make none."""
+    """Return whether other threads may call torch's collectives; in a group of one process FSDP and vLLM do not."""
     from torch import distributed
 
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1

@@ -1,7 +1,8 @@
-"""FileTransport: versions in a folder that both sides see. A version appears whole, or not at all, and never changes.
+"""FileTransport: writes versions into a shared folder. A version appears atomically and never changes.
 
-So a folder that outlives the publisher is also the way back after a crash: ``newest`` reads the highest version. What
-a killed publisher has left unfinished is removed by the next one: it is locked only while its process lives.
+If the folder outlives the publisher, ``newest`` reads its highest version after a crash. An unfinished
+version of a killed publisher is removed by the next publisher; it is locked only while the publisher's
+process lives.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ class FileConfig(WeightTransportConfig):
 
 
 class FileTransport(WeightTransport):
-    """The weight transport ``file``."""
+    """The weight transport ``file``: the publisher writes files, and ranks read them."""
 
     name: ClassVar[str] = "file"
     api_version: ClassVar[int] = 2
     Config: ClassVar[type[WeightTransportConfig]] = FileConfig
 
     def __init__(self, config: WeightTransportConfig, backend: Backend) -> None:
-        """Keep the options; no folder is made before something is sent."""
+        """Store the options. No folder is created before the first update."""
         super().__init__(config, backend)
         self._options = cast("FileConfig", config)
         self._writing = threading.Lock()
@@ -72,19 +73,19 @@ class FileTransport(WeightTransport):
         self._remove_own: Callable[[], object] = lambda: None
 
     def place(self, device: torch.device) -> str:
-        """Return nothing: whether a rank sees the folder shows when it looks."""
+        """Return an empty text; a rank finds out only when it reads whether it sees the folder."""
         return ""
 
     def obstacle(self, place: str, device: torch.device) -> str:
-        """Return nothing: every rank may see the folder."""
+        """Return an empty text: any rank may see the folder."""
         return ""
 
     def medium(self, place: str, device: torch.device) -> WeightMedium:
-        """Return that it is files."""
+        """Return the medium for files."""
         return WeightMedium.FILES
 
     def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
-        """Return an end that reads; its tensors are on the CPU."""
+        """Return a receiver that reads the version's files; its tensors are on the CPU."""
         return _FileReceiver()
 
     def sender(
@@ -95,17 +96,17 @@ class FileTransport(WeightTransport):
         device: torch.device,
         replica: str,
     ) -> WeightSender:
-        """Return an end that writes the version, unless it is there already."""
+        """Return a sender that writes the version, unless it already exists."""
         return _FileSender(self, manifest, weights, len(receivers))
 
     def close(self) -> None:
-        """Remove the folder, where it is this process's own."""
+        """Remove the folder if this process created it as a temporary folder."""
         with self._writing:
             self._own = None
             self._remove_own()
 
     def write(self, manifest: Manifest, weights: Mapping[str, Tensor], check: Callable[[], None]) -> Path:
-        """Return the folder of a version, which is whole; ``check`` is called now and then, and may raise."""
+        """Write a version completely and return its folder; ``check`` is called repeatedly and may raise to stop."""
         with self._writing, foreign_errors(RunError, f"version {manifest.version} cannot be written"):
             folder = self._folder()
             final = folder / f"v{manifest.version}-{manifest.digest[:8]}"
@@ -125,7 +126,7 @@ class FileTransport(WeightTransport):
 
 
 class _FileReceiver(WeightReceiver):
-    """Reads one tensor after the other."""
+    """Reads the tensors of a version, one after the other."""
 
     def __init__(self) -> None:
         self._closed = threading.Event()
@@ -142,7 +143,7 @@ class _FileReceiver(WeightReceiver):
 
 
 class _FileSender(WeightSender):
-    """Has sent once the version is written: ranks read when they get its name."""
+    """Writes the version in ``open``; ranks read it when they get its folder's name."""
 
     def __init__(
         self, transport: FileTransport, manifest: Manifest, weights: Mapping[str, Tensor], num_ranks: int
@@ -163,7 +164,7 @@ class _FileSender(WeightSender):
 
 
 def newest(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
-    """Return the newest version in a folder. Raise ArtifactError where there is none, or it is damaged."""
+    """Return the newest version in a folder. Raise ArtifactError if there is none or it is damaged."""
     from spec_kit.weight_sync import tensors_digest
 
     versions = _versions(folder)
@@ -181,7 +182,7 @@ def newest(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
 def _write_whole(
     final: Path, manifest: Manifest, weights: Mapping[str, Tensor], check: Callable[[], None]
 ) -> None:
-    """Write a version under a hidden name, see it on the disk, and give it its name."""
+    """Write a version under a hidden name, fsync it, and rename it to ``final``."""
     hidden, lock = _locked_folder(_HIDDEN, final.parent)
     try:
         hidden.chmod(0o755)
@@ -199,7 +200,10 @@ def _write_whole(
 
 
 def _locked_folder(prefix: str, parent: Path) -> tuple[Path, int]:
-    """Return a new folder and the descriptor that keeps it locked; remove those that nobody has locked any more."""
+    """Create a locked folder; return it and the descriptor that holds the lock.
+
+    Remove old folders without a lock.
+    """
     for left in parent.glob(f"{prefix}*"):
         with suppress(OSError), _opened(left) as descriptor:  # where locks do not work, all of them stay
             if _take(descriptor):
@@ -229,7 +233,7 @@ def _opened(folder: Path) -> Generator[int]:
 
 
 def _take(folder: int) -> bool:
-    """Lock a folder until its last descriptor is closed; return whether nobody else had."""
+    """Lock a folder until its last descriptor is closed; return False if another process holds the lock."""
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -238,14 +242,17 @@ def _take(folder: int) -> bool:
 
 
 def _remove_old(folder: Path, keep: int, current: Path) -> None:
-    """Keep the newest versions, and the one that is sent now; a rank that still reads another one keeps its file."""
+    """Remove old versions except the ``keep`` newest and ``current``.
+
+    A rank that reads one can finish (its file is open).
+    """
     for version in _versions(folder)[:-keep]:
         if version != current:
             shutil.rmtree(version, ignore_errors=True)
 
 
 def _versions(folder: Path) -> list[Path]:
-    """Return the versions in a folder, the newest last."""
+    """Return the folders of the versions in a folder, the newest last."""
     found = {path: match for path in folder.glob("v*") if (match := _VERSION.fullmatch(path.name))}
     return sorted(found, key=lambda path: int(found[path][1]))
 

@@ -1,4 +1,4 @@
-"""The host that a process is on, as others of its kind can compare it."""
+"""Names of hosts and devices by which two processes can tell whether they share them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 def host_name() -> str:
-    """Return a name that two processes share where they see each other's sockets, processes and files as one user."""
+    """Return a name that is equal in two processes of the same user that share kernel, network and process ids."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
     return "/".join([boot, *spaces, str(os.geteuid())])
 
 
 def device_name(backend: Backend, device: torch.device) -> str:
-    """Return the vendor's name of a device; empty where processes cannot compare them."""
+    """Return the vendor's id of a device; empty if processes cannot compare ids."""
     return backend.device_id(device) if device.type == backend.device_type else ""
 
 
 def elsewhere(place: str) -> str:
-    """Return why a rank at ``place`` cannot be reached from here; empty if it is on this host."""
+    """Return why a rank at ``place`` is not on this host; empty if it is."""
     same = place == host_name()
     return "" if same else "it is on another host, in another container, or another user's"

@@ -1,7 +1,8 @@
-"""IpcWeightTransport: through memory that both processes map, by the backend's own transport of one host.
+"""IpcWeightTransport: sends weights through memory that both processes map, by the backend's feature transport.
 
-That is the memory of the device where both are on one and the vendor lets processes share it, else the host's. What
-carries the features of a colocated run carries buckets of weights the other way: a bucket is a sample of bytes.
+It is device memory if both processes use the same device and the vendor lets processes share memory, else
+host memory. The transport is the one for features of a colocated run. Each bucket is sent as a feature sample
+of bytes.
 """
 
 from __future__ import annotations
@@ -30,32 +31,32 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _ROW_BYTES = 4096
-"""Bytes of a "token" of a bucket; its id takes 8 more."""
+"""Bytes of a row ("token") of a bucket, without the 8 bytes of the token's id."""
 _SLICE_S = 0.25
-"""Longest time in one call of the backend's transport: then ``close`` is looked for."""
+"""Longest time, in seconds, of one call of the backend's transport; between calls ``close`` is checked."""
 _CONNECT_S = 10.0
-"""The same for a connection, which is made anew then: a rank that is only slow must have time to take it."""
+"""Longest time, in seconds, of one attempt to connect; long enough for a slow rank to accept."""
 _SCHEMA = FeatureSchema(layers=(0,), hidden_size=_ROW_BYTES, dtype="uint8")
 
 
 class IpcWeightTransport(WeightTransport):
-    """The weight transport ``ipc``."""
+    """The weight transport ``ipc``: shared memory between processes of one host."""
 
     name: ClassVar[str] = "ipc"
     api_version: ClassVar[int] = 2
 
     def place(self, device: torch.device) -> str:
-        """Return this host, this process, and the device's own name if any."""
+        """Return this host's name, this process's id, and the vendor's id of the device, if any."""
         return f"{host_name()}|{os.getpid()}|{device_name(self.backend, device)}"
 
     def obstacle(self, place: str, device: torch.device) -> str:
-        """Return that a rank is on another host, where it is."""
+        """Return that the rank is on another host; empty if it is on this host."""
         return elsewhere(place.partition("|")[0])
 
     def medium(self, place: str, device: torch.device) -> WeightMedium:
-        """Return the memory of the device that both are on, else the host's; the last choice within one process.
+        """Return device memory if both processes are on one device, else host memory; UNSTATED within one process.
 
-        Vendors differ in whether a process can map what it shares itself.
+        On some hardware a process cannot map memory that it has shared itself.
         """
         _, process, device_id = place.split("|", 2)
         if process == str(os.getpid()):
@@ -64,7 +65,7 @@ class IpcWeightTransport(WeightTransport):
         return WeightMedium.DEVICE_MEMORY if shared else WeightMedium.HOST_MEMORY
 
     def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
-        """Return an end that takes buckets as they come."""
+        """Return a receiver that receives buckets in the order of sending."""
         return _IpcReceiver(self.backend.transport("colocated"), BucketPlan.of(manifest, bucket_bytes))
 
     def sender(
@@ -75,7 +76,7 @@ class IpcWeightTransport(WeightTransport):
         device: torch.device,
         replica: str,
     ) -> WeightSender:
-        """Return an end that writes each bucket into the memory of each receiver."""
+        """Return a sender that writes each bucket into the shared memory of each receiver."""
         transport, plan = (
             self.backend.transport("colocated"),
             BucketPlan.of(manifest, self.config.bucket_bytes),
@@ -84,7 +85,7 @@ class IpcWeightTransport(WeightTransport):
 
 
 class _Closable:
-    """Resources that one thread uses and another may close."""
+    """Holds transport resources that one thread uses and another thread may close."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -102,7 +103,7 @@ class _Closable:
                 resource.close()
 
     def call(self, action: Callable[[float], R], deadline: float, slice_s: float = _SLICE_S) -> R:
-        """Return what ``action(timeout_s)`` returns, called until it does before its time is over."""
+        """Call ``action(timeout_s)`` repeatedly until it returns instead of timing out, and return its result."""
         while True:
             with self._lock:
                 if self._closed:
@@ -166,7 +167,7 @@ class _IpcSender(WeightSender):
             self._send_all(senders, _sample(number, memory[: _num_rows(len(bucket)) * _ROW_BYTES]), deadline)
 
     def _send_all(self, senders: Sequence[FeatureSender], sample: FeatureSample, deadline: float) -> None:
-        """Return when the sample's memory may be written anew."""
+        """Send a sample to all receivers, and wait until its memory may be overwritten."""
         tickets = [
             self._guard.call(lambda left_s, sender=sender: sender.send(sample, left_s), deadline)
             for sender in senders
@@ -202,5 +203,5 @@ def _sample(number: int, memory: Tensor) -> FeatureSample:
 
 
 def _num_rows(size: int) -> int:
-    """Return the rows of a bucket; one at least, since a sample has a token."""
+    """Return the number of rows of a bucket of ``size`` bytes. A feature sample needs at least one row (token)."""
     return max(1, -(-size // _ROW_BYTES))

@@ -1,7 +1,8 @@
-"""Process groups that outlive an update: the next one between the same ends goes on with them.
+"""Process groups that are cached after an update, for the next update between the same processes.
 
-A group is kept by an end that came through the whole update, and closed by one that did not; only where all ends have
-kept it does the sender go on with it. So nobody joins a call that another one has left half done.
+A process caches the group if its part of the update succeeded, and closes it otherwise. The sender reuses the
+group only if all members have cached it. So no member joins a collective that another member has left half
+done.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ if TYPE_CHECKING:
 
 
 class Route(NamedTuple):
-    """Between whom a group is kept."""
+    """Key of a cached group: the update group, the replica and the device."""
 
     update_group: str
     replica: str
-    """Empty at a receiver's end: a rank belongs to one replica."""
+    """Name of the replica; empty in a receiver, because a rank belongs to one replica."""
     device: torch.device
 
 
 class WeightGroup:
-    """A group of a sender and its ranks, and a stream for its calls.
+    """A process group of a sender and its receiving ranks, with a device stream for its collectives.
 
-    No other work of the device waits for its peers, or fails with them. Any thread may close it.
+    Other work on the device does not wait for peers, or fail with them. Any thread may close the group.
     """
 
     def __init__(self, name: str, backend: Backend, rendezvous: TcpRendezvous, device: torch.device) -> None:
-        """Build it with all other members of ``rendezvous``, which gives its calls their timeout."""
+        """Build the group with all members of ``rendezvous``, whose timeout applies to the group's calls."""
         import torch
 
         self.name, self.timeout_s = name, rendezvous.timeout_s
@@ -50,17 +51,17 @@ class WeightGroup:
         on_host = torch.empty(0, device=device).is_cpu
         self._own_stream = None if on_host else OwnStream(device)
         self._is_drained = True
-        """Whether all that was ever queued is done, and has not failed."""
+        """Whether all queued work has finished without an error."""
         with self.stream():
             self._group = backend.process_group(rendezvous, device)
 
     def seat(self, rank: int) -> str:
-        """Return the name of a rank's place in the group."""
+        """Return a text that names this group and the rank in it."""
         return f"{self.name}/{rank}"
 
     @contextlib.contextmanager
     def stream(self) -> Generator[None]:
-        """Queue work on the group's stream, after what the thread's own stream has to do now."""
+        """Queue the block's work on the group's stream, after the work queued so far on the current stream."""
         if self._own_stream is None:
             yield
             return
@@ -70,12 +71,12 @@ class WeightGroup:
             yield
 
     def broadcast(self, bucket: Tensor) -> None:
-        """Fill the tensor on every rank with that of the sender; called on the group's stream."""
+        """Copy the sender's tensor into the tensor of every rank; call it within ``stream``."""
         self._is_drained = False
         self._group.broadcast(bucket, src=0)
 
     def finish(self) -> None:
-        """Return when all that was queued is done. Raise PeerLost where something has failed."""
+        """Wait until all queued work is done. Raise PeerLost if any of it failed."""
         if self._own_stream is not None:
             try:
                 self._own_stream.stream.synchronize()
@@ -84,34 +85,37 @@ class WeightGroup:
         self._is_drained = True
 
     def close(self) -> None:
-        """End it: who waits in it gets PeerLost. A stream on which something may have failed is used no more."""
+        """Close the group: calls that wait in it raise PeerLost.
+
+        A stream on which work may have failed is not reused.
+        """
         self._group.abort()
         if self._own_stream is not None and self._is_drained:
             self._own_stream.close()
 
 
 class KeptGroups:
-    """The groups that wait for the next update; one that is in use is not here."""
+    """The cached groups that no update uses at present."""
 
     def __init__(self) -> None:
-        """Keep none yet."""
+        """Begin without groups."""
         self._lock = threading.Lock()
         self._idle: dict[Route, WeightGroup] = {}
 
     def take(self, route: Route) -> WeightGroup | None:
-        """Return what was kept for ``route``, for its one user."""
+        """Remove the group that is cached for ``route`` and return it; None if there is none."""
         with self._lock:
             return self._idle.pop(route, None)
 
     def keep(self, route: Route, group: WeightGroup) -> None:
-        """Keep a group for ``route``, instead of the one before."""
+        """Cache a group for ``route``, in place of the previous group."""
         with self._lock:
             before, self._idle[route] = self._idle.get(route), group
         if before is not None:
             before.close()
 
     def forget(self, replica: str) -> None:
-        """Close those towards a replica."""
+        """Close the cached groups of a replica."""
         with self._lock:
             routes = [route for route in self._idle if route.replica == replica]
             idle = [self._idle.pop(route) for route in routes]
@@ -119,7 +123,7 @@ class KeptGroups:
             group.close()
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all cached groups."""
         with self._lock:
             idle, self._idle = self._idle, {}
         for group in idle.values():
@@ -127,10 +131,10 @@ class KeptGroups:
 
 
 class Membership:
-    """One end's part in the group of one update; any thread may close it."""
+    """One process's membership in the group of one update; any thread may close it."""
 
     def __init__(self, kept: KeptGroups, route: Route, backend: Backend) -> None:
-        """Begin with the group that the update before has left for ``route``, where there is one."""
+        """Take the group that the previous update has cached for ``route``, if there is one."""
         self._kept, self._route, self._backend = kept, route, backend
         self._lock = threading.Lock()
         self._closed = False
@@ -140,13 +144,13 @@ class Membership:
 
     @property
     def seat(self) -> str:
-        """This end's place in the group of the update before; empty where it has none."""
+        """Text that names the previous update's group and this process's rank in it; empty if none is cached."""
         return "" if self._group is None else self._group.seat(self._group.rank)
 
     def goes_on_with(self, seats: Sequence[str], deadline: float) -> bool:
-        """Return whether the group of the update before is that of the other ends, too.
+        """Return whether all other members have cached the same group, so that it is reused.
 
-        One whose calls would give up before half of the time is over is made anew.
+        A group whose timeout is shorter than half of the time until ``deadline`` is not reused.
         """
         group = self._group
         if group is None or 2 * group.timeout_s < deadline - time.monotonic():
@@ -156,7 +160,7 @@ class Membership:
     def meet(
         self, address: str, rank: int, world_size: int, token: str, name: str, deadline: float
     ) -> TcpRendezvous:
-        """Return this end's rendezvous for a new group, which nobody has joined yet."""
+        """Return this process's rendezvous for a new group, before it has joined."""
         left_s = max(1e-3, deadline - time.monotonic())
         rendezvous = TcpRendezvous(address, rank, world_size, token, left_s)
         self._name = name
@@ -165,7 +169,10 @@ class Membership:
 
     @contextlib.contextmanager
     def group(self, deadline: float) -> Generator[WeightGroup]:
-        """Yield the group of all ends. It is kept after the block, and closed where that fails or is late."""
+        """Yield the group.
+
+        After the block it is cached, or closed if the block fails or ends after ``deadline``.
+        """
         timer = threading.Timer(max(0.0, deadline - time.monotonic()), self.close)
         timer.start()
         try:
@@ -182,7 +189,7 @@ class Membership:
             self.close()
 
     def close(self) -> None:
-        """End the update here; who waits in its group gets PeerLost."""
+        """End the update in this process; calls that wait in its group raise PeerLost."""
         with self._lock:
             self._closed = True
             held = self._group, self._rendezvous
@@ -192,7 +199,7 @@ class Membership:
                 resource.close()
 
     def _joined(self) -> WeightGroup:
-        """Return the group that goes on, or the new one once all have joined it."""
+        """Return the reused group, or the new group after all members have joined it."""
         rendezvous = self._rendezvous
         if rendezvous is not None:
             rendezvous.join()
@@ -203,7 +210,7 @@ class Membership:
         return group
 
     def _hold(self, group: WeightGroup | None, rendezvous: TcpRendezvous) -> None:
-        """Have ``close`` end these instead of the group of the update before, also where it came first."""
+        """Have ``close`` end this group and rendezvous; end them now if ``close`` was called before."""
         with self._lock:
             before, self._group = self._group, group
             self._rendezvous = rendezvous
@@ -215,7 +222,7 @@ class Membership:
             raise PeerLost("this end of the update was closed")
 
     def _leave(self, group: WeightGroup) -> None:
-        """Keep a group with which an update came through here, unless this end was closed."""
+        """Cache a group after a successful update, unless this membership was closed."""
         with self._lock:
             if self._closed:
                 raise PeerLost("this end of the update was closed")

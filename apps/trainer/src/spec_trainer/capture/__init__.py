@@ -1,1 +1,1 @@
-"""``spec-trainer capture``: features of every sample into a folder."""
+"""``spec-trainer capture``: store the features of every sample in a folder."""

@@ -1,8 +1,8 @@
-"""CaptureRun: a run whose steps are shards, the same in every process of a capture.
+"""CaptureRun: a run whose steps write shards of features instead of training.
 
-Schedule, dispatcher, engines and stream are those of training, with shards in place of global batches and a disk in
-place of a trainer. The samples of a shard follow from data and settings alone, so to continue is to capture the
-missing shards.
+It uses the schedule, dispatcher, engines and stream of training. Shards take the place of global batches, and a
+writer takes the place of the trainer. Data and settings determine the samples of each shard, so an interrupted
+capture continues with the missing shards.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 
 class ShardSchedule(BatchSchedule):
-    """Schedule of every sample once, in the order of the data; its items are the missing shards."""
+    """Schedule that visits every sample once, in the order of the data; its items are the missing shards."""
 
     def __init__(self, dataset: Dataset, settings: BatchSettings, folder: FeatureFolder) -> None:
-        """Cut ``dataset`` into shards by ``settings``; leave out those that ``folder`` holds."""
+        """Cut ``dataset`` into shards by ``settings``; leave out shards that exist in ``folder``."""
         super().__init__(Dataset(dataset.samples, (), dataset.report), settings)
         self._folder = folder
 
     def items(self, done_steps: int) -> Iterator[GlobalBatch]:
-        """Return the missing shards after ``done_steps`` shards."""
+        """Return the missing shards with number ``done_steps`` or higher."""
         return (item for item in super().items(done_steps) if not self._folder.has(item.step))
 
 
 @dataclass(frozen=True)
 class CaptureRun:
-    """A capture, its folder, and the identity of the folder's features."""
+    """A capture: its run, its output folder, and the identity of the features."""
 
     run: RunSpec
     folder: FeatureFolder
@@ -50,25 +50,25 @@ class CaptureRun:
 
     @property
     def num_shards(self) -> int:
-        """Number of shards of the whole folder."""
+        """Number of shards of the complete folder."""
         return self.run.schedule.total_steps
 
     def missing(self) -> list[GlobalBatch]:
-        """Return the shards that the folder lacks."""
+        """Return the shards that are missing in the folder."""
         return list(self.run.schedule.items(0))
 
     def num_bytes(self, items: Sequence[GlobalBatch]) -> int:
-        """Return the size of the features of some shards."""
+        """Return the bytes of the features of these shards."""
         return sample_bytes(self.run.schema, self.num_tokens(items))
 
     def num_tokens(self, items: Sequence[GlobalBatch]) -> int:
-        """Return the tokens of some shards."""
+        """Return the number of tokens of these shards."""
         lengths = self.run.dataset.lengths
         return sum(lengths[sample_id] for item in items for sample_id in item.sample_ids)
 
 
 def plan_capture(parts: RunParts, dataset: Dataset) -> CaptureRun:
-    """Return the capture of a dataset, the same in every process."""
+    """Return the capture of a dataset; every process of the capture computes the same."""
     config, folder = parts.config, FeatureFolder(parts.config.output)
     settings = BatchSettings(
         global_batch_tokens=max(1, config.capture.shard_bytes // sample_bytes(parts.schema, 1)),
@@ -98,7 +98,7 @@ def write_shards(
     should_stop: Callable[[int], bool],
     show: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Write the missing shards from ``stream`` to disk, each while the next one arrives."""
+    """Write the missing shards from ``stream`` to disk; a shard is written while the next one arrives."""
     from spec_trainer.offline.shard import write_shard
 
     missing = capture.missing()

@@ -1,4 +1,4 @@
-"""The worker that receives the features of a capture and writes them, in the place of a trainer rank."""
+"""Worker program that receives the features of a capture and writes them, instead of a trainer rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run_writer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
-    """Write every missing shard."""
+    """Receive and write every missing shard."""
     link = RankLink(controller, order)
     check_sees_run_directory(order)
     capture = plan_capture(resolve_parts(order.config), open_dataset(order.dataset))

@@ -1,6 +1,6 @@
-"""Checkpoints: ``checkpoints/step-N``, written whole or not at all, rotated, with a link to the best one.
+"""Checkpoints in ``checkpoints/step-N``: written atomically and rotated, with a link ``best`` to the best step.
 
-Modules in reading order: ``folder`` (what a step folder holds, and whether it is whole), ``resume`` (which one a run
-begins with), ``store`` (save, load, rotate). The strategy writes and reads the state itself. docs/checkpoints.md has
-the format.
+Modules in reading order: ``folder`` (contents of a step folder, and checks that it is complete), ``resume`` (choice
+of the checkpoint to resume from), ``store`` (save, load, rotate). The strategy writes and reads the state itself.
+docs/checkpoints.md has the format.
 """

@@ -1,6 +1,6 @@
-"""A step folder from outside: what it must hold, and whether every byte of it is as it was written. Imports no torch.
+"""Read a step folder's metadata, and check that every file is complete and unchanged. Imports no torch.
 
-``meta.json`` has a digest of every other file, and one of itself.
+``meta.json`` has a digest of every other file, and a digest of its own content.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 META_FILE, CONFIG_FILE, STATE_FOLDER = "meta.json", "config.yaml", "state"
 BEST = "best"
-"""Name of the link to the best step folder."""
+"""Name of the symbolic link to the best step folder."""
 
 _STEP = re.compile(r"step-\d+")
 _FILE = rf"^({CONFIG_FILE}|{STATE_FOLDER}/[^/]+)$"
@@ -40,19 +40,19 @@ class CheckpointMeta(Config):
     identity: str
     target_digest: str
     acceptance_length: Annotated[float, Field(ge=0)] | None = None
-    """Held-out, simulated; None if it was not evaluated at this step."""
+    """Simulated acceptance length on held-out data; None if the draft was not evaluated at this step."""
     files: dict[Annotated[str, Field(pattern=_FILE)], str] = Field(default_factory=dict)
-    """Digest of each other file by its path in the folder; empty until they are written."""
+    """Relative path of each other file -> digest of the file; empty until the files are written."""
 
     def to_json(self) -> str:
-        """Return the file's text, with a checksum of its own."""
+        """Return the text of ``meta.json``, including a checksum of its content."""
         body = self.model_dump(mode="json")
         checksum = new_digest(json.dumps(body).encode()).hexdigest()
         return json.dumps({**body, "checksum": checksum}, indent=2) + "\n"
 
 
 def read_meta(folder: Path) -> CheckpointMeta:
-    """Return what ``meta.json`` says; ArtifactError if the folder is no checkpoint, or that file is damaged."""
+    """Return the content of ``meta.json``. Raise ArtifactError if it is damaged or the folder is no checkpoint."""
     file = folder / META_FILE
     if not file.is_file() or not (folder / STATE_FOLDER).is_dir():
         found = folder / "checkpoints"
@@ -74,7 +74,10 @@ def read_meta(folder: Path) -> CheckpointMeta:
 
 
 def check_whole(folder: Path) -> CheckpointMeta:
-    """Return its meta; ArtifactError that names the file where one is missing or not as it was written."""
+    """Check every file of a checkpoint, and return its meta.
+
+    Raise ArtifactError with the name of a file that is missing, unlisted or changed.
+    """
     meta = read_meta(folder)
     present = {f"{STATE_FOLDER}/{file.name}" for file in (folder / STATE_FOLDER).iterdir()}
     if unlisted := sorted(present - meta.files.keys()):
@@ -99,19 +102,19 @@ def step_folders(root: Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """Return the optimizer steps done at a step folder."""
+    """Return N of a folder ``step-N``: the number of optimizer steps done."""
     return int(folder.name.removeprefix("step-"))
 
 
 def scratch_folder(folder: Path) -> Path:
-    """Return the hidden folder that a step folder is written in before it is whole."""
+    """Return the hidden folder in which a step folder is written before it is renamed."""
     return folder.with_name(f".{folder.name}")
 
 
 def discard(folder: Path) -> None:
-    """Remove what has the name of a step folder, and of a link nothing but the link.
+    """Remove a step folder; if it is a link, remove only the link.
 
-    It is renamed first: a crash in the middle leaves no half checkpoint under a good name.
+    It is renamed first, so that a crash leaves no partial checkpoint with a valid name.
     """
     if os.path.lexists(folder):
         doomed = folder.with_name(f".{folder.name}.old")

@@ -1,4 +1,4 @@
-"""RankFiles: files of a checkpoint between rank 0 and ranks on hosts that do not see the run directory."""
+"""RankFiles copies checkpoint files between rank 0 and ranks whose hosts do not see the run directory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PIECE_BYTES = 16 << 20
-"""Most that a rank holds of a file which travels."""
+"""Most bytes of a file that a rank holds in memory while the file is copied."""
 _Piece = tuple[str, int, bytes]
-"""Name of the file, position, content."""
+"""Name of the file, byte offset, content."""
 
 
 class RankFiles:
-    """Collective, in pieces of bounded size; where every rank sees the run directory, nothing travels."""
+    """Copies files between ranks in pieces of bounded size. All calls are collective.
+
+    If every rank sees the run directory, nothing is copied.
+    """
 
     def __init__(self, group: ProcessGroup, sees: bool) -> None:
-        """``sees``: whether this rank sees the run directory; rank 0 does."""
+        """Find out which ranks see the run directory. ``sees``: whether this rank does; rank 0 always does."""
         import torch.distributed as dist
 
         self._group, self._sees = group, sees
@@ -32,7 +35,7 @@ class RankFiles:
         self._apart = not all(everyones)
 
     def of_rank_0(self, value: T) -> T:
-        """Return the value that rank 0 has."""
+        """Return rank 0's ``value`` on every rank."""
         import torch.distributed as dist
 
         box = [value]
@@ -41,7 +44,7 @@ class RankFiles:
         return box[0]
 
     def collect(self, folder: Path, names: Iterable[str]) -> None:
-        """Bring files of ranks that do not see rank 0's folder there; each has ``names`` in a folder of its own."""
+        """Copy the files ``names`` of each rank that does not see rank 0's ``folder`` into that folder."""
         import torch.distributed as dist
 
         mine = iter(()) if self._sees else _pieces(folder, names)
@@ -54,7 +57,7 @@ class RankFiles:
                 _write(folder, piece)
 
     def spread(self, folder: Path) -> None:
-        """Bring all files below rank 0's folder to ranks that do not see it, until they call ``forget``."""
+        """Copy all files of rank 0's folder to the ranks that do not see it; ``forget`` removes the copies."""
         if not self._apart:
             return
         names = [str(file.relative_to(folder)) for file in sorted(folder.rglob("*")) if file.is_file()]
@@ -64,7 +67,7 @@ class RankFiles:
                 _write(folder, piece)
 
     def forget(self, folder: Path) -> None:
-        """Remove what only this rank has of a folder."""
+        """Remove this rank's copy of a folder, if the rank does not see the run directory."""
         if not self._sees:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Choose the checkpoint that a run begins with, and begins again with. Imports no torch: it precedes any start."""
+"""Choose the checkpoint from which a run resumes or restarts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ logger = logging.getLogger(__name__)
 
 
 class CommandCheckpoints:
-    """The checkpoints that one command of a run begins with, and begins again with after a failure."""
+    """Chooses the checkpoint from which a command resumes, and the one from which it restarts after a failure."""
 
     def __init__(self, root: Path, resume_from: str, identity: str) -> None:
-        """Choose the first one as ``checkpoint_to_resume`` does, and note which others are there already."""
+        """Choose ``first`` by ``checkpoint_to_resume``, and note which checkpoints exist before the command."""
         self._root, self._identity = root, identity
         _warn_of_best(root)
         self._found = {folder: _version_of(folder) for folder in finished(root)}
         self.first = checkpoint_to_resume(root, resume_from, identity)
-        """None where the command begins at step 0."""
+        """Checkpoint from which the command resumes; None if it begins at step 0."""
 
     def newest(self) -> Path | None:
-        """Return the newest whole checkpoint that this command has written, else the one that it began with."""
+        """Return the newest undamaged checkpoint that this command has written, else the one it resumed from."""
         written = [
             folder for folder in finished(self._root) if self._found.get(folder) != _version_of(folder)
         ]
@@ -47,7 +47,10 @@ class CommandCheckpoints:
 
 
 def checkpoint_to_resume(root: Path, resume_from: str, identity: str) -> Path | None:
-    """Return a whole checkpoint of the run, or None where it has none yet; ArtifactError says what to do."""
+    """Return the undamaged checkpoint that ``resume_from`` names, or None if the run has none yet.
+
+    If the checkpoint is damaged or missing, raise ArtifactError that says what to do.
+    """
     checkpoints = finished(root)
     _warn_of_unfinished(root, checkpoints)
     if resume_from == "previous":
@@ -65,7 +68,7 @@ def checkpoint_to_resume(root: Path, resume_from: str, identity: str) -> Path | 
 
 
 def _check(folder: Path, identity: str) -> None:
-    """Raise ArtifactError unless the folder is whole, and what its name and its place say."""
+    """Raise ArtifactError unless the folder is undamaged, and belongs to the step of its name and to this run."""
     meta = check_whole(folder)
     if meta.step != step_of(folder):
         raise ArtifactError(f"{folder} holds the checkpoint of step {meta.step}")
@@ -74,7 +77,7 @@ def _check(folder: Path, identity: str) -> None:
 
 
 def _version_of(folder: Path) -> tuple[int, int]:
-    """Return what differs between a checkpoint and one of the same bytes that was written in its place."""
+    """Return inode and mtime of ``meta.json``, which change if the checkpoint is written again."""
     status = (folder / META_FILE).stat()
     return status.st_ino, status.st_mtime_ns
 

@@ -1,7 +1,7 @@
 """CheckpointStore: saves, loads and rotates the checkpoints of one run.
 
 A step folder holds the strategy's state (model, optimizer, each process's generator), the resolved configuration and
-``meta.json``. The data position and the learning rate are functions of the step, so N is all of the rest.
+``meta.json``. The data position and the learning rate are functions of the step, so nothing else is stored.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 
 def read_weights(strategy_type: type[Strategy], folder: Path) -> dict[str, Tensor]:
-    """Return the draft's full tensors of a checkpoint, under its module's names, without any group."""
+    """Return the draft's full tensors in a checkpoint, by the draft module's names; needs no process group."""
     with _readable(folder):
         return strategy_type.read_weights(SafetensorsFolder(folder / STATE_FOLDER))
 
 
 def check_strategy(strategy_type: type[Strategy], folder: Path) -> None:
-    """Raise ArtifactError where another strategy wrote a checkpoint and ``strategy_type`` cannot read its weights."""
+    """Raise ArtifactError if another strategy wrote the checkpoint and ``strategy_type`` cannot read its weights."""
     with foreign_errors(ArtifactError, f"{folder / CONFIG_FILE} names no strategy"):
         written_by = read_resolved(folder / CONFIG_FILE)["strategy"]["name"]
     if written_by == strategy_type.name:
@@ -65,35 +65,35 @@ def check_strategy(strategy_type: type[Strategy], folder: Path) -> None:
 
 
 class CheckpointStore:
-    """All checkpoints of one run. Every rank calls ``save`` and ``load``; rank 0 publishes and rotates."""
+    """Manages the checkpoints of one run. Every rank calls ``save`` and ``load``; rank 0 renames and rotates."""
 
     def __init__(self, root: Path, keep: int, group: ProcessGroup, sees: bool = True) -> None:
         """Keep the ``keep`` newest checkpoints of folder ``root``, and the best one. Collective.
 
-        ``sees``: whether this rank's ``root`` is that of rank 0; else it is a folder of its own.
+        ``sees``: whether this rank sees rank 0's ``root``; if not, its ``root`` is a local folder.
         """
         self._root = root
         self._keep = keep
         self._group = group
         self._files = RankFiles(group, sees)
         self.newest: Path | None = None
-        """The checkpoint that this process saved or loaded last."""
+        """Folder of the checkpoint that this process saved or loaded last."""
 
     def folder(self, step: int) -> Path:
-        """Return the folder of a step's checkpoint."""
+        """Return the folder of the checkpoint of a step."""
         return self._root / f"step-{step}"
 
     def best(self) -> Path | None:
-        """Return the checkpoint that the link names, if it is one."""
+        """Return the checkpoint to which the link ``best`` points, or None if there is no such checkpoint."""
         link = self._root / BEST
         folder = link.resolve()
         inside = folder.parent == self._root.resolve()
         return folder if inside and (folder / META_FILE).is_file() else None
 
     def best_score(self, done_steps: int) -> float:
-        """Return the best held-out acceptance length up to ``done_steps``, 0 without one; the same on every rank.
+        """Return the acceptance length of the best checkpoint up to ``done_steps``, or 0; the same on every rank.
 
-        One that is damaged, or of a future that was given up, does not count.
+        A checkpoint that is damaged or later than ``done_steps`` is ignored.
         """
         return self._files.of_rank_0(self._own_best_score(done_steps))
 
@@ -108,10 +108,10 @@ class CheckpointStore:
         return (meta.acceptance_length or 0.0) if meta.step <= done_steps else 0.0
 
     def save(self, trainer: DraftTrainer, meta: CheckpointMeta, config_text: str, best: bool = False) -> Path:
-        """Save a step and return its folder; ``best``: it is the best so far. Collective.
+        """Save a checkpoint of a step and return its folder. ``best``: whether it is the best so far. Collective.
 
-        A failure leaves every earlier checkpoint as it was, and a hidden folder for
-        ``RunDirectory.remove_unfinished``: no rank knows when the others have stopped writing.
+        A failure does not affect earlier checkpoints. It leaves a hidden folder, which
+        ``RunDirectory.remove_unfinished`` removes later, because other ranks may still be writing to it.
         """
         import torch.distributed as dist
 
@@ -146,9 +146,9 @@ class CheckpointStore:
         return folder
 
     def load(self, trainer: DraftTrainer, folder: Path) -> CheckpointMeta:
-        """Load a checkpoint, saved by any number of ranks, and return its meta. Collective.
+        """Load a checkpoint, which any number of ranks may have saved, and return its meta. Collective.
 
-        The caller checks whether the folder is whole, once for all ranks.
+        The caller must have checked that the folder is undamaged, once for all ranks.
         """
         self._files.spread(folder)
         meta = read_meta(folder)
@@ -159,9 +159,9 @@ class CheckpointStore:
         return meta
 
     def _link_best(self, folder: Path) -> None:
-        """Swap the link in one rename, before the folder is there.
+        """Replace the link ``best`` atomically, before ``folder`` gets its final name.
 
-        After a crash in between, the step is evaluated anew.
+        After a crash between the two renames, the step is evaluated again.
         """
         scratch = self._root / f".{BEST}"
         scratch.unlink(missing_ok=True)
@@ -172,7 +172,7 @@ class CheckpointStore:
         scratch.replace(link)
 
     def _rotate(self, step: int) -> None:
-        """Remove old checkpoints; those later than ``step`` do not count: the run resumed before them."""
+        """Remove old checkpoints up to ``step``; keep the newest ones and the best. Later ones are left alone."""
         best = self.best()
         for folder in [folder for folder in finished(self._root) if step_of(folder) <= step][: -self._keep]:
             if folder.resolve() != best:
@@ -181,7 +181,7 @@ class CheckpointStore:
 
 @contextmanager
 def _writing(folder: Path, rank: int) -> Iterator[None]:
-    """Turn a failure to write, for want of space say, into a RunError."""
+    """Turn a failed write, such as on a full disk, into a RunError."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -189,12 +189,12 @@ def _writing(folder: Path, rank: int) -> Iterator[None]:
 
 
 def _readable(folder: Path) -> AbstractContextManager[None]:
-    """Turn a failure to read into an ArtifactError."""
+    """Turn a failed read into an ArtifactError."""
     return foreign_errors(ArtifactError, f"checkpoint {folder} cannot be read")
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename within the folder durable."""
+    """Fsync a folder, which makes renames in it durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,1 +1,1 @@
-"""Parts that all commands share: words, flags, output, log, signals, unforeseen errors."""
+"""Code that all commands share: arguments, flags, output, log, signals, unexpected errors."""

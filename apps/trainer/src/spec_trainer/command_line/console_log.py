@@ -1,4 +1,4 @@
-"""Log records of a command on standard error, each of printable characters."""
+"""Log to standard error, with unprintable characters escaped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _PrintableFormatter(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Show warnings of every package, and what this project's and its plugins' say from INFO on."""
+    """Log to stderr: WARNING and above of every package, INFO and above of this project and its plugins."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_PrintableFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
     logging.basicConfig(handlers=[handler])
@@ -23,6 +23,6 @@ def log_to_stderr() -> None:
 
 
 def show_from(level: int) -> None:
-    """Show what this project and its plugins say from ``level`` on."""
+    """Set the log level of this project's packages and its plugins to ``level``."""
     for package in {"spec_trainer", "spec_processes", "spec_kit"} | packages():
         logging.getLogger(package).setLevel(level)

@@ -1,4 +1,4 @@
-"""Standard output holds the documents of commands and nothing else: what plugins print goes to standard error."""
+"""Keep standard output for a command's document (its result); all other prints go to standard error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _streams: list[TextIO] = []
 
 
 def keep_stdout_for_documents() -> None:
-    """Send to standard error what this process, its libraries in C and its children print from now on.
+    """Redirect the prints of this process, its C libraries and its children to standard error from now on.
 
     Only what goes to ``document_stream`` reaches standard output.
     """
@@ -35,7 +35,7 @@ def keep_stdout_for_documents() -> None:
 
 @contextmanager
 def stdout_for_documents() -> Iterator[None]:
-    """Send to standard error what is printed in the block, but for what goes to ``document_stream``."""
+    """Redirect prints in the ``with`` block to standard error, except writes to ``document_stream``."""
     _streams.append(document_stream())
     try:
         with redirect_stdout(sys.stderr):
@@ -45,12 +45,12 @@ def stdout_for_documents() -> Iterator[None]:
 
 
 def document_stream() -> TextIO:
-    """Return standard output as it is outside of ``stdout_for_documents``."""
+    """Return the real standard output, also within ``stdout_for_documents``."""
     return _streams[-1] if _streams else sys.stdout
 
 
 def print_document(document: Mapping[str, Any], as_json: bool) -> None:
-    """Print a command's document, as JSON or YAML."""
+    """Print a command's document as JSON or YAML."""
     import yaml
 
     text = json.dumps(document, indent=2, default=str)
@@ -60,17 +60,17 @@ def print_document(document: Mapping[str, Any], as_json: bool) -> None:
 
 
 def print_lines(document: Mapping[str, Any], lines: Iterable[str], as_json: bool) -> None:
-    """Print a document as JSON, or the lines that say the same."""
+    """Print ``document`` as JSON if ``as_json``, else print ``lines``, its form for humans."""
     print_document(document, as_json) if as_json else print_text("\n".join(lines))
 
 
 def print_text(text: str) -> None:
-    """Print lines of a document, without the characters that a terminal would obey."""
+    """Print text of a document, without terminal control characters."""
     print(printable(text), file=document_stream(), flush=True)
 
 
 def print_marked(lines: Iterable[str]) -> None:
-    """Print lines that hold nothing for a terminal to obey but the colours of this program."""
+    """Print lines as they are; their only control characters must be this program's colour codes."""
     for line in lines:
         print(line, file=document_stream())
     document_stream().flush()

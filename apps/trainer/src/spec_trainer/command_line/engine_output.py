@@ -1,4 +1,4 @@
-"""A file for the output of an engine: the command's own stdout is one document, its stderr a few lines."""
+"""Redirect an engine's output to a file, to keep it out of the command's stdout and stderr."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def engine_output_kept(engine_type: type[Engine]) -> Iterator[None]:
-    """Send file descriptor 1, and the engine's log records from INFO on, to a file.
+    """Redirect file descriptor 1, and the engine's log records of INFO and above, to a temporary file.
 
-    Its warnings are shown as well. The file is named when the block fails with a RunError, and removed otherwise.
+    The engine's warnings are shown on stderr as well. If the ``with`` block raises a RunError, the file's name is
+    logged; otherwise the file is removed.
     """
     descriptor, name = tempfile.mkstemp(prefix="spec-trainer-engine-", suffix=".log")
     with os.fdopen(descriptor, "w", buffering=1, encoding="utf-8") as file:
@@ -42,7 +43,7 @@ def engine_output_kept(engine_type: type[Engine]) -> Iterator[None]:
 
 @contextmanager
 def _stdout_to(file: TextIO) -> Iterator[None]:
-    """Redirect Python's stdout and the descriptor, which processes that are started meanwhile inherit."""
+    """Redirect Python's stdout and file descriptor 1, which child processes inherit."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(file.fileno(), 1)
@@ -57,7 +58,7 @@ def _stdout_to(file: TextIO) -> Iterator[None]:
 def _loggers(engine_type: type[Engine]) -> list[logging.Logger]:
     """Return the loggers of the packages that hold the engine's class and its bases.
 
-    Modules log under their own names. Lines of an engine's own processes are logged there, too.
+    Modules log under their own names. Output lines of an engine's processes are logged there, too.
     """
     modules = [
         base.__module__ for base in engine_type.__mro__ if issubclass(base, Engine) and base is not Engine

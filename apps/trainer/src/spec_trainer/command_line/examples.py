@@ -1,4 +1,4 @@
-"""Two command lines for each command's help; a test parses every one."""
+"""Two example command lines for the help of each command; a test parses each of them."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ EXAMPLES = {
     "serving": ("--of http://127.0.0.1:8000", "--of http://a:8000 --of http://b:8000 --json"),
     "quickstart": ("", "--seed 1 --output runs/seed-1"),
 }
-"""Words after ``spec-trainer COMMAND``."""
+"""Command -> arguments after ``spec-trainer COMMAND`` in its examples."""
 
 
 def examples_text(command: str) -> str:
-    """Return the end of a command's help."""
+    """Return the examples section of a command's help."""
     lines = (f"  spec-trainer {command} {words}".rstrip() for words in EXAMPLES[command])
     return "\n\n".join(("Examples:", *lines))  # help joins lines, and keeps paragraphs

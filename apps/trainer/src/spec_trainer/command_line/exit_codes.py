@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ERRORS_OF_NAMES = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR}
-"""Errors of the system that say that a path which the user has written cannot be one, or not this user's."""
+"""errno values of a path from the user that is invalid or not accessible; they count as bad usage."""
 
 
 def exit_code_of(command: Callable[[], None]) -> int:
-    """Run a command; print its error, if it has one, and return the exit code."""
+    """Run a command and return its exit code; print its error, if it raises one."""
     try:
         with unforeseen_errors(None, CycloptsError):
             command()
@@ -42,6 +42,6 @@ def exit_code_of(command: Callable[[], None]) -> int:
 
 
 def failed(message: str, code: int) -> int:
-    """Print what went wrong in one line, and return the exit code."""
+    """Print an error message in one line, and return ``code``."""
     print(f"spec-trainer: {'' if code == 130 else 'error: '}{one_line(message)}", file=sys.stderr)
     return code

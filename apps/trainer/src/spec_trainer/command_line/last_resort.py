@@ -1,4 +1,4 @@
-"""Unforeseen errors: the traceback goes to a file, and one line names that file."""
+"""Write the traceback of an unexpected error to a file, and name this file in the one-line error message."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _FORESEEN = (SpecError, OSError, Interrupted, KeyboardInterrupt, SystemExit)
 
 @contextmanager
 def unforeseen_errors(logs: Path | None = None, *foreseen: type[BaseException]) -> Iterator[None]:
-    """Raise RunError for an error that nobody foresaw.
+    """Turn an unexpected exception of the ``with`` block into a RunError.
 
-    Its traceback is kept in ``logs``; without such a folder in the user's cache, or in the temporary folder.
+    The traceback is written to a file in ``logs``, or else in the user's cache folder or the temporary folder.
+    ``foreseen``: exceptions to pass on unchanged.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Flags --quiet and --verbose of every command, and --json of many. Light: the command line imports it."""
+"""Flags --quiet and --verbose of every command, and --json of many. It imports little, for a fast start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False,
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class LogFlags:
-    """How much is said beside a command's results."""
+    """Flags for how much a command logs."""
 
     quiet: Annotated[
         bool,
@@ -27,11 +27,11 @@ class LogFlags:
     ] = False
 
     def __post_init__(self) -> None:
-        """Raise ConfigError where both are given."""
+        """Raise ConfigError if both are given."""
         if self.quiet and self.verbose:
             raise ConfigError("--quiet and --verbose exclude each other; remove one")
 
     @property
     def level(self) -> int:
-        """The least level of records that are shown."""
+        """The lowest level of log records that are shown."""
         return logging.WARNING if self.quiet else logging.DEBUG if self.verbose else logging.INFO

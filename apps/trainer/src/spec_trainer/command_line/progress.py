@@ -19,7 +19,7 @@ _LINE_EVERY_S = 10.0
 
 
 class StepProgress(AbstractContextManager["StepProgress"]):
-    """Shows how many steps are done, and the text that ``note`` makes of each row of metrics."""
+    """Shows the number of steps done, and a note on the latest row of metrics."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         title: str = "training",
         note: Callable[[Mapping[str, Any]], str] | None = None,
     ) -> None:
-        """Prepare a bar with the text that ``note`` makes beside it; without ``total_steps`` there is no end."""
+        """Prepare the display. ``note`` formats a row of metrics; ``total_steps``: None if the end is unknown."""
         self._total = total_steps
         self._note = note or step_note
         self._last_line_s = 0.0
@@ -45,7 +45,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         self._task = self._bar.add_task("train", total=total_steps, note="")
 
     def show(self, record: Mapping[str, Any]) -> None:
-        """Show the step of a row of metrics."""
+        """Show the step number and the note of a row of metrics."""
         note = self._note(record)
         self._bar.update(self._task, completed=record["step"], note=note)
         now = time.monotonic()
@@ -57,7 +57,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
             log.info("step %d%s %s%s", record["step"], of_all, note, self._left(record["step"], now))
 
     def _left(self, step: int, now: float) -> str:
-        """Return ``  about 1.2 h left``, by the pace since the first step that was shown."""
+        """Return text such as ``  about 1.2 h left``, from the mean step time since the first step shown."""
         first_step, first_s = self._first or (step, now)
         if self._total is None or step in (first_step, self._total):
             return ""
@@ -70,15 +70,15 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """End the display."""
+        """Stop the display."""
         with suppress(OSError):  # the terminal may have been closed
             self._bar.stop()
 
 
 def step_note(record: Mapping[str, Any]) -> str:
-    """Return ``loss 3.21  tau 1.84  5,120 tok/s  waits 3 % for features (trainer-bound)`` for a row of metrics.
+    """Format a row of metrics as ``loss 3.21  tau 1.84  5,120 tok/s  waits 3 % for features (trainer-bound)``.
 
-    Where servers serve a version that was pushed, ``  serves v500`` follows, and what it is worth if that is known.
+    If a draft version is served, ``  serves v500`` follows, and the version's acceptance length if it is known.
     """
     busy, waiting = record["time_step_s"], record["time_data_s"]
     share = 100 * waiting / max(busy + waiting, 1e-9)

@@ -1,4 +1,4 @@
-"""The flags of the commands that take a run's configuration. Light: the command line imports it."""
+"""The flags of commands that take a run's configuration. It imports little, for a fast start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _default(section: str) -> str:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RunFlags:
-    """Short forms of configuration keys; they win over the file, ``section.key=value`` words win over them."""
+    """Flags for configuration keys. They override the file; ``section.key=value`` arguments override them."""
 
     config: Path | None = None
     """YAML file with the run's configuration."""
@@ -77,7 +77,7 @@ class RunFlags:
     ] = None
 
     def as_keys(self) -> dict[str, object]:
-        """Return the flags that were given, by configuration key."""
+        """Return configuration key -> value of the flags that were given."""
         keys = {
             "backend.name": self.backend,
             "draft.name": self.draft,

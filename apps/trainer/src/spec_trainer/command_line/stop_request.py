@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 
 class Interrupted(Exception):
-    """The run stopped because a user asked it to, after it had saved a checkpoint; exit code 130, and no error."""
+    """The command stopped at the user's request and can be continued; exit code 130, not an error."""
 
 
 _NOTICE = b"spec-trainer: stopping after this step; a second Ctrl-C stops at once\n"
 
 
 class StopRequest(AbstractContextManager["StopRequest"]):
-    """Signal handlers for the duration of a run; enter it in the main thread."""
+    """Handles stop signals during the ``with`` block, which must be entered in the main thread."""
 
     def __init__(self) -> None:
-        """Prepare; signals are handled from ``__enter__`` on."""
+        """Install no handler yet; ``__enter__`` does."""
         self.requested = False
         self._callback: Callable[[], None] | None = None
         self._previous: dict[signal.Signals, object] = {}
 
     def on_request(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called in the signal handler."""
+        """Set a function that the signal handler calls when a stop is requested."""
         self._callback = callback
 
     def __enter__(self) -> Self:
@@ -41,7 +41,7 @@ class StopRequest(AbstractContextManager["StopRequest"]):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Put the previous handlers back."""
+        """Restore the previous handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Words of a command line: none is empty, and a flag's value has one spelling. Light: the command line imports it."""
+"""Check the arguments of a command line before they are parsed. It imports little, for a fast start."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SPELLINGS = {
     float: re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?inf|nan"),
 }
 _SWITCHES = {"--json", "--stop-at-eos", "--untrained", "--drop-cut", "--quiet", "--verbose"}
-"""Flags that stand for themselves; cyclopts takes ``yes`` and ``1`` as their values, too."""
+"""Boolean flags; cyclopts by itself also accepts ``yes`` and ``1`` as their values."""
 _LONGEST = 1 << 16
 
 
 def check_command_line(words: Sequence[str]) -> None:
-    """Raise ConfigError for a word, or a flag's value, that is empty, holds NUL or is too long for any use.
+    """Raise ConfigError for an argument, or a flag's value, that is empty, contains NUL or is too long.
 
-    An empty one comes from a variable that is not set; pathlib would take it for the working directory.
+    An empty argument comes from an unset shell variable; pathlib would read it as the working directory.
     """
     for before, word in zip(("", *words), words, strict=False):
         flag, separator, value = word.partition("=") if word.startswith("--") else (before, "=", word)
@@ -43,7 +43,7 @@ def check_command_line(words: Sequence[str]) -> None:
 
 
 def check_overrides(overrides: Sequence[str], commands: Sequence[str]) -> None:
-    """Raise ConfigError where the first word that is no flag is neither a command nor ``section.key=value``."""
+    """Raise ConfigError if the first argument that is no flag is neither a command nor ``section.key=value``."""
     if overrides and "=" not in overrides[0]:
         if os.path.isfile(overrides[0]):
             raise ConfigError(
@@ -55,9 +55,9 @@ def check_overrides(overrides: Sequence[str], commands: Sequence[str]) -> None:
 
 
 def convert_flag(hint: Any, tokens: Sequence[Token] | Mapping[str, Any]) -> Any:
-    """Return a flag's value. Raise ValueError for one that is not written as its type is.
+    """Convert a flag's value to its type. Raise ValueError for a spelling that is not allowed.
 
-    By itself cyclopts takes ``null`` for no value at all, rounds 1.5 to an integer, and reads 0x1 and 1_0.
+    By itself cyclopts reads ``null`` as None, rounds 1.5 to an integer, and accepts 0x1 and 1_0.
     """
     kind = _without_none(hint)
     pattern = _SPELLINGS.get(kind)
@@ -67,7 +67,7 @@ def convert_flag(hint: Any, tokens: Sequence[Token] | Mapping[str, Any]) -> Any:
 
 
 def _without_none(hint: Any) -> Any:
-    """Return the type of a flag that may be left out: ``int`` of ``int | None``, ``list[str]`` of ``list[str]``."""
+    """Return a type without None: ``int`` for ``int | None``, any other type unchanged."""
     if not isinstance(hint, UnionType):
         return hint
     (kind,) = (member for member in get_args(hint) if member is not NoneType)

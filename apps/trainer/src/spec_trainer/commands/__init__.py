@@ -1,1 +1,1 @@
-"""Commands, one in each module: ``cli.py`` parses words and calls one."""
+"""The commands, one per module; ``cli.py`` parses the arguments and calls them."""

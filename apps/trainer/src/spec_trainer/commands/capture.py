@@ -1,4 +1,4 @@
-"""``spec-trainer capture``: run the target over every sample once and keep its features in a folder."""
+"""``spec-trainer capture``: run the target over every sample once, and store its features in a folder."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WRITER_FRACTION = 0.1
-"""Share of a device that the writer has with an engine: it only holds features on their way to the host."""
+"""Share of a device for the writer, which only holds features until they are copied to the host."""
 _WRITER = ("writer", "spec_trainer.capture.writer_worker:run_writer")
-"""Name and program of the worker that receives features, in place of the ranks."""
+"""Name and entry function of the worker that receives features instead of the ranks."""
 
 
 def resolve_capture(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> CaptureRun:
-    """Return the capture that a command line describes. Raise UsageError, one line; create nothing."""
+    """Return the capture that a command line describes; create nothing. Raise UsageError, in one line."""
     parts, dataset = read_inputs(config_file, flags, overrides)
     if parts.config.data.features is not None:
         raise ConfigError(
@@ -61,7 +61,7 @@ def resolve_capture(
 
 
 def run_capture(capture: CaptureRun) -> dict[str, Any]:
-    """Capture the missing shards; return the command's document."""
+    """Capture the missing shards; return the command's result as a JSON-serializable dict."""
     started = time.monotonic()
     run = capture.run
     with capture.folder.locked(), StopRequest() as stop:
@@ -79,7 +79,7 @@ def run_capture(capture: CaptureRun) -> dict[str, Any]:
 
 
 def _driver(capture: CaptureRun, stop: StopRequest) -> AbstractContextManager[RunDriver]:
-    """Return the driver of the capture: engine and disk in this process, or engines and a writer in others."""
+    """Return a driver that captures in this process, or with worker processes (engines and a writer)."""
     if capture.run.config.placement.kind != "inline":
         return worker_driver(capture.run, stop, _progress(capture), _WRITER)
 
@@ -99,7 +99,7 @@ def _progress(capture: CaptureRun) -> StepProgress:
 
 
 def _for_capture(config: AnyRunConfig) -> AnyRunConfig:
-    """Return the configuration with one writer in place of the ranks, which leaves its device to the engine."""
+    """Return the configuration with one writer instead of the ranks, and most of the device for the engine."""
     placement = config.placement
     if placement.kind == "colocated" and placement.engine_fraction is placement.trainer_fraction is None:
         placement = placement.model_copy(update={"trainer_fraction": _WRITER_FRACTION})

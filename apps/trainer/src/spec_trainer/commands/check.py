@@ -1,4 +1,4 @@
-"""``spec-trainer check``: test a backend on this machine, step by step, each with its own verdict."""
+"""``spec-trainer check``: test a backend on this machine, in steps with a verdict each."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from spec_core.backend import Placement
 
 _OTHER_PROCESS_S = 60.0
-"""Seconds in which a second process must start, and every call between the two end."""
+"""Timeout in seconds for the start of a second process, and for each call between the two processes."""
 _END_S = 5.0
-"""Seconds in which the second process must end by itself."""
+"""Seconds to wait for the second process to exit before it is killed."""
 _SCHEMA = FeatureSchema(layers=(1, 2), hidden_size=8, dtype="float32")
 
 
 def check_backend(name: str) -> dict[str, Any]:
-    """Return the report on backend ``name``: {"ok", "backend", "versions", "capabilities", "steps": […], …}.
+    """Test the backend ``name`` and return {"ok", "backend", "versions", "capabilities", "steps": […], …}.
 
     Each step is {"step", "ok", "seconds", "detail"}. A backend that is not available is not constructed. Raise
     PluginError if no backend has that name.
@@ -99,7 +99,7 @@ def _memory_limit(backend: Backend) -> str:
 
 
 def _attention(backend: Backend) -> str:
-    """Compare the kernel with dense attention, in float32."""
+    """Compare the backend's causal attention kernel with dense attention, in float32."""
     import torch
 
     attention = backend.kernel("causal_attention")
@@ -123,7 +123,7 @@ def _attention(backend: Backend) -> str:
 
 
 def _collectives(backend: Backend) -> str:
-    """Run a sum and a broadcast between this process and a child."""
+    """Run an all-reduce and a broadcast between this process and a child."""
     token = secrets.token_hex(16)
     with (
         TcpRendezvous("127.0.0.1:0", 0, 2, token, _OTHER_PROCESS_S) as rendezvous,
@@ -138,7 +138,7 @@ def _collectives(backend: Backend) -> str:
 
 @contextmanager
 def _process(target: Callable[..., None], *args: object) -> Iterator[None]:
-    """Run ``target`` in a process of its own during the ``with`` block."""
+    """Run ``target`` in a child process during the ``with`` block; kill it if it does not exit afterwards."""
     process = get_context("spawn").Process(target=target, args=args)
     process.start()
     try:
@@ -189,7 +189,7 @@ def _round_trip(backend: Backend) -> str:
 
 
 def _between_processes(backend: Backend, placement: Placement) -> str:
-    """Receive one sample from a child on the same device (colocated) or on the next one (disaggregated)."""
+    """Receive one sample from a child on the same device (colocated) or on another device (disaggregated)."""
     device = backend.device(0)
     sender = 0 if placement == "colocated" else 1 % backend.capabilities().num_devices
     try:

@@ -1,6 +1,6 @@
-"""Completion of what cyclopts does not know: plugin names, configuration keys, and files for flags that take names.
+"""Shell completion beyond that of cyclopts: plugin names, configuration keys, and files.
 
-Names and keys are those of the plugins that are installed when the script is printed.
+The names and keys belong to the plugins that are installed when the script is printed.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from cyclopts import App
 
 _FILES = ("target", "data")
-"""Flags that take a file or folder, or a name of the hub."""
+"""Flags that take a file, a folder or a hub id."""
 _PLAIN = re.compile(r"[\w.-]+")
-"""Names that a shell takes as they are; those of others' plugins may be anything, and the script is sourced."""
+"""Names that are safe in a shell script without quotes; other names of plugins are left out."""
 _WITH_KEYS = ("train", "plan", "capture", "regenerate", "evaluate")
-"""Commands that take ``section.key=value`` words."""
+"""Commands that take ``section.key=value`` arguments."""
 
 
 def completion_script(app: App, shell: Literal["bash", "zsh", "fish"]) -> str:
-    """Return cyclopts' script, and what is to follow it."""
+    """Return cyclopts' completion script with this project's additions."""
     ours = {"bash": _bash, "zsh": _zsh, "fish": lambda: _fish(app)}[shell]
     return app.generate_completion(shell=shell) + ours()
 
 
 def _plugin_names() -> dict[str, list[str]]:
-    """Return the names of the plugins that each flag of a plugin takes, that are plain."""
+    """Return section -> names of the installed plugins that are safe in a shell script."""
     return {
         section: sorted(
             {found.name for found in plugins.installed(interface) if _PLAIN.fullmatch(found.name)}
@@ -46,7 +46,7 @@ def _plugin_names() -> dict[str, list[str]]:
 
 
 def _keys() -> list[str]:
-    """Return every configuration key, of all installed plugins."""
+    """Return all configuration keys, including the keys of all installed plugins."""
     found = set(_keys_of(run_config_type(track=track_config_type()), ""))
     for section, interface in SECTIONS.items():
         for record in plugins.installed(interface):
@@ -65,7 +65,7 @@ def _keys_of(config: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def _cases(then: str) -> str:
-    """Return branches of a ``case`` over the flag before the cursor; ``then`` takes names."""
+    """Return the branches of a shell ``case`` over the flag before the cursor; ``then`` is formatted with names."""
     return "\n".join(
         f"    --{flag}) {then.format(' '.join(names))} ;;" for flag, names in _plugin_names().items()
     )
@@ -137,7 +137,7 @@ def _fish(app: App) -> str:
 
 
 def _commands(app: App, flag: str) -> str:
-    """Return the commands that have a flag."""
+    """Return the names of the commands that have the flag ``flag``, separated by spaces."""
     return " ".join(
         command
         for command in app

@@ -1,4 +1,4 @@
-"""``spec-trainer convert``: write a draft of another project in the layout that both engines load."""
+"""``spec-trainer convert``: rewrite another project's draft in the layout that vLLM and SGLang load."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def convert_draft(draft_model: Path, target_folder: str, output: Path) -> Path:
-    """Write the draft in ``draft_model``, whose weights stay as they are, into ``output``, and return that.
+    """Write the draft in ``draft_model`` in this project's layout into ``output``, and return ``output``.
 
-    Its plugin must know the layout and find it made for the target; what it cannot express is refused.
+    The weights are unchanged. Raise an error if no draft plugin recognises the layout, or if the draft does not fit
+    the target.
     """
     from spec_kit.drafting import recognise
     from spec_kit.drafting.draft_files import check_finite

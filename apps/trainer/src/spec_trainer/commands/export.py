@@ -1,4 +1,4 @@
-"""``spec-trainer export``: write a checkpoint of a run as a draft folder."""
+"""``spec-trainer export``: write the draft of a checkpoint as a draft folder."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def export_checkpoint(checkpoint: Path, output: Path, target_folder: str | None = None) -> dict[str, Any]:
-    """Write the draft of ``checkpoint`` into ``output``; return the folder, what is known of it, and how to serve it.
+    """Write the draft of ``checkpoint`` into ``output``; return its path, its figures and serving commands.
 
-    The target must still be the one that the draft was trained for; ``target_folder`` is its place, if it was moved.
+    The target must be the target that the draft was trained for. ``target_folder``: path of the target, if it moved.
     """
     from spec_kit.targets.target_reader import read_target
 

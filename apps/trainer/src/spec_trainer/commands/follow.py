@@ -1,4 +1,4 @@
-"""``spec-trainer follow``: a draft learns from live requests of running servers, which get the better ones."""
+"""``spec-trainer follow``: train a draft on live requests of running servers, and push better versions."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from spec_trainer.run.spec import RunSpec
 
 _DEFAULTS = {"train.schedule": "constant", "data.eval_samples": 0}
-"""Traffic has no end, and drafts are judged by held-out requests of it."""
+"""Defaults for training without end, in which drafts are judged by held-out requests."""
 _ENDLESS = 1 << 40
-"""Steps of a run that goes on until it is stopped."""
+"""Number of steps that is never reached: the run continues until it is stopped."""
 
 
 def resolve_follow(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> RunSpec:
-    """Return the run that a command line describes. Raise UsageError, one line; create nothing."""
+    """Return the run that a command line describes; create nothing. Raise UsageError, in one line."""
     parts, replayed = read_inputs(config_file, {**_DEFAULTS, **flags}, overrides)
     _check(parts.config)
     check_sender(parts)
@@ -52,9 +52,9 @@ def resolve_follow(
 
 
 def run_follow(spec: RunSpec) -> dict[str, Any]:
-    """Follow until ``follow.requests`` have come, and return the summary; go on with what the run directory holds.
+    """Follow until ``follow.requests`` have arrived, and return the summary; resume from the run directory.
 
-    Raise Interrupted where the command is stopped, with a summary, too.
+    If the command is stopped, write the summary, too, and raise Interrupted.
     """
     with spec.directory.locked(), StopRequest() as stop:
         spec.directory.open(spec.identity, spec.resuming("latest").config)
@@ -74,7 +74,7 @@ def run_follow(spec: RunSpec) -> dict[str, Any]:
 
 
 def _check(config: AnyRunConfig) -> None:
-    """Raise ConfigError for settings that do not go with following."""
+    """Raise ConfigError for settings that ``spec-trainer follow`` does not support."""
     train, push = config.train, config.push
     checks = [
         (

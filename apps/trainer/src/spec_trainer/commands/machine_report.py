@@ -1,4 +1,4 @@
-"""``spec-trainer check`` without a backend: what is installed, what runs here, what fits and what is missing."""
+"""``spec-trainer check`` without a backend: report hardware, installed packages and usable plugins."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 _COMMAND, _CORE = "spec-trainer", "spec-core"
 _BYTES_OF_A_PARAMETER = 2
-"""Bytes of a parameter of a target in bfloat16."""
+"""Bytes of one parameter in bfloat16."""
 _WEIGHTS = 0.8
-"""Share of an engine's memory that weights may take; the rest holds the cache of keys and values."""
+"""Share of an engine's memory that weights may take; the KV cache takes the rest."""
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what a maintainer would ask about this machine, as JSON values; nothing of it is secret."""
+    """Return facts about this machine for a bug report, as a JSON-serializable dict without secrets."""
     rows = plugin_rows()
     packages = _packages(rows)
     return {
@@ -59,7 +59,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _packages(rows: Sequence[TableRow]) -> dict[str, str | None]:
-    """Return the version of everything that the command and the installed plugins need or can use, None if absent."""
+    """Return package -> version, None if absent, of all packages that this project and its plugins can use."""
     ours = {_COMMAND, _CORE, *(str(row["distribution"]) for row in rows)}
     named = {
         match[0]

@@ -1,4 +1,4 @@
-"""The document of ``spec-trainer plan``: what a run would start, and where."""
+"""The result of ``spec-trainer plan``: the processes, devices, memory and schedule of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def describe_run(run: RunSpec) -> dict[str, Any]:
-    """Return what ``run`` would do, as JSON values."""
+    """Return a description of ``run`` as a JSON-serializable dict."""
     config, sizes = run.config, RunSizes(run)
     tensors = run.target.vocab_size * run.target.hidden_size
     itemsize = 2 if config.train.dtype == "bfloat16" else 4
@@ -51,7 +51,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
 
 
 def _resources(run: RunSpec, sizes: RunSizes) -> dict[str, Any]:
-    """Return what the run takes beside what is free. Raise ConfigError where it cannot fit."""
+    """Return needed and free bytes of memory and disk. Raise ConfigError if the run does not fit."""
     found = rooms(run, sizes)
     for room in found:
         room.check()
@@ -99,7 +99,7 @@ def _answers(run: RunSpec) -> str:
 
 
 def _parallel(run: RunSpec, share: int) -> str:
-    """Return the strategy's name, and which data-parallel rank a process is where that is not its own number."""
+    """Return the strategy's name, with the data-parallel rank if several processes share one."""
     name, num_shares = run.config.strategy.name, run.schedule.num_shares
     if num_shares == run.config.train.ranks:
         return name
@@ -107,9 +107,9 @@ def _parallel(run: RunSpec, share: int) -> str:
 
 
 def _device_memory(run: RunSpec) -> dict[str, Any]:
-    """Return how much memory each process may take of its devices, in bytes, where that is known and limited.
+    """Return each process's limit of device memory in bytes; empty if there are no limits.
 
-    ``uncounted_bytes`` are taken besides the limit (``MemoryBudget``).
+    ``uncounted_bytes`` come on top of the limit (``MemoryBudget``).
     """
     capabilities = run.backend.capabilities()
     limited = [member for member in run.members() if member.memory_fraction is not None]

@@ -1,4 +1,4 @@
-"""The table of ``spec-trainer plugins``: every installed plugin, and whether it can run here."""
+"""The table of ``spec-trainer plugins``: every installed plugin, and whether it can run on this machine."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from spec_core.errors import PluginError
 from spec_trainer.command_line.documents import document_stream, keep_stdout_for_documents
 
 _COMMAND = "spec-trainer"
-"""The distribution that names, in its requirements and extras, every plugin of this repository."""
+"""The distribution whose requirements and extras include every plugin of this repository."""
 _IMPORT_S = 120.0
-"""Longest wait for a plugin's module to be imported; a loaded host takes a minute for a large one."""
+"""Seconds to wait for the import of a plugin's module; on a busy host a large one takes a minute."""
 _PROBE_S = 20
-"""Longest wait for its probe, once it is imported."""
+"""Seconds to wait for the plugin's probe after the import."""
 _PIPED_COLUMNS = 1000
-"""Width of the table in a file or pipe, where every row is one line."""
+"""Width of the table in a file or pipe, so that every row is one line."""
 
 TableRow = dict[str, str | int | None]
 
@@ -27,9 +27,9 @@ TableRow = dict[str, str | int | None]
 def plugin_rows() -> list[TableRow]:
     """Return one row per installed entry point.
 
-    The probe of a third party's plugin runs in a process of its own, with a deadline, because it may hang or crash.
-    The status of one that has not answered by then is ``unknown``: this host may be slow.
-    An entry point of a misspelt group has a row, too: nothing else would show it.
+    The probe of a third-party plugin runs in a child process with a timeout, because it may hang or crash. After the
+    timeout the plugin's status is ``unknown``. An entry point with a misspelt group has a row, too, so that the
+    mistake is visible.
     """
     rows: list[TableRow] = []
     ours = plugins.required_by(_COMMAND)
@@ -87,7 +87,7 @@ def _probe_apart(record: plugins.PluginRecord) -> tuple[str, str, int | None]:
 
 
 def main(kind: str, name: str, probe_s: str) -> None:
-    """Print the status of one plugin; the kernel ends this process ``probe_s`` seconds after the import."""
+    """Print the status of one plugin; an alarm signal kills this process ``probe_s`` seconds after the import."""
     record = next(record for record in plugins.listed() if (record.kind, record.name) == (kind, name))
     with suppress(PluginError):  # the status says so
         plugins.load_listed(record)

@@ -1,4 +1,4 @@
-"""``spec-trainer push`` and ``spec-trainer serving``: running servers get a draft, and say which one they serve."""
+"""Commands ``push`` (give a draft to running servers) and ``serving`` (show which draft each server serves)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def push_draft(request: PushRequest, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Publish the draft as one version more than any of the servers has; return the document of ``push --json``.
+    """Publish the draft under a version higher than any server's; return the document of ``push --json``.
 
-    ``words`` are options of weight transports, ``push.options.NAME.KEY=VALUE``. Raise UsageError, one line, for
-    anything that is wrong before a server was asked to receive.
+    ``words``: options of weight transports, ``push.options.NAME.KEY=VALUE``. Raise UsageError, in one line, for any
+    problem found before a server was asked to receive.
     """
     from spec_kit.targets.target_reader import read_target
 
@@ -34,7 +34,7 @@ def push_draft(request: PushRequest, words: Sequence[str] = ()) -> dict[str, Any
 
 
 def push_lines(document: Mapping[str, Any]) -> Iterable[str]:
-    """Yield a line for each server of a push."""
+    """Yield a line of text for each server of a push."""
     for url, outcome in document["servers"].items():
         way = f" by {outcome['transport']}{_others(outcome['not_taken'])}" if outcome["transport"] else ""
         reason = f": {one_line(outcome['reason'])}" if outcome["reason"] else ""
@@ -45,20 +45,20 @@ def push_lines(document: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _others(not_taken: Mapping[str, str]) -> str:
-    """Return why other transports were not used, in parentheses."""
+    """Return why other transports were not used, in parentheses, or an empty string."""
     reasons = "; ".join(f"not {name}: {reason}" for name, reason in not_taken.items())
     return f" ({one_line(reasons)})" if reasons else ""
 
 
 def describe_serving(urls: Sequence[str], timeout_s: float) -> dict[str, Any]:
-    """Return what each server says of the draft that it serves, or the error of one that does not answer."""
+    """Return address -> status of the served draft, or the error if the server does not answer."""
     if not 0 < timeout_s <= 1e6:
         raise ConfigError(f"--timeout-s={timeout_s}: expected seconds above 0, at most 1000000")
     return {url: _describe(server) for url, server in ask_servers(urls, timeout_s).items()}
 
 
 def serving_lines(document: Mapping[str, Any]) -> Iterable[str]:
-    """Yield a line for each server of ``describe_serving``."""
+    """Yield a line of text for each server of ``describe_serving``."""
     for url, server in document.items():
         if "error" in server:
             yield f"{url}  {one_line(server['error'])}"
@@ -71,7 +71,7 @@ def serving_lines(document: Mapping[str, Any]) -> Iterable[str]:
 
 
 def serving_problem(document: Mapping[str, Any]) -> str:
-    """Return in one line why the servers of ``describe_serving`` do not all serve one draft; empty where they do."""
+    """Return one line that says why the servers do not all serve the same draft; empty if they do."""
     if silent := [url for url, server in document.items() if "error" in server]:
         return f"{', '.join(silent)} did not say what it serves"
     if broken := [url for url, server in document.items() if server["state"] == "quarantined"]:

@@ -1,4 +1,4 @@
-"""Run a regeneration, from its request to its document."""
+"""``spec-trainer regenerate``: generate new answers to the prompts of a data file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PromptRow:
-    """One row of the data that can be answered."""
+    """A row of the data that can be answered, with its index in the data."""
 
     number: int
     content: Mapping[str, Any]
@@ -43,7 +43,7 @@ class PromptRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Regeneration:
-    """A request, checked on this machine, with its rows."""
+    """A checked request, with its engine options, target and rows."""
 
     request: RegenerationRequest
     options: EngineOptions
@@ -52,21 +52,21 @@ class Regeneration:
     rows: list[PromptRow]
     """The rows that can be answered."""
     num_rows: int
-    """The number of all rows of the data."""
+    """The number of all rows of the data, including rows that cannot be answered."""
     data_digest: str
 
     @property
     def longest(self) -> int:
-        """The number of tokens that a prompt may have."""
+        """The most tokens of a prompt."""
         return self.target.max_positions - self.request.max_new_tokens
 
     def open(self, content: object) -> Conversation:
-        """Return the conversation of a row. Raise BadRow for one that cannot be answered."""
+        """Return the conversation of a row. Raise BadRow if the row cannot be answered."""
         return open_conversation(content, self.encoder, self.target.eos_token_ids, self.longest)
 
     @property
     def sampling(self) -> SamplingParams:
-        """The options of the engine's sampling."""
+        """The sampling parameters for the engine."""
         request = self.request
         return SamplingParams(
             max_new_tokens=request.max_new_tokens, temperature=request.temperature, top_p=request.top_p
@@ -74,7 +74,7 @@ class Regeneration:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything that the answers depend on."""
+        """All settings that the answers depend on, as a JSON-serializable dict."""
         request, sections = self.request, self.options.config
         names = ("max_new_tokens", "temperature", "top_p", "seed", "batch", "drop_cut", "on_bad_row")
         return {
@@ -89,7 +89,7 @@ class Regeneration:
 
 
 def regenerate_answers(request: RegenerationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Answer every row and return the document of ``regenerate --json``; ``words`` are ``engine.key=value``."""
+    """Answer every row and return the document of ``regenerate --json``; ``words``: ``section.key=value``."""
     work = prepare_regeneration(request, words)
     about = {"target": str(work.target.folder), "data": request.data}
     with AnswerFile(request.output, work.settings, about) as file, StopRequest() as stop:
@@ -101,7 +101,7 @@ def regenerate_answers(request: RegenerationRequest, words: Sequence[str] = ()) 
 
 
 def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> Regeneration:
-    """Read and check everything that the request names. Raise UsageError, one line; create nothing."""
+    """Read and check all inputs of the request; create nothing. Raise UsageError, in one line."""
     from spec_kit.targets.target_reader import read_target
     from spec_trainer.data.tokens import Encoder
     from spec_trainer.resolve import resolve_target
@@ -123,7 +123,7 @@ def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> 
 
 
 def _read_rows(work: Regeneration) -> Regeneration:
-    """Parse every row once, so that a bad one is found before the engine starts."""
+    """Parse every row once, so that a bad row is found before the engine starts."""
     from spec_trainer.data.sources import read_rows
 
     rows, num_rows, digest = [], 0, hashlib.blake2b(digest_size=16)
@@ -145,10 +145,10 @@ def _read_rows(work: Regeneration) -> Regeneration:
 
 
 def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dict[str, Any]:
-    """Answer the rows that the file lacks, batch by batch; return the figures of the document.
+    """Answer the rows that are missing in the file, batch by batch; return figures for the document.
 
-    Batches are cut by row number, so that one that was interrupted is answered again as a whole: an answer depends on
-    the place of its prompt in the batch.
+    Batches are cut by row number, so that an interrupted batch is answered again as a whole. This matters because an
+    answer depends on the position of its prompt in the batch.
     """
     batches = _batches(work, file.next_row)
     num_tokens, started = 0, time.monotonic()
@@ -172,7 +172,7 @@ def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dic
 
 
 def _batches(work: Regeneration, next_row: int) -> dict[int, list[PromptRow]]:
-    """Return the rows of each batch by its number, from the batch that holds ``next_row``."""
+    """Return batch number -> rows of the batch, from the batch that contains ``next_row`` on."""
     batches: dict[int, list[PromptRow]] = {}
     for row in work.rows:
         batch = row.number // work.request.batch
@@ -184,7 +184,7 @@ def _batches(work: Regeneration, next_row: int) -> dict[int, list[PromptRow]]:
 def answer_batch(
     engine: Engine, rows: Sequence[PromptRow], work: Regeneration, batch: int
 ) -> list[Conversation]:
-    """Answer all turns of ``rows``: the first turns together, then the second ones, and so on."""
+    """Answer all turns of ``rows``: the first turn of all rows together, then the second turn, and so on."""
     conversations = [work.open(row.content) for row in rows]
     turn = 0
     while asking := [conversation for conversation in conversations if conversation.prompt]:
@@ -197,6 +197,6 @@ def answer_batch(
 
 
 def _seed(seed: int, batch: int, turn: int) -> int:
-    """Return a seed of 31 bits, from which engines derive one for each prompt."""
+    """Return a seed of 31 bits, from which engines derive a seed for each prompt."""
     digest = hashlib.blake2b(f"{seed} {batch} {turn}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,4 +1,4 @@
-"""Samples as text, with the tokens that the draft learns marked: what ``spec-trainer plan --show`` prints."""
+"""Show samples as text with the supervised tokens highlighted, for ``spec-trainer plan --show``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _HALF_A_CHARACTER = "\ufffd"
 
 
 def sample_texts(samples: Sequence[Sample], encoder: Encoder) -> list[dict[str, Any]]:
-    """Return samples as text, in JSON values. Raise DataError where the target has no tokenizer.
+    """Return samples as text, in JSON-serializable dicts. Raise DataError if the target has no tokenizer.
 
-    Each is {"where", "tokens", "supervised_tokens", "parts": [{"text", "supervised"}, …]}.
+    Each dict is {"where", "tokens", "supervised_tokens", "parts": [{"text", "supervised"}, …]}.
     """
     return [
         {
@@ -51,9 +51,10 @@ def _marked(text: str, coloured: bool) -> str:
 
 
 def _parts(sample: Sample, encoder: Encoder) -> Iterator[tuple[str, bool]]:
-    """Yield the text of each run of tokens that are alike supervised.
+    """Yield text and flag of each run of tokens that are all supervised or all unsupervised.
 
-    Tokens are decoded with all before them: some tokenizers write a space in front of a word, but not of a text.
+    A run is decoded together with all earlier tokens, because some tokenizers put a space before every word except
+    the first.
     """
     ids = sample.input_ids.tolist()
     whole, start, stop = encoder.decode(ids), 0, 0

@@ -1,4 +1,4 @@
-"""Run a resolved training, inline in this process or by workers."""
+"""Run a resolved training run, in this process or with worker processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def run_training(spec: RunSpec) -> dict[str, Any]:
-    """Train, export, and return the summary; resume what the run directory holds."""
+    """Train the draft, export it, and return the summary; resume from the run directory if it has checkpoints."""
     check_servers(spec)
     with spec.directory.locked(), StopRequest() as stop:
         # train.resume_from holds for this command alone: the run directory's own configuration says "latest".
@@ -58,7 +58,7 @@ def run_training(spec: RunSpec) -> dict[str, Any]:
 
 
 def _note_room(asked: RunSpec, before: RunSpec, now: RunSpec) -> None:
-    """Say how many workers a run begins again with, where that has changed, and which hosts it has lost."""
+    """Log the number of workers with which a run restarts, if it has changed, and the hosts that were lost."""
     if now.config.train.ranks == before.config.train.ranks:
         return
     gone = {member.host for member in asked.members()} - {member.host for member in now.members()}
@@ -71,7 +71,7 @@ def _note_room(asked: RunSpec, before: RunSpec, now: RunSpec) -> None:
 
 
 def _train_from(start: Path | None, spec: RunSpec, stop: StopRequest) -> dict[str, Any]:
-    """Train from a checkpoint, or from step 0, to the end."""
+    """Train to the end, from the checkpoint ``start`` or from step 0."""
     cut_records(spec.directory, step_of(start) if start else 0)
     spec = spec.resuming(start.name if start else "latest")
     try:
@@ -84,7 +84,7 @@ def _train_from(start: Path | None, spec: RunSpec, stop: StopRequest) -> dict[st
 
 
 def _train_by(driver: RunDriver, spec: RunSpec) -> None:
-    """Train the whole run, measuring the draft meanwhile or decoding in between, as it is configured."""
+    """Train the whole run; depending on the configuration, measure the draft meanwhile or decode between cycles."""
     if spec.config.decode.every:
         train_with_decode(spec, driver)
     elif spec.config.train.serve_every:

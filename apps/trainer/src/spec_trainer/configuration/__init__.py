@@ -1,4 +1,4 @@
-"""The configuration's YAML: read, with references between its keys, and written."""
+"""Read and write the configuration as YAML, with references between keys."""
 
 from spec_trainer.configuration.reading import dump_yaml, read_configuration, read_resolved
 

@@ -1,4 +1,4 @@
-"""Keys of section ``train`` that lie in section ``optimizer`` now: run directories and commands still have them."""
+"""Keys that moved from section ``train`` to section ``optimizer``; older run directories still have them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ OLD_KEYS = ("betas", "eps", "weight_decay")
 
 
 def move_keys(values: dict[str, Any]) -> list[str]:
-    """Move the old keys of ``values`` and return them. Raise ConfigError for one that has another value there."""
+    """Move the old keys of ``values`` to ``optimizer`` and return their names.
+
+    Raise ConfigError if ``optimizer`` already has another value for a key.
+    """
     train, optimizer = values.get("train"), values.setdefault("optimizer", {})
     if not (isinstance(train, dict) and isinstance(optimizer, dict)):
         return []
@@ -34,12 +37,12 @@ def move_keys(values: dict[str, Any]) -> list[str]:
 
 
 def warn_of_moved(keys: list[str]) -> None:
-    """Say what the keys that a user has written are called now."""
+    """Log a warning with the new names of the old keys that a user has written."""
     if keys:
         names = ", ".join(f"train.{key} (now optimizer.{key})" for key in keys)
         logger.warning("the configuration has keys by their former names: %s", names)
 
 
 def moved_values(config: OptimizerConfig) -> dict[str, Any]:
-    """Return the values of these keys that the optimizer has, under their names."""
+    """Return the optimizer's values of the moved keys, by name."""
     return config.model_dump(mode="json", include=set(OLD_KEYS))

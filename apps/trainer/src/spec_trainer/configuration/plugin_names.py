@@ -1,4 +1,4 @@
-"""Names of the plugins that a configuration selects, and of those that are taken where it names none."""
+"""Names of the plugins that a configuration selects, and of the default plugins."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DEFAULT_PLUGINS: Mapping[str, str] = {
     "engine": "hf",
     "launcher": "local",
 }
-"""Name of each section's plugin where a configuration names none."""
+"""Section -> name of its default plugin."""
 
 
 def with_plugin_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` with the default plugin's name in each section that names none."""
+    """Return ``values`` with the default plugin's name in each section that names no plugin."""
     parts = {section: values.get(section, {}) for section in DEFAULT_PLUGINS}
     named = {
         section: {"name": DEFAULT_PLUGINS[section], **part}
@@ -33,9 +33,9 @@ def with_plugin_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_plugin(interface: type[plugins.P], values: Mapping[str, Any]) -> type[plugins.P]:
-    """Return the plugin that a configuration names in the interface's section, or the default one.
+    """Return the plugin class that a configuration names in the interface's section, or the default plugin's.
 
-    Raise UsageError where the section names none, or one that cannot run here.
+    Raise UsageError if the section is malformed, or if its plugin is not installed or cannot run here.
     """
     section = plugins.kind_of(interface)
     default = DEFAULT_PLUGINS[section]

@@ -1,4 +1,4 @@
-"""Keys ``push.options.NAME``: options of single weight transports, checked by the ``Config`` of each."""
+"""Keys ``push.options.NAME``: options of the weight transport NAME, validated by its ``Config`` class."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 TransportOptions = dict[str, dict[str, Any]]
-"""Name of a weight transport -> its options as they were written: ``config.yaml`` names no transport that nobody has
-asked for."""
+"""Name of a weight transport -> its options as the user wrote them, without defaults."""
 
 
 class _PushSection(Config):
@@ -29,18 +28,18 @@ class _PushWords(Config):
 
 
 def read_transport_options(words: Sequence[str]) -> TransportOptions:
-    """Return the options in a command's words, ``push.options.NAME.KEY=VALUE``. Raise ConfigError for others."""
+    """Return the options in arguments ``push.options.NAME.KEY=VALUE``. Raise ConfigError for any other argument."""
     values = read_configuration(None, {}, words)
     return anchor_options(validate(_PushWords, values, "options").push.options)
 
 
 def absolute(path: str) -> str:
-    """Return a path as it is from any working directory; the empty one stays."""
+    """Return the absolute form of a path, with ``~`` expanded; an empty string stays empty."""
     return os.path.abspath(os.path.expanduser(path)) if path else ""
 
 
 def anchor_options(options: Any) -> Any:
-    """Return the options with each path absolute; what is no option of a transport stays as it is."""
+    """Return the options with each option of type Path made absolute; any other value is unchanged."""
     if not isinstance(options, dict):
         return options
     return {name: _anchored(name, keys) if isinstance(keys, dict) else keys for name, keys in options.items()}
@@ -56,10 +55,10 @@ def _anchored(transport: str, keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def transport_configs(options: TransportOptions, source: str) -> dict[str, WeightTransportConfig]:
-    """Return the options as each transport's own ``Config``, which knows those that were written.
+    """Return name of a transport -> its options as an instance of the transport's ``Config``.
 
-    Raise UsageError, one line that begins with ``source``, for a transport that is not installed and for options that
-    are not its own.
+    Raise UsageError, one line that begins with ``source``, if a transport is not installed or does not have an
+    option.
     """
     configs = {name: plugins.load(WeightTransport, name).Config for name in options}
     section = _section_of(configs)
@@ -69,6 +68,6 @@ def transport_configs(options: TransportOptions, source: str) -> dict[str, Weigh
 
 
 def _section_of(keys: Mapping[str, type[Config]]) -> type[Config]:
-    """Return a section with these keys, so that a message names a key by its whole path."""
+    """Return a Config class with these keys, so that an error message names a key by its full path."""
     fields: dict[str, Any] = {name: (model, ...) for name, model in keys.items()}
     return create_model("Section", __base__=Config, **fields)

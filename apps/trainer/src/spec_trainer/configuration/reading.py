@@ -1,4 +1,4 @@
-"""Read the configuration: a YAML file, then flags, then ``section.key=value`` words; later ones win."""
+"""Read the configuration: a YAML file, then flags, then ``section.key=value`` arguments; later ones win."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 _FILE_BYTES = 1 << 20
 _WORD_CHARACTERS = 1 << 16
 _LEVELS = 32
-"""Levels of nesting; a plugin's options have three or four."""
+"""Most levels of nesting; a plugin's options have three or four."""
 _KEY = re.compile(r"[^\s.\[\]]+(\.[^\s.\[\]]+)*")
 _ODD_NUMBER = re.compile(r"[-+]?(0[xXbB][\da-fA-F_]+|0[0-7_]+|\d[\d.]*_[\d._]*|\d+(:[0-5]?\d)+(\.\d*)?)")
-"""Numbers of YAML 1.1 that are not decimal: hexadecimal, binary, octal (010 is 8), grouped, to the base 60."""
+"""Numbers of YAML 1.1 that are not plain decimals: hexadecimal, binary, octal (010 is 8), 1_000, base 60."""
 _ODD_BOOLEAN = re.compile(r"yes|no|on|off", re.IGNORECASE)
-"""Booleans of YAML 1.1 that are texts in YAML 1.2."""
+"""Booleans of YAML 1.1 that are strings in YAML 1.2."""
 _VALUES = 1 << 17
-"""Values of a configuration, where an alias counts as what it stands for: each takes about 1 kB."""
+"""Most values of a configuration, with aliases expanded; each takes about 1 kB."""
 _EVENTS: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """Return what a plain scalar is, by its first character."""
+    """Return first character of a plain scalar -> YAML tags and the patterns that select them."""
     number = ("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"))
     known: Any = yaml.SafeLoader.yaml_implicit_resolvers
     kept = {first: [one for one in each if "timestamp" not in one[0]] for first, each in known.items()}
@@ -43,12 +43,12 @@ def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML 1.1, but 1e-4 as a number, a date as a text, and no mapping with a key that stands twice."""
+    """Loads YAML 1.1, except that 1e-4 is a number, a date is a string, and a duplicate key is an error."""
 
     yaml_implicit_resolvers = _resolvers()
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Return a mapping as it is written, before others are merged into it."""
+        """Return a mapping node before merge keys (``<<``) are expanded. Raise YAMLError for a duplicate key."""
         node: Any = super().compose_mapping_node(anchor)
         keys: dict[str, yaml.ScalarNode] = {}
         for key, _ in node.value:
@@ -61,10 +61,10 @@ class _Loader(yaml.SafeLoader):
 def read_configuration(
     file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> dict[str, Any]:
-    """Merge a YAML file, the command line's flags (dotted key -> value) and ``section.key=value`` words.
+    """Merge a YAML file, the command line's flags (dotted key -> value) and ``section.key=value`` arguments.
 
-    Later layers win; ``${section.key}`` stands for another key's value. Raise ConfigError with the file, line or
-    word that is wrong.
+    Later layers win; ``${section.key}`` is replaced by that key's value. Raise ConfigError, which names the file,
+    line or argument that is wrong.
     """
     merged = _parse_file(file) if file is not None else {}
     for key, value in flags.items():
@@ -78,7 +78,7 @@ def read_configuration(
 
 
 def read_resolved(file: Path) -> dict[str, Any]:
-    """Return the values of a ``config.yaml`` that ``dump_yaml`` wrote; nothing in them is a reference."""
+    """Return the values of a ``config.yaml`` that ``dump_yaml`` wrote; ``${…}`` in them is literal text."""
     text, where = _read_text(file), f"config file {file}"
     _check_yaml(text, where, resolved=True)
     return _load(text, where, yaml.SafeLoader)
@@ -120,7 +120,7 @@ def _read_text(file: Path) -> str:
 
 
 def _parse_word(word: str) -> tuple[str, object]:
-    """Return key and value of ``section.key=value``."""
+    """Return the key and the parsed value of an argument ``section.key=value``."""
     where = f"override {shown(word)}"
     key, separator, text = word.partition("=")
     if not separator or not _KEY.fullmatch(key):
@@ -145,10 +145,10 @@ def _check_word(word: str, where: str) -> None:
 
 
 def _check_yaml(text: str, where: str, resolved: bool = False) -> None:
-    """Refuse deep nesting, aliases that grow without end and wrong references before the text is loaded.
+    """Raise ConfigError for deep nesting, too many values or wrong references, before the text is loaded.
 
-    The loader is recursive, in C too, and would crash on endless nesting; here one event follows the other.
-    ``resolved``: nothing in the text is a reference.
+    The YAML loader is recursive and would crash on very deep nesting; this check is iterative. ``resolved``:
+    ``${…}`` in the text is literal, not a reference.
     """
     size, begun, sizes = 0, list[tuple[str | None, int]](), dict[str | None, int]()
     try:
@@ -186,7 +186,7 @@ def _check_scalar(event: yaml.ScalarEvent, where: str, resolved: bool) -> None:
 
 @contextmanager
 def _yaml_errors(problem: str) -> Generator[None]:
-    """Raise ConfigError as ``foreign_errors`` does, with the lines of YAML's own message, which name the place."""
+    """Turn YAML errors into ConfigError that begins with ``problem`` and includes YAML's message and line number."""
     with foreign_errors(ConfigError, problem):
         try:
             yield
@@ -195,7 +195,7 @@ def _yaml_errors(problem: str) -> Generator[None]:
 
 
 def _layer(key: str, value: Any, word: str) -> dict[str, Any]:
-    """Return the value as the only one of a configuration; ``key`` has its sections before dots."""
+    """Return the nested mapping that holds only ``value``, at the dotted ``key``."""
     if key.count(".") > _LEVELS:
         raise ConfigError(f"override {shown(word)} is nested in more than {_LEVELS} levels")
     for name in reversed(key.split(".")):
@@ -204,7 +204,7 @@ def _layer(key: str, value: Any, word: str) -> dict[str, Any]:
 
 
 def _merged(below: Any, above: Any) -> Any:
-    """Return ``above`` over ``below``: mappings key by key, anything else as a whole."""
+    """Merge ``above`` into ``below``; mappings are merged key by key, any other value of ``above`` replaces."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
     lower, upper = cast("dict[Any, Any]", below), cast("dict[Any, Any]", above)

@@ -1,7 +1,7 @@
-"""Resolve references between keys of a configuration: ``${section.key}`` stands for that key's value.
+"""Resolve references between keys of a configuration: ``${section.key}`` is replaced by that key's value.
 
-Nothing else is allowed between ``${`` and ``}``: a configuration is complete by itself, so a run does not depend on
-the environment, and no variable's content is copied into run directories, checkpoints and requests.
+Environment variables are not allowed between ``${`` and ``}``. So a run does not depend on the environment, and no
+variable's content is copied into run directories, checkpoints and requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ANY = re.compile(r"(?<!\\)\$\{([^}]*)\}?")
 _KEY = re.compile(r"\w[\w-]*(?:\.\w[\w-]*)*")
 _MOST = 1000
 _LONGEST = 1 << 16
-"""Characters of one value; both bounds keep references to references from growing without end."""
+"""Most characters of one value. Both limits bound the growth of references to references."""
 
 
 def check_references(text: str, where: str) -> None:
@@ -36,7 +36,8 @@ def check_references(text: str, where: str) -> None:
 def resolve_references(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``values`` with every reference replaced.
 
-    Raise ConfigError for a key that is not there, for a circle, and where the result grows without end.
+    Raise ConfigError for a missing key, for a circular reference, and if there are too many references or a value
+    grows too long.
     """
     return _Resolver(values).resolve(dict(values), ())
 
@@ -47,7 +48,7 @@ class _Resolver:
         self._left = _MOST
 
     def resolve(self, value: Any, path: tuple[str, ...]) -> Any:
-        """Return ``value`` with its references replaced; ``path``: the keys that are being looked up."""
+        """Return ``value`` with its references replaced. ``path``: keys being resolved, to detect circles."""
         if isinstance(value, dict):
             return {key: self.resolve(part, path) for key, part in cast("dict[str, Any]", value).items()}
         if isinstance(value, list):

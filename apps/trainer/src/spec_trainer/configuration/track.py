@@ -1,4 +1,4 @@
-"""Section ``track`` of the configuration: a key for each tracker that is installed."""
+"""Section ``track`` of the configuration, which has a key for each installed tracker."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ class TrackConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _asked_or_installed(cls, values: Any) -> Any:
-        """Leave out what nobody asks for: a run's own file has a key for each tracker that was installed."""
+        """Drop keys of trackers that are neither installed nor enabled; an older ``config.yaml`` may have them."""
         if not isinstance(values, dict):
             return values
         return {key: value for key, value in values.items() if key in cls.model_fields or value}
 
 
 def is_asked_for(value: object) -> bool:
-    """Return whether a key's value asks for its tracker: any does but null and false."""
+    """Return whether a key's value enables its tracker: any value except null and false does."""
     return value is not None and value is not False
 
 
 def track_config_type(section: object = None) -> type[TrackConfig]:
-    """Return section ``track`` with a key for every installed tracker; one that does not load takes any value.
+    """Return the class of section ``track``, with a key for every installed tracker.
 
-    With the section that a configuration has, only trackers that it asks for are imported.
+    If ``section``, the section of a configuration, is given, only the trackers that it enables are imported. The key
+    of a tracker that is not imported takes any value.
     """
     asked = None if section is None else section if isinstance(section, dict) else {}
     names = sorted({record.name for record in plugins.installed(Tracker)})

@@ -1,4 +1,4 @@
-"""The tokenised dataset of a run on a host that does not see the run directory: the worker asks for it in pieces."""
+"""Copy a run's tokenised dataset, in pieces, to a worker whose host does not see the run directory."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PART_BYTES = 1 << 20
 
 
 def sees_run_directory(order: WorkerOrder) -> bool:
-    """Return whether this host sees the run directory: the dataset's folder in it has a name that no other has."""
+    """Return whether this host sees the run directory, by its dataset folder, whose name is unique."""
     return Path(order.dataset).is_dir()
 
 
 def check_sees_run_directory(order: WorkerOrder) -> None:
-    """Raise ConfigError on a host that does not see it, for a worker that cannot do without."""
+    """Raise ConfigError if this worker's host does not see the run directory, which the worker needs."""
     if not sees_run_directory(order):
         raise ConfigError(
             f"{order.name} needs {order.config['output']}, which its host {socket.gethostname()} does not see: have "
@@ -36,7 +36,10 @@ def check_sees_run_directory(order: WorkerOrder) -> None:
 
 
 def run_dataset(order: WorkerOrder, ask: Callable[[DatasetWanted], DatasetPart]) -> Dataset:
-    """Return the dataset of the run, mapped where it lies, or from a copy that goes with this process."""
+    """Return the run's dataset, memory-mapped from the run directory or from a temporary copy.
+
+    ``ask`` sends a request to the controller and returns the reply.
+    """
     if sees_run_directory(order):
         return open_dataset(order.dataset)
     with TemporaryDirectory(prefix="spec-dataset-") as folder:
@@ -49,7 +52,7 @@ def run_dataset(order: WorkerOrder, ask: Callable[[DatasetWanted], DatasetPart])
 
 
 def read_part(dataset: Path, wanted: DatasetWanted) -> DatasetPart:
-    """Return what the controller answers: at most so much of a file, nothing at its end."""
+    """Return the controller's reply: at most 1 MiB of a file from ``wanted.start`` on, empty at its end."""
     if wanted.file not in DATASET_FILES:
         raise RunError(f"a worker asked for {wanted.file}, which is no file of the dataset")
     with (dataset / wanted.file).open("rb") as stream:

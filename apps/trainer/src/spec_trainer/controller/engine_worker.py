@@ -1,4 +1,4 @@
-"""An engine replica as a worker: captures the samples that the controller names."""
+"""Worker program of an engine replica, which captures the samples that the controller names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def run_engine(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
-    """Capture until the controller stops this worker, or has ended."""
+    """Capture until the controller stops this worker or exits."""
     parts = resolve_parts(order.config)
     if parts.config.decode.every:
         check_sees_run_directory(order)  # the answers are there

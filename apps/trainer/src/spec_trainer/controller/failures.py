@@ -1,4 +1,4 @@
-"""Failures of workers: which failure is the root of those that follow from it, and what a run does about it."""
+"""Detect failures of workers, and find the root cause among failures that arrive together."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ if TYPE_CHECKING:
     from spec_core.launcher import Launcher
 
 _ROOT_CAUSE_S = {1: 2.0, 2: 3.0}
-"""Distance of a failure -> seconds in which its cause must arrive. A worker may report a lost connection before the
-kernel reports the death of the worker at its other end, and a driver may take seconds to let a process end."""
+"""``Failure.distance`` -> seconds to wait for the failure's cause. A worker may report a lost connection before the
+kernel reports the death of its peer, and a GPU driver may take seconds to let a process exit."""
 _SECONDARY_ERRORS = ("PeerLost", "DeadlineExceeded", "AcceleratorError")
-"""Errors that another worker's failure may cause. torch raises the last one in every process that shares a device
-when one of them crashes in the middle of a kernel."""
+"""Names of errors that another worker's failure may cause. torch raises AcceleratorError in every process that shares
+a device when one of them crashes during a kernel."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of a worker."""
+    """A failed worker, its error, and how likely the error is the root cause."""
 
     worker: str
     error: SpecError
     distance: int
-    """0 for a worker that was killed or went silent, 1 for one that ended by itself or reports its own error, 2 for
-    one that reports an error which another worker's failure may have caused."""
+    """Distance from the root cause. 0: the worker was killed or went silent. 1: it exited or reports an error of its
+    own. 2: it reports an error that another worker's failure may have caused."""
 
 
 class FailureReports:
-    """Recognises failures among what a launcher receives."""
+    """Finds failures among the messages and process exits that a launcher receives."""
 
     def __init__(self, launcher: Launcher) -> None:
-        """Take everything that ``launcher`` receives."""
+        """Receive all events of ``launcher``."""
         self._launcher = launcher
         self._settled: set[str] = set()
         self._kept: deque[WorkerMessage | WorkerEnded] = deque()
-        """Events that came while ``with_causes`` waited and report no failure."""
+        """Events without a failure that arrived while ``with_causes`` waited."""
 
     def receive(self, deadline_s: float) -> WorkerMessage | WorkerEnded | None:
-        """Return what comes next, as ``Launcher.receive`` does."""
+        """Return the next event, as ``Launcher.receive`` does."""
         return self._kept.popleft() if self._kept else self._launcher.receive(deadline_s)
 
     def expect_end(self, worker: str) -> None:
-        """Take the end of a worker as no failure from now on."""
+        """Treat the exit of a worker as expected, not as a failure, from now on."""
         self._settled.add(worker)
 
     def failure_in(self, event: WorkerMessage | WorkerEnded) -> Failure | None:
-        """Return the failure that an event reports; None for any other event."""
+        """Return the failure that an event reports, or None."""
         name = event.worker.name
         if isinstance(event, WorkerEnded):
             if name in self._settled:
@@ -70,14 +70,14 @@ class FailureReports:
         return Failure(name, error, 2 if report.error in _SECONDARY_ERRORS else 1)
 
     def replaced(self, worker: str) -> None:
-        """Take the end of a worker as a failure again: another one has its name."""
+        """Treat the exit of a worker as a failure again, because a replacement now has its name."""
         self._settled.discard(worker)
 
     def with_causes(self, first: Failure) -> list[Failure]:
-        """Return ``first`` and the failures that arrive soon after it, one of each worker, the root cause first.
+        """Return ``first`` and failures that arrive soon after it, one for each worker, the root cause first.
 
-        Of equals the first one counts. Raise RunError for what has died on a host, unless a worker was killed. What
-        reports no failure comes out of ``receive`` afterwards.
+        Of failures with equal distance the earliest comes first. Raise RunError if the launcher finds a dead host
+        process, unless a worker was killed. Other events that arrive meanwhile are returned by ``receive`` later.
         """
         failures = [first]
         deadline = time.monotonic() + _ROOT_CAUSE_S.get(first.distance, 0.0)

@@ -1,4 +1,4 @@
-"""HealthWatch: asks an engine regularly whether it can serve, and reports when it cannot."""
+"""HealthWatch checks an engine's health regularly, and reports a failure to the controller."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 _CHECKS_PER_TIMEOUT = 8
 _LEAVING_S = 1.0
-"""Seconds for a check that is under way; it ends with its engine at the latest."""
+"""Seconds to wait on exit for a check in progress."""
 
 
 class HealthWatch(AbstractContextManager["HealthWatch"]):
-    """Watch an engine until the block is left or the engine has failed once, which ends the run."""
+    """Watches an engine during the ``with`` block, or until the engine fails, which ends the run."""
 
     def __init__(self, engine: Engine, controller: ControllerLink, peer_s: float) -> None:
-        """Watch ``engine`` and report its failure to ``controller``; ``peer_s`` sets the pause between two checks."""
+        """Watch ``engine`` every ``peer_s`` / 8 seconds, and report its failure to ``controller``."""
         self._engine = engine
         self._controller = controller
         self._pause_s = peer_s / _CHECKS_PER_TIMEOUT
@@ -29,7 +29,7 @@ class HealthWatch(AbstractContextManager["HealthWatch"]):
         self._thread = threading.Thread(target=self._watch, name="health", daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin to watch."""
+        """Start the thread that checks."""
         self._thread.start()
         return self
 

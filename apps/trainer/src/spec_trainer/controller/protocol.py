@@ -6,7 +6,7 @@
       ◄──────────────────── order     what the worker is
       ◄──────────────────── Begin     to a worker that waits for others of its device
     DatasetWanted ────────────►       from a worker whose host does not see the run directory; answered by DatasetPart
-    RendezvousAddress ────────►       from trainer rank 0: where the ranks meet; passed on to the others
+    RendezvousAddress ────────►       from trainer rank 0: address of the rendezvous; passed on to the other ranks
     Ready ────────────────────►
       ◄──────────────────── Start     to trainer ranks, once every worker is ready
       ◄──────────────────── Capture   to engines, also to one that is ready in place of another; answered by Captured
@@ -39,54 +39,54 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ControlMessage:
-    """A message; its fields hold what JSON can hold."""
+    """Base of all messages; every field must be JSON-serializable."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the message as an object that JSON can hold; it shares what the fields hold."""
+        """Return the message as a JSON-serializable dict, which shares the fields' values."""
         return {"kind": type(self).__name__, **vars(self)}
 
 
 def from_json(fields: dict[str, Any]) -> ControlMessage:
-    """Return the message that ``to_json`` has written."""
+    """Return the message from the dict that ``to_json`` returned."""
     values = fields.copy()
     return _types()[values.pop("kind")](**values)
 
 
 @functools.cache
 def _types() -> dict[str, type[ControlMessage]]:
-    """Return the messages by name."""
+    """Return class name -> class of each message type."""
     return {message.__name__: message for message in ControlMessage.__subclasses__()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOrder:
-    """Description of a worker: the order of its WorkerSpec."""
+    """Description of a worker and its task; its fields are the ``order`` of the WorkerSpec."""
 
     name: str
     program: str
-    """Function as ``package.module:name``, called with an ExitStack, a ControllerLink and this order."""
+    """Function to run, ``package.module:name``; its arguments are an ExitStack, a ControllerLink and this order."""
     index: int
-    """Number of the engine replica or trainer rank."""
+    """Index of the engine replica or decoder, or the trainer rank."""
     memory_fraction: float | None
     """Share of each device's memory that the worker may take; None for no limit."""
     init_order: int
-    """A worker touches no device before all workers of lower numbers are ready; above 0 it waits for Begin."""
+    """A worker uses no device before all workers with a lower number are ready; above 0 it waits for Begin."""
     config: dict[str, Any]
     """The resolved configuration of the run."""
     token: str
-    """Secret that the ranks of a run share."""
+    """Secret by which the ranks of a run authenticate to each other."""
     dataset: str
     """Folder of the tokenised dataset."""
 
 
 @dataclass(frozen=True)
 class Begin(ControlMessage):
-    """The worker may touch its devices."""
+    """Allows a worker to use its devices."""
 
 
 @dataclass(frozen=True)
 class DatasetWanted(ControlMessage):
-    """The worker asks for what a file of the dataset's folder has from ``start`` on."""
+    """Requests bytes of a file of the dataset folder, from offset ``start`` on."""
 
     file: str
     start: int
@@ -94,53 +94,53 @@ class DatasetWanted(ControlMessage):
 
 @dataclass(frozen=True)
 class DatasetPart(ControlMessage):
-    """Answer to DatasetWanted."""
+    """Answers DatasetWanted with bytes of the file."""
 
     data: str
-    """Bytes in base64; empty at the end of the file."""
+    """Bytes encoded in base64; empty at the end of the file."""
 
 
 @dataclass(frozen=True)
 class RendezvousAddress(ControlMessage):
-    """Rank 0 listens at ``address`` for the other ranks."""
+    """Says that rank 0 listens at ``address`` for the other ranks."""
 
     address: str
 
 
 @dataclass(frozen=True)
 class Ready(ControlMessage):
-    """The worker has loaded everything."""
+    """Says that the worker has loaded everything."""
 
     address: str = ""
     """Address at which a rank receives features; empty for others."""
     done_steps: int = 0
-    """Optimizer steps that a rank has found done."""
+    """Optimizer steps of the checkpoint from which a rank resumes; 0 for others."""
 
 
 @dataclass(frozen=True)
 class Start(ControlMessage):
-    """Every worker is ready."""
+    """Starts the work of trainer ranks, because every worker is ready."""
 
 
 @dataclass(frozen=True)
 class Capture(ControlMessage):
-    """An engine is to capture a batch of samples, whose token ids it reads from the dataset."""
+    """Asks an engine to capture a batch of samples, whose token ids it reads from the dataset."""
 
     batch: int
     samples: list[tuple[int, int, list[str]]]
-    """Request id, sample id and destinations of each."""
+    """Request id, sample id and destination addresses of each sample."""
 
 
 @dataclass(frozen=True)
 class Captured(ControlMessage):
-    """Every sample of a batch was sent to its destination."""
+    """Says that an engine has sent every sample of a batch to its destinations."""
 
     batch: int
 
 
 @dataclass(frozen=True)
 class Released(ControlMessage):
-    """A rank has copied samples: their transport memory is free."""
+    """Says that a rank has copied samples, so that their transport memory is free."""
 
     rank: int
     request_ids: list[int]
@@ -148,30 +148,30 @@ class Released(ControlMessage):
 
 @dataclass(frozen=True)
 class StepDone(ControlMessage):
-    """A rank has done ``steps`` steps and asks whether to proceed."""
+    """Says that a rank has done ``steps`` steps, and asks whether to proceed."""
 
     steps: int
 
 
 @dataclass(frozen=True)
 class Proceed(ControlMessage):
-    """Answer to StepDone, the same to every rank after the same step."""
+    """Answers StepDone; every rank gets the same answer after the same step."""
 
     proceed: bool
     prefill_s: float = 0.0
-    """Seconds that engines have captured for, in this cycle of a run that decodes."""
+    """Seconds that engines have spent on captures, in this cycle of a run that decodes."""
 
 
 @dataclass(frozen=True)
 class StepShown(ControlMessage):
-    """The record of a step, for the progress display."""
+    """Carries the record of a step to the progress display."""
 
     record: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Trained(ControlMessage):
-    """A data-parallel rank has trained samples: a row of its file in the run directory."""
+    """Carries a row for the file ``trained-RANK.jsonl`` of data-parallel rank ``rank``."""
 
     rank: int
     row: dict[str, Any]
@@ -179,28 +179,28 @@ class Trained(ControlMessage):
 
 @dataclass(frozen=True)
 class Finished(ControlMessage):
-    """A rank has done its work, or has stopped on request."""
+    """Says that a rank has done its work, or has stopped on request."""
 
     interrupted: str | None = None
-    """Explanation for the user of what is left; None where nothing is."""
+    """Message for the user if the rank stopped early; None if nothing is left to do."""
 
 
 @dataclass(frozen=True)
 class TrainCycle(ControlMessage):
-    """A cycle of a run that decodes begins, whose answers are on disk."""
+    """Starts a cycle of a run that decodes; its answers are on disk."""
 
     number: int
     steps: tuple[int, int]
-    """Its first step, and the first one after it."""
+    """First step of the cycle, and first step after the cycle."""
     resume_from: str
-    """``train.resume_from`` of the ranks."""
+    """Value of ``train.resume_from`` for the ranks."""
     notes: dict[str, Any]
-    """Fields of the record of every step."""
+    """Fields that are added to the record of every step."""
 
 
 @dataclass(frozen=True)
 class Serve(ControlMessage):
-    """A decoder is to serve the draft in ``folder``."""
+    """Asks a decoder to serve the draft in ``folder``."""
 
     version: int
     folder: str
@@ -208,12 +208,12 @@ class Serve(ControlMessage):
 
 @dataclass(frozen=True)
 class Serving(ControlMessage):
-    """A decoder serves the draft that it was to serve."""
+    """Says that a decoder serves the draft of the last Serve."""
 
 
 @dataclass(frozen=True)
 class Generate(ControlMessage):
-    """A decoder is to answer a portion of prompts."""
+    """Asks a decoder to answer a portion of the prompts."""
 
     prompts: list[list[int]]
     seed: int
@@ -221,19 +221,19 @@ class Generate(ControlMessage):
 
 @dataclass(frozen=True)
 class Generated(ControlMessage):
-    """The answers to a portion, in order."""
+    """Carries the answers to a portion, in the order of the prompts."""
 
     answers: list[tuple[list[int], list[int], list[int]]]
-    """New tokens of each, the guess places of these or nothing, and its verifications or nothing."""
+    """``token_ids``, ``guess_places`` and ``verifications`` of the Generation of each answer."""
     counters: dict[str, Any]
-    """Fields of the AcceptanceCounters of this portion."""
+    """Fields of an AcceptanceCounters object for this portion."""
     seconds: float
-    """Duration of this portion in the engine."""
+    """Seconds that the engine took for this portion."""
 
 
 @dataclass(frozen=True)
 class Exported(ControlMessage):
-    """Rank 0 has exported the draft as it is after ``version`` steps, to be measured by the decoders."""
+    """Says that rank 0 has exported the draft after ``version`` steps, to be measured by the decoders."""
 
     version: int
     folder: str
@@ -241,24 +241,24 @@ class Exported(ControlMessage):
 
 @dataclass(frozen=True)
 class Measured(ControlMessage):
-    """Answer to Exported."""
+    """Answers Exported with the measured figures."""
 
     figures: dict[str, Any]
-    """Fields of the records of steps; none where the run was asked to stop meanwhile."""
+    """Fields for the record of a step; empty if the run was asked to stop meanwhile."""
 
 
 @dataclass(frozen=True)
 class Stop(ControlMessage):
-    """The worker is to end."""
+    """Asks the worker to exit."""
 
 
 @dataclass(frozen=True)
 class Failed(ControlMessage):
-    """The worker ends because of an error."""
+    """Says that the worker exits because of an error."""
 
     error: str
     """Name of the exception's class."""
     message: str
-    """First line of its text."""
+    """First line of the exception's message."""
     usage: bool
-    """True for a UsageError."""
+    """Whether the exception is a UsageError."""

@@ -1,4 +1,4 @@
-"""RemoteDecoders: the controller's end of the workers that decode."""
+"""RemoteDecoders: the controller's interface to the workers that decode."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ if TYPE_CHECKING:
 
 
 class RemoteDecoders:
-    """One worker or several that decode: each serves every draft, and takes the next portion when it is free."""
+    """The workers that decode. Each serves the same draft, and gets the next portion of prompts when it is free."""
 
     def __init__(self, workers: Workers, stop: StopRequest) -> None:
-        """Decode by some of ``workers`` until ``stop`` is requested."""
+        """Decode with the workers in ``names`` until ``stop`` is requested."""
         self.names: list[str] = []
-        """The workers that decode."""
+        """Names of the workers that decode."""
         self._workers, self._stop = workers, stop
         self._portion_of: dict[str, int] = {}
-        """Workers that have not answered, and the number of the portion that each one has."""
+        """Worker that has not answered -> number of its portion."""
         self._decoded: dict[int, Pass] = {}
-        """Answers to each portion, by its number."""
+        """Number of a portion -> its answers."""
 
     def serve(self, version: int, folder: Path) -> None:
-        """Have every worker serve the draft in ``folder``, and wait for that."""
+        """Have every worker serve the draft in ``folder``, and wait until all do."""
         for name in self.names:
             self._send(name, 0, Serve(version, str(folder)))
         self._workers.until(lambda: not self._portion_of)
 
     def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
-        """Answer prompts, each portion by whoever is free; raise Interrupted once no portion is under way."""
+        """Answer prompts, in portions, on whichever workers are free.
+
+        If a stop is requested, finish the portions in progress and raise Interrupted.
+        """
         self._decoded = {}
         left = deque(enumerate(portions(prompts, seed)))
         while left:
@@ -54,11 +57,11 @@ class RemoteDecoders:
         return Pass.of([self._decoded[number] for number in sorted(self._decoded)])
 
     def serving(self, worker: str) -> None:
-        """Note that a worker serves what it was to serve."""
+        """Note that a worker has replied Serving."""
         del self._portion_of[worker]
 
     def generated(self, worker: str, message: Generated) -> None:
-        """Keep the answers of a worker."""
+        """Store a worker's answers to its portion."""
         self._decoded[self._portion_of.pop(worker)] = Pass(
             answers=[
                 Generation(

@@ -1,4 +1,4 @@
-"""RemoteEngine: the controller's end of an engine worker."""
+"""RemoteEngine: the controller's interface to an engine worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RemoteEngine:
-    """A Capturer for the dispatcher: sends references, and completes when the engine reports a batch."""
+    """A Capturer that sends sample references to an engine worker."""
 
     def __init__(self, name: str, workers: Workers) -> None:
         """Send captures to the engine worker ``name``."""
@@ -35,9 +35,9 @@ class RemoteEngine:
         return done
 
     def expect_nothing(self) -> None:
-        """Forget what was sent to a worker that another one has replaced."""
+        """Drop the futures of batches that were sent to the replaced worker."""
         self._running.clear()
 
     def captured(self, batch: int) -> None:
-        """Finish the future of a batch."""
+        """Complete the future of a batch, because the engine has captured it."""
         self._running.pop(batch).set_result(None)

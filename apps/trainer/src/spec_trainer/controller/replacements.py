@@ -1,6 +1,6 @@
-"""Replacements: which engines of a run are started again where they have failed, how often, and why.
+"""Replacements decides whether a failed engine is started again, and records each replacement.
 
-A trainer is none of them: the other ranks wait in a collective for its share of a step.
+A trainer is not replaced, because the other ranks wait for it in a collective.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 
 
 class Replacements:
-    """The policy of a run for failures, and the record of what it did: a line of ``file`` for each replacement."""
+    """Decides whether failed workers are replaced, and appends a line to ``file`` for each replacement."""
 
     def __init__(self, limit: int, file: Path) -> None:
-        """Allow ``limit`` replacements of each engine."""
+        """Allow ``limit`` replacements of each engine, and log replacements to ``file``."""
         self._limit = limit
         self._file = file
         self._tries = Counter[str]()
 
     def note(self, failures: Sequence[Failure], engines: Container[str], step: int | None) -> None:
-        """Note the replacement of every failed worker; raise the first failure's error if one may not be replaced.
+        """Record the replacement of every failed worker; raise the first failure's error if one may not be replaced.
 
         ``failures`` begin with the root cause. ``engines`` may be replaced. ``step``: optimizer steps done; None
         before the first work, when none may be: it would fail again.
@@ -54,7 +54,7 @@ class Replacements:
                 lines.write(json.dumps(entry) + "\n")
 
     def _last(self, failure: Failure) -> Exception:
-        """Return the error of a worker that was replaced as often as may be."""
+        """Return the error to raise for a worker that has reached the limit of replacements."""
         if self._limit == 0:
             return failure.error
         return RunError(f"{failure.error}; it was replaced engine.replacements={self._limit} times before")

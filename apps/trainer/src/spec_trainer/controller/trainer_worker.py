@@ -1,4 +1,4 @@
-"""A trainer rank as a worker."""
+"""Worker program of a trainer rank."""
 
 from __future__ import annotations
 
@@ -56,38 +56,38 @@ M = TypeVar("M", bound=ControlMessage)
 
 
 class RankLink:
-    """A rank's side of the protocol: a thread reads what the controller sends, and the loop asks for it by type."""
+    """A rank's side of the protocol. A thread reads the controller's messages; callers wait for a message by type."""
 
     def __init__(self, controller: ControllerLink, order: WorkerOrder) -> None:
-        """Keep the link to the controller and the order of this worker."""
+        """Start to read messages from ``controller``. ``order``: the description of this worker."""
         self._controller = controller
         self._start_s = order.config["timeouts"]["start_s"]
-        """Longest wait, in seconds, for what the controller sends before the first step."""
+        """Longest wait, in seconds, for a message that the controller sends before the first step."""
         self.prefill_s = 0.0
         """The newest ``Proceed.prefill_s``."""
         self._arrived: dict[type[ControlMessage], queue.SimpleQueue[Any]] = {
             kind: queue.SimpleQueue() for kind in (DatasetPart, RendezvousAddress, Start, Proceed, Stop)
         }
         self._measured: Future[dict[str, Any]] = Future()
-        """Figures of the draft that was exported last."""
+        """Future of the figures of the draft that was exported last."""
         self._arrived[TrainCycle] = self._arrived[Stop]  # either may come once the work is done
         self._following: ControlMessage = Stop()
         threading.Thread(target=self._read, name="controller", daemon=True).start()
 
     def wait(self, kind: type[M], timeout_s: float | None = None) -> M:
-        """Return the next message of a type. Raise DeadlineExceeded."""
+        """Return the next message of a type. Raise DeadlineExceeded if none arrives within ``timeout_s``."""
         try:
             return self._arrived[kind].get(timeout=timeout_s)
         except queue.Empty as error:
             raise DeadlineExceeded(f"the controller sent no {kind.__name__} within {timeout_s} s") from error
 
     def ask(self, wanted: DatasetWanted) -> DatasetPart:
-        """Ask for a part of the dataset."""
+        """Request a piece of a dataset file and return the reply."""
         self._controller.send(wanted)
         return self.wait(DatasetPart, self._start_s)
 
     def join(self, stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> TcpRendezvous:
-        """Return where the ranks meet: rank 0 listens, and the controller passes its address on to the others."""
+        """Return the joined rendezvous of the ranks: rank 0 listens, and the controller forwards its address."""
         rank, timeouts = order.index, spec.config.timeouts
         address = (
             format_address(self._controller.address, 0)
@@ -103,9 +103,9 @@ class RankLink:
         return rendezvous
 
     def work(self, address: str, done_steps: int, work: Callable[[], object]) -> None:
-        """Do the work of a rank once every worker is ready; return when no other needs this one any more.
+        """Call ``work`` once every worker is ready; return when no other worker needs this rank.
 
-        Until then others may need what this worker holds: the store of the ranks, the memory that engines send to.
+        Other workers may need the key-value store of the ranks and the memory that engines send to.
         """
         self._controller.send(Ready(address, done_steps))
         self.wait(Start, self._start_s)
@@ -118,7 +118,7 @@ class RankLink:
         self._following = self.wait(Stop)
 
     def parts(self, spec: RunSpec) -> Iterator[tuple[RunSpec, dict[str, Any]]]:
-        """Yield the run, or one cycle after the other, each with fields of its records; ``work`` follows each."""
+        """Yield the run, or each cycle in turn, and fields for its records; call ``work`` after each yield."""
         if not spec.config.decode.every:
             yield spec, {}
             return
@@ -130,14 +130,14 @@ class RankLink:
             yield part.resuming(cycle.resume_from), cycle.notes
 
     def should_stop(self, done_steps: int) -> bool:
-        """Ask after a step whether to stop; every rank gets the same answer for the same step."""
+        """Ask the controller after a step whether to stop; every rank gets the same answer for the same step."""
         self._controller.send(StepDone(done_steps))
         answer = self.wait(Proceed)
         self.prefill_s = answer.prefill_s
         return not answer.proceed
 
     def notes(self, notes: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of a cycle's records, with the seconds of its captures so far; none for a whole run."""
+        """Return ``notes`` with the cycle's seconds of captures so far; empty if there are no cycles."""
         return {**notes, "prefill_s": self.prefill_s} if notes else {}
 
     def show(self, record: dict[str, Any]) -> None:
@@ -145,18 +145,18 @@ class RankLink:
         self._controller.send(StepShown(record))
 
     def measure(self, version: int, folder: Path) -> Future[dict[str, Any]]:
-        """Have the run's engine measure an exported draft."""
+        """Have the run's engine measure the draft that was exported to ``folder``; return a future of the figures."""
         self._measured = Future()
         self._controller.send(Exported(version, str(folder)))
         return self._measured
 
     def trained(self, spec: RunSpec, rank: int, row: dict[str, Any]) -> None:
-        """Send the samples of a step, for the file of the data-parallel rank."""
+        """Send a step's sample ids to the controller, which writes the file of the data-parallel rank."""
         share = spec.schedule.settings.data_parallel_ranks[rank]
         self._controller.send(Trained(share, row))
 
     def released(self, rank: int, *request_ids: int) -> None:
-        """Send that the transport memory of samples is free."""
+        """Report to the controller that rank ``rank`` has freed the transport memory of these samples."""
         self._controller.send(Released(rank, list(request_ids)))
 
     def _read(self) -> None:
@@ -171,7 +171,7 @@ class RankLink:
 
 
 def _on_its_own(stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> RunSpec:
-    """Return the run with a directory of this rank's own, where the host does not see that of the run."""
+    """Return the run with a temporary run directory, for a rank whose host does not see the run directory."""
     if order.index == 0 or spec.config.decode.every:
         check_sees_run_directory(order)
     folder = stack.enter_context(TemporaryDirectory(prefix="spec-rank-"))
@@ -181,7 +181,7 @@ def _on_its_own(stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> RunSpec:
 
 
 def run_trainer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
-    """Train to the end of the run, or until the controller ends it."""
+    """Train to the end of the run, or until the controller stops it."""
     link = RankLink(controller, order)
     spec = resolve_parts(order.config).with_dataset(run_dataset(order, link.ask))
     trained = None

@@ -1,8 +1,8 @@
-"""WorkerDriver carries a run out by workers, engine replicas and trainer ranks, on any launcher.
+"""WorkerDriver runs a training run with worker processes (engines and trainer ranks), on any launcher.
 
-The driver is the controller's side of the protocol: it hands out capture batches, answers the ranks after every step,
-and trains nothing itself. A capture has one writer in place of the ranks. In a run that decodes the workers stay from
-cycle to cycle.
+The driver is the controller's side of the protocol: it hands out capture batches and replies to the ranks after
+every step, and trains nothing itself. ``spec-trainer capture`` has one writer instead of the ranks. In a run that
+decodes, the workers keep running from cycle to cycle.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 def worker_driver(
     spec: RunSpec, stop: StopRequest, progress: StepProgress, consumer: tuple[str, str] = TRAINER
 ) -> Iterator[WorkerDriver]:
-    """Yield the driver of a run by workers, which are ready; ``consumer`` as in ``worker_specs``."""
+    """Yield a driver whose workers are ready. ``consumer``: as in ``worker_specs``."""
     spec.directory.logs.mkdir(exist_ok=True)
     with (
         saved_dataset(spec.dataset, spec.directory.root) as dataset,
@@ -58,21 +58,21 @@ def worker_driver(
 
 @dataclass(kw_only=True)
 class _PartInTraining:
-    """A part of the run, from the moment when every rank may start."""
+    """State of the run or of one cycle, from the moment when every rank may start."""
 
     dispatcher: Dispatcher
     done_steps: int
     working: set[str]
-    """Ranks that have not finished."""
+    """Names of the ranks that have not finished."""
     proceed: dict[int, bool] = field(default_factory=dict[int, bool])
-    """Steps done -> the answer to every rank."""
+    """Steps done -> whether every rank is to proceed."""
     exported: tuple[str, protocol.Exported] | None = None
-    """A draft that waits to be measured, and the rank that has exported it."""
+    """Rank that has exported a draft to measure, and its message."""
     interrupted: str | None = None
 
 
 class WorkerDriver(RunDriver):
-    """One run, from the start of its workers to their end. Every handler runs in the calling thread."""
+    """Drives one run from the start of its workers to their exit. Messages are handled in the calling thread."""
 
     def __init__(self, spec: RunSpec, launcher: Launcher, stop: StopRequest, progress: StepProgress) -> None:
         """Prepare the run of ``spec``; nothing starts before ``started``."""
@@ -83,18 +83,18 @@ class WorkerDriver(RunDriver):
         """Folder of the tokenised dataset."""
         self._rank_files = RemoteRankFiles(spec.directory.logs)
         self.engines: dict[str, RemoteEngine] = {}
-        """The engines that capture, by name."""
+        """Name -> engine that captures."""
         self._decoders = RemoteDecoders(self._workers, stop)
         self._ranks: dict[str, protocol.Ready] = {}
-        """The newest Ready of each rank."""
+        """Rank's name -> its newest Ready message."""
         self._cycle: protocol.TrainCycle | None = None
-        """The newest cycle of a run that decodes."""
+        """Message of the newest cycle in a run that decodes."""
         self._part: _PartInTraining | None = None
-        """The newest part."""
+        """State of the run or cycle that was started last."""
 
     @contextmanager
     def started(self, workers: Sequence[WorkerSpec]) -> Iterator[WorkerDriver]:
-        """Yield this driver once all workers are ready; end them afterwards, also where the block is interrupted."""
+        """Yield this driver once all workers are ready; stop the workers afterwards, also after an interruption."""
         for spec in workers:
             self._dataset = Path(spec.order["dataset"])
             if spec.order["program"] == DECODER:
@@ -117,7 +117,7 @@ class WorkerDriver(RunDriver):
     def train(
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
     ) -> float:
-        """Train the steps of ``part`` that are left; ``measure`` is called while they are trained."""
+        """Train the remaining steps of ``part``; call ``measure`` for each exported draft meanwhile."""
         if notes is not None:
             self._begin_cycle(part, notes)
         training = self._part = self._dispatch(part)
@@ -132,25 +132,28 @@ class WorkerDriver(RunDriver):
         return training.dispatcher.busy_s
 
     def serve(self, version: int, folder: Path) -> None:
-        """Have every decoder serve the draft in ``folder``, and wait for that."""
+        """Have every decoder serve the draft in ``folder``, and wait until all do."""
         self._decoders.serve(version, folder)
 
     def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
-        """Answer prompts, each portion by the decoder that is free; raise Interrupted once none is under way."""
+        """Answer prompts, in portions, on the decoders that are free.
+
+        If a stop is requested, finish the portions in progress and raise Interrupted.
+        """
         return self._decoders.answer(prompts, seed)
 
     @property
     def done_steps(self) -> int | None:
-        """Optimizer steps done; None before the first part."""
+        """Optimizer steps done; None before the first call of ``train``."""
         return None if self._part is None else self._part.done_steps
 
     def lost(self, engine: str) -> None:
-        """Expect nothing more of an engine, and have others capture what it was given."""
+        """Give the batches of a lost engine to other engines."""
         assert self._part is not None
         self._part.dispatcher.lost(self._number_of(engine))
 
     def regained(self, engine: str) -> None:
-        """Have an engine capture that was lost and is there again."""
+        """Give batches again to an engine that was lost and has been replaced."""
         assert self._part is not None
         self.engines[engine].expect_nothing()
         if self._cycle is not None:
@@ -158,7 +161,7 @@ class WorkerDriver(RunDriver):
         self._part.dispatcher.regained(self._number_of(engine))
 
     def handle(self, worker: str, message: protocol.ControlMessage) -> None:
-        """Act on what a worker says at any time, or leave it to the part that is trained."""
+        """Handle a worker's message."""
         match message:
             case protocol.Captured(batch):
                 self.engines[worker].captured(batch)
@@ -178,7 +181,7 @@ class WorkerDriver(RunDriver):
                 self._handle_training(worker, message)
 
     def _handle_training(self, rank: str, message: protocol.ControlMessage) -> None:
-        """Act on what a rank says while it trains."""
+        """Handle a rank's message during training."""
         assert self._part is not None
         part = self._part
         match message:
@@ -203,7 +206,7 @@ class WorkerDriver(RunDriver):
                 raise RunError(f"{rank} sent {message}, which only the controller sends")
 
     def _may_proceed(self, part: _PartInTraining, done_steps: int) -> bool:
-        """Return the answer to the first rank that asked after a step: all ranks stop after the same one."""
+        """Return whether to proceed after a step; all ranks get the answer of the first rank that asked."""
         proceed = part.proceed.setdefault(done_steps, not self._stop.requested)
         part.proceed.pop(done_steps - 2, None)  # no rank is more than one step behind another
         return proceed
@@ -212,7 +215,7 @@ class WorkerDriver(RunDriver):
         return list(self.engines).index(engine)
 
     def _begin_cycle(self, part: RunSpec, notes: Mapping[str, Any]) -> None:
-        """Have ranks and engines take the answers of a cycle, once every engine is there."""
+        """Wait for replaced engines, then have ranks and engines load the answers of a cycle."""
         self._workers.await_replaced()
         steps, resume_from = part.schedule.steps, part.config.train.resume_from
         self._cycle = protocol.TrainCycle(notes["cycle"], (steps.start, steps.stop), resume_from, dict(notes))
@@ -222,7 +225,7 @@ class WorkerDriver(RunDriver):
         self._workers.await_ready()
 
     def _dispatch(self, part: RunSpec) -> _PartInTraining:
-        """Let every rank start, and begin the captures for what it is to train."""
+        """Start every rank, and begin to dispatch captures for its training."""
         found = {ready.done_steps for ready in self._ranks.values()}
         if len(found) != 1:
             raise RunError(f"trainer ranks resumed at different steps: {sorted(found)}")

@@ -1,4 +1,4 @@
-"""Entry of every worker of a run, whichever launcher has started it."""
+"""Entry point of every worker of a run, with any launcher."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
 
 class ControllerLink:
-    """A worker's connection to the controller: ``RunLink`` with the messages of the protocol."""
+    """A worker's connection to the controller: sends and receives the protocol's messages over a ``RunLink``."""
 
     def __init__(self, link: RunLink) -> None:
-        """Read the controller's messages from ``link``."""
+        """Send and receive messages over ``link``."""
         self._link = link
 
     @property
     def address(self) -> str:
-        """Host name or address under which other workers reach this one."""
+        """Host name or address at which other workers reach this worker."""
         return self._link.address
 
     @property
     def address_elsewhere(self) -> str:
-        """The same for workers on other hosts; empty where there are none."""
+        """Address at which workers on other hosts reach this worker; empty if all are on this host."""
         return "" if self.address == LOOPBACK else self.address
 
     def send(self, message: ControlMessage) -> None:
@@ -59,23 +59,23 @@ class ControllerLink:
         return None if fields is None else from_json(fields)
 
     def ask(self, wanted: DatasetWanted) -> DatasetPart:
-        """Send a question and return the answer, which is the next message."""
+        """Request a piece of a dataset file; return the reply, which must be the next message."""
         self.send(wanted)
         if not isinstance(answer := self.receive(), DatasetPart):
             raise PeerLost("the run has ended")
         return answer
 
     def report(self, error: BaseException) -> None:
-        """Send the error that this worker ends with, as one line for the user; the log has its traceback."""
+        """Send the error with which this worker exits, as one line for the user; the log has the traceback."""
         with suppress(PeerLost):
             self.send(Failed(type(error).__name__, first_line(error), isinstance(error, UsageError)))
 
 
 def run_worker(link: RunLink, order: Mapping[str, Any]) -> None:
-    """Run the program that the order names.
+    """Run the function that ``WorkerOrder.program`` names.
 
-    An error is reported before anything is closed: others fail of what is closed, and the user is to see the first
-    failure.
+    An error is reported before any resource is closed. Closing makes other workers fail, and the user should see the
+    first failure.
     """
     faulthandler.enable()
     _leave_signals_to_controller()
@@ -99,10 +99,10 @@ def run_worker(link: RunLink, order: Mapping[str, Any]) -> None:
 
 
 def _leave_signals_to_controller() -> None:
-    """Ignore SIGTERM and SIGHUP, which may reach every process of a service or a batch job.
+    """Ignore SIGTERM and SIGHUP, which a service manager or batch system may send to every process.
 
-    Only the controller acts on them, so that a checkpoint can be saved. A program that this process starts does not
-    inherit a handler, as it would SIG_IGN.
+    Only the controller handles them, so that a checkpoint can be saved. The handler does nothing; SIG_IGN is not
+    used, because programs that this process starts would inherit it.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # not as nohup has set it

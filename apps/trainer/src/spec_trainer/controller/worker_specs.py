@@ -1,4 +1,4 @@
-"""The workers of a run, as a launcher starts them."""
+"""The WorkerSpecs with which a launcher starts the workers of a run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ if TYPE_CHECKING:
     from spec_trainer.run.spec import RunSpec
 
 DECODER = "spec_trainer.controller.decoder_worker:run_decoder"
-"""Program of the engines that decode."""
+"""Entry function of the engines that decode."""
 TRAINER = ("trainer", "spec_trainer.controller.trainer_worker:run_trainer")
-"""Name and program of the ranks."""
+"""Name and entry function of the ranks."""
 _ENTRY = "spec_trainer.controller.worker_main:run_worker"
 _ENGINE = "spec_trainer.controller.engine_worker:run_engine"
 
 
 def worker_specs(spec: RunSpec, dataset: Path, consumer: tuple[str, str] = TRAINER) -> Iterator[WorkerSpec]:
-    """Yield every worker of a run. ``consumer`` is the name and the program of those that receive features."""
+    """Yield every worker of a run. ``consumer``: name and entry function of the workers that receive features.
+
+    ``dataset``: folder of the tokenised dataset.
+    """
     token, config = secrets.token_hex(16), spec.config.model_dump(mode="json")
     if spec.config.decode.every:  # a worker does not know how long prompts are
         config["placement"]["window_bytes"] = spec.window_bytes

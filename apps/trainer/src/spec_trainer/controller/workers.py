@@ -1,4 +1,4 @@
-"""Workers starts, watches, replaces and ends the processes of a run, on any launcher."""
+"""Workers starts, watches, replaces and stops the processes of a run, on any launcher."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAVING_S = 30.0
-"""Least time for workers without work to end; an engine ends processes of its own first."""
+"""Least seconds that idle workers get to exit; an engine first stops its own processes."""
 _HOST_CHECK_S = 0.5
-"""Seconds between looks at what the backend has started on the hosts."""
+"""Seconds between checks of the processes that the backend has started on the hosts."""
 _ROOM_CHECK_S = 5.0
-"""Seconds between looks for devices for an engine whose host is lost."""
+"""Seconds between attempts to find devices for an engine whose host is lost."""
 
 
 class WorkerUser(Protocol):
-    """Gives the workers of a run their work. Every call comes in the thread of ``Workers.until``."""
+    """Interface of the object that gives workers their work. It is called in the thread of ``Workers.until``."""
 
     engines: Mapping[str, object]
-    """The workers that are replaced where they fail, by name."""
+    """Name -> worker that is replaced if it fails."""
 
     @property
     def done_steps(self) -> int | None:
-        """Optimizer steps done; None before the first work, when no worker is replaced: it would fail again."""
+        """Optimizer steps done; None before training starts, when a failed worker would fail again."""
 
     def handle(self, worker: str, message: ControlMessage) -> None:
-        """Act on a worker's message."""
+        """Handle a worker's message."""
 
     def lost(self, engine: str) -> None:
-        """Expect nothing more of an engine, and have others do what it was given."""
+        """Give the work of a lost engine to other engines."""
 
     def regained(self, engine: str) -> None:
-        """Give work to an engine that was lost and is ready again."""
+        """Give work again to an engine that was lost and whose replacement is ready."""
 
 
 class Workers:
-    """The workers of one run."""
+    """Starts, watches, replaces and stops the workers of one run."""
 
     def __init__(self, spec: RunSpec, launcher: Launcher, user: WorkerUser) -> None:
-        """Prepare the workers of ``user``; nothing starts before ``start``."""
+        """Prepare the workers of a run; no process starts before ``start``. ``user`` gets their messages."""
         self._timeouts = spec.config.timeouts
         self._launcher = launcher
         self._user = user
@@ -62,22 +62,22 @@ class Workers:
         self._replacements = Replacements(spec.config.engine.replacements, spec.directory.replacements)
         self._handles: dict[str, WorkerHandle] = {}
         self._running: set[str] = set()
-        """Workers that have not ended."""
+        """Names of the workers that have not exited."""
         self._loading: dict[int, set[str]] = {}
-        """``WorkerOrder.init_order`` -> its workers that are not ready."""
+        """``WorkerOrder.init_order`` -> workers with this number that are not ready."""
         self._waiting_for_begin: set[str] = set()
-        """Workers that wait for Begin when they start."""
+        """Names of the workers that wait for Begin when they start."""
         self._starting: dict[str, float] = {}
-        """Replaced engines that are not ready -> when they are to be."""
+        """Replaced engine that is not ready -> deadline (``time.monotonic``)."""
         self.without_devices: dict[str, float] = {}
-        """Lost engines for which no host has devices -> when at least one engine is to be there again."""
+        """Lost engine without devices -> time (``time.monotonic``) after which the run fails if no engine is left."""
         self._next_check_s = 0.0
-        """When the hosts are to be looked at again."""
+        """Time (``time.monotonic``) of the next check of the hosts."""
         self._next_room_check_s = 0.0
-        """When devices are to be looked for again."""
+        """Time (``time.monotonic``) of the next attempt to find devices."""
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
-        """Start every worker; they load in parallel, and touch shared devices one after the other."""
+        """Start every worker; workers load in parallel, but use shared devices one after the other."""
         self._handles = dict(self._launcher.start(workers))
         self._running = set(self._handles)
         for spec in workers:
@@ -85,17 +85,17 @@ class Workers:
         self._waiting_for_begin = {spec.name for spec in workers if spec.order["init_order"] > 0}
 
     def send(self, name: str, message: ControlMessage) -> None:
-        """Send a message to a worker, or to the one in its place. Raise DeadlineExceeded (L5)."""
+        """Send a message to a worker or to its replacement. Raise DeadlineExceeded if it does not read (L5)."""
         self._handles[name].send(message.to_json())
 
     def expect_ready(self, names: Iterable[str]) -> None:
-        """Expect some workers to load once more, and to say when they are ready."""
+        """Expect these workers to load again, and to send Ready."""
         self._loading = {0: set(names)}
 
     def await_ready(self, no_more: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until every worker that loads is ready, or until ``no_more``; return whether they are.
+        """Wait until every loading worker is ready or ``no_more()`` is true; return whether all are ready.
 
-        Raise DeadlineExceeded.
+        Raise DeadlineExceeded after ``timeouts.start_s``.
         """
         start_s = self._timeouts.start_s
         if not self.until(lambda: not self._loading or no_more(), time.monotonic() + start_s):
@@ -104,11 +104,11 @@ class Workers:
         return not self._loading
 
     def await_replaced(self) -> None:
-        """Wait until every engine that was started again is ready."""
+        """Wait until every replaced engine is ready."""
         self.until(lambda: not self._starting)
 
     def until(self, done: Callable[[], bool], deadline_s: float = math.inf) -> bool:
-        """Handle events until ``done``; return False at the deadline. Raise the failure that ends the run."""
+        """Handle events until ``done()`` is true; return False at the deadline. Raise a failure that ends the run."""
         while not done():
             now = time.monotonic()
             if now >= self._next_check_s:
@@ -124,11 +124,11 @@ class Workers:
         return True
 
     def expect_end(self, name: str) -> None:
-        """Take the end of a worker as no failure from now on."""
+        """Treat the exit of a worker as expected, not as a failure, from now on."""
         self._failures.expect_end(name)
 
     def stop(self) -> None:
-        """Ask every worker to end and wait for that; a failure changes nothing any more."""
+        """Ask every worker to exit, and wait until all have; failures are ignored."""
         for name in self._handles:
             self.send(name, Stop())
         limit_s = max(self._timeouts.peer_s, _LEAVING_S)
@@ -168,7 +168,7 @@ class Workers:
                 self.send(name, Begin())  # they may touch their devices
 
     def _treat(self, failures: Sequence[Failure]) -> None:
-        """Replace the workers that have failed, until each is there or waits; end the run with the first error."""
+        """Start failed workers again, or wait for devices for them; raise the first error that ends the run."""
         while failures:
             self._replacements.note(failures, self._user.engines, self._user.done_steps)
             names = [failure.worker for failure in failures]
@@ -179,7 +179,7 @@ class Workers:
             failures = [refused for name in names if (refused := self._start_again(name)) is not None]
 
     def _start_again(self, name: str) -> Failure | None:
-        """Start a lost engine in another worker, now or once a host has devices for it; return why it cannot be."""
+        """Start a lost engine again, or let it wait until a host has devices; if neither works, return a Failure."""
         try:
             worker = self._launcher.replace(self._handles[name])
         except NoDevices as error:
@@ -198,7 +198,7 @@ class Workers:
         return None
 
     def _wait_for_devices(self, name: str, error: NoDevices) -> None:
-        """Go on without an engine; raise ``error`` where it was the last one and none is back in time."""
+        """Continue without an engine; raise RunError if no engine is left and no device becomes free in time."""
         now, start_s = time.monotonic(), self._timeouts.start_s
         waiting = self.without_devices
         if name not in waiting:
@@ -211,13 +211,13 @@ class Workers:
             ) from error
 
     def _check_devices(self) -> None:
-        """Start lost engines for which there are devices again."""
+        """Try to start the engines that wait for devices."""
         if time.monotonic() >= self._next_room_check_s:
             names = list(self.without_devices)
             self._treat([refused for name in names if (refused := self._start_again(name)) is not None])
 
     def _check_starting(self) -> None:
-        """Treat replaced engines that are not ready in time."""
+        """Handle replaced engines that are not ready in time as failed again."""
         start_s = self._timeouts.start_s
         for name in [name for name, limit in self._starting.items() if time.monotonic() >= limit]:
             late = DeadlineExceeded(f"{name} not ready within timeouts.start_s={start_s} s")

@@ -1,9 +1,9 @@
-"""Training data: files or a hub id -> rows -> samples -> global batches -> micro-batches.
+"""Turn training data (files or a hub id) into rows, samples, global batches and micro-batches.
 
-Reads top-down: ``sources`` (where rows come from), ``rows`` (the shapes a row may have), ``chat`` and ``turns``
-(conversations to text and assistant spans), ``tokens`` (text to ids and masks), ``row_encoder`` (all of this in one
-process or many), ``dataset`` (samples, report, split, digest), ``kept`` (a long rendering in the run directory),
-``batching`` (which sample is trained when and where), ``packing`` (tensors).
+Modules in order of use: ``sources`` (read rows), ``rows`` (the forms that a row may have), ``chat`` and ``turns``
+(conversations to text and assistant spans), ``tokens`` (text to ids and masks), ``row_encoder`` (these steps in one
+process or many), ``dataset`` (samples, report, split, digest), ``kept`` (cache of the samples in the run directory),
+``batching`` (the samples of each step and rank), ``packing`` (tensors).
 
-Nothing here reads a process group: topology arrives as plain integers.
+No module here uses a process group: numbers of ranks are passed as plain integers.
 """

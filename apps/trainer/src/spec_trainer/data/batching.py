@@ -1,7 +1,7 @@
-"""Pure functions of plain integers that say which sample is trained when and where.
+"""Pure functions that assign samples to optimizer steps, ranks and micro-batches.
 
-A global batch is a list of samples with a budget in real tokens, a function of (data, seed, epoch, step). Ranks,
-accumulation and the engine's batches only partition it.
+A global batch is a list of samples with a limit on its tokens (without padding). It is a function of (data, seed,
+epoch, step). Ranks, accumulation and the engine's capture batches only partition it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Ids = tuple[int, ...]
 
 _COUNTED_EPOCHS, _COUNTED_SAMPLES, _EPOCH_SAMPLES = 100, 10**7, 300
-"""Bounds of what is counted to know the steps of a run: epochs, samples in all, and the samples that the work of
-drawing an epoch is worth."""
+"""Limits of the exact count of a run's steps: epochs, samples of all these epochs, and the cost of drawing an epoch,
+in samples."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class EpochBatch:
 class EpochBatches:
     """The global batches of a run, step by step.
 
-    An epoch visits every sample once, in an order drawn from (seed, epoch), and is cut greedily: a batch takes
-    samples while they fit the budget, at least one, and never spans epochs. Any thread may ask for any step at any
-    time: what is kept between calls only saves time.
+    An epoch visits every sample once, in an order drawn from (seed, epoch). A batch takes the next samples as long as
+    they fit the token budget, at least one sample, and never spans epochs. Thread-safe; steps may be requested in any
+    order.
     """
 
     def __init__(
         self, samples: Sequence[Sample], global_batch_tokens: int, *, seed: int, shuffle: bool
     ) -> None:
-        """Order ``samples`` by ``seed`` anew in each epoch if ``shuffle``, else keep their order."""
+        """Shuffle ``samples`` by ``seed`` in each epoch if ``shuffle``, else keep their order."""
         self._ids = np.array([sample.sample_id for sample in samples], dtype=np.int64)
         self._lengths = np.array([len(sample) for sample in samples], dtype=np.int64)
         self._budget = global_batch_tokens
@@ -54,11 +54,11 @@ class EpochBatches:
         self._shuffle = shuffle
         self._lock = threading.Lock()
         self._first_steps = [0]
-        """First step of each epoch that was asked for so far."""
+        """First step of each epoch computed so far."""
         self._latest: tuple[int, list[Ids]] = (-1, [])
 
     def batch(self, step: int) -> EpochBatch:
-        """Return the batch of a step, counted from 0."""
+        """Return the batch of optimizer step ``step``, counted from 0."""
         with self._lock:
             while self._first_steps[-1] <= step:
                 self._first_steps.append(
@@ -68,14 +68,14 @@ class EpochBatches:
             return EpochBatch(epoch, self._batches(epoch)[step - self._first_steps[epoch]])
 
     def steps_in_epoch(self, epoch: int) -> int:
-        """Return how many global batches an epoch is cut into."""
+        """Return the number of global batches of an epoch."""
         with self._lock:
             return len(self._batches(epoch))
 
     def steps_in_epochs(self, epochs: int) -> int:
         """Return the steps of the first ``epochs`` epochs.
 
-        Beyond the bounds of what is counted, an epoch has the mean of those that were.
+        If there are too many epochs to count, the steps of the rest are extrapolated from the counted epochs.
         """
         if not self._shuffle or self._uniform:
             return epochs * self.steps_in_epoch(0)
@@ -85,7 +85,7 @@ class EpochBatches:
 
     @property
     def _uniform(self) -> bool:
-        """Whether every order gives an epoch the same number of batches."""
+        """Whether an epoch has the same number of batches in every order of the samples."""
         one_batch = int(self._lengths.sum()) <= self._budget
         return one_batch or len(np.unique(self._lengths)) == 1
 
@@ -104,14 +104,14 @@ class EpochBatches:
 
 
 def epoch_order(num: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the order of ``num`` things in an epoch, drawn from (seed, epoch)."""
+    """Return a permutation of 0 … ``num`` - 1 for an epoch, drawn from (seed, epoch)."""
     # numpy promises the raw stream of a bit generator for ever, but not what it makes of it (NEP 19).
     bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
     return np.argsort(bits.random_raw(num), kind="stable")
 
 
 def _borders(lengths: np.ndarray, budget: int) -> list[int]:
-    """Return where the greedy cut begins and ends each batch: [0, …, len(lengths)]."""
+    """Return the indices at which batches begin and end, [0, …, len(lengths)], cut greedily by ``budget`` tokens."""
     ends = np.cumsum(lengths)
     borders = [0]
     while borders[-1] < len(lengths):
@@ -124,14 +124,15 @@ def _borders(lengths: np.ndarray, budget: int) -> list[int]:
 def shares(
     sample_ids: Sequence[int], lengths: Mapping[int, int], world_size: int, accumulation: int
 ) -> tuple[tuple[Ids, ...], ...]:
-    """Return [rank][micro-batch] -> sample ids: every sample exactly once; some micro-batches may be empty.
+    """Return sample ids by [rank][micro-batch]; every sample occurs once, and micro-batches may be empty.
 
-    All micro-batches are balanced against each other, not only ranks: the ranks meet in every one of them. Longest
-    sample first into the lightest micro-batch; ties go to the earlier pass, then the lower rank.
+    Token counts of all micro-batches are balanced, not only of ranks, because ranks synchronize in each micro-batch.
+    The longest sample goes first, into the micro-batch with the fewest tokens; ties go to the earlier pass, then to
+    the lower rank.
     """
     parts: list[list[int]] = [[] for _ in range(world_size * accumulation)]
     loads = [(0, part) for part in range(len(parts))]
-    """Heap of the tokens of each part."""
+    """Heap of (tokens, index) of each micro-batch."""
     for sample_id in _longest_first(sample_ids, lengths):
         tokens, lightest = loads[0]
         parts[lightest].append(sample_id)
@@ -143,7 +144,7 @@ def shares(
 
 
 def capture_batches(sample_ids: Sequence[int], lengths: Mapping[int, int], batch_tokens: int) -> list[Ids]:
-    """Return one step's samples in batches for the target, longest first.
+    """Return batches of one step's sample ids for the target's forward passes, longest sample first.
 
     A batch has at most ``batch_tokens`` tokens, padding included; a longer sample goes alone.
     """
@@ -158,5 +159,5 @@ def capture_batches(sample_ids: Sequence[int], lengths: Mapping[int, int], batch
 
 
 def _longest_first(sample_ids: Sequence[int], lengths: Mapping[int, int]) -> list[int]:
-    """Return the samples by falling length, those of a length by their ids: a reversed sort keeps ties in order."""
+    """Return the sample ids by descending length, and samples of equal length by ascending id."""
     return sorted(sorted(sample_ids), key=lengths.__getitem__, reverse=True)

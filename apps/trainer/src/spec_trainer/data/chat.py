@@ -1,4 +1,4 @@
-"""Render conversations with the tokenizer's own chat template, and find the spans that the assistant emits."""
+"""Render conversations with a chat template, and find the character spans that the assistant emits."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ _USUAL = [Chat(messages) for messages in (_PLAIN * 3, _TOOL_USE + _PLAIN, _PLAIN
 
 @dataclass(frozen=True)
 class Rendering:
-    """A conversation as text."""
+    """A conversation rendered as text."""
 
     text: str
     spans: Spans
-    """Characters that the assistant emits and the draft learns, ascending."""
+    """(start, stop) of the characters that the assistant emits and the draft learns, ascending."""
 
 
 class ChatRenderer:
-    """Renders conversations with one template. Raises DataError where neither tokenizer nor configuration has one."""
+    """Renders conversations with a chat template. Raises DataError if neither tokenizer nor configuration has one."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: ChatConfig) -> None:
-        """Keep ``tokenizer`` and its special tokens, and the template and variables that ``config`` gives."""
+        """Use the template and variables of ``config``, or the template of ``tokenizer``."""
         self._tokenizer = tokenizer
         self._config = config
         self._usual: dict[str, Frames] = {}
@@ -67,9 +67,9 @@ class ChatRenderer:
         )
 
     def render(self, chat: Chat, last_turn_only: bool) -> Rendering:
-        """Return the conversation with the spans to learn.
+        """Return the rendered conversation with the spans that the draft learns.
 
-        Raise BadRow where the template refuses it, or the span of a wanted turn is not certain.
+        Raise BadRow if the template rejects the conversation, or if the span of a supervised turn is not certain.
         """
         template = self._template(chat)
         chat = replace(chat, messages=self._served(chat.messages, template))
@@ -82,7 +82,7 @@ class ChatRenderer:
         return Rendering(text, marks[first:] if last_turn_only else marks)
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> str:
-        """Return ``messages`` of a conversation like ``chat``, and the header of the answer to come. Raise BadRow."""
+        """Render ``messages`` and the generation prompt, with the tools and template variables of ``chat``."""
         return self._render(chat, self._served(messages, self._template(chat)), prompt=True)[0]
 
     def _served(self, messages: Sequence[dict[str, Any]], template: str) -> list[dict[str, Any]]:
@@ -91,7 +91,7 @@ class ChatRenderer:
 
     @cached_property
     def _between_parts(self) -> str:
-        """The template writes this between two texts of one content; a line break, where it takes one text only."""
+        """Text that the template writes between two text parts of a content; a line break if it takes no parts."""
         first, second = "QFIRSTPARTQ", "QSECONDPARTQ"
 
         def render(content: object) -> str | None:
@@ -103,7 +103,7 @@ class ChatRenderer:
         return between if text and text == render(first + between + second) else "\n"
 
     def _marks_before(self, chat: Chat, index: int) -> int:
-        """Return how many marks the template sets before message ``index``."""
+        """Return the number of ``{% generation %}`` spans before message ``index``."""
         return len(self._render(chat, chat.messages[:index], marked=True)[1]) if index > 0 else 0
 
     def _found(self, chat: Chat, text: str, turns: Sequence[int]) -> Spans:
@@ -120,7 +120,7 @@ class ChatRenderer:
         return TurnFinder(chat.messages, text, self._try_render(chat), self._has_prompt, self._end_tokens)
 
     def _usual_frames(self, template: str) -> Frames:
-        """Return what the template writes around answers, by conversations of our own: other rows change nothing."""
+        """Return the template's ``Frames``, the text around answers, learned from fixed example conversations."""
         if template not in self._usual:
             found: list[tuple[Around, tuple[int, int]]] = []
             for chat in (one for one in _USUAL if self._template(one) == template):
@@ -191,9 +191,9 @@ def _undated(template: str) -> str:
 
 
 def _without_empty_thought(text: str, span: tuple[int, int], message: dict[str, Any]) -> tuple[int, int]:
-    """Return the span without the empty reasoning that a template writes for an answer that has none.
+    """Return the span without the empty ``<think>`` block that a template writes for an answer without reasoning.
 
-    A target that may think does not begin so, and to one that may not the block is given with the prompt.
+    A target with reasoning enabled does not emit an empty block; with reasoning disabled, the block is in the prompt.
     """
     start, stop = span
     opened = _OPENED.search(text, max(0, start - 20), start)  # by the generation prompt

@@ -1,4 +1,4 @@
-"""ChatConfig: how conversations become text, and the record of it that drafts and answers carry."""
+"""ChatConfig: settings by which conversations become text; they are saved with drafts and answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spec_core.foreign import foreign_errors, read_bytes, read_json_object
 from spec_core.wording import shown
 
 _RECORD = "chat.json"
-"""Beside a draft's config.json. Engines read that and tensors, and nothing else of a draft's folder."""
+"""File in a draft's folder; engines ignore it, because they read only config.json and tensors."""
 _TEMPLATE_BYTES = 1 << 20
 _RESERVED = {
     "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents",
@@ -23,7 +23,7 @@ _RESERVED = {
 
 
 def _text_of(template: str) -> str:
-    """Return the template in the file ``template``; a text with Jinja's brackets is one itself."""
+    """Return the template in the file ``template``, or ``template`` itself if it has Jinja brackets."""
     if "{{" in template or "{%" in template:
         return template
     file = Path(template).expanduser()
@@ -53,11 +53,11 @@ class ChatConfig(Config):
         return value
 
     def record(self) -> dict[str, Any]:
-        """Return these keys alone, as JSON has them."""
+        """Return only the keys of ChatConfig, as a JSON-serializable dict."""
         return {name: getattr(self, name) for name in ChatConfig.model_fields}
 
     def check_same(self, made: ChatConfig, what: str) -> None:
-        """Raise ConfigError unless ``what`` was ``made`` with the same values."""
+        """Raise ConfigError unless these settings equal ``made``, with which ``what`` was made."""
         for name, value in made.record().items():
             here = getattr(self, name)
             if here != value:
@@ -67,7 +67,7 @@ class ChatConfig(Config):
                 )
 
     def completed_by(self, made: ChatConfig | None, what: str) -> Self:
-        """Return the values ``made`` of ``what``. Raise ConfigError where one that was given differs."""
+        """Return the settings ``made`` of ``what``. Raise ConfigError if an explicitly given setting differs."""
         if made is None:
             return self
         completed = self.model_copy(
@@ -82,25 +82,25 @@ def _shown(value: object) -> str:
 
 
 def write_chat_record(folder: Path, chat: ChatConfig) -> None:
-    """Write into a draft's folder how the conversations were rendered that it was trained on."""
+    """Write the chat settings of a draft's training data into the draft's folder."""
     (folder / _RECORD).write_text(json.dumps(chat.record(), indent=2) + "\n")
 
 
 def read_chat_record(folder: Path) -> ChatConfig | None:
-    """Return what ``write_chat_record`` wrote; None for a draft without it, such as one of another trainer."""
+    """Return the chat settings in a draft's folder; None if it has none, such as a draft of another trainer."""
     file = folder / _RECORD
     return _recorded(file, read_json_object(file, ArtifactError)) if file.exists() else None
 
 
 def chat_of_answers(file: Path) -> ChatConfig | None:
-    """Return how ``spec-trainer regenerate`` rendered the prompts of ``file``; None for a file of other origin."""
+    """Return the chat settings of answers that ``spec-trainer regenerate`` wrote to ``file``; else None."""
     meta = meta_of_answers(file)
     settings = read_json_object(meta, ArtifactError).get("settings") if meta.is_file() else None
     return _recorded(meta, settings) if isinstance(settings, dict) else None
 
 
 def meta_of_answers(file: Path) -> Path:
-    """Return where ``spec-trainer regenerate`` says how it made ``file``."""
+    """Return the path at which ``spec-trainer regenerate`` saves the settings of the answers in ``file``."""
     return file.parent / f"{file.name}.meta.json"
 
 

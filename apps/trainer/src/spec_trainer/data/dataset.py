@@ -1,4 +1,4 @@
-"""Read rows into samples: those that a run trains on, and those that it is evaluated on."""
+"""Read rows into training samples and held-out samples."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Sample:
     """One tokenised row."""
 
     sample_id: int
-    """Its index in ``Dataset.samples``."""
+    """Index of the sample in ``Dataset.samples``."""
     input_ids: np.ndarray
-    """int32 [T]"""
+    """int32 [T]: token ids."""
     loss_mask: np.ndarray
-    """bool [T]: token i is supervised."""
+    """bool [T]: whether token i is supervised."""
     where: str = ""
-    """Origin, as ``file:line``."""
+    """Source of the row, as ``file:line``."""
     prompt: np.ndarray | None = None
-    """int32 [P]: what is to be answered (``Encoder.prompt``), in the data of a run that decodes."""
+    """int32 [P]: prompt that the engine answers (``Encoder.prompt``); only in the data of a run that decodes."""
     guess_place: np.ndarray | None = None
-    """int32 [T] of an answer that the run's engine has decoded: ``Supervision.guess_place``."""
+    """int32 [T]: ``Supervision.guess_place``; only in a sample that the run's engine has decoded."""
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -53,39 +53,39 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """All samples of a run: those to train on come first in their numbers, in the order of the files."""
+    """All samples of a run. Training samples have the lower sample ids, in the order of the files."""
 
     train: tuple[Sample, ...]
     held_out: tuple[Sample, ...]
     report: DataReport
     questions: tuple[np.ndarray | None, ...] = ()
-    """int32 [P] of each held-out conversation: what is to be answered, in the data of a run that is measured."""
+    """int32 [P] for each held-out conversation: the prompt of its last answer; only if the run measures its draft."""
     origin: str = ""
-    """Digest of all that the data was made from, in the data of a run (``load_run_data``)."""
+    """Digest of all inputs of the data, if ``load_run_data`` loaded it."""
 
     @cached_property
     def samples(self) -> tuple[Sample, ...]:
-        """All samples, by number."""
+        """All samples, indexed by sample id."""
         return self.train + self.held_out
 
     def sample(self, sample_id: int) -> Sample:
-        """Return the sample of that number."""
+        """Return the sample with this id."""
         return self.samples[sample_id]
 
     @cached_property
     def lengths(self) -> dict[int, int]:
-        """The number of tokens of each sample, by its number."""
+        """Sample id -> token count of the sample."""
         return {sample.sample_id: len(sample) for sample in self.samples}
 
     @cached_property
     def total_tokens(self) -> int:
-        """The number of tokens of all samples to train on."""
+        """The number of tokens of all training samples."""
         return sum(len(sample) for sample in self.train)
 
     def token_counts(self, vocab_size: int) -> np.ndarray:
-        """Return how often each token is supervised in the samples to train on: int64 [V].
+        """Return int64 [V]: how often each token id is supervised in the training samples.
 
-        Where none is, as in prompts without answers, every token counts.
+        If no token is supervised, as in prompts without answers, all tokens are counted.
         """
         counts = np.zeros(vocab_size, dtype=np.int64)
         supervised = any(sample.loss_mask.any() for sample in self.train)
@@ -95,7 +95,7 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the content (ids, masks, order, split); part of a run's identity."""
+        """Digest of token ids, masks, order and split; part of a run's identity."""
         whole = hashlib.blake2b(f"{len(self.train)} {len(self.held_out)}".encode(), digest_size=16)
         for sample in self.samples:
             whole.update(_digest(sample))
@@ -110,10 +110,10 @@ def load_dataset(
     *,
     with_questions: bool = False,
 ) -> Dataset:
-    """Read, tokenise, check and split the data; ``with_questions`` is for ``Dataset.questions``.
+    """Read, tokenise, check and split the data; with ``with_questions``, set ``Dataset.questions``.
 
-    With ``longest_prompt`` every sample has its prompt, of at most so many tokens, and none need be supervised. Raise
-    DataError, naming file and line, for a source or row that cannot be used, and where nothing is left.
+    If ``longest_prompt`` is given, every sample has a prompt of at most so many tokens, and need not be supervised.
+    Raise DataError, with file and line, for a source or row that cannot be used, and if no sample is left.
     """
     report = DataReport()
     row_encoder = RowEncoder(
@@ -147,11 +147,11 @@ class _Found:
     encoded: Encoded
     prompt: np.ndarray | None
     chat: Chat | None
-    """The row, where its question may be asked for."""
+    """The row's conversation, if questions are wanted; else None."""
 
 
 def _question(encoder: Encoder, chat: Chat | None) -> np.ndarray | None:
-    """Return what is to be answered of a conversation; None where the template takes no generation prompt there."""
+    """Return the prompt of a conversation's last answer; None if the template rejects it."""
     try:
         return None if chat is None else np.array(encoder.prompt(chat), dtype=np.int32)
     except BadRow:
@@ -159,7 +159,7 @@ def _question(encoder: Encoder, chat: Chat | None) -> np.ndarray | None:
 
 
 class _Reader:
-    """Turns a source into samples, and counts in the report what was cut or dropped."""
+    """Reads a source into samples, and counts cut and dropped rows in the report."""
 
     def __init__(self, row_encoder: RowEncoder, report: DataReport) -> None:
         self._config = row_encoder.config
@@ -213,10 +213,10 @@ def _num_held_out(config: DataConfig, num_samples: int) -> int:
 def _split(
     found: Sequence[_Found], num: int, report: DataReport, supervised: bool
 ) -> tuple[list[_Found], list[_Found]]:
-    """Hold out the ``num`` contents with the smallest digests: the same ones whatever the order of the rows.
+    """Hold out the ``num`` distinct samples with the smallest digests, whatever the order of the rows.
 
-    Further rows of a held-out content are dropped, or the draft would be evaluated on what it was trained on.
-    ``supervised``: some of the others must be.
+    Duplicates of a held-out sample are dropped, so that the draft is not evaluated on training data.
+    ``supervised``: raise DataError if no training sample has a supervised token.
     """
     digests = [_digest(one.encoded) for one in found]
     chosen = set(sorted(set(digests))[:num])

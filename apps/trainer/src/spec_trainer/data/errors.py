@@ -1,4 +1,4 @@
-"""The error that a single row can cause."""
+"""BadRow: the error of a single row."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from spec_core.errors import DataError
 class BadRow(DataError):
     """A row that cannot be used.
 
-    The report counts rows by ``reason``; ``detail`` is about this row. A ``harmless`` row is well formed but
-    useless: it is dropped, whatever ``data.on_bad_row`` is.
+    The report counts rows by ``reason``; ``detail`` describes this row. A ``harmless`` row is well formed but
+    useless, such as too short: it is dropped even with ``data.on_bad_row=error``.
     """
 
     def __init__(self, reason: str, detail: str = "", *, harmless: bool = False) -> None:
-        """Keep the reason, under which rows are counted, and what is particular to this row."""
+        """Set the reason, by which rows are counted, and the detail of this row."""
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.harmless = harmless
 
     @property
     def reason(self) -> str:
-        """The kind of problem, the same for all rows that have it."""
+        """The kind of problem, without the detail of this row."""
         return str(self).partition(": ")[0]

@@ -1,4 +1,4 @@
-"""Keep a long rendering in the run directory: a run that is resumed does not render its data again."""
+"""Cache rendered and tokenised data in the run directory, so that a resumed run does not render it again."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FEW_SAMPLES = 2000
-"""So many conversations are rendered again in some seconds."""
+"""A dataset of at most this many samples is not cached, because rendering it takes only some seconds."""
 _KEPT = ".rendered-"
-"""How the names of such folders begin; the rest is ``Dataset.origin``."""
+"""Prefix of the cache folder's name; ``Dataset.origin`` follows."""
 _RECORD = "record.json"
 _RECORD_BYTES = 1 << 30
 _ARRAYS = ("prompts", "questions")
 _FILES = (*DATASET_FILES, *(f"{name}{part}.npy" for name in _ARRAYS for part in ("", "_lengths")))
 _UNUSED = {"features", "packing", "shuffle"}
-"""Keys of section ``data`` that decide nothing before the samples are numbered."""
+"""Keys of section ``data`` that do not affect the samples."""
 _LIBRARIES = ("jinja2", "tokenizers", "transformers")
 
 
@@ -53,7 +53,7 @@ def load_run_data(
     with_questions: bool,
     run_directory: Path,
 ) -> Dataset:
-    """Return what ``load_dataset`` returns, from ``run_directory`` where that was kept there; write nothing."""
+    """Return what ``load_dataset`` returns, from the cache in ``run_directory`` if it is valid; write nothing."""
     settings = {
         "data": config.model_dump(mode="json", exclude=_UNUSED),
         "vocab_size": vocab_size,
@@ -76,9 +76,9 @@ def load_run_data(
 
 
 def keep_run_data(dataset: Dataset, run_directory: Path) -> None:
-    """Keep what took long to render, in place of what was kept before; the caller holds the directory's lock.
+    """Cache a large dataset in the run directory, in place of an earlier cache.
 
-    A full disk is a warning: the run does without.
+    The caller must hold the directory's lock. If the disk is full, log a warning and go on without a cache.
     """
     folder = run_directory / f"{_KEPT}{dataset.origin}"
     if dataset.origin and _open(folder, dataset.origin) is not None:
@@ -97,7 +97,10 @@ def keep_run_data(dataset: Dataset, run_directory: Path) -> None:
 
 
 def _origin(settings: Mapping[str, Any], sources: Iterable[str], tokenizer_folder: Path) -> str:
-    """Return a digest of all that samples are made from; empty where something of it cannot be read."""
+    """Return a digest of all inputs of the samples: settings, library versions and files.
+
+    It is empty if a file cannot be read.
+    """
     whole = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
     whole.update(json.dumps([version(name) for name in _LIBRARIES]).encode())
     own = sorted(Path(__file__).parent.glob("*.py"))
@@ -116,7 +119,7 @@ def _digest(file: Path) -> str:
 
 
 def _in_vocabulary(folder: Path, vocab_size: int) -> bool:
-    """Return whether every token is the target's: digests that fit say nothing of who has written them."""
+    """Return whether every cached token id is in the vocabulary; matching digests do not prove this."""
     arrays = (np.load(folder / f"{name}.npy") for name in ("input_ids", "prompts", "questions"))
     return all(len(ids) == 0 or 0 <= ids.min() <= ids.max() < vocab_size for ids in arrays)
 
@@ -135,7 +138,7 @@ def _write(dataset: Dataset, folder: Path) -> None:
 
 
 def _open(folder: Path, origin: str) -> Dataset | None:
-    """Return what ``keep_run_data`` has written; None where it is not there, whole and unchanged."""
+    """Return the dataset that ``keep_run_data`` cached; None if it is missing, incomplete or changed."""
     with suppress(DataError), foreign_errors(DataError, f"{folder} is damaged"):
         digest, _, text = read_bytes(folder / _RECORD, DataError, _RECORD_BYTES).decode().partition("\n")
         if hashlib.blake2b(text.encode()).hexdigest() != digest:

@@ -1,4 +1,4 @@
-"""Lay out micro-batches as tensors: documents along one token axis, touching or padded to the longest."""
+"""Build the tensors of micro-batches: documents along one token axis, packed or padded to the longest."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def empty_batch(
     epoch: int,
     device: torch.device = _HOST,
 ) -> DraftBatch:
-    """Return the batch of ``samples`` on ``device``, with ids, masks and spans in place and all features zero.
+    """Return a batch of ``samples`` on ``device`` with token ids, masks and spans; all features are zero.
 
-    The caller copies each sample's features to its span of ``hidden_TNH``; padding stays zero. Without samples the
-    batch is a few tokens of padding.
+    The caller copies each sample's features into the sample's span of ``hidden_TNH``; padding stays zero. Without
+    samples the batch has a few padding tokens.
     """
     spans, num_tokens = _lay_out(samples, packing, epoch)
     elsewhere = device != _HOST  # the copy from pinned memory is asynchronous
@@ -53,7 +53,7 @@ def empty_batch(
 
 
 def _guess_places(samples: Sequence[Sample], spans: Sequence[Span], num_tokens: int) -> torch.Tensor | None:
-    """Return int64 [T], 0 outside every span; None where no sample has guess places."""
+    """Return ``guess_place`` of all samples as int64 [T], 0 outside every span; None if no sample has it."""
     if all(sample.guess_place is None for sample in samples):
         return None
     place_T = torch.zeros(num_tokens, dtype=torch.int64)
@@ -64,7 +64,7 @@ def _guess_places(samples: Sequence[Sample], spans: Sequence[Span], num_tokens: 
 
 
 def _lay_out(samples: Sequence[Sample], packing: bool, epoch: int) -> tuple[tuple[Span, ...], int]:
-    """Return each sample's span, and the number of tokens of the batch."""
+    """Return each sample's span, and the number of tokens of the batch, padding included."""
     width = max((len(sample) for sample in samples), default=_PADDING_TOKENS)
     spans: list[Span] = []
     start = 0

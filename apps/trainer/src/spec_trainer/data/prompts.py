@@ -1,4 +1,4 @@
-"""Read the prompts of an evaluation from any file that training takes."""
+"""Read the prompts of an evaluation from any file format that training accepts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def load_prompts(
     path: Path, tokenizer_folder: Path, vocab_size: int, max_length: int, chat: ChatConfig | None = None
 ) -> list[list[int]]:
-    """Return the token ids of one prompt per row, in the file's order; ``Encoder.prompt`` says which tokens.
+    """Return the token ids of each row's prompt (``Encoder.prompt``), in the file's order.
 
-    Raise DataError, naming file and line, for a row without a prompt, or with one of more than ``max_length`` tokens.
+    Raise DataError, with file and line, for a row whose prompt is empty or has more than ``max_length`` tokens.
     """
     chat = chat or ChatConfig()
     check_answers(str(path), chat)
@@ -44,10 +44,10 @@ def load_prompts(
 
 
 def serving_prompts(dataset: Dataset, longest: int, most: int) -> list[list[int]]:
-    """Return the prompts of the first ``most`` held-out samples that have one of at most ``longest`` tokens.
+    """Return at most ``most`` prompts of held-out samples, each of at most ``longest`` tokens.
 
-    It is what an engine is asked in a conversation (``Dataset.questions``); else what comes before the last
-    supervised run (``Encoder.prompt``); a text is cut.
+    A conversation's prompt is in ``Dataset.questions``. Otherwise it is all tokens before the last supervised run; a
+    sample whose tokens are all supervised is cut to ``longest`` tokens.
     """
     prompts: list[list[int]] = []
     for sample, question in zip_longest(dataset.held_out, dataset.questions):

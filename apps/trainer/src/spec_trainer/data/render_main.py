@@ -1,4 +1,4 @@
-"""The process of a RenderProcess: ``python -m spec_trainer.data.render_main FD PARENT``."""
+"""Entry point of the child of a RenderProcess: ``python -m spec_trainer.data.render_main FD PARENT``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Answer every request until the other process has closed its end."""
+    """Answer every request until the parent process closes its socket."""
     channel = channel_to_parent(*sys.argv[-2:])
     import transformers.utils.chat_template_utils  # noqa: F401 (before a limit counts)
 

@@ -1,7 +1,7 @@
-"""RenderProcess: chat templates are rendered in a process of their own, which can be killed.
+"""RenderProcess renders chat templates in a child process, which can be killed.
 
-A template is a program of the target's. Its sandbox bounds neither time nor memory, and no signal interrupts what
-Python computes in C: ``{{ 5|round(-99999999) }}``, or the comparison of two nested lists.
+A template is untrusted code that comes with the target. Jinja's sandbox limits neither time nor memory. No signal
+interrupts Python's C code, such as ``{{ 5|round(-99999999) }}`` or the comparison of two nested lists.
 """
 
 from __future__ import annotations
@@ -26,33 +26,34 @@ if TYPE_CHECKING:
 SECONDS = 3.0
 """Seconds of CPU time for one rendering; a long conversation takes some milliseconds."""
 BYTES = 1 << 30
-"""Bytes that one rendering may add to the memory of its process."""
+"""Bytes that one rendering may add to the memory of the process."""
 CHARACTERS = 1 << 24
-"""Characters of one rendering; a million tokens have some four million."""
+"""Most characters of one rendering; a million tokens have some four million."""
 _GRACE_S = 1.0
-"""CPU time after which a process is killed that does not keep the limit itself."""
+"""CPU seconds beyond ``SECONDS`` after which the process is killed."""
 _LONGEST_S = 120.0
-"""Seconds for one rendering, however busy the machine is, and for a message to be read."""
+"""Most seconds of wall time for one rendering or for reading one message."""
 _TICK_S = 0.25
 _REFUSED = "refused by the chat template"
 
 
 class TemplateUnreadable(Exception):
-    """No template of jinja; the arguments are line and message."""
+    """The text is not a valid Jinja template; the arguments are line number and message."""
 
 
 class RenderProcess:
-    """Starts the process when it is first needed, and again where it had to be killed."""
+    """Starts the child process when it is first needed, and again after it had to be killed."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
+        """Start no process yet."""
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
 
     def render(self, **arguments: Any) -> tuple[str, list[tuple[int, int]]]:
-        """Return text and marks of one conversation, given arguments of ``render_jinja_template``.
+        """Render one conversation; return its text and the (start, stop) spans of ``{% generation %}`` blocks.
 
-        Raise BadRow where the template fails or exceeds the limits, TemplateUnreadable where it is none.
+        ``arguments`` go to ``render_jinja_template`` of Transformers. Raise BadRow if the template fails or exceeds a
+        limit, TemplateUnreadable if it is not a valid template.
         """
         try:
             self._start()
@@ -82,7 +83,7 @@ class RenderProcess:
         self._channel.arrived()  # it says that it has imported what it needs
 
     def _answer(self) -> Mapping[str, Any]:
-        """Return the answer; kill the process and raise BadRow where it computes for longer than its limit."""
+        """Return the child's answer; kill the child and raise BadRow if it exceeds its time limit."""
         if arrived := self._arrived():  # nearly always
             return arrived[0]
         most = self._cpu_s() + SECONDS + _GRACE_S
@@ -98,7 +99,7 @@ class RenderProcess:
         return self._channel.arrived()
 
     def _wait(self, until: float) -> None:
-        """Wait for the process to send something, or to end."""
+        """Wait until the child sends something or exits, at most until ``until`` (``time.monotonic``)."""
         with selectors.PollSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
             selector.select(max(0.0, until - time.monotonic()))
@@ -121,5 +122,5 @@ class RenderProcess:
 
 @cache
 def render_process() -> RenderProcess:
-    """Return the one of this process."""
+    """Return the RenderProcess that this process uses for all renderings."""
     return RenderProcess()

@@ -1,4 +1,4 @@
-"""Limits of time and memory for a chat template: a program of the target's, whose sandbox bounds neither."""
+"""Time and memory limits for rendering a chat template, which is untrusted code that comes with the target."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class OutOfTime(Exception):
 
 @contextmanager
 def rendering_limits(seconds: float, num_bytes: int) -> Iterator[None]:
-    """Raise OutOfTime or MemoryError where the ``with`` block exceeds the limits, unless it computes in C.
+    """Raise OutOfTime or MemoryError if the ``with`` block exceeds the limits.
 
-    ``seconds`` are those of the CPU; ``num_bytes`` are added to what the process has. Call it in the main thread.
+    The time limit cannot interrupt C code. ``seconds``: CPU time. ``num_bytes``: memory beyond what the process has
+    now. Call it in the main thread.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = _address_space() + num_bytes

@@ -1,4 +1,4 @@
-"""Count the rows that were kept, cut and dropped, with the place of the first of each kind."""
+"""Count the rows that were kept, cut and dropped, with file and line of the first row of each kind."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class RowCount:
-    """How many rows are of a kind."""
+    """Number of rows of one kind, with an example."""
 
     count: int = 0
     first: str = ""
-    """The first one: ``file:line``, and its problem."""
+    """The first such row: ``file:line`` and its problem."""
 
     def add(self, example: str) -> None:
         """Count one more row."""
@@ -31,7 +31,7 @@ class RowCount:
 
 @dataclass
 class DataReport:
-    """Counts of rows, filled while the data is read; ``str`` makes a paragraph of them."""
+    """Counts of rows, filled while the data is read; ``str`` formats them as a paragraph."""
 
     kept: int = 0
     held_out: int = 0
@@ -39,16 +39,16 @@ class DataReport:
     supervised_tokens: int = 0
     truncated: RowCount = field(default_factory=RowCount)
     unsupervised: RowCount = field(default_factory=RowCount)
-    """Rows that are kept without a supervised token, and trained with a zero mask."""
+    """Rows without a supervised token; they are kept, with a loss mask of zeros."""
     dropped: dict[str, RowCount] = field(default_factory=dict)
-    """Rows that were left out, by reason."""
+    """Reason -> rows that were left out for it."""
 
     def drop(self, reason: str, example: str) -> None:
-        """Count a row that is left out."""
+        """Count a row that is left out. ``example``: its ``file:line`` and its problem."""
         self.dropped.setdefault(reason, RowCount()).add(example)
 
     def count_kept(self, samples: Sequence[Sample], held_out: int) -> None:
-        """Count all samples, the last ``held_out`` of which are not trained on."""
+        """Count all samples and their tokens; the last ``held_out`` samples are held out."""
         self.kept, self.held_out = len(samples), held_out
         self.tokens = sum(len(sample) for sample in samples)
         self.supervised_tokens = sum(int(sample.loss_mask.sum()) for sample in samples)

@@ -1,4 +1,4 @@
-"""Make rows into tokens, in this process or, where there are many, in one process for each core."""
+"""Encode rows as tokens, in this process or, if there are many rows, in one process per CPU core."""
 
 from __future__ import annotations
 
@@ -31,43 +31,43 @@ if TYPE_CHECKING:
     from spec_trainer.data.sources import DataRow
 
 ALONE_S = 5.0
-"""CPU seconds of rows before other processes take over: about what one takes to start and load a tokenizer."""
+"""CPU seconds spent on rows before other processes are started; starting a process takes about as long."""
 _MOST_PROCESSES = 16
-"""Each takes 0.4 GB of memory."""
+"""Most processes; each takes 0.4 GB of memory."""
 _CHUNK_ROWS = 32
 _CHUNKS_AHEAD = 4
-"""Chunks that wait for each process: what is read ahead stays small."""
+"""Chunks of rows that are read ahead for each process."""
 
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """The tokens of one row, not yet cut."""
+    """The tokens of one row, before the cut to ``data.max_length``."""
 
     encoded: Encoded
     prompt: np.ndarray | None
-    """int32 [P]: what is to be answered, where prompts are asked for."""
+    """int32 [P]: prompt for the engine, if prompts are wanted; else None."""
     chat: Chat | None
-    """The row, where its question may be asked for."""
+    """The row's conversation, if questions are wanted; else None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowEncoder:
-    """Turns one row by itself into tokens: shape, rendering, ids. It goes to other processes."""
+    """Encodes single rows: parse, render, tokenise. It is picklable, for other processes."""
 
     config: DataConfig
     tokenizer_folder: Path
     vocab_size: int
     longest_prompt: int | None
-    """Most tokens of a prompt; None where no prompts are asked for."""
+    """Most tokens of a prompt; None if no prompts are wanted."""
     with_questions: bool
 
     @cached_property
     def encoder(self) -> Encoder:
-        """The encoder of this process."""
+        """The Encoder, created on first use in each process."""
         return Encoder(self.tokenizer_folder, self.vocab_size, self.config)
 
     def encode(self, row: DataRow) -> EncodedRow | BadRow:
-        """Return the row's tokens, or why it cannot be used. Raise DataError where no row can."""
+        """Return the row's tokens, or a BadRow. Raise DataError for a problem of all rows, such as no tokenizer."""
         try:
             content = parse_row(row.content)
             encoded = self.encoder.encode(content, self.config.last_turn_only)
@@ -95,9 +95,9 @@ class RowEncoder:
 def encode_rows(
     row_encoder: RowEncoder, rows: Iterator[DataRow]
 ) -> Generator[tuple[str, EncodedRow | BadRow], None, None]:
-    """Yield place and result of every row, in order: the same results, whatever the number of processes.
+    """Yield ``file:line`` and result of every row, in order; results do not depend on the number of processes.
 
-    Raise DataError, in its turn, where no row can be encoded or the source cannot be read further.
+    Raise DataError, after the results of all earlier rows, if rows cannot be encoded or read further.
     """
     num_processes = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
     until = time.thread_time() + ALONE_S
@@ -142,7 +142,7 @@ def _in_order(
 
 
 def _until_error(rows: Iterable[DataRow], unread: list[DataError]) -> Iterator[DataRow]:
-    """Yield the rows; note in ``unread`` why there are no more of them."""
+    """Yield the rows; if reading fails, append the error to ``unread`` and stop."""
     try:
         yield from rows
     except DataError as error:
@@ -150,7 +150,7 @@ def _until_error(rows: Iterable[DataRow], unread: list[DataError]) -> Iterator[D
 
 
 _mine: list[RowEncoder] = []
-"""The row encoder of a process that ``_by_processes`` has started."""
+"""The row encoder of this process, if ``_by_processes`` has started it."""
 
 
 def _begin(row_encoder: RowEncoder) -> None:

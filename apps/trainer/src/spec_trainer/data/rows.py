@@ -1,4 +1,4 @@
-"""Check a row and recognise its shape: a conversation, plain text, or tokens."""
+"""Validate a row and recognise its form: a conversation, plain text, or tokens."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ _SHAPES = "messages, conversations, text, or input_ids with loss_mask"
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation."""
+    """A conversation in OpenAI's message format, with tools and settings."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     last_turn_only: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    """Variables of the template that the row asks for."""
+    """Template variables that the row specifies."""
 
     @property
     def answers(self) -> list[int]:
-        """Places of the assistant's messages, ascending."""
+        """Indices of the assistant's messages, ascending."""
         return [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
 
 
 @dataclass(frozen=True)
 class Text:
-    """A plain text, all of which is supervised."""
+    """A plain text; all its tokens are supervised."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A row that was tokenised before."""
+    """A row that is already tokenised."""
 
     input_ids: np.ndarray
     """int64 [T]"""
@@ -63,11 +63,11 @@ class Tokens:
     """bool [T]"""
     last_turn_only: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    """Variables of the template that it was rendered with, where the row says so."""
+    """Template variables with which the row was rendered, if the row specifies them."""
 
 
 def parse_row(row: object) -> Chat | Text | Tokens:
-    """Return the row in its shape. Raise BadRow where it has none of them."""
+    """Return the row as Chat, Text or Tokens. Raise BadRow if it has none of these forms."""
     if isinstance(row, BadRow):
         raise row
     if not isinstance(row, Mapping):
@@ -95,7 +95,7 @@ def parse_row(row: object) -> Chat | Text | Tokens:
 
 
 def _renaming(fields: Mapping[str, Any]) -> str:
-    """Return which column to rename, where one looks like a conversation under another name."""
+    """Return a hint to rename a column that looks like a conversation; empty if there is none."""
     for key, value in fields.items():
         if isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):
             return f"; {shown(key)} looks like a conversation: rename it to messages"
@@ -114,7 +114,7 @@ def _tokens(fields: Mapping[str, Any], last_turn_only: bool | None) -> Tokens:
 
 
 def _integers(name: str, values: object) -> np.ndarray:
-    """Return int64 [T]; true and false count as 1 and 0 in a mask only."""
+    """Return the list ``values`` as int64 [T]; true and false are allowed only in a loss mask, as 1 and 0."""
     kinds = "iub" if name == "loss_mask" else "iu"
     try:
         array = np.asarray(values)
@@ -136,7 +136,7 @@ def _check_text_only(fields: Mapping[str, Any]) -> None:
 
 
 def _messages(key: str, turns: object, system: object) -> list[dict[str, Any]]:
-    """Return the messages of a conversation, after the system prompt that stands in the row beside them, if any."""
+    """Return the messages of a conversation; the row's separate ``system`` prompt, if any, comes first."""
     if not isinstance(turns, list) or not turns:
         raise BadRow("bad conversation", f"{key} is not a list of at least one message")
     messages = [_message(f"{key}[{index}]", turn) for index, turn in enumerate(turns)]
@@ -150,7 +150,7 @@ def _messages(key: str, turns: object, system: object) -> list[dict[str, Any]]:
 
 
 def _message(name: str, turn: object) -> dict[str, Any]:
-    """Return OpenAI's {role, content}, also of ShareGPT's {from, value}, with other keys kept for the template."""
+    """Convert a message, also ShareGPT's {from, value}, to OpenAI's {role, content}; keep other keys."""
     if not isinstance(turn, Mapping):
         raise BadRow("bad conversation", f"{name} is not an object")
     message = {key: value for key, value in turn.items() if value is not None}
@@ -192,7 +192,10 @@ def _parsed(what: str, text: str) -> Any:
 
 
 def _content(name: str, content: object) -> str | list[dict[str, str]]:
-    """Return a content as text; one of several parts as these, because templates differ in what is between them."""
+    """Return a content as one string, or as a list of text parts if it has several.
+
+    Several parts are not joined here, because templates differ in what they write between parts.
+    """
     if isinstance(content, list):
         texts = [text for part in content if (text := _part(name, part))]
         return [{"type": "text", "text": text} for text in texts] if len(texts) > 1 else "".join(texts)

@@ -1,4 +1,4 @@
-"""Messages and tools as vLLM's chat endpoint hands them to a chat template."""
+"""Convert messages and tools to the form in which vLLM's chat endpoint passes them to a chat template."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OPTIONAL_KEYS = ("strict", "defer_loading")
 
 
 def served_messages(messages: Sequence[Message], template: str, between_parts: str) -> list[Message]:
-    """Return messages whose contents are texts, with roles that the template knows.
+    """Return the messages with contents as strings, and with roles that the template knows.
 
-    ``between_parts`` joins the texts of a content that is given in parts; a tool's are joined by line breaks. A
-    developer's message is a system prompt to a template that does not name that role.
+    ``between_parts`` joins the text parts of a content; parts of a tool message are joined by line breaks. Developer
+    messages become a system prompt if the template does not name the role ``developer``.
     """
     served = [_served(message, between_parts) for message in messages]
     if _NAMES_DEVELOPER.search(template) or all(message["role"] != "developer" for message in served):
@@ -29,7 +29,7 @@ def served_messages(messages: Sequence[Message], template: str, between_parts: s
 
 
 def served_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool with the fields of its function in the server's order, absent ones null."""
+    """Return a tool with its function's fields in vLLM's order; missing fields are null."""
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
         return dict(tool)
@@ -50,7 +50,7 @@ def _served(message: Message, between_parts: str) -> Message:
 
 
 def _served_call(call: object) -> object:
-    """Return a call with arguments as an object and fields in the server's order, which templates may show."""
+    """Return a tool call with parsed arguments and with its fields in vLLM's order, which templates may print."""
     if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
         return call
     arguments = function.get("arguments") or {}
@@ -65,7 +65,7 @@ def _first(fields: Message, *keys: str) -> Message:
 
 
 def _with_one_system_prompt(messages: Sequence[Message]) -> list[Message]:
-    """Return developers' messages as system prompts, all prompts as one where one stands behind the first message."""
+    """Return the messages with all system and developer messages merged into one system prompt at the beginning."""
     prompts = [message for message in messages if message["role"] in ("system", "developer")]
     if len(prompts) == 1 and messages[0] is prompts[0]:
         merged = {**messages[0], "role": "system"}

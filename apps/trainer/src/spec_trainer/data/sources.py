@@ -1,4 +1,4 @@
-"""Read rows from JSON, JSONL and Parquet files, folders of them, and data sets of the hub."""
+"""Read rows from JSON, JSONL and Parquet files, folders of such files, and data sets of the hub."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from spec_trainer.data.chat_config import ChatConfig
 
 _LINE_BYTES = 16 << 20
-"""Bytes of one row of JSONL: some millions of tokens. Lists of Python's integers take 20 times as much."""
+"""Most bytes of one JSONL row, enough for some millions of tokens. As Python lists they take 20 times as much."""
 _JSON_BYTES = 1 << 30
-"""Bytes of a .json file, which is read as a whole; .jsonl and .parquet files may have any size."""
+"""Most bytes of a .json file, which is read as a whole; .jsonl and .parquet files may have any size."""
 _PARQUET_ROWS = 256
 _AS_UTF8 = "save the file as UTF-8, such as by iconv -f UTF-16 -t UTF-8"
 _DESCRIPTIONS = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"})
-"""Files of the hub and of ``datasets`` that describe data, and hold no rows."""
+"""Metadata files of the hub and of ``datasets``, which hold no rows."""
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 
 
@@ -40,22 +40,22 @@ class DataRow:
     """One row of the data, not yet checked."""
 
     where: str
-    """``file:number``: the line in JSONL, elsewhere the row's number from 1."""
+    """``file:number``: the line number in JSONL, else the row's number, counted from 1."""
     content: object
-    """The decoded row, or a BadRow where it does not decode."""
+    """The decoded row, or a BadRow if it cannot be decoded."""
 
 
 def read_rows(path: str) -> Iterator[DataRow]:
-    """Yield the rows of ``path`` in a fixed order: a folder's files by name, a file's rows as they stand.
+    """Yield the rows of ``path`` in a fixed order: files of a folder by name, rows in file order.
 
-    Raise DataError where a source as a whole cannot be read.
+    Raise DataError if a source as a whole cannot be read.
     """
     place = _place(path)
     yield from read_files(place) if isinstance(place, list) else read_hub(*place)
 
 
 def source_files(path: str) -> list[Path]:
-    """Return the files that hold what ``read_rows`` reads; a hub id's are in the hub's cache. Raise as that does."""
+    """Return the files that ``read_rows`` reads; for a hub id, files in the hub's cache. Raise DataError."""
     place = _place(path)
     if not isinstance(place, list):
         name, split = place
@@ -67,7 +67,7 @@ def source_files(path: str) -> list[Path]:
 
 
 def _place(path: str) -> list[Path] | tuple[str, str]:
-    """Return the files of ``path``, or name and split of a data set of the hub."""
+    """Return the files of ``path``, or the name and the split of a data set of the hub."""
     if not path:  # to pathlib, the working directory
         raise DataError(f"data is empty: expected {_EXPECTED}, or a hub id owner/name[:split]")
     file = Path(os.path.expanduser(path))
@@ -89,7 +89,7 @@ def read_files(files: Iterable[Path]) -> Iterator[DataRow]:
 
 
 def check_answers(path: str, chat: ChatConfig) -> None:
-    """Raise ConfigError where ``regenerate`` has rendered a file of ``path`` with other values than ``chat``."""
+    """Raise ConfigError if ``regenerate`` rendered a file of ``path`` with other settings than ``chat``."""
     place = Path(path)
     for file in data_files(place) if path and place.is_dir() else [place]:
         made = chat_of_answers(file)
@@ -98,7 +98,7 @@ def check_answers(path: str, chat: ChatConfig) -> None:
 
 
 def data_files(folder: Path) -> list[Path]:
-    """Return the data files below ``folder`` by name."""
+    """Return the data files below ``folder``, sorted by path."""
     names = (Path(place) / name for place, _, names in os.walk(folder, onerror=_raise) for name in names)
     with _readable(str(folder)):
         files = sorted(file for file in names if _is_data(file))
@@ -115,7 +115,7 @@ def _is_data(file: Path) -> bool:
 
 
 def _kind(file: Path) -> str | None:
-    """Return the suffix by which a data file is read; None for other files."""
+    """Return the suffix that says how to read a data file; None for other files."""
     return next((suffix for suffix in _READERS if file.name.endswith(suffix)), None)
 
 
@@ -191,7 +191,7 @@ def _parquet_rows(file: Path) -> Iterator[DataRow]:
 
 
 def _without_nulls(value: object) -> object:
-    """Return a value of a table without null fields, at any depth: a column fills in what objects beside it have."""
+    """Return a table's value without null fields, at any depth; Parquet adds nulls for fields of other rows."""
     if isinstance(value, dict):
         return {key: _without_nulls(part) for key, part in value.items() if part is not None}
     if isinstance(value, list) and isinstance(
@@ -202,7 +202,7 @@ def _without_nulls(value: object) -> object:
 
 
 def read_hub(name: str, split: str, config: str | None = None) -> Iterator[DataRow]:
-    """Yield the rows of a data set of the hub. Raise DataError where it cannot be read."""
+    """Yield the rows of a data set of the hub. Raise DataError if it cannot be read."""
     with _readable(f"{name}:{split}"):
         for number, row in enumerate(_load_hub(name, config, split), start=1):
             yield DataRow(f"{name}:{split}:{number}", _without_nulls(row))
@@ -224,7 +224,7 @@ def _load_hub(name: str, config: str | None, split: str) -> Any:
 
 
 def _is_cached(name: str) -> bool:
-    """Return whether ``datasets`` has loaded a data set of the hub before."""
+    """Return whether a data set of the hub is in the cache of ``datasets``."""
     from datasets.load import CachedDatasetModuleFactory
 
     try:
@@ -235,7 +235,7 @@ def _is_cached(name: str) -> bool:
 
 
 def _readable(source: str) -> AbstractContextManager[None]:
-    """Turn failures of the file system, the hub and the Parquet reader into one line."""
+    """Turn errors of the file system, the hub and the Parquet reader into a DataError of one line."""
     return foreign_errors(DataError, f"data '{source}' cannot be read")
 
 

@@ -1,4 +1,4 @@
-"""Keep a tokenised dataset on disk, memory-mapped by every process of a run: tokenised once, held once."""
+"""Write a tokenised dataset to disk, from which every process of a run memory-maps it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 DATASET = ".dataset-"
-"""How the names of such folders begin."""
+"""Prefix of the names of such folders."""
 DATASET_FILES = ("lengths.npy", "num_train.npy", "input_ids.npy", "loss_mask.npy")
 
 
@@ -52,7 +52,7 @@ def write_dataset(dataset: Dataset, folder: Path) -> None:
 
 
 def save_arrays(folder: Path, name: str, arrays: Sequence[np.ndarray | None]) -> None:
-    """Write int32 arrays of any lengths, None among them, for ``load_arrays``."""
+    """Write int32 arrays of any lengths, or None, for ``load_arrays``."""
     lengths = np.array([-1 if array is None else len(array) for array in arrays], dtype=np.int64)
     there = [array for array in arrays if array is not None]
     _save(folder / f"{name}_lengths.npy", lengths)
@@ -60,7 +60,7 @@ def save_arrays(folder: Path, name: str, arrays: Sequence[np.ndarray | None]) ->
 
 
 def load_arrays(folder: Path, name: str) -> tuple[np.ndarray | None, ...]:
-    """Return what ``save_arrays`` wrote."""
+    """Return the arrays that ``save_arrays`` wrote."""
     lengths = np.load(folder / f"{name}_lengths.npy")
     values = np.load(folder / f"{name}.npy")
     borders = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0))])
@@ -69,14 +69,14 @@ def load_arrays(folder: Path, name: str) -> tuple[np.ndarray | None, ...]:
 
 
 def _save(file: Path, array: np.ndarray) -> None:
-    """Write as np.save does, whose error on a full disk lacks the system's reason."""
+    """Write an array as ``np.save`` does, but with the system's reason in the error if the disk is full."""
     with file.open("wb") as stream:
         np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
         stream.write(array.reshape(-1).view(np.uint8))
 
 
 def open_dataset(folder: str | Path) -> Dataset:
-    """Return the dataset that ``saved_dataset`` wrote; its report stays with the process that read the data."""
+    """Return the dataset that ``saved_dataset`` wrote, memory-mapped; its report is empty."""
     folder = Path(folder)
     borders = np.concatenate([[0], np.cumsum(np.load(folder / "lengths.npy"))])
     ids = np.load(folder / "input_ids.npy", mmap_mode="c")

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 _FILE_BYTES = 1 << 30
-"""Bytes of one such file; the largest of public models have some 20 MB, but some folders hold data as well."""
+"""Most bytes of one tokenizer file; those of public models have at most some 20 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,19 +41,19 @@ class Encoded:
 
 @dataclass(frozen=True, eq=False)
 class Opening:
-    """The context of an answer: a conversation so far, with the header of the answer to come."""
+    """The context of an answer: the conversation before it, rendered with the generation prompt."""
 
     text: str
     input_ids: list[int]
     offsets: np.ndarray
-    """int [T, 2]: first and last character of each token."""
+    """int [T, 2]: start and end of each token in ``text``, in characters."""
 
 
 class Encoder:
     """Encodes rows with the target's tokenizer, which is loaded when the first row needs it."""
 
     def __init__(self, folder: Path, vocab_size: int, chat: ChatConfig | None = None) -> None:
-        """Keep where the tokenizer is, the size of the target's vocabulary, and how conversations become text."""
+        """Encode with the tokenizer in ``folder``; ``chat`` says how conversations become text."""
         self._folder = folder
         self._vocab_size = vocab_size
         self._chat_config = chat or ChatConfig()
@@ -64,7 +64,7 @@ class Encoder:
         return self._chat_config.chat_template_kwargs
 
     def encode(self, row: Chat | Text | Tokens, last_turn_only: bool) -> Encoded:
-        """Return a row's tokens; ``last_turn_only`` is for rows without a flag of their own. Raise BadRow."""
+        """Return a row's tokens. Raise BadRow. ``last_turn_only`` applies to rows that do not set this flag."""
         self._check_variables(row)
         if isinstance(row, Text):
             ids, mask = self._text(row)
@@ -74,10 +74,11 @@ class Encoder:
         return Encoded(self._checked(ids), mask)
 
     def prompt(self, row: Chat | Text | Tokens) -> list[int]:
-        """Return the tokens to answer. Raise BadRow.
+        """Return the token ids of a row's prompt, which an engine is to answer. Raise BadRow.
 
-        In a conversation these are all before the last answer, with that answer's header; in tokens all before the
-        last supervised run, or all where that leaves nothing; in a text all.
+        A conversation's prompt is everything before the last answer, with the generation prompt. A tokenised row's
+        prompt is all tokens before the last supervised run, or all tokens if none come before it. A text's prompt is
+        all tokens.
         """
         self._check_variables(row)
         if isinstance(row, Text):
@@ -91,18 +92,18 @@ class Encoder:
         return self._checked(ids).tolist()
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> Opening:
-        """Return ``messages`` of a conversation like ``chat`` with the header of the next answer. Raise BadRow."""
+        """Return ``messages`` with the generation prompt, rendered with the tools and variables of ``chat``."""
         self._check_variables(chat)
         text = self._renderer.opening(chat, messages)
         ids, offsets = self._rendered(text)
         return Opening(text, self._checked(ids).tolist(), offsets)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, special ones included."""
+        """Return the text of tokens, special tokens included."""
         return self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
 
     def _check_variables(self, row: Chat | Text | Tokens) -> None:
-        """Raise BadRow where the row names other variables of the template than the configured ones."""
+        """Raise BadRow if the row specifies other template variables than the configuration."""
         named = None if isinstance(row, Text) else row.chat_template_kwargs
         if named and named != self.chat_template_kwargs:
             raise BadRow(
@@ -125,7 +126,7 @@ class Encoder:
         return ids.astype(np.int32)
 
     def _text(self, row: Text) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and mask of a text with the tokenizer's special tokens around it; all of it is supervised."""
+        """Return ids and mask of a text with the tokenizer's special tokens around it; all tokens are supervised."""
         ids = np.asarray(self._tokenize(_unicode(row.text))["input_ids"], dtype=np.int64)
         return ids, np.ones(len(ids), dtype=bool)
 
@@ -142,7 +143,7 @@ class Encoder:
         return ids, mask
 
     def _rendered(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and ``Opening.offsets`` of a text that a template has rendered, special tokens included."""
+        """Return ids and ``Opening.offsets`` of rendered text; no special tokens are added."""
         encoding = self._tokenize(_unicode(text), add_special_tokens=False, return_offsets_mapping=True)
         ids = np.asarray(encoding["input_ids"], dtype=np.int64)
         return ids, np.asarray(encoding["offset_mapping"]).reshape(-1, 2)
@@ -150,7 +151,7 @@ class Encoder:
     def _spells(self, ids: np.ndarray, text: str) -> bool:
         """Return whether the tokens decode to the text, up to white space and Unicode normalisation.
 
-        Tokens with an unknown one among them pass: it decodes to nothing.
+        Return True if an unknown token is among them, because it decodes to nothing.
         """
         if self._tokenizer.unk_token_id is not None and self._tokenizer.unk_token_id in ids:
             return True
@@ -181,7 +182,7 @@ class Encoder:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return all files that a tokenizer may be read from. Raise DataError for a pipe, a device or a vast file."""
+    """Return all files that a tokenizer may be read from. Raise DataError for a pipe, a device or a huge file."""
     files = sorted(path for path in folder.rglob("*") if path.suffix in _FILES and path.exists())
     files = [path for path in files if not path.is_dir()]
     for file in files:
@@ -190,10 +191,10 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def token_range(offsets: np.ndarray, start: int, stop: int) -> slice:
-    """Return the tokens of the characters ``start`` to ``stop``; ``offsets`` is int [T, 2], ascending.
+    """Return the slice of tokens for the characters ``start`` to ``stop``; ``offsets`` is int [T, 2], ascending.
 
-    These are all between the first and the last token that overlap them: some tokenizers give white space empty
-    offsets.
+    The slice goes from the first to the last token that overlaps these characters. Tokens between them are included
+    even with empty offsets, which some tokenizers give to white space.
     """
     first = int(np.searchsorted(offsets[:, 1], start, side="right"))
     last = int(np.searchsorted(offsets[:, 0], stop, side="left"))
@@ -201,7 +202,7 @@ def token_range(offsets: np.ndarray, start: int, stop: int) -> slice:
 
 
 def last_run(mask: np.ndarray) -> np.ndarray:
-    """Return ``mask``, bool [T], with its last run of true values alone."""
+    """Return ``mask``, bool [T], with only its last run of true values left."""
     starts = np.flatnonzero(np.diff(mask, prepend=False) & mask)
     start = starts[-1] if len(starts) else 0
     return mask & (np.arange(len(mask)) >= start)

@@ -1,15 +1,15 @@
-"""Find an assistant turn in a rendered conversation, for chat templates that do not mark it.
+"""Find assistant turns in a rendered conversation, for chat templates without ``{% generation %}`` blocks.
 
-A turn begins where the generation prompt ends and ends with its end-of-turn token. Both borders come from
-rendering the conversation up to there, and count only if that rendering is literally the beginning of the whole
-one. Templates that render a turn differently once others follow it (reasoning that is dropped from earlier turns,
-another end-of-turn token) fail that test; then the turn's content is replaced by a placeholder, and what the
-template put around the placeholder must be found, literally, around the content. Nothing is guessed: a border
-that neither way confirms is None.
+A turn begins at the end of the generation prompt and ends with its end-of-turn token. To find a border, the
+conversation up to it is rendered. The border is valid only if this rendering is a prefix of the whole rendering. Some
+templates fail this test, because they render a turn differently once other turns follow it: they drop reasoning
+from earlier turns, or use another end-of-turn token. For them, the turn's content is replaced by a placeholder. The
+text around the placeholder must then occur, literally, around the content. Nothing is guessed: a border that
+neither way confirms is None.
 
-There are few kinds of turns: where a rendering with placeholders for all contents shows that the template writes
-the same around two of them, of this conversation or of a plain one (``usual``), the borders of the one are
-those of the other.
+Most turns are alike, which saves renderings. All contents are replaced by placeholders in one rendering. If the
+template writes the same text around two contents, their turns have the same borders relative to the content. The
+second content may also be from a plain example conversation (``usual``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 Render = Callable[["Sequence[Message]", bool], "str | None"]
-"""(messages, with generation prompt) -> text, or None where the template refuses them."""
+"""(messages, with generation prompt) -> text, or None if the template rejects the messages."""
 
 # Plain ASCII letters: no template trims or escapes them, no text contains them by accident.
 _PLACEHOLDER = "QPLACEHOLDERQXJZKVWQ"
@@ -34,34 +34,34 @@ _EMPTY_THOUGHT_AT_END = re.compile(r"<think>\s*</think>\s*\Z")
 _THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
 _FEW = 1
-"""Up to so many turns, each is found by itself, with two renderings of all that is before it."""
+"""Up to this number of turns, each turn is searched alone, with two renderings of the messages before it."""
 _MOST = 200
-"""Turns of one conversation that may be found so, because the time grows with the square of its length."""
+"""Most turns of one conversation that are searched alone; the time is quadratic in the conversation's length."""
 
 Span = tuple[int, int]
 Around = tuple[str, str, str, str]
-"""The roles of the messages before and after one, and what the template writes before and behind its content."""
+"""Roles of the previous and the next message, and the text that the template writes before and after a content."""
 Frames = dict[Around, Span]
-"""How much of what is before a content the turn begins with, and of what is behind it the turn ends with."""
+"""Text around a content -> the turn's characters before the content, and the turn's characters after it."""
 
 
 @dataclass(frozen=True)
 class TurnFinder:
-    """Assistant turns of one conversation; ``text`` is its whole rendering."""
+    """Finds the assistant turns of one conversation; ``text`` is the rendering of the whole conversation."""
 
     messages: Sequence[Message]
     text: str
     render: Render
     has_prompt: bool
-    """Whether the template has generation prompts. Without, only a placeholder shows where an answer begins."""
+    """Whether the template has generation prompts. If not, only a placeholder shows where an answer begins."""
     end_tokens: EndTokens = field(repr=False)
     usual: Frames = field(default_factory=Frames, repr=False)
-    """Turns that the template is known to write."""
+    """Frames that are known from example conversations with the same template."""
 
     def spans(self, turns: Sequence[int]) -> Iterator[Span | None]:
-        """Yield for each of the messages ``turns`` the span that the assistant emits: content and end of turn.
+        """Yield, for each message index in ``turns``, the span that the assistant emits: content and end of turn.
 
-        The last item is None where a span is not certain.
+        If a span is not certain, yield None for it and stop.
         """
         frames = self._frames() if len(turns) > _FEW else {}
         known = dict(self.usual)
@@ -80,7 +80,7 @@ class TurnFinder:
             yield borders[0], self.end_tokens.close(self.text, *borders)
 
     def frames(self, turns: Sequence[int]) -> Iterator[tuple[Around, Span]]:
-        """Yield items of ``Frames``: what the template writes around the messages ``turns``, each found by itself."""
+        """Yield items of ``Frames`` for the message indices ``turns``, each searched alone."""
         for index, frame in self._frames().items():
             known: Frames = {}
             if index in turns and (borders := self._borders(index)):
@@ -88,7 +88,7 @@ class TurnFinder:
             yield from known.items()
 
     def _borders(self, index: int) -> Span | None:
-        """Return the span of the turn and the layout behind it."""
+        """Return the span of the turn at message ``index``, up to the start of the next turn; None if not certain."""
         start, stop = self._start(index), self._stop(index)
         if start is None or stop is None:
             content = self._around_placeholder(index)
@@ -100,15 +100,15 @@ class TurnFinder:
         return (start, stop) if start <= stop else None
 
     def _frames(self) -> dict[int, ContentFrame]:
-        """Return contents with what is around them, those of tools where the template writes them as they are."""
+        """Return message index -> content frame; without tool messages if the template changes their contents."""
         spoken = {message["role"] for message in self.messages}
         return self._framed(spoken) or (self._framed(spoken - {"tool"}) if "tool" in spoken else {})
 
     def _framed(self, roles: Collection[str]) -> dict[int, ContentFrame]:
-        """Return the contents of ``roles`` and what is around them, from one rendering with placeholders.
+        """Return message index -> frame of each content of ``roles``, from one rendering with placeholders.
 
-        Return nothing where the text is not exactly that rendering with the contents in place. To a template, no
-        content is not like any other.
+        Return nothing unless that rendering, with the contents put back, equals the text. An empty content gets no
+        placeholder, because templates treat it differently.
         """
         numbered = [
             {**message, "content": f"{_PLACEHOLDER}{index}Q"}
@@ -160,9 +160,9 @@ class TurnFinder:
         return self._stop_before_question(index) if self.messages[index].get("tool_calls") else None
 
     def _stop_before_question(self, index: int) -> int | None:
-        """Return the end of a turn that the template writes differently where it is the last one: a question follows.
+        """Return the end of a turn that the template renders differently if no message follows; None if not certain.
 
-        Two questions in a row show what the template writes before the second one.
+        The turn is rendered with one and with two questions after it, which shows the header of a question.
         """
         question = {"role": "user", "content": _PLACEHOLDER}
         upto = self.messages[: index + 1]
@@ -190,9 +190,9 @@ class TurnFinder:
 
 @dataclass(frozen=True)
 class ContentFrame:
-    """A message's content, at ``start`` to ``stop`` of a text, and what is around it.
+    """A message's content, ``text[start:stop]``, and the text that the template writes around it.
 
-    Two turns with the same around them have their borders at the same places of it.
+    Two turns with the same text around their contents have their borders at the same offsets in it.
     """
 
     start: int
@@ -200,20 +200,20 @@ class ContentFrame:
     around: Around
 
     def learn(self, known: Frames, borders: Span) -> None:
-        """Note where the borders of this turn are, for other turns with the same around them."""
+        """Store this turn's borders in ``known``, for other turns with the same text around the content."""
         lead, tail = self.start - borders[0], borders[1] - self.stop
         _, _, before, after = self.around
         if 0 <= lead <= len(before) and 0 <= tail <= len(after):
             known[self.around] = lead, tail
 
     def place(self, known: Frames) -> Span | None:
-        """Return the borders that another turn with the same around it has, or None."""
+        """Return this turn's borders, derived from a known turn with the same text around it, or None."""
         found = known.get(self.around)
         return (self.start - found[0], self.stop + found[1]) if found else None
 
 
 class EndTokens:
-    """Ends a turn with its end-of-turn token, which is one of the tokenizer's special tokens."""
+    """Finds a turn's end-of-turn token, which is one of the tokenizer's special tokens."""
 
     def __init__(self, specials: Collection[str]) -> None:
         """Prepare the search for the special tokens ``specials``."""
@@ -228,10 +228,10 @@ class EndTokens:
     def close(self, text: str, start: int, stop: int) -> int:
         """Return the end of the turn whose content and layout are ``text[start:stop]``.
 
-        White space behind a special token, and a special token behind that, is layout that the target never emits
-        (Phi-3 ends a conversation with ``<|end|>``, a line break and ``<|endoftext|>``). A turn that does not end in
-        a special token is ended by the one that follows it at once, if there is one: targets without an end-of-turn
-        token stop by emitting the next header's first token.
+        White space after a special token, and a special token after that, is layout that the target never emits
+        (Phi-3 ends a conversation with ``<|end|>``, a line break and ``<|endoftext|>``). If a turn does not end in a
+        special token, it ends with the special token that follows it directly, if any: targets without an
+        end-of-turn token stop by emitting the next header's first token.
         """
         if last := self._last.match(text[start:stop][::-1]):
             first = self._special.match(text, stop - last.end())

@@ -1,7 +1,7 @@
-"""The cycles of a run that decodes: answer prompts with the draft that is served, train on the answers, push.
+"""The cycles of a run that decodes: answer prompts with the served draft, train on the answers, push the draft.
 
-A cycle is an ordinary part of a run: it begins from a checkpoint, whether the run was interrupted there or not, and
-trains on a dataset that lies on disk. So it ends with the same bits however often it was begun.
+A cycle starts from a checkpoint, also without an interruption, and trains on a dataset on disk. So its result is the
+same bit for bit, however often it was interrupted.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _APART = 2**-6
-"""Two of the least relative differences in bfloat16."""
+"""Relative change of a weight that is two units in the last place of bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cycle:
-    """One cycle, a pure function of its number."""
+    """One cycle; configuration and cycle number determine its steps and its draft version."""
 
     number: int
     steps: range
     version: int
-    """Version of the draft that is served, which is the number of its steps."""
+    """Version of the served draft, which is the number of steps that it was trained for."""
 
 
 def cycles_left(spec: RunSpec, done_steps: int) -> list[Cycle]:
-    """Return the cycles from the one after ``done_steps`` on; the last one if the run is complete."""
+    """Return the cycles that are left after ``done_steps`` steps; only the last cycle if the run is complete."""
     every, total = spec.config.decode.every, spec.schedule.total_steps
     first = min(done_steps, total - 1) // every
     return [
@@ -60,7 +60,7 @@ def cycles_left(spec: RunSpec, done_steps: int) -> list[Cycle]:
 
 
 def prompts_of(spec: RunSpec, cycle: int) -> list[list[int]]:
-    """Return the prompts of a cycle: a part of the endless row of epochs over the data."""
+    """Return the prompts of a cycle: the next ``decode.prompts`` of repeated, shuffled passes over the data."""
     samples, per_cycle = spec.source.train, spec.config.decode.prompts
     places = range(cycle * per_cycle, (cycle + 1) * per_cycle)
     orders = {
@@ -74,12 +74,12 @@ def prompts_of(spec: RunSpec, cycle: int) -> list[list[int]]:
 
 
 def train_with_decode(spec: RunSpec, driver: RunDriver) -> None:
-    """Decode and train in turn until the run is complete."""
+    """Alternate between decoding and training until the run is complete."""
     _Run(spec, driver).from_step(_done_steps(spec))
 
 
 def _done_steps(spec: RunSpec) -> int:
-    """Return the steps of the checkpoint that the run begins from."""
+    """Return the number of steps of the checkpoint from which the run starts."""
     start = spec.config.train.resume_from
     return 0 if start == "latest" else read_meta(spec.directory.checkpoints / start).step
 
@@ -89,7 +89,7 @@ class _Run:
         self._spec, self._driver = spec, driver
         self._folder = DecodedFolder(spec.directory)
         self._timer = Timer()
-        """Seconds of what the ranks do not do."""
+        """Seconds spent outside the ranks, such as on decoding and pushes."""
 
     def from_step(self, done_steps: int) -> None:
         self._folder.remove_drafts_after(done_steps)
@@ -108,7 +108,7 @@ class _Run:
         self._finish(done_steps)
 
     def _decode(self, cycle: Cycle) -> dict[str, Any]:
-        """Answer the prompts of a cycle, unless that is done; return the figures."""
+        """Answer the prompts of a cycle, unless the answers are on disk; return the cycle's figures."""
         figures = self._folder.figures(cycle.number)
         if figures is not None and "decode_acceptance_length" in figures and self._folder.has(cycle.number):
             return figures
@@ -124,7 +124,7 @@ class _Run:
         return figures
 
     def _measure(self, cycle: int, version: int) -> dict[str, Any]:
-        """Serve a version, and decode the held-out prompts with it."""
+        """Serve a version of the draft, answer the held-out prompts with it, and return the figures."""
         draft = self._draft(version)
         with self._timer("push"):
             self._driver.serve(version, draft)
@@ -143,7 +143,7 @@ class _Run:
             return self._driver.answer(prompts, _seed(self._spec.config.seed, what))
 
     def _figures(self, what: str, decoded: Pass) -> dict[str, Any]:
-        """Return the figures of the prompts that were answered last."""
+        """Return the figures of ``decoded``, the latest answers; their names begin with ``what``."""
         return {
             f"{what}_acceptance_length": decoded.counters.acceptance_length,
             f"{what}_acceptance_per_position": decoded.counters.acceptance_per_position,
@@ -153,7 +153,7 @@ class _Run:
         }
 
     def _draft(self, version: int) -> Path:
-        """Return the folder of a version: exported where it is not there yet, which is right after its last step."""
+        """Return the folder of a draft version; export it from its checkpoint if the folder does not exist."""
         folder, spec = self._folder.draft(version), self._spec
         if not folder.exists():
             weights = (
@@ -165,7 +165,7 @@ class _Run:
         return folder
 
     def _finish(self, done_steps: int) -> None:
-        """Measure the draft that is served at the end; complete the summary by the figures of every cycle."""
+        """Measure the draft that is served at the end; add the figures of every cycle to the summary."""
         summary = self._spec.directory.read_summary()
         if "cycles" in summary:  # the run was complete before this command
             return
@@ -187,7 +187,7 @@ class _Run:
 
 
 def _served_version(spec: RunSpec, done_steps: int) -> int:
-    """Return the version that is served after so many steps: without pushes the first draft, for ever."""
+    """Return the version that is served after ``done_steps`` steps; without pushes always 0, the first draft."""
     every = spec.config.train.push_every
     if not every:
         return 0
@@ -195,10 +195,10 @@ def _served_version(spec: RunSpec, done_steps: int) -> int:
 
 
 def first_weights(spec: RunSpec) -> dict[str, Any]:
-    """Return the weights that the run begins with, but none that equals the target's head.
+    """Return the run's initial weights, changed minimally so that no tensor equals the target's head.
 
-    An engine may share with its target what is equal when it starts, and could never take fresh weights for that. So
-    the largest weight of such a tensor is made to differ, in every dtype.
+    An engine may share a tensor with the target if both are equal at start, and could then never update the draft's
+    tensor. So the largest weight of such a tensor is changed enough to differ in every dtype.
     """
     import torch
 
@@ -214,7 +214,7 @@ def first_weights(spec: RunSpec) -> dict[str, Any]:
 
 
 def _notes(figures: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of every record of a cycle."""
+    """Return the fields that are added to every record of a cycle, from the cycle's figures."""
     own = figures["decode_acceptance_length"]
     return {
         "cycle": figures["cycle"],
@@ -225,7 +225,7 @@ def _notes(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_tokens(answers: Dataset, spec: RunSpec) -> None:
-    """Raise ArtifactError where a file of answers holds tokens that the target has not."""
+    """Raise ArtifactError if answers on disk contain token ids outside the target's vocabulary."""
     for sample in answers.samples:
         if sample.input_ids.max() >= spec.target.vocab_size:
             raise ArtifactError(
@@ -239,6 +239,6 @@ def _prompt(prompt: Any) -> list[int]:
 
 
 def _seed(seed: int, what: str) -> int:
-    """Return a seed of 31 bits, from which the engine derives one for each prompt."""
+    """Return a seed of 31 bits, from which the engine derives a seed for each prompt."""
     digest = hashlib.blake2b(f"{seed} {what}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,4 +1,4 @@
-"""EngineDecoder: an engine as it decodes, and the way of fresh weights into it."""
+"""EngineDecoder answers prompts with an engine, and pushes updated draft weights into it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 16
-"""Prompts that an engine gets at a time: between them the run may be interrupted. Answers depend on it."""
+"""Prompts of a portion; the run can be interrupted between portions. The answers depend on this number."""
 _NAME = "engine"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Portion:
-    """Prompts that one engine answers at a time. Their answers do not depend on which one that is."""
+    """Prompts that one engine answers together. The answers do not depend on which engine it is."""
 
     prompts: list[list[int]]
     seed: int
@@ -45,23 +45,23 @@ def portions(prompts: Sequence[Sequence[int]], seed: int) -> Iterator[Portion]:
 
 
 def interrupted_decoding() -> Interrupted:
-    """Return what ends a run that is to stop before all prompts are answered."""
+    """Return the exception for a stop before all prompts are answered."""
     return Interrupted("interrupted while prompts were answered; the same command continues there")
 
 
 class EngineDecoder(Resource):
-    """Decodes with the draft that it serves. The first one is loaded; later ones are pushed while it serves."""
+    """Decodes with a served draft. The first draft is loaded; later drafts are pushed into the running engine."""
 
     def __init__(self, parts: RunParts, engine: Engine) -> None:
-        """Decode by ``engine``; nothing is served yet."""
+        """Decode with ``engine``; no draft is served yet."""
         self._parts, self._engine = parts, engine
         self._version: int | None = None
         self._has_drafted = False
-        """Whether the engine has a running draft; one with processes of its own starts it with the first answer."""
+        """Whether the engine has answered with a draft; some engines start the draft only with the first answer."""
         self._publisher: Publisher | None = None
 
     def serve(self, version: int, folder: Path) -> None:
-        """Serve the draft in ``folder``. Raise RunError where it cannot be pushed."""
+        """Serve the draft in ``folder``. Raise RunError if it cannot be pushed."""
         if version == self._version:
             return
         if self._has_drafted:
@@ -71,7 +71,7 @@ class EngineDecoder(Resource):
         self._version = version
 
     def generate(self, portion: Portion) -> Pass:
-        """Answer a portion of prompts as section ``decode`` says; timed once the engine has a running draft."""
+        """Answer a portion with the settings of section ``decode``; the first call warms the engine up first."""
         decode = self._parts.config.decode
         sampling = SamplingParams(
             max_new_tokens=decode.max_new_tokens,
@@ -87,7 +87,7 @@ class EngineDecoder(Resource):
         return decode_warm(self._engine, portion.prompts, sampling)
 
     def close(self) -> None:
-        """End the connection by which weights are pushed; the engine stays."""
+        """Close the connection for weight pushes; the engine stays open."""
         if self._publisher is not None:
             self._publisher.close()
 

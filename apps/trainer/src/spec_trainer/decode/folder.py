@@ -1,8 +1,8 @@
-"""DecodedFolder: what the engine of a run has decoded, cycle by cycle, and the draft that it serves.
+"""DecodedFolder: files with the answers and figures of each cycle, and the draft that the engine serves.
 
-``cycle-C.jsonl`` are the answers that cycle C trains on, in rows that any run takes as data; ``cycle-C.json`` are the
-engine's figures. ``held_out.jsonl`` are the first answers to the held-out prompts. A file is there whole or not at
-all, and the answers of a cycle come last: with them the cycle is decoded, and never is again.
+``cycle-C.jsonl`` has the answers that cycle C trains on, as rows that any run accepts as data. ``cycle-C.json`` has
+the engine's figures. ``held_out.jsonl`` has the first answers to the held-out prompts. Files are written atomically.
+A cycle's answers are written last: once they exist, the cycle is not decoded again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Token = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class _AnswerRow(Config):
-    """A row of ``_row``."""
+    """A row that ``_row`` returned: tokens of a prompt and its answer."""
 
     input_ids: Annotated[list[_Token], Field(min_length=1)]
     loss_mask: list[Literal[0, 1]]
@@ -49,52 +49,52 @@ class _AnswerRow(Config):
 
 
 class DecodedFolder:
-    """The files below ``decoded/`` of a run directory."""
+    """Reads and writes the files in ``decoded/`` of a run directory."""
 
     def __init__(self, directory: RunDirectory) -> None:
-        """Name the folder, and make it."""
+        """Create the folder ``decoded/`` if needed."""
         self._directory, self._root = directory, directory.decoded
         self._root.mkdir(exist_ok=True)
 
     def draft(self, version: int) -> Path:
-        """Return the folder of the draft of that version, which may not exist."""
+        """Return the folder of a draft version, which may not exist."""
         return self._directory.served_draft(version)
 
     def keep_only(self, *versions: int) -> None:
-        """Remove the drafts of other versions."""
+        """Remove the drafts of all versions except ``versions``."""
         kept = [self.draft(version) for version in versions]
         for folder in self._root.glob("draft-*"):
             if folder not in kept:
                 remove(folder)
 
     def remove_drafts_after(self, done_steps: int) -> None:
-        """Remove the drafts of later steps, which are trained anew."""
+        """Remove the drafts of steps after ``done_steps``, because these steps are trained again."""
         for folder in self._root.glob("draft-*"):
             version = folder.name.removeprefix("draft-")
             if not version.isdecimal() or int(version) > done_steps:
                 remove(folder)
 
     def has(self, cycle: int) -> bool:
-        """Return whether the answers of a cycle are there."""
+        """Return whether the answers of a cycle exist."""
         return self._answers(f"cycle-{cycle}").exists()
 
     def has_held_out(self) -> bool:
-        """Return whether there are answers to the held-out prompts."""
+        """Return whether answers to the held-out prompts exist."""
         return self._answers(HELD_OUT).exists()
 
     def write_answers(
         self, name: str, prompts: Sequence[Sequence[int]], answers: Sequence[Generation]
     ) -> None:
-        """Write the rows of ``cycle-C`` or ``held_out``, one for each answer."""
+        """Write one row for each answer into the file ``name``, which is ``cycle-C`` or ``held_out``."""
         rows = [_row(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
         write_atomically(self._answers(name), "".join(json.dumps(row) + "\n" for row in rows))
 
     def write_figures(self, cycle: int, figures: Mapping[str, Any]) -> None:
-        """Write what the engine has counted at the beginning of a cycle, or at the end of the run."""
+        """Write the engine's figures of a cycle; the number after the last cycle stands for the end of the run."""
         write_atomically(self._figures(cycle), json.dumps(figures, indent=2) + "\n")
 
     def figures(self, cycle: int) -> dict[str, Any] | None:
-        """Return these figures, or None where there are none."""
+        """Return the engine's figures of a cycle, or None if there are none."""
         file = self._figures(cycle)
         if not file.exists():
             return None
@@ -102,9 +102,9 @@ class DecodedFolder:
             return read_figures(file, CycleFigures)
 
     def dataset(self, cycle: int, on_policy: bool) -> Dataset:
-        """Return the answers of a cycle to train on, with their guess places if ``on_policy``.
+        """Return the answers that a cycle trains on, with ``Sample.guess_place`` if ``on_policy``.
 
-        Held out are the first answers to the held-out prompts, the same in every cycle.
+        The held-out samples are the first answers to the held-out prompts, the same in every cycle.
         """
         train = self._read(f"cycle-{cycle}", 0, on_policy)
         held_out = self._read(HELD_OUT, len(train), on_policy=False) if self.has_held_out() else ()
@@ -135,7 +135,7 @@ class DecodedFolder:
 
 
 def cycle_dataset(config: AnyRunConfig, cycle: int) -> Dataset:
-    """Return the answers that a cycle of the run trains on, in any process of it."""
+    """Return the answers that a cycle of a run trains on; any process of the run may call this."""
     return DecodedFolder(RunDirectory(config.output)).dataset(cycle, config.decode.on_policy)
 
 

@@ -1,4 +1,4 @@
-"""InlineDriver carries a run out in this process, which is its engine and its one rank."""
+"""InlineDriver runs a training run in this process, with the engine and one trainer rank."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def inline_driver(
     consume: Consume = train_rank,
     device: torch.device | None = None,
 ) -> Iterator[InlineDriver]:
-    """Yield the driver of a run in this process, whose engine, if there is one, is ready to capture.
+    """Yield the driver of a run in this process; its engine, if the run has one, is ready to capture.
 
-    ``consume`` takes the features, by default to train on them; on ``device``, by default the backend's first one.
+    ``consume`` is called to process the features, by default to train on them. ``device``: by default the backend's
+    first device.
     """
     with ExitStack() as stack:
         stack.enter_context(spec.backend.prepare_host("inline"))
@@ -68,20 +69,20 @@ class InlineDriver(RunDriver):
 
     device: torch.device
     engines: Sequence[Engine]
-    """The run's engine; none where features come from a folder."""
+    """The run's engine; empty if features come from a folder."""
     decoders: Sequence[EngineDecoder]
-    """The same as it decodes."""
+    """The EngineDecoder of each engine."""
     features: RankFeatures
     consume: Consume
     progress: StepProgress
     stop: StopRequest
     timer: Timer | None
-    """Seconds of all cycles of a run that decodes."""
+    """Timer that all cycles of a run that decodes share; None otherwise."""
 
     def train(
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
     ) -> float:
-        """Train the steps of ``part`` that are left; ``measure`` is called between two steps."""
+        """Train the remaining steps of ``part``; call ``measure`` between steps."""
         import torch.distributed as dist
 
         engines = [DatasetCapturer(engine, part.dataset, part.schema) for engine in self.engines]
@@ -111,11 +112,11 @@ class InlineDriver(RunDriver):
         return dispatcher.busy_s
 
     def serve(self, version: int, folder: Path) -> None:
-        """Serve the draft in ``folder``. Raise RunError where it cannot be pushed."""
+        """Serve the draft in ``folder``. Raise RunError if it cannot be pushed."""
         self.decoders[0].serve(version, folder)
 
     def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
-        """Answer prompts in turn; raise Interrupted between two portions of them."""
+        """Answer prompts, portion by portion; if a stop is requested, raise Interrupted before the next portion."""
         answered: list[Pass] = []
         for portion in portions(prompts, seed):
             if self.stop.requested:
@@ -125,7 +126,7 @@ class InlineDriver(RunDriver):
 
 
 def _at_once(measure: MeasureDraft) -> Measure:
-    """Return ``measure`` for a caller that waits for it."""
+    """Wrap the synchronous ``measure`` as a function that returns a finished future."""
 
     def measured(version: int, folder: Path) -> Future[dict[str, Any]]:
         done: Future[dict[str, Any]] = Future()

@@ -1,4 +1,4 @@
-"""Measurement: the run's own engine serves the draft of now, and answers the held-out prompts with it."""
+"""Measurement: the run's engine serves the current draft and answers the held-out prompts with it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 
 class Measurement(AbstractContextManager["Measurement"]):
-    """Measures one exported draft after the other, and writes a line for each."""
+    """Measures exported drafts, and writes a line to ``measurements.jsonl`` for each."""
 
     def __init__(self, spec: RunSpec, driver: RunDriver) -> None:
-        """Measure by ``driver``."""
+        """Measure with the engine of ``driver``."""
         self._driver = driver
         self._prompts = spec.serving_prompts
         self._seed = spec.config.seed % 2**31  # the same for every draft
@@ -33,7 +33,10 @@ class Measurement(AbstractContextManager["Measurement"]):
         self._lines = StepLines(spec.directory.measurements)
 
     def measure(self, version: int, folder: Path) -> dict[str, Any]:
-        """Return fields of a step's record; none where the run is asked to stop meanwhile."""
+        """Serve the draft in ``folder``, answer the held-out prompts, and return fields for the step's record.
+
+        Return an empty dict if a stop is requested meanwhile.
+        """
         start = time.perf_counter()
         self._driver.serve(version, folder)
         self._folder.keep_only(version)

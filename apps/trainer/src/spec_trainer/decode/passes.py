@@ -1,4 +1,4 @@
-"""Pass: answers of an engine to some prompts, with their duration and what the engine has counted."""
+"""Pass: an engine's answers to some prompts, with their duration and the engine's acceptance counters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from spec_core.records import Generation, SamplingParams
 
 _WARM_UP_ROUNDS = 2
-"""Rounds that are decoded before the clock starts: kernels are compiled, and an engine starts, at the first use."""
+"""Rounds that are decoded before the timing starts, because the first use compiles kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,11 @@ class Pass:
     seconds: float
     counters: AcceptanceCounters = field(default_factory=AcceptanceCounters)
     benchmarks: Mapping[str, Pass] = field(default_factory=dict[str, "Pass"])
-    """The passes that this one is made of, where its prompts are of benchmarks."""
+    """Name of a benchmark -> its pass, if this pass joins several benchmarks."""
 
     @classmethod
     def of(cls, passes: Collection[Pass]) -> Pass:
-        """Return several passes as one."""
+        """Concatenate several passes into one."""
         return cls(
             answers=[answer for one in passes for answer in one.answers],
             seconds=sum(one.seconds for one in passes),
@@ -39,7 +39,7 @@ class Pass:
 
     @classmethod
     def joined(cls, benchmarks: Mapping[str, Pass]) -> Pass:
-        """Return the passes over several benchmarks as one."""
+        """Concatenate the passes over several benchmarks into one, and keep them in ``benchmarks``."""
         return replace(cls.of(benchmarks.values()), benchmarks=benchmarks)
 
     @property
@@ -54,7 +54,7 @@ class Pass:
 
     @property
     def acceptance_length_per_request(self) -> float | None:
-        """Mean over the answers of each one's acceptance length; None where the engine does not count these."""
+        """Mean acceptance length over answers; None if the engine does not count verifications per answer."""
         lengths = [
             answer.acceptance.acceptance_length for answer in self.answers if any(answer.verifications)
         ]
@@ -62,7 +62,7 @@ class Pass:
 
     @property
     def cached_tokens(self) -> int:
-        """Number of tokens of prompts that came from a prefix cache."""
+        """Number of prompt tokens that came from a prefix cache."""
         return sum(answer.cached_tokens for answer in self.answers)
 
 
@@ -73,13 +73,13 @@ def decode(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingP
 
 
 def warm_up(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> None:
-    """Decode a few tokens of each answer, before a clock starts."""
+    """Decode a few tokens of each answer, before the timing starts."""
     few = min(sampling.max_new_tokens, _WARM_UP_ROUNDS * (1 + sampling.num_draft_tokens))
     engine.generate(prompts, replace(sampling, max_new_tokens=few))
 
 
 def decode_warm(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Pass:
-    """Decode all prompts at once, timed, by an engine that has decoded so before."""
+    """Decode all prompts at once, timed, with an engine that is already warmed up."""
     before = engine.acceptance() if sampling.num_draft_tokens else AcceptanceCounters()
     start = time.perf_counter()
     answers = engine.generate(prompts, sampling)

@@ -1,4 +1,4 @@
-"""RunDriver carries a run out. Plain, measured and decoding runs are written over it, once for every placement."""
+"""RunDriver: the interface by which any kind of run trains and decodes, whatever its placement."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ if TYPE_CHECKING:
     from spec_trainer.run.spec import RunSpec
 
     MeasureDraft = Callable[[int, Path], dict[str, Any]]
-    """Given the number of steps and the folder of a draft, returns fields of a step's record."""
+    """Measures a draft, given its number of steps and its folder; returns fields for a step's record."""
 
 
 class RunDriver(ABC):
-    """Trains parts of a run, and decodes with the draft that the run's engine serves."""
+    """Trains a run or one of its cycles, and decodes with the draft that the run's engine serves."""
 
     @abstractmethod
     def train(
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
     ) -> float:
-        """Train the steps of ``part`` that are left; return the seconds that engines have captured for.
+        """Train the remaining steps of ``part``; return the seconds that engines spent on capture.
 
-        ``notes`` are fields of the record of every step of a cycle, and None for a whole run. ``measure`` gets each
-        draft that is exported to be measured (``train.serve_every``). Raise Interrupted.
+        ``notes``: fields added to the record of every step of a cycle; None if the run has no cycles. ``measure`` is
+        called with each draft that is exported for a measurement (``train.serve_every``). Raise Interrupted if a
+        stop is requested.
         """
 
     @abstractmethod
     def serve(self, version: int, folder: Path) -> None:
-        """Serve the draft in ``folder``: the first one is loaded, later ones are pushed. Raise RunError."""
+        """Serve the draft in ``folder``: the first draft is loaded, later drafts are pushed. Raise RunError."""
 
     @abstractmethod
     def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
-        """Answer prompts as section ``decode`` says; raise Interrupted between two portions of them."""
+        """Answer prompts with the settings of section ``decode``; raise Interrupted between two portions."""

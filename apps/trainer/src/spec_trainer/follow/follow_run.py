@@ -1,7 +1,7 @@
-"""FollowRun: take live requests, train on them, judge the draft, push a better one; again and again.
+"""FollowRun repeats a cycle: take live requests, train on them, judge the draft, push it if it is better.
 
-What it trains in between two verdicts is an ordinary part of a run, as in a run that decodes: it begins from a
-checkpoint and ends with one. Requests are in memory alone.
+A cycle's training is an ordinary part of a run, as in a run that decodes: it starts from a checkpoint and ends with a
+checkpoint. Requests are held in memory only.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAST_HELD_OUT = 8
-"""Held-out requests below which no draft is judged."""
+"""Fewest held-out requests by which a draft is judged."""
 _AGAIN_S = 60.0
-"""Time until a server that lags behind is pushed to once more."""
+"""Seconds until the next push to a server that serves an earlier draft."""
 _LONGEST_PAUSE = 16
-"""Most cycles from one verdict to the next, while nothing improves."""
+"""Most cycles from one verdict to the next, if drafts do not improve."""
 
 
 @dataclass(frozen=True)
 class _Served:
-    """The draft that the servers have."""
+    """The draft that the servers serve."""
 
     step: int
-    """Steps after which it was exported; 0 for the start draft."""
+    """Number of steps after which the draft was exported; 0 for the start draft."""
     version: int | None
-    """Version by which servers know it; None before the first push."""
+    """Version number of the draft on the servers; None before the first push."""
 
 
 class FollowRun:
-    """The state of ``spec-trainer follow`` between two cycles."""
+    """Runs the cycles of ``spec-trainer follow``, and holds their state."""
 
     def __init__(self, spec: RunSpec, driver: InlineDriver, stop: StopRequest, done_steps: int) -> None:
-        """Go on after ``done_steps`` steps, with the draft that was pushed last."""
+        """Continue after ``done_steps`` steps, with the draft that was pushed last."""
         self._spec, self._driver, self._stop, self._done_steps = spec, driver, stop, done_steps
         self._config = spec.config.follow
         longest = min(spec.config.data.max_length, spec.target.max_positions)
@@ -74,14 +74,14 @@ class FollowRun:
         self._folder = DecodedFolder(spec.directory)
         self._served = _last_served(spec)
         self._acceptance_length: float | None = None
-        """Acceptance length of the served draft, by the last verdict."""
+        """Acceptance length of the served draft in the last verdict."""
         self._again_s = time.monotonic()
-        """When a server that lags behind may be pushed to again."""
+        """Time (``time.monotonic``) from which a server with an earlier draft may be pushed to again."""
         self._pause = self._left = 1
-        """Cycles from the last verdict to the next, and those of them that are left."""
+        """``_pause``: cycles from the last verdict to the next. ``_left``: those cycles that are left."""
 
     def run(self) -> None:
-        """Follow until ``follow.requests`` have come. Raise Interrupted where the command is stopped before."""
+        """Follow until ``follow.requests`` have arrived. Raise Interrupted if the command is stopped before."""
         self._prepare()
         try:
             while not self._is_complete():
@@ -100,7 +100,7 @@ class FollowRun:
         return self._config.requests is not None and self._reservoir.num_seen >= self._config.requests
 
     def _prepare(self) -> None:
-        """Export the start draft where it is not there, and forget drafts that were not pushed."""
+        """Export the start draft if its folder does not exist, and remove drafts that were not pushed."""
         start = self._folder.draft(0)
         if not start.exists():
             self._export(first_weights(self._spec), start)
@@ -113,7 +113,7 @@ class FollowRun:
         export_draft(spec.draft, weights, spec.target, folder, spec.config.data)
 
     def _take(self) -> None:
-        """Take what the servers have; wait where that is too little for a cycle."""
+        """Take the servers' requests, and wait ``follow.poll_s`` if they are too few for a cycle."""
         if self._stop.requested:
             raise Interrupted("interrupted; the same command goes on with the requests that come then")
         for request in self._traffic.take():
@@ -128,12 +128,12 @@ class FollowRun:
                 time.sleep(min(0.1, left_s))
 
     def _lags_behind(self) -> bool:
-        """Return whether a server that answers has an earlier draft than the one that was pushed last."""
+        """Return whether a server that answers serves an earlier version than the last pushed version."""
         newest, versions = self._served.version, self._traffic.versions.values()
         return newest is not None and any(version is None or version < newest for version in versions)
 
     def _train(self) -> None:
-        """Train once through what the reservoir draws."""
+        """Train one pass over the samples that the reservoir draws."""
         first = self._done_steps
         samples = self._reservoir.draw(self._spec.source.train, first)
         settings = self._spec.schedule.settings
@@ -152,7 +152,7 @@ class FollowRun:
         self._done_steps = first + steps
 
     def _judge(self) -> None:
-        """Compare the draft of now with the served one and the start draft; push the best where that is sure."""
+        """Compare the current draft with the served and the start draft; push a significantly better draft."""
         held_out, now, served = self._reservoir.held_out(), self._done_steps, self._served.step
         if len(held_out.train) < _LEAST_HELD_OUT:
             log.info("too few held-out requests to judge by: %d of %d", len(held_out.train), _LEAST_HELD_OUT)
@@ -188,7 +188,7 @@ class FollowRun:
         self._folder.keep_only(0, self._served.step)
 
     def _note(self, row: dict[str, Any]) -> None:
-        """Write what a verdict was, and say it."""
+        """Write a verdict to ``versions.jsonl``, and log it."""
         with StepLines(self._spec.directory.versions) as lines:
             lines.write(row)
         log.info(
@@ -201,7 +201,7 @@ class FollowRun:
         )  # fmt: skip
 
     def _push(self, step: int) -> bool:
-        """Push the draft of that step to every server that answers; return whether one serves it."""
+        """Push the draft of step ``step`` to every server that answers; return whether any server committed it."""
         servers, push = list(self._traffic.versions), self._spec.config.push
         if not servers:
             return False
@@ -232,7 +232,7 @@ class FollowRun:
         return True
 
     def _finish(self) -> None:
-        """Leave a copy of the draft that is served, a summary and a report."""
+        """Write a copy of the served draft, a summary and a report into the run directory."""
         directory, spec = self._spec.directory, self._spec
         scratch = new_folder(directory.root, ".draft-")
         shutil.copytree(self._folder.draft(self._served.step), scratch, dirs_exist_ok=True)
@@ -253,7 +253,7 @@ class FollowRun:
 
 
 def _last_served(spec: RunSpec) -> _Served:
-    """Return the draft that the servers got last, of which the folder is still there."""
+    """Return the draft that was pushed last, or the start draft if the pushed draft's folder is gone."""
     rows = read_records(spec.directory.versions, VersionRow)
     if rows and spec.directory.served_draft(rows[-1]["served"]).exists():
         return _Served(rows[-1]["served"], rows[-1]["version"])

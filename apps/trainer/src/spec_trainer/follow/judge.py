@@ -1,4 +1,4 @@
-"""Judge drafts on the same held-out requests: how many verifications each would need for the same answers."""
+"""Compare drafts by the number of verifications each would need for the answers of the same held-out requests."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
     from spec_trainer.training.wiring import RankLinks
 
 _SURE = 3.0
-"""Standard errors that leave nothing to chance: one time in 740 it goes further to one side."""
+"""Standard errors of a significant difference: chance exceeds it on one side once in 740 times."""
 
 
 @dataclass(frozen=True)
 class DraftRounds:
-    """Verifications that a draft would need for each of some answers, and the answers' tokens."""
+    """Token count of each answer, and the number of verifications that a draft would need for it."""
 
     tokens: tuple[int, ...]
     rounds: tuple[float, ...]
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens that a verification yields."""
+        """Mean number of tokens per verification."""
         return sum(self.tokens) / sum(self.rounds)
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Share of verifications that one draft saves over another, both on the same answers."""
+    """Share of verifications that one draft saves compared with another on the same answers."""
 
     saved: float
     chance: float
-    """How far chance alone may move ``saved``, to either side."""
+    """Three standard errors of ``saved``: chance alone may move it so far to either side."""
 
     @classmethod
     def of(cls, after: DraftRounds, before: DraftRounds) -> Gain:
-        """Compare answer by answer: what all drafts find hard or easy cancels out."""
+        """Compare two drafts answer by answer, so that differences between answers cancel out."""
         saved = [old - new for old, new in zip(before.rounds, after.rounds, strict=True)]
         if len(saved) < 2:
             raise ValueError(f"{len(saved)} answers: expected two or more to compare drafts by")
@@ -60,16 +60,16 @@ class Gain:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the first draft is better, beyond chance."""
+        """Whether the draft ``after`` is significantly better."""
         return self.saved > self.chance
 
 
 def simulate(
     spec: RunSpec, driver: InlineDriver, held_out: Dataset, drafts: Mapping[int, Path]
 ) -> dict[int, DraftRounds]:
-    """Return what each exported draft is worth on the samples of ``held_out``, whose features are captured once.
+    """Return step -> the DraftRounds of the exported draft of that step on the samples of ``held_out``.
 
-    ``drafts`` are folders by the steps of the drafts.
+    ``drafts``: step -> folder of the draft. The samples' features are captured once for all drafts.
     """
     settings = replace(
         spec.schedule.settings, global_batch_tokens=1, shuffle=False, total_steps=len(held_out.train)

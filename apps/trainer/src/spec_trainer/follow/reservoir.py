@@ -1,4 +1,4 @@
-"""Reservoir: requests to train on and requests to judge by, in memory alone, and the draw of a cycle's samples."""
+"""Reservoir holds live requests for training and for judging in memory, and draws the samples of each cycle."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class _Kept:
     number: int
-    """How many requests had come before it."""
+    """Number of requests that arrived before this request."""
     input_ids: np.ndarray
     num_prompt: int
 
 
 class Reservoir:
-    """Keeps the newest requests, one for each prompt. A hash of the prompt decides what a request is for."""
+    """Keeps the newest requests, one per prompt. A hash of the prompt decides whether a request is held out."""
 
     def __init__(self, config: FollowConfig, *, longest: int, vocab_size: int, seed: int) -> None:
-        """Keep nothing yet; ``longest`` is the most tokens of a sample."""
+        """Start empty; ``longest`` is the most tokens of a sample."""
         self._config, self._longest, self._vocab_size, self._seed = config, longest, vocab_size, seed
         self._train: dict[bytes, _Kept] = {}
         self._held_out: dict[bytes, _Kept] = {}
         self.num_seen = 0
-        """Requests that have come."""
+        """Number of requests added so far."""
         self.num_fresh = 0
-        """Requests to train on that are new since the last draw."""
+        """Number of training requests added since the last draw."""
         self.left_out: Counter[str] = Counter()
-        """Requests that are of no use, by the reason."""
+        """Number of unusable requests, by reason."""
 
     def add(self, request: LiveRequest) -> None:
-        """Keep a request in the place of an earlier one with the same prompt, or of the oldest."""
+        """Add a request; it replaces an earlier request with the same prompt, or the oldest request if full."""
         self.num_seen += 1
         tokens = [*request.prompt, *request.answer]
         if max(tokens) >= self._vocab_size:
@@ -56,9 +56,9 @@ class Reservoir:
             self._keep(request.prompt, _Kept(self.num_seen - 1, ids, len(request.prompt)))
 
     def draw(self, replayed: Sequence[Sample], done_steps: int) -> Dataset:
-        """Return what a cycle trains on: recent requests more often, and a share of ``replayed``.
+        """Return a cycle's training samples: a draw that favours recent requests, and a share of ``replayed``.
 
-        They are a function of what was added, the seed and the steps done.
+        The draw is deterministic, given the added requests, the seed and ``done_steps``.
         """
         kept = list(self._train.values())
         num_live = min(len(kept), self._config.passes * self.num_fresh)
@@ -78,7 +78,7 @@ class Reservoir:
         )
 
     def held_out(self) -> Dataset:
-        """Return the requests to judge by, oldest first; they are in ``train``."""
+        """Return the held-out requests, oldest first, as the ``train`` samples of a Dataset."""
         kept = list(self._held_out.values())
         return _dataset([one.input_ids for one in kept], [_answer_mask(one) for one in kept])
 
@@ -97,7 +97,7 @@ class Reservoir:
             del place[next(iter(place))]
 
     def _chosen(self, weights: np.ndarray, num: int, *stream: int) -> list[int]:
-        """Return ``num`` different places in order, each likelier by its weight (Efraimidis and Spirakis, 2006)."""
+        """Return ``num`` different indices in ascending order, drawn by weight (Efraimidis and Spirakis, 2006)."""
         bits = np.random.PCG64(np.random.SeedSequence([self._seed, *stream]))
         uniform = (bits.random_raw(len(weights)) >> 11).astype(np.float64) * 2.0**-53
         keys = np.log(np.maximum(uniform, 2.0**-54)) / np.maximum(weights, 1e-300)

@@ -1,4 +1,4 @@
-"""Traffic: the live requests of running servers, any of which may be gone and come back."""
+"""Traffic collects live requests of running servers; a server may disappear and come back."""
 
 from __future__ import annotations
 
@@ -17,27 +17,30 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MOST_CALLS = 64
-"""Most calls to a server at a time, whatever it says that is left."""
+"""Most calls to one server in one ``take``, even if it reports that more requests are left."""
 
 
 class Traffic:
-    """Takes requests from servers. What a server says of them is kept as counts alone."""
+    """Takes requests from servers, and counts the requests that the servers did not keep."""
 
     def __init__(self, urls: Sequence[str], timeout_s: float) -> None:
-        """Ask nobody yet; ``timeout_s`` is for each answer."""
+        """Ask no server yet; ``timeout_s`` is the longest wait for each answer."""
         self._urls, self._timeout_s = urls, timeout_s
         self._problems: dict[str, str] = {}
         self._left_out: dict[str, Counter[str]] = {}
         self.versions: dict[str, int | None] = {}
-        """Draft version of each server that has answered last time."""
+        """Address -> draft version of each server that answered the last ``take``."""
 
     @property
     def left_out(self) -> Counter[str]:
-        """Requests that the servers did not keep, by the reason."""
+        """Number of requests that the servers did not keep, by reason."""
         return sum(self._left_out.values(), Counter())
 
     def take(self) -> list[LiveRequest]:
-        """Return what the servers have kept; one that fails is named in the log, once, and asked again next time."""
+        """Return the requests that the servers have kept since the last call.
+
+        A server that fails is logged once, and is asked again in the next call.
+        """
         taken: list[LiveRequest] = []
         self.versions = {}
         for url, server in ask_servers(self._urls, self._timeout_s).items():

@@ -1,4 +1,4 @@
-"""FeatureFolder: the folder that a capture fills; which capture owns it, which shards it has. Imports no torch."""
+"""FeatureFolder: the folder that a capture fills with shards. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class FeatureFolder:
     root: Path
 
     def shard(self, number: int) -> Path:
-        """Return the file of a shard."""
+        """Return the path of shard ``number``."""
         return self.root / f"features-{number:05d}.safetensors"
 
     def has(self, number: int) -> bool:
-        """Return whether the shard is there; its file gets this name when it is complete."""
+        """Return whether a shard exists; its file gets this name only when it is complete."""
         return self.shard(number).exists()
 
     def check_owner(self, identity: FeatureIdentity) -> None:
-        """Raise ArtifactError if the folder holds other features or files, or cannot be made or written to."""
+        """Raise ArtifactError if the folder holds another capture's features or other files, or is not writable."""
         if os.path.isfile(self.root):
             raise ArtifactError(f"output {self.root} is a file; give a folder")
         check_writable(self.root)
@@ -53,17 +53,20 @@ class FeatureFolder:
             )
 
     def check_shards(self, identity: FeatureIdentity, num_shards: int) -> None:
-        """Raise ArtifactError for a shard that is damaged or of another capture; only headers are read."""
+        """Raise ArtifactError if a shard is damaged or belongs to another capture; only headers are read."""
         for number in range(num_shards):
             if self.has(number):
                 read_entry(self.shard(number), identity)
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keep other captures out during the ``with`` block; a refused one that stored nothing leaves nothing."""
+        """Lock the folder during the ``with`` block.
+
+        After a UsageError, a folder that was empty before and has no shard is emptied again.
+        """
         return locked_folder(self.root, "a capture", "features-*")
 
     def open(self, identity: FeatureIdentity) -> None:
-        """Take ownership: write an index without shards, and remove shards that a crash left half written."""
+        """Take ownership: write an index without shards, and remove incomplete shards that a crash left."""
         self.check_owner(identity)
         for left in self.root.glob(f"{SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -71,12 +74,12 @@ class FeatureFolder:
             write_index(self.root, FeatureIndex(identity=identity, shards=(), complete=False))
 
     def seal(self, identity: FeatureIdentity, num_shards: int) -> None:
-        """Write the index of a folder in which every shard is there."""
+        """Write the final index of a folder that has all shards."""
         entries = tuple(read_entry(self.shard(number), identity) for number in range(num_shards))
         write_index(self.root, FeatureIndex(identity=identity, shards=entries, complete=True))
 
     def _check_logs(self) -> None:
-        """Raise ArtifactError for a link or a pipe where processes of a capture write."""
+        """Raise ArtifactError if ``logs`` or a file in it is a link, a pipe or a device."""
         logs = self.root / "logs"
         if os.path.lexists(logs):
             check_own(logs, is_folder=True)
@@ -84,6 +87,6 @@ class FeatureFolder:
                 check_own(file)
 
     def _is_ours(self, name: str) -> bool:
-        """Return whether a capture makes files of this name."""
+        """Return whether a capture creates files or folders with this name."""
         begins = ("features-", "dataset-", INDEX_FILE)
         return name in (".lock", "logs") or name.startswith(SCRATCH) or name.lstrip(".").startswith(begins)

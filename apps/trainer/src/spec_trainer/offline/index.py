@@ -1,4 +1,7 @@
-"""``index.json`` of a folder of features: what they are of, where each sample lies, checksums. Imports no torch."""
+"""``index.json`` of a feature folder: identity of the features, position and checksum of each sample.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def _with_known_size(schema: FeatureSchema) -> FeatureSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureIdentity:
-    """Identity of a folder's features. They depend on token ids alone: masks and the held-out split may change."""
+    """Identity of a folder's features. It includes token ids, but not loss masks or the held-out split."""
 
     __pydantic_config__ = _STRICT
 
@@ -53,32 +56,32 @@ class FeatureIdentity:
     shard_bytes: _Number
 
     def differences(self, wanted: FeatureIdentity) -> list[str]:
-        """Return what differs, in words such as ``layers [2, 4] there, [2, 5] here``."""
+        """Return a list of differences, such as ``layers [2, 4] there, [2, 5] here``."""
         there, here = _flat(self), _flat(wanted)
         return [f"{key} {there[key]} there, {here[key]} here" for key in there if there[key] != here[key]]
 
     @property
     def digest(self) -> str:
-        """Digest of all fields; each shard carries it."""
+        """Digest of all fields, which is stored in each shard."""
         return digest(json.dumps(asdict(self), sort_keys=True).encode())
 
 
 @dataclass(frozen=True)
 class StoredSample:
-    """One sample's place: rows ``offset`` to ``offset + num_tokens`` of its shard."""
+    """Position and checksums of a sample: it has the rows ``offset`` to ``offset + num_tokens`` of its shard."""
 
     sample_id: int
-    """Its number in the data that was captured: training samples in the order of the files, then held-out ones."""
+    """Index of the sample in the captured data: training samples in file order, then held-out samples."""
     offset: int
     num_tokens: int
     checksum: str
-    """Checksum of its hidden states and token ids, as stored."""
+    """Checksum of the sample's stored hidden states and token ids."""
     token_digest: str
-    """Digest of its token ids; a run finds the sample by it, whatever number the sample has there."""
+    """Digest of the sample's token ids, by which a run finds the sample, whatever its sample id in that run."""
 
 
 class StoredSamples(pydantic.BaseModel):
-    """Samples that lie one after the other, a list per field: an index of a million samples stays small."""
+    """Consecutive samples of a shard, stored as one list per field, so that a large index stays small."""
 
     model_config = _STRICT
 
@@ -99,13 +102,13 @@ class StoredSamples(pydantic.BaseModel):
 
     @cached_property
     def samples(self) -> tuple[StoredSample, ...]:
-        """The samples, one record each."""
+        """The same samples as a tuple of StoredSample."""
         columns = (getattr(self, name) for name in StoredSamples.model_fields)
         return tuple(itertools.starmap(StoredSample, zip(*columns, strict=True)))
 
 
 class ShardEntry(StoredSamples):
-    """One file of the folder and the samples in it."""
+    """Index entry of one shard: its file and its samples."""
 
     file: Annotated[str, pydantic.Field(pattern=r"^features-\d{5,9}\.safetensors$")]
     header_checksum: str
@@ -119,7 +122,7 @@ class FeatureIndex(pydantic.BaseModel):
     identity: FeatureIdentity
     shards: tuple[ShardEntry, ...]
     complete: bool
-    """False while the capture is under way, or was interrupted."""
+    """Whether the capture has finished."""
 
     @pydantic.model_validator(mode="after")
     def _no_shard_twice(self) -> Self:
@@ -146,12 +149,12 @@ class FeatureIndex(pydantic.BaseModel):
 
 
 def digest(content: bytes | bytearray | memoryview | np.ndarray) -> str:
-    """Return the checksum that these folders use throughout: BLAKE2b, 16 bytes."""
+    """Return the BLAKE2b checksum (16 bytes) of some content, as hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def token_digest(input_ids: np.ndarray) -> str:
-    """Return the digest by which a sample is found."""
+    """Return the digest of a sample's token ids, by which a run finds the sample."""
     return digest(input_ids.astype("<i4").tobytes())
 
 
@@ -165,20 +168,20 @@ def _joint_digest(token_digests: Iterable[str]) -> str:
 
 
 def columns(samples: Iterable[StoredSample]) -> dict[str, list[Any]]:
-    """Return the fields of ``StoredSamples``."""
+    """Return the samples as field name -> list of values, the form of ``StoredSamples``."""
     rows = list(samples)
     return {name: [getattr(row, name) for row in rows] for name in StoredSamples.model_fields}
 
 
 def write_index(root: Path, index: FeatureIndex) -> None:
-    """Write ``index.json``; a reader sees the old one or the new one."""
+    """Write ``index.json`` atomically."""
     shards = [shard.model_dump() for shard in index.shards]
     body = {"format": FORMAT, "complete": index.complete, **asdict(index.identity), "shards": shards}
     write_atomically(root / INDEX_FILE, json.dumps({"checksum": _checksum(body), **body}) + "\n")
 
 
 def read_index(root: Path) -> FeatureIndex:
-    """Return the index of a folder. Raise ArtifactError where there is none, or a damaged one."""
+    """Return the index of a folder. Raise ArtifactError if it is missing or damaged."""
     file = root / INDEX_FILE
     if not file.is_file():
         raise ArtifactError(f"{root} holds no {INDEX_FILE}: it is no folder that spec-trainer capture wrote")
@@ -198,7 +201,7 @@ def _checksum(body: dict[str, Any]) -> str:
 
 
 def _flat(identity: FeatureIdentity) -> dict[str, Any]:
-    """Return the fields under the words of the command line, most telling first."""
+    """Return the identity as name -> value for error messages, the most informative fields first."""
     schema = identity.schema
     return {
         "target": identity.target_digest[:12],

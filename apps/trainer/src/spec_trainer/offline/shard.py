@@ -1,7 +1,7 @@
-"""One shard: a safetensors file of some samples' features, written whole or not at all.
+"""Read and write shards: safetensors files with the features of some samples, written atomically.
 
-``hidden_states`` [T, N, H] and ``input_ids`` int64 [T] hold the shard's samples one after the other. The file's own
-metadata says which samples, where, and their checksums, so that a shard stands for itself until the index is written.
+``hidden_states`` [T, N, H] and ``input_ids`` int64 [T] hold the shard's samples one after the other. The file's
+metadata has ids, positions and checksums of the samples, so that a shard can be read before the index is written.
 Imports torch only to read and write features.
 """
 
@@ -37,14 +37,14 @@ _LENGTH_BYTES = 8
 
 
 def remedy(file: Path) -> str:
-    """Return what to do about a damaged shard."""
+    """Return advice on a damaged shard, for an error message."""
     return f"delete {file} and run the capture again, which captures that shard only"
 
 
 def write_shard(file: Path, batch: DraftBatch, identity: FeatureIdentity) -> None:
-    """Write the samples of ``batch``, which touch; a reader never sees half of a file.
+    """Write the samples of ``batch``, a batch without padding, into a shard; the write is atomic.
 
-    Raise RunError where there is no room for it.
+    Raise RunError if the disk is full.
     """
     from safetensors.torch import save_file
 
@@ -65,7 +65,10 @@ def write_shard(file: Path, batch: DraftBatch, identity: FeatureIdentity) -> Non
 
 
 def scratch_of(file: Path) -> Path:
-    """Return where ``file`` is written first: a new folder, for safetensors makes further files beside its own."""
+    """Return the path in a new temporary folder at which ``file`` is written first.
+
+    The folder is needed because safetensors creates further files next to its output.
+    """
     return new_folder(file.parent, SCRATCH) / file.name
 
 
@@ -84,7 +87,7 @@ def _checksum(hidden_TNH: Tensor, ids_T: Tensor) -> str:
 
 
 class _Metadata(pydantic.BaseModel):
-    """The metadata of a shard, which safetensors holds as one string of JSON."""
+    """The metadata of a shard, which is stored in the safetensors header as one JSON string."""
 
     model_config = pydantic.ConfigDict(strict=True)
 
@@ -93,7 +96,7 @@ class _Metadata(pydantic.BaseModel):
 
 
 def read_entry(file: Path, identity: FeatureIdentity) -> ShardEntry:
-    """Return the index entry of a shard. Raise ArtifactError where it is damaged or of another capture."""
+    """Return a shard's index entry, from its header. Raise ArtifactError if damaged or of another capture."""
     shard, header_checksum = _open(file)
     with foreign_errors(ArtifactError, f"{file} is damaged; {remedy(file)}"):
         found = _Metadata.model_validate_json(shard.metadata()[_METADATA])
@@ -103,10 +106,10 @@ def read_entry(file: Path, identity: FeatureIdentity) -> ShardEntry:
 
 
 class Shard:
-    """A shard that an index lists; any thread may read it."""
+    """Reader of a shard that is listed in an index. Thread-safe."""
 
     def __init__(self, root: Path, entry: ShardEntry, identity: FeatureIdentity) -> None:
-        """Read the header alone. Raise ArtifactError where file and index disagree."""
+        """Read only the header. Raise ArtifactError if file and index disagree."""
         self.file = root / entry.file
         shard, header_checksum = _open(self.file)
         if header_checksum != entry.header_checksum:
@@ -128,7 +131,7 @@ class Shard:
     def read(self, sample: StoredSample) -> tuple[Tensor, Tensor]:
         """Return a sample's hidden states [T, N, H] and token ids, int64 [T].
 
-        Raise RunError where the file has changed since it was written.
+        Raise RunError if the file has changed since it was written.
         """
         where = slice(sample.offset, sample.offset + sample.num_tokens)
         hidden_TNH, ids_T = (self._tensors.get_slice(name)[where] for name in (_HIDDEN, _IDS))
@@ -146,7 +149,10 @@ class Shard:
 
 
 def _open(file: Path) -> tuple[Any, str]:
-    """Return a shard and its header's checksum. Raise ArtifactError where the file is no whole shard."""
+    """Open a safetensors file and return it with its header's checksum.
+
+    Raise ArtifactError if the file is missing, damaged or incomplete.
+    """
     if not file.exists():
         raise ArtifactError(f"{file} is missing; run the capture again, which captures that shard only")
     check_regular(file, ArtifactError)

@@ -1,6 +1,6 @@
-"""FeatureStore: a folder of features as a run sees it, with every check that is possible before a start.
+"""FeatureStore: the stored features of a run's samples, from a folder that is checked when it is opened.
 
-Imports no torch: it is opened where a command is resolved, and again by every rank.
+Imports no torch, because it is also opened while a command line is checked.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class FeatureStore:
     """The features of every sample of a run."""
 
     schema: FeatureSchema
-    """The stored features; their layers may be more than the run's."""
+    """Schema of the stored features; it may have more layers than the run uses."""
     places: Mapping[int, tuple[Shard, StoredSample]]
-    """The shard of each sample and its place there, by the run's own sample id."""
+    """The run's sample id -> the shard that has the sample, and the sample's position in it."""
 
 
 def open_features(run: RunSpec) -> FeatureStore:
     """Open ``data.features`` for ``run``.
 
-    Raise ArtifactError, one line each, for a folder that is missing, incomplete or damaged, for another target, for
-    layers or a dtype that the draft cannot use, and for data that was not captured.
+    Raise ArtifactError, in one line, if the folder is missing, incomplete or damaged. Raise it also if the folder was
+    captured with another target, if layers or dtype do not fit the draft, or if a sample was not captured.
     """
     assert run.config.data.features is not None
     root = Path(run.config.data.features)

@@ -1,4 +1,4 @@
-"""StoredStream: one trainer rank's micro-batches, in the schedule's order, from a folder of features."""
+"""StoredStream yields one trainer rank's micro-batches, in the schedule's order, from a feature folder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _HOST = torch.device("cpu")
 _READERS = 4
-"""Threads that read and check samples: both release the GIL, and a disk serves several requests at a time."""
+"""Threads that read samples and verify checksums; both release the GIL."""
 
 
 class StoredStream(Resource):
-    """Reads the next batch while the trainer computes."""
+    """A BatchSource that reads the next batch while the trainer computes."""
 
     def __init__(self, run: RunSpec, rank: int, store: FeatureStore, device: torch.device) -> None:
-        """Read the share of ``rank`` from ``store`` and put it on ``device``."""
+        """Read the samples that ``rank`` trains from ``store``, and copy them to ``device``."""
         self._run = run
         self._rank = rank
         self._device = device
@@ -39,11 +39,11 @@ class StoredStream(Resource):
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="read features")
 
     def prepare(self, item: GlobalBatch) -> None:
-        """Start to read this rank's part of ``item``."""
+        """Start to read this rank's micro-batches of ``item`` in a thread."""
         self._ready = item, self._ahead.submit(self._read, item)
 
     def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
-        """Return this rank's part of ``item``.
+        """Return this rank's micro-batches of ``item``.
 
         Raise RunError for features that are damaged or were captured from other tokens.
         """
@@ -53,13 +53,13 @@ class StoredStream(Resource):
         return [batch.to(self._device) for batch in self._ready[1].result()]
 
     def check(self) -> None:
-        """Do nothing: tokens were compared as they were read."""
+        """Do nothing, because ``micro_batches`` has compared the tokens."""
 
     def fail(self, error: BaseException) -> None:
-        """Do nothing: no engine sends features."""
+        """Do nothing, because no engine sends features."""
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._ahead.shutdown(cancel_futures=True)
         self._readers.shutdown(cancel_futures=True)
 

@@ -1,4 +1,4 @@
-"""``spec-trainer capture --verify FOLDER``: check every checksum, without a run."""
+"""``spec-trainer capture --verify FOLDER``: verify every checksum of a feature folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def verify_features(root: Path) -> dict[str, Any]:
-    """Return what an undamaged folder holds.
+    """Verify all checksums of a feature folder, and return a summary of its contents.
 
-    Raise ArtifactError if it is no folder of features or incomplete, and RunError for damage: how much there is, and
-    where the first is.
+    Raise ArtifactError if it is no feature folder or incomplete. Raise RunError, with the number of problems and the
+    first one, if files or samples are damaged.
     """
     index = read_index(root)
     if not index.complete:
@@ -38,7 +38,7 @@ def verify_features(root: Path) -> dict[str, Any]:
 
 
 def _problems(root: Path, index: FeatureIndex, entry: ShardEntry) -> Iterator[SpecError]:
-    """Yield one problem for a file as a whole, or one for each damaged sample in it."""
+    """Yield one error if a shard's file is unusable, else one error for each damaged sample in it."""
     try:
         shard = Shard(root, entry, index.identity)
     except ArtifactError as error:

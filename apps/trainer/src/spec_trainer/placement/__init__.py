@@ -1,1 +1,1 @@
-"""Which process of a run is what, on which device, with which share of it."""
+"""Roles of a run's processes, and the devices and shares of devices that they get."""

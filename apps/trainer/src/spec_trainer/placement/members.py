@@ -1,4 +1,4 @@
-"""Members of a run: the part, the devices and the share of them of each process."""
+"""Members of a run: role, devices and share of these devices for each process."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ Place = tuple["Role", int, range]
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A process of a run."""
+    """A process of a run, with its role and its devices."""
 
     role: Role
     index: int
-    """Number of the engine replica, of the decoder or of the trainer rank."""
+    """Index of the process among the engine replicas, the decoders or the trainer ranks."""
     decodes: bool = False
-    """Whether it is an engine that decodes, and captures nothing."""
+    """Whether the process is an engine that decodes and does not capture."""
     first_device: int
-    """Number of its first device among those of the launcher."""
+    """Index of the process's first device among the launcher's devices."""
     num_devices: int = 1
-    """Number of its devices, from ``first_device`` on."""
+    """Number of consecutive devices of the process, from ``first_device`` on."""
     share: float
-    """Share of the compute of each of its devices, 0..1]."""
+    """Share of the compute of each device of the process, more than 0 and at most 1."""
     memory_fraction: float | None
-    """Share of each device's memory that it may take; None for no limit."""
+    """Share of each device's memory that the process may take; None for no limit."""
     uncounted_bytes: int = 0
-    """Bytes of each device that it takes beside that limit."""
+    """Bytes of each device that the process takes in addition to ``memory_fraction``."""
     init_order: int = 0
-    """The process touches no device before the members of lower numbers are ready. An engine measures the free memory
-    of its device when it starts, and would take for its own what another process takes meanwhile."""
+    """The process uses no device before all members with a lower ``init_order`` are ready. An engine measures its
+    device's free memory when it starts; memory that another process allocates meanwhile would falsify the result."""
     host: str = ""
-    """Address of its host; empty for this one."""
+    """Address of the process's host; empty for this host."""
 
     @property
     def name(self) -> str:
-        """Part and index, as ``engine-0``."""
+        """Role and index, such as ``engine-0`` or ``decoder-1``."""
         return f"{'decoder' if self.decodes else self.role}-{self.index}"
 
     @property
     def devices(self) -> range:
-        """Its devices among those of the launcher."""
+        """Indices of the process's devices among the launcher's devices."""
         return range(self.first_device, self.first_device + self.num_devices)
 
     @property
     def worker(self) -> WorkerSpec:
-        """The process as a launcher places it; it has no entry yet."""
+        """WorkerSpec by which a launcher places the process; its ``entry`` and ``order`` are empty."""
         return WorkerSpec(
             name=self.name,
             entry="",
@@ -71,12 +71,12 @@ class Member:
 
 
 def members(config: AnyRunConfig, capabilities: Capabilities, window_bytes: int = 0) -> list[Member]:
-    """Return every process of a run. Raise ConfigError where devices or their memory do not suffice.
+    """Return every process of a run. Raise ConfigError if there are too few devices or too little device memory.
 
-    Colocated, engines and ranks both start at device 0 and share devices. Disaggregated, engines come first and ranks
-    follow. After the last device, both begin again at device 0; processes of one device share it evenly. With
-    ``data.features`` there are no engines; in a run that decodes, the last ones do that. ``window_bytes``: features
-    in flight for each rank.
+    Colocated engines and ranks both start at device 0 and share devices. Disaggregated engines get the first devices,
+    and ranks the next ones. After the last device, both continue at device 0; processes on one device share it
+    evenly. With ``data.features`` no engines capture. In a run that decodes, the last engines decode and the others
+    capture. ``window_bytes``: the most bytes of features in flight to each rank.
     """
     places = list(_places(config, capabilities.num_devices))
     num_capturing = config.engine.replicas
@@ -108,7 +108,7 @@ def members(config: AnyRunConfig, capabilities: Capabilities, window_bytes: int 
 def with_fewer_ranks(config: AnyRunConfig, ranks: int) -> AnyRunConfig:
     """Return the configuration with fewer trainer ranks, and with engines and decoders in proportion.
 
-    Ranks take more passes for their larger shares, so that none needs more memory.
+    Each rank's share of a global batch grows, so ``train.accumulation`` grows too: no rank needs more memory.
     """
     before = config.train.ranks
     numbers = {
@@ -121,17 +121,17 @@ def with_fewer_ranks(config: AnyRunConfig, ranks: int) -> AnyRunConfig:
 
 
 def most_on_a_device(config: AnyRunConfig, num_devices: int) -> int:
-    """Return the most processes that share a device. Raise ConfigError as ``members`` does."""
+    """Return the largest number of processes on one device. Raise ConfigError if an engine needs too many devices."""
     return max(map(len, _roles_of_devices(_places(config, num_devices)).values()))
 
 
 def on_hosts(found: Sequence[Member], hosts: Mapping[str, str]) -> list[Member]:
-    """Return the members with the hosts that the launcher has for them."""
+    """Return the members with their host addresses. ``hosts``: name of a member -> its host, from the launcher."""
     return [replace(member, host=hosts[member.name]) for member in found]
 
 
 def _places(config: AnyRunConfig, num_devices: int) -> Iterator[Place]:
-    """Yield the devices of each process; those of one engine are neighbours."""
+    """Yield role, index and devices of each process; an engine's devices are consecutive."""
     width = config.engine.tensor_parallel
     if width > num_devices:
         raise ConfigError(
@@ -151,7 +151,7 @@ def _places(config: AnyRunConfig, num_devices: int) -> Iterator[Place]:
 
 
 def _roles_of_devices(places: Iterable[Place]) -> dict[int, list[Role]]:
-    """Return the role of each process on each device."""
+    """Return device -> the role of each process on it."""
     roles: dict[int, list[Role]] = {}
     for role, _, devices in places:
         for device in devices:
@@ -160,9 +160,9 @@ def _roles_of_devices(places: Iterable[Place]) -> dict[int, list[Role]]:
 
 
 def _init_orders(places: Sequence[Place], limits: Sequence[float | None]) -> Iterator[int]:
-    """Yield ``Member.init_order``: limited engines of a device one after the other, then all ranks.
+    """Yield ``Member.init_order``: a device's engines with a memory limit in turn, then all ranks.
 
-    The ranks wait together, because none of them is ready before all are.
+    All ranks have the same number, because no rank is ready before all of them are.
     """
     engines = Counter[int]()
     limited = list(zip(places, limits, strict=True))
@@ -176,14 +176,17 @@ def _init_orders(places: Sequence[Place], limits: Sequence[float | None]) -> Ite
 
 
 def _compute_share(placement: PlacementConfig, role: Role, neighbours: Sequence[Sequence[Role]]) -> float:
-    """Return the share of the compute: the whole device is divided among its processes."""
+    """Return the process's share of a device's compute; shares on one device add up to at most 1.
+
+    ``neighbours``: for each device of the process, the roles of all processes on it.
+    """
     if placement.kind != "colocated":
         return 1 / max(map(len, neighbours))
     return _fractions(placement)[role] / max(roles.count(role) for roles in neighbours)
 
 
 def _fractions(placement: PlacementConfig) -> dict[Role, float]:
-    """Return each role's part of a shared device; a role without a fraction gets the rest, by default half."""
+    """Return each role's fraction of a shared device. A role without a set fraction gets the rest, or half."""
     engine, trainer = placement.engine_fraction, placement.trainer_fraction
     if engine is None:
         engine = 0.5 if trainer is None else 1 - trainer
@@ -193,7 +196,10 @@ def _fractions(placement: PlacementConfig) -> dict[Role, float]:
 def _memory_limit(
     placement: PlacementConfig, role: Role, neighbours: Sequence[Sequence[Role]], budget: MemoryBudget
 ) -> float | None:
-    """Return the memory fraction of a process; None for a disaggregated one that has its devices to itself."""
+    """Return a process's memory fraction; None for a disaggregated process that shares no device.
+
+    ``neighbours``: for each device of the process, the roles of all processes on it.
+    """
     if placement.kind == "colocated":
         return min(budget.fractions(placement, roles)[role] / roles.count(role) for roles in neighbours)
     shared = [roles for roles in neighbours if len(roles) > 1]

@@ -1,8 +1,8 @@
-"""Memory of a device that processes of a run share: how much each may take, so that all of it fits.
+"""Limits on the device memory of each process, so that all processes on a device fit.
 
-A limit (``Backend.limit_memory``, or what an engine makes of ``EngineContext.memory_fraction``) counts what a process
-allocates. Beside the limits the device has to hold what they do not count: the driver's context of each process, and
-each trainer rank's window of features where engines write into the device's memory.
+A limit (``Backend.limit_memory``, or an engine's use of ``EngineContext.memory_fraction``) counts what a process
+allocates. It does not count the driver's context of each process. Nor does it count each trainer rank's window, the
+memory for features in flight, if engines write into device memory. The device has to hold these too.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory of a device, the same for every device: the one with most processes decides."""
+    """The memory of one device; all devices of a run have the same."""
 
     capabilities: Capabilities
     window_bytes: int
     """Bytes of features in flight for each trainer rank."""
 
     def uncounted_bytes(self, role: Role) -> int:
-        """Return the bytes that a process takes of its device beside its limit."""
+        """Return the bytes of device memory that a process takes and its limit does not count."""
         held = self.window_bytes if role == "trainer" and self.capabilities.device_ipc else 0
         return self.capabilities.process_bytes + held
 
     def fractions(self, placement: PlacementConfig, roles: Sequence[Role]) -> dict[Role, float]:
-        """Return the limit of each role on a device that the processes ``roles`` share; those of a role divide it.
+        """Return role -> memory fraction on a device that processes of ``roles`` share.
 
-        A role without a fraction in ``placement`` gets the rest. Raise ConfigError if anything does not fit.
+        All processes of a role divide the role's fraction. A role without a fraction in ``placement`` gets the rest.
+        Raise ConfigError if the fractions and the uncounted bytes exceed the device.
         """
         options: dict[Role, float | None] = {
             "engine": placement.engine_fraction,
@@ -53,7 +54,7 @@ class MemoryBudget:
         return {role: given.get(role, left / (len(options) - len(given) or 1)) for role in options}
 
     def even_fraction(self, roles: Sequence[Role]) -> float:
-        """Return the limit of each process on a device that the processes ``roles`` share evenly."""
+        """Return the memory fraction of each process on a device that processes of ``roles`` share evenly."""
         left = 1 - self._uncounted_share(roles)
         if left <= 0:
             raise ConfigError(self._refusal({}, roles))

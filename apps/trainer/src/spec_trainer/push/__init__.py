@@ -1,1 +1,1 @@
-"""Fresh draft weights for running servers: once, by command, or again and again while a run trains."""
+"""Push draft weights to running servers, once by a command or repeatedly while a run trains."""

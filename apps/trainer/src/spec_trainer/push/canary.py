@@ -1,4 +1,4 @@
-"""Canary: whether a new version is accepted on live traffic as the one before was."""
+"""Canary compares a new draft version's acceptance length on live traffic with the previous version's."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from spec_kit.hosting import HttpReplica
 
 _HELD_S = 10.0
-"""Longest time for which a server holds back its answer: a server that stops waits for it."""
+"""Longest long-poll of a server, in seconds; a server that shuts down waits for the poll to end."""
 _AGAIN_S = 1.0
-"""Time until a server is asked again that is lost, or has answered without traffic enough."""
+"""Seconds until a server is polled again that is unreachable or had too little traffic."""
 _SURE = 3.0
-"""Standard errors that leave nothing to chance: one time in 740 it goes further to one side."""
+"""Standard errors of a significant difference: chance exceeds it on one side once in 740 times."""
 _LOOKS = 4
-"""Times to compare within a window: each one is another chance to err."""
+"""Number of comparisons within a window; it is small, because each comparison may err by chance."""
 _LEAST_ANSWERS = 10
-"""Answers that end a window; with fewer it lasts up to ``_LONGEST`` windows."""
+"""Fewest answers at which a window ends; with fewer answers it is extended up to ``_LONGEST`` times."""
 _LONGEST = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryVerdict:
-    """The comparison of a version with the one before."""
+    """The comparison of a draft version with the reference, the last version that was kept."""
 
     before: AcceptanceCounters
     after: AcceptanceCounters
@@ -39,32 +39,32 @@ class CanaryVerdict:
 
     @property
     def fall(self) -> float:
-        """Return by how much the acceptance length is lower than before."""
+        """Return the fall of the acceptance length, in tokens."""
         return self.before.acceptance_length - self.after.acceptance_length
 
     @property
     def chance(self) -> float:
-        """Return how far chance alone may move ``fall``, to either side."""
+        """Return three standard errors of ``fall``: chance alone may move it so far to either side."""
         errors = self.before.acceptance_length_error, self.after.acceptance_length_error
         return _SURE * math.hypot(*errors)
 
     @property
     def has_fallen(self) -> bool:
-        """Whether the acceptance length has fallen by more than the margin, beyond chance."""
+        """Whether the acceptance length has fallen by more than the margin, even allowing for chance."""
         return self.fall - self.chance > self.margin
 
     @property
     def has_stayed(self) -> bool:
-        """Whether it has not fallen by more than the margin, beyond chance."""
+        """Whether the acceptance length has fallen by at most the margin, even allowing for chance."""
         return self.fall + self.chance <= self.margin
 
 
 class Canary:
-    """Compares the acceptance length of each version with that of the last one that has stayed.
+    """Compares each version's acceptance length with the reference, the last version that was kept.
 
-    Servers count requests alone that began after their draft last changed: others keep keys and values that another
-    draft has computed. A version is compared until the verdict is beyond chance, or over a window of ``rounds``
-    verifications, of all servers together.
+    Servers count only requests that began after the last change of the draft, because the draft's KV cache of earlier
+    requests was computed by another version. A version is judged until the verdict is significant, normally over at
+    most ``rounds`` verifications, summed over servers.
     """
 
     def __init__(self, servers: Mapping[str, HttpReplica], margin: float, rounds: int) -> None:
@@ -72,14 +72,14 @@ class Canary:
         self._servers, self._margin, self._rounds = servers, margin, rounds
         self._reference: AcceptanceCounters | None = None
         self._earlier = AcceptanceCounters()
-        """Counts of the version that serves, from before another one was reverted."""
+        """Counts of the version that serves, from before another version was pushed and reverted."""
         self._count: _Count | None = None
         self._ended = False
 
     def look(self, names: Iterable[str]) -> None:
-        """Note what the version is worth that these servers serve, if there was traffic enough.
+        """Set the acceptance of the version that these servers serve as the reference, if there was enough traffic.
 
-        Called before each push.
+        It is called before each push.
         """
         counted = self._earlier
         for name in names:
@@ -91,7 +91,7 @@ class Canary:
     def judge(self, names: Iterable[str]) -> CanaryVerdict | None:
         """Wait for traffic on the servers that have committed a version, and compare it with the reference.
 
-        Return None where there is no reference, and where ``end`` is called before there is a verdict.
+        Return None if there is no reference, or if ``end`` is called before there is a verdict.
         """
         self._earlier = AcceptanceCounters()
         if self._reference is None:
@@ -111,14 +111,14 @@ class Canary:
                 return verdict
 
     def end(self) -> None:
-        """Judge nothing any more, also not what is waited for; any thread may call it."""
+        """Stop judging, also in a ``judge`` that waits. Thread-safe."""
         self._ended = True
         if self._count is not None:
             self._count.end()
 
 
 class _Count:
-    """Collects what servers count, until it is enough of all of them together."""
+    """Collects the counters of servers until their sum is enough."""
 
     def __init__(self, servers: Iterable[HttpReplica], rounds: int) -> None:
         self._counted = dict.fromkeys(servers, AcceptanceCounters())
@@ -127,7 +127,7 @@ class _Count:
         self._over = threading.Event()
 
     def wait(self) -> AcceptanceCounters:
-        """Return what was counted when it was enough, or at ``end``."""
+        """Wait until enough verifications were counted or ``end`` is called, and return the counters."""
         for server in self._counted:
             threading.Thread(target=self._follow, args=(server,), name="canary", daemon=True).start()
         self._over.wait()
@@ -137,7 +137,7 @@ class _Count:
         self._over.set()
 
     def _follow(self, server: HttpReplica) -> None:
-        """Note what a server has counted, each time that its share of the rounds that are left has come."""
+        """Poll a server's counters, each time after its share of the remaining rounds."""
         while not self._over.is_set():
             wanted = self._counted[server].rounds + max(1, self._num_left() // len(self._counted))
             with contextlib.suppress(EngineError):  # the publisher says which one is lost

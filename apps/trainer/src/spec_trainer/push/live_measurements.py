@@ -1,4 +1,4 @@
-"""LiveMeasurements: what a run's draft is worth in the run's own engine, while it trains."""
+"""LiveMeasurements: measurements of the draft in the run's own engine during training."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ if TYPE_CHECKING:
     from spec_trainer.run.spec import RunSpec
 
 _KEPT = ("serving_version", "serving_acceptance_length")
-"""Fields that every record has from the first measurement on."""
+"""Fields that every record of a step has after the first measurement."""
 
 
 class Measure(Protocol):
-    """Has the run's engine serve an exported draft and answer the held-out prompts."""
+    """Function that makes the run's engine serve an exported draft and answer the held-out prompts."""
 
     def __call__(self, version: int, folder: Path) -> Future[dict[str, Any]]:
-        """Begin with the draft after ``version`` steps; the result are fields of a step's record, or nothing."""
+        """Begin to measure the draft after ``version`` steps; the future yields fields of a step's record."""
         ...
 
 
 class LiveMeasurements:
-    """Decides when the draft is measured, and exports it for that."""
+    """Decides when the draft is measured, and exports it for the measurement."""
 
     def __init__(self, spec: RunSpec, measure: Measure | None) -> None:
-        """Measure every ``train.serve_every`` steps; ``measure`` is rank 0's."""
+        """Measure every ``train.serve_every`` steps; ``measure`` is None except on rank 0."""
         self._every, self._last_step = spec.config.train.serve_every, spec.schedule.total_steps
         self._directory, self._target, self._chat = spec.directory, spec.target, spec.config.data
         self._measure = measure
         self._newest: Future[dict[str, Any]] | None = None
         self._unsaid: dict[str, Any] = {}
-        """Fields that no record has had."""
+        """Fields of the newest measurement that were not yet written to a record."""
         self._serving: dict[str, Any] = {}
 
     def is_due(self, done_steps: int) -> bool:
-        """Return whether to measure after so many steps; the same on every rank."""
+        """Return whether to measure after ``done_steps`` steps; the same on every rank."""
         return bool(self._every) and (done_steps % self._every == 0 or done_steps == self._last_step)
 
     def begin(self, done_steps: int, trainer: DraftTrainer) -> None:
-        """Export the draft of now and have it measured; every rank calls, and helps to gather the weights.
+        """Export the current draft and have it measured. Collective, because the weights are gathered.
 
-        Waits until the measurement before this one is over, and the last one of the run.
+        Wait until the previous measurement has finished; after the last step, also wait for this measurement.
         """
         if self._newest is not None:
             self._unsaid = self._newest.result()
@@ -55,7 +55,7 @@ class LiveMeasurements:
                 self._newest.result()
 
     def news(self) -> dict[str, Any]:
-        """Return fields of a step's record: what was measured, where that was not said yet, and what is served."""
+        """Return fields for a step's record: the served version, and new results if there are any."""
         if self._newest is not None and self._newest.done():
             self._unsaid, self._newest = self._newest.result(), None
         fields, self._unsaid = self._unsaid, {}

@@ -1,4 +1,4 @@
-"""LivePushes: a run's pushes of its draft to running servers, while it trains."""
+"""LivePushes: pushes of a run's draft to running servers during training."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAVING_S = 5.0
-"""Time for servers to answer when a run ends in the midst of a push; then the connections to them are cut."""
+"""Seconds for servers to answer if a run ends during a push; then the connections are closed."""
 
 
 class LivePushes(Resource):
-    """Decides when the draft is pushed, and hands each copy to the pusher of rank 0."""
+    """Decides when the draft is pushed; rank 0 copies the weights and pushes them in a thread."""
 
     def __init__(self, spec: RunSpec, rank: int, device: torch.device, group: ProcessGroup) -> None:
-        """Connect rank 0 of ``group`` to the servers of ``push.to``; without ``train.push_every`` none is due."""
+        """Connect rank 0 of ``group`` to the servers of ``push.to``; without ``train.push_every`` do nothing."""
         self._device, self._group = device, group
         self._every = spec.config.train.push_every if spec.config.push.to else 0
         self._last_step = spec.schedule.total_steps
         self._pusher = _Pusher(spec, device) if self._every and rank == 0 else None
 
     def is_due(self, done_steps: int) -> bool:
-        """Return whether to push after so many steps; the same on every rank."""
+        """Return whether to push after ``done_steps`` steps; the same on every rank."""
         return bool(self._every) and (done_steps % self._every == 0 or done_steps == self._last_step)
 
     def begin(self, done_steps: int, trainer: DraftTrainer) -> None:
-        """Push the draft's weights of now as version ``done_steps``; every rank calls, and helps to gather them.
+        """Push the draft's current weights as version ``done_steps``. Collective, because the weights are gathered.
 
-        Where the push before is not over, this one is left out, but for the last one of the run. On a device, the
-        weights are copied when it comes to that; the next step changes them afterwards, and nobody waits here.
+        If the previous push has not finished, skip this push, unless it is the last push of the run. On a device, the
+        weights are copied asynchronously, in stream order before the next step; the CPU does not wait.
         """
         if not self._goes_ahead(done_steps):
             if self._pusher is not None:
@@ -66,23 +66,23 @@ class LivePushes(Resource):
             deque(trainer.gather_weights(), maxlen=0)
 
     def news(self) -> dict[str, Any]:
-        """Return fields of a step's record: what came of a push, where that was not said yet, and what is served."""
+        """Return fields for a step's record: the served version, and the result of a finished push if it is new."""
         return {} if self._pusher is None else {**self._pusher.outcome(), **self._pusher.serving()}
 
     def finish(self) -> list[dict[str, Any]]:
-        """Wait for the last push, at most for twice the time of one; return what is left to say, in order."""
+        """Wait for the last push, at most for twice ``push.timeout_s``; return results not yet recorded, in order."""
         if self._pusher is None:
             return []
         self._pusher.wait()
         return list(iter(self._pusher.outcome, {}))
 
     def close(self) -> None:
-        """Give up a push under way; servers serve on what they serve."""
+        """Cancel a running push; servers continue to serve their current draft."""
         if self._pusher is not None:
             self._pusher.close()
 
     def _goes_ahead(self, done_steps: int) -> bool:
-        """Return rank 0's answer on every rank: it alone knows whether the push before is over."""
+        """Return rank 0's decision whether to push on every rank; only rank 0 knows if the last push has finished."""
         if done_steps == self._last_step:
             return True
         is_free = self._pusher is not None and not self._pusher.is_busy
@@ -97,7 +97,7 @@ class LivePushes(Resource):
 
 
 class _Pusher(Resource):
-    """Pushes one version after the other on a thread of its own, and judges each one where a canary is asked for."""
+    """Pushes versions in a thread of its own, and judges each version if ``push.canary_margin`` is set."""
 
     def __init__(self, spec: RunSpec, device: torch.device) -> None:
         config = spec.config.push
@@ -115,7 +115,7 @@ class _Pusher(Resource):
         for url, server in self._servers.items():
             self._publisher.add(url, server)
         self._lead: int | None = None
-        """Versions of this run less its steps; None before the first push."""
+        """Offset between version numbers and steps; None before the first push."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="live-pushes")
         self._newest: Future[None] | None = None
         self._outcomes: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -167,7 +167,7 @@ class _Pusher(Resource):
             server.close()
 
     def _version_of(self, done_steps: int) -> int:
-        """Return the version of the draft after so many steps: that number, above what any server has had before."""
+        """Return ``done_steps`` plus an offset, so that the version exceeds all earlier versions of the servers."""
         if self._lead is None:
             self._lead = max(0, self._publisher.next_version(self._config.timeout_s) - done_steps)
             if self._lead:
@@ -189,7 +189,10 @@ class _Pusher(Resource):
             log.warning("push of version %d failed: %s", version, cause(error))
 
     def _alike(self) -> list[str]:
-        """Return the servers that serve the newest committed version; before there is one, all if they are alike."""
+        """Return the servers that serve the newest committed version.
+
+        Before the first commit: return all servers if they serve the same version and digest, otherwise none.
+        """
         serving = {url: (status.version, status.digest) for url, status in self._publisher.serving().items()}
         committed = self._publisher.committed
         alike = {found for found in serving.values() if committed in (None, found[0])}
@@ -213,7 +216,7 @@ class _Pusher(Resource):
         return report
 
     def _name_transports(self, report: PublishReport) -> None:
-        """Say by which transport a server gets versions from now on, and why by no other."""
+        """Log which transport a server uses from now on, and why other transports were not used."""
         for url, outcome in report.replicas.items():
             if outcome.transport and outcome.transport != self._taken.get(url):
                 self._taken[url] = outcome.transport
@@ -221,7 +224,7 @@ class _Pusher(Resource):
                 log.info("%s gets the draft by %s; %s", url, outcome.transport, others or "no other is open")
 
     def _judge(self, canary: Canary, report: PublishReport) -> None:
-        """Revert a version that live traffic accepts less than the one before."""
+        """Revert a version whose acceptance length on live traffic is lower than the reference's."""
         served = [url for url, outcome in report.replicas.items() if outcome.state == "committed"]
         verdict = canary.judge(served)
         if verdict is None:
@@ -253,7 +256,7 @@ class _Pusher(Resource):
 
 
 def _failures(outcomes: Mapping[str, ReplicaOutcome], expected: str) -> str:
-    """Return the servers that are not in the expected state, each with the reason."""
+    """Return one line with the servers that are not in the expected state, and their reasons."""
     return "; ".join(
         f"{url} {outcome.state}: {outcome.reason}"
         for url, outcome in outcomes.items()

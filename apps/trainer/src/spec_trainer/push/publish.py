@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def publish_draft(request: PushRequest, target: TargetSpec) -> PublishReport:
-    """Publish the draft as one version more than any of the servers has; ``target`` is the request's.
+    """Publish the draft under a version higher than any server's; ``target`` is the target of ``request``.
 
-    Raise UsageError, one line, for anything that is wrong before a server was asked to receive, EngineError where a
+    Raise UsageError, in one line, for any problem found before a server was asked to receive, and EngineError if a
     server does not answer.
     """
     from safetensors.torch import load_file

@@ -1,4 +1,4 @@
-"""PushRequest: the options of ``spec-trainer push``. The command line imports it, so it is light."""
+"""PushRequest: the options of ``spec-trainer push``. It imports little, for a fast start."""
 
 from __future__ import annotations
 

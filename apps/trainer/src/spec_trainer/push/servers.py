@@ -1,4 +1,4 @@
-"""The running servers that a draft is pushed to."""
+"""Connect to the running servers to which a draft is pushed, and check that a push can work."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 ANSWER_S = 60.0
-"""Longest time for an answer of a server, unless a command names another."""
+"""Default timeout for a server's answer, in seconds."""
 
 
 def connect_servers(urls: Sequence[str], timeout_s: float = ANSWER_S) -> dict[str, HttpReplica]:
-    """Return the server at each address. Raise ConfigError for a wrong one, EngineError where none answers."""
+    """Return address -> server. Raise ConfigError for a malformed address, EngineError if one does not answer."""
     servers: dict[str, HttpReplica] = {}
     for url, server in ask_servers(urls, timeout_s).items():
         if isinstance(server, EngineError):
@@ -44,9 +44,9 @@ def connect_servers(urls: Sequence[str], timeout_s: float = ANSWER_S) -> dict[st
 
 
 def ask_servers(urls: Sequence[str], timeout_s: float) -> dict[str, HttpReplica | EngineError]:
-    """Return the server at each address, or why it cannot be used; all are asked at once.
+    """Return address -> server, or the error if it cannot be used; all servers are asked in parallel.
 
-    Raise ConfigError for a wrong address or secret before the secret goes anywhere.
+    Raise ConfigError for a malformed address or secret before the secret is sent to any server.
     """
     token = _token()
     for url in urls:
@@ -65,7 +65,7 @@ def ask_servers(urls: Sequence[str], timeout_s: float) -> dict[str, HttpReplica 
 def open_transports(backend: Backend, options: PushConfig | PushRequest) -> dict[str, WeightTransport]:
     """Return the weight transports that a push may use.
 
-    Raise UsageError where none is, one that was asked for cannot be used, or nothing can be written to its folder.
+    Raise UsageError if there is none, if a requested transport cannot be used, or if its folder is not writable.
     """
     wanted: dict[str, object] = {"bucket_bytes": options.bucket_bytes, "folder": options.folder}
     values = {key: value for key, value in wanted.items() if value is not None}
@@ -83,9 +83,9 @@ def open_transports(backend: Backend, options: PushConfig | PushRequest) -> dict
 def open_publisher(
     backend: Backend, options: PushConfig | PushRequest, target: TargetSpec, device: torch.device
 ) -> Publisher:
-    """Return a publisher of drafts for ``target`` that makes its buckets on ``device``.
+    """Return a publisher of drafts for ``target`` that fills its buckets (send buffers) on ``device``.
 
-    Raise UsageError as ``open_transports`` does, and where this host cannot listen at the address.
+    Raise UsageError as ``open_transports`` does, and if this host cannot listen at the address.
     """
     from spec_kit.weight_sync import Publisher
 
@@ -100,7 +100,7 @@ def open_publisher(
 
 
 def check_pushes(parts: RunParts) -> None:
-    """Raise UsageError for pushes that cannot work whatever the servers say; nothing is connected or opened."""
+    """Raise UsageError if a run's pushes cannot work with any server; connect to nothing."""
     push = parts.config.push
     if parts.config.train.push_every or parts.config.train.serve_every:
         _parsed(push.address)
@@ -110,14 +110,14 @@ def check_pushes(parts: RunParts) -> None:
 
 
 def check_sender(parts: RunParts) -> None:
-    """Raise UsageError where this host cannot push, whatever the servers say; nothing is connected."""
+    """Raise UsageError if this host cannot push to any server; connect to nothing."""
     _token()
     open_transports(parts.backend, parts.config.push)
     _check_listening(parts.config.push.address)
 
 
 def check_servers(spec: RunSpec) -> None:
-    """Raise UsageError or EngineError where a run could push to none of its servers from the start."""
+    """Raise UsageError or EngineError if a run cannot push, or if a server of ``push.to`` does not answer."""
     check_pushes(spec)
     check_listening(spec)
     if spec.config.push.to:
@@ -125,9 +125,9 @@ def check_servers(spec: RunSpec) -> None:
 
 
 def check_listening(spec: RunSpec) -> None:
-    """Raise ConfigError where a run that pushes cannot listen at ``push.address``, whose port may be in use.
+    """Raise ConfigError if a run that pushes cannot listen at ``push.address``, such as if its port is in use.
 
-    Where workers may be on other hosts, whoever pushes finds out whether it can listen there.
+    If workers may be on other hosts, this is not checked here: the rank that pushes listens on its own host.
     """
     pushes = spec.config.train.push_every or spec.config.train.serve_every
     if pushes and not any(member.host for member in spec.members()):
@@ -135,10 +135,10 @@ def check_listening(spec: RunSpec) -> None:
 
 
 def _token() -> str:
-    """Return the secret that the servers ask for.
+    """Return the secret by which this process authenticates to the servers.
 
-    It is in the environment, as it is for them: a configuration is kept in the run directory, and a command line is
-    seen by every user of the host.
+    It is an environment variable, because the configuration is saved in the run directory, and every user of the host
+    can see a command line.
     """
     token = os.environ.get(DRAFT_TOKEN_VARIABLE, "")
     if not token:
@@ -150,14 +150,14 @@ def _token() -> str:
 
 
 def _check_listening(address: str) -> None:
-    """Raise ConfigError where this host cannot listen at ``host:port`` for the ranks of servers."""
+    """Raise ConfigError if this host cannot listen at ``host:port`` for the ranks of servers."""
     host, port = _parsed(address)
     with _named(address):
         bind(host, port).close()
 
 
 def _parsed(address: str) -> tuple[str, int]:
-    """Return host and port. Raise ConfigError for what no server could connect to."""
+    """Return host and port of an address. Raise ConfigError if servers cannot connect to it."""
     with _named(address):
         host, port = parse_address(address)
         if host in ("0.0.0.0", "::"):

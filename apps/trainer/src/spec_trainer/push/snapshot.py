@@ -1,4 +1,4 @@
-"""WeightSnapshot: the draft's weights of one step, copied while training goes on."""
+"""WeightSnapshot: a copy of the draft's weights after one step, made while training continues."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 
 _COPIES = 4
-"""Room for a tensor's copy, and for exports of it: the one under way, the newest and the one before."""
+"""Copies of a tensor that must fit: the snapshot, and the current, newest and previous exports of it."""
 
 
 class WeightSnapshot:
-    """Memory for the weights of one step. The first copy allocates it, and each later one uses it again.
+    """Memory for the weights of one step; the first copy allocates it, and later copies reuse it.
 
-    It is on the weights' own device while there is room, else on the host. A device copies in the order of its
-    current stream: what a later step changes comes after, and one gathered tensor at a time is there. Whoever reads
-    the copies waits for the device; whoever takes them does not.
+    It is on the weights' device if memory suffices, else on the host. Copies run on the device's current stream, so
+    they precede a later step's changes, and only one gathered tensor exists at a time. ``take`` does not wait for
+    the device; ``read`` does.
     """
 
     def __init__(self) -> None:
-        """Hold nothing yet."""
+        """Allocate no memory yet."""
         self._memory: dict[str, Tensor] = {}
         self._room: int | None = None
-        """Bytes of the device that are left for this; None before the first copy."""
+        """Bytes of device memory that are left for copies; None before the first copy."""
         self._copied: Any = None
-        """Event of the device behind the last copy; None where all tensors were on the CPU."""
+        """Device event recorded after the last copy; None if all tensors were on the CPU."""
 
     def take(self, gathered: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy every tensor, each before the next is asked for.
+        """Copy every tensor before the next one is gathered.
 
-        Raise RunError where there is no memory for it, also then after the last one: other ranks help to gather them.
+        Raise RunError if memory does not suffice, but only after all tensors are gathered: gathering is collective.
         """
         device: torch.device | None = None
         failure: Exception | None = None
@@ -57,7 +57,7 @@ class WeightSnapshot:
         self._copied = None if device is None else queued_before(device)
 
     def read(self) -> Mapping[str, Tensor]:
-        """Return the copies once the device has made them; they are valid until the next ``take``."""
+        """Wait for the device and return the copies, which are valid until the next ``take``."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._memory
@@ -81,7 +81,7 @@ class WeightSnapshot:
 
 
 def _room(device: torch.device) -> int:
-    """Return the bytes that this process may still take beside what it has taken at its peak."""
+    """Return the bytes of device memory that this process can still allocate beyond its peak so far."""
     import torch
 
     module = torch.get_device_module(device)

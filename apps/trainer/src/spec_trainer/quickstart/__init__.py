@@ -1,1 +1,1 @@
-"""The main job end to end on this machine, with nothing else at hand."""
+"""The quickstart: train, export and evaluate a small draft on this machine, without downloads."""

@@ -1,6 +1,6 @@
-"""Two drafts without training on hidden states, which a trained draft has to beat.
+"""Two baseline drafts that do not use hidden states: a bigram model and prompt lookup.
 
-Both are decoded by the same code as a real draft (``Engine.use_proposer``).
+The engine decodes both with the same code as a trained draft (``Engine.use_proposer``).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class BigramModel:
     """A bigram model: p(b | a) = (count(a, b) + strength · p(b)) / (count(a) + strength), from token sequences.
 
-    p(b) is the unigram distribution with one added count per token, so that no probability is 0. Counts are kept for
-    the pairs that occur, not for all V². Shape suffix: V vocabulary.
+    p(b) is the unigram distribution with one added count per token, so that no probability is 0. Counts are stored
+    only for pairs that occur, not for all V². Shape suffix: V vocabulary.
     """
 
     def __init__(self, sequences: Iterable[Sequence[int]], vocab_size: int, strength: float = 1.0) -> None:
-        """Count the bigrams of ``sequences``."""
+        """Count the bigrams of ``sequences``, which are lists of token ids."""
         self._vocab_size = vocab_size
         self._strength = strength
         unigram_V = torch.ones(vocab_size, dtype=torch.float64)
@@ -38,7 +38,7 @@ class BigramModel:
         self._keys, self._counts = torch.unique(torch.cat(keys), return_counts=True)
 
     def after(self, token_id: int) -> Tensor:
-        """Return the distribution of the token after ``token_id``: float64 [V]."""
+        """Return the distribution of the token that follows ``token_id``: float64 [V]."""
         edges = torch.tensor([token_id, token_id + 1]) * self._vocab_size
         start, stop = torch.searchsorted(self._keys, edges).tolist()
         probs_V = self._strength * self._unigram_V
@@ -47,10 +47,10 @@ class BigramModel:
 
 
 class BigramProposer(Proposer):
-    """Guesses each token from the one before it."""
+    """Guesses each token from the previous token."""
 
     def __init__(self, bigram: BigramModel) -> None:
-        """Propose by ``bigram``."""
+        """Propose tokens with ``bigram``."""
         self._bigram = bigram
         self._last = 0
 
@@ -76,7 +76,7 @@ class BigramProposer(Proposer):
 class PromptLookupProposer(Proposer):
     """Copies what followed the latest earlier occurrence of the last three, two or one tokens.
 
-    Guesses fewer tokens, or none, where the text has no more. Method: prompt lookup decoding, A. Saxena,
+    Guesses fewer tokens, or none, if the text has no more. Method: prompt lookup decoding, A. Saxena,
     2023, https://github.com/apoorvumang/prompt-lookup-decoding.
     """
 
@@ -99,7 +99,7 @@ class PromptLookupProposer(Proposer):
         return Proposal(token_ids=())
 
     def _end_of_latest(self, ngram: list[int]) -> int | None:
-        """Return the end of the latest earlier occurrence of ``ngram``, with which the text ends."""
+        """Return the end index of the latest earlier occurrence of ``ngram``, the text's last tokens, or None."""
         for start in range(len(self._ids) - len(ngram) - 1, -1, -1):
             if self._ids[start : start + len(ngram)] == ngram:
                 return start + len(ngram)

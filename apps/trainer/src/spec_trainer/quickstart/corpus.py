@@ -1,9 +1,9 @@
-"""Read the text that every CPython ships: its documented standard library source, and the topics of `help()`.
+"""Read the text that every CPython includes: documented source of the standard library, and topics of `help()`.
 
 Source is read as text and never imported. A document is a module's docstring, a documented function or class
-with its code, or a topic. Code stays in, and classes whole, because both are more regular than prose alone: a
-target of a few million parameters learns more of them than pairs of tokens, which is where a trained draft beats
-simple tricks.
+with its code, or a topic. Code is included, and classes are kept whole, because code is more regular than prose. A
+target of a few million parameters then learns more than pairs of tokens, so that a trained draft can beat simple
+baselines.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass(frozen=True)
 class Document:
-    """A text and its file, relative to the standard library's folder."""
+    """A text, and the path of its file relative to the standard library's folder."""
 
     source: str
     text: str
 
 
 def python_documents(folder: Path | None = None) -> list[Document]:
-    """Return the documents of `folder` (by default this Python's standard library), by file, without repeats."""
+    """Return the documents of `folder` (default: this Python's standard library), by file, without duplicates."""
     root = folder or Path(sysconfig.get_path("stdlib"))
     documents: dict[str, Document] = {}
     for path in sorted(_python_files(root)):
@@ -55,7 +55,7 @@ def python_documents(folder: Path | None = None) -> list[Document]:
 def split_by_file(
     documents: Iterable[Document], held_out_share: float, seed: int
 ) -> tuple[list[Document], list[Document]]:
-    """Return documents to train on, and documents of other files without those that mostly repeat the former."""
+    """Split documents by file into training and held-out documents; drop held-out ones that repeat training text."""
     train: list[Document] = []
     held_out: list[Document] = []
     for document in documents:
@@ -65,7 +65,7 @@ def split_by_file(
 
 
 def _python_files(root: Path) -> Iterator[Path]:
-    """Yield the files outside skipped folders, which are not entered: site-packages may hold many thousands."""
+    """Yield the Python files below `root`; skipped folders are not entered, because they may hold thousands."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
@@ -93,7 +93,7 @@ def _topics(tree: ast.Module) -> Iterator[str]:
 
 
 def _definitions(tree: ast.Module, lines: list[str]) -> Iterator[str]:
-    """Yield the module's functions and classes, whole, that have a docstring in them."""
+    """Yield the source of each top-level function or class that contains a docstring."""
     for node in tree.body:
         if isinstance(node, _DEFINITIONS) and any(_is_documented(inner) for inner in ast.walk(node)):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])

@@ -1,8 +1,8 @@
-"""``spec-trainer quickstart``: the main job end to end, for which nothing but Python is needed.
+"""``spec-trainer quickstart``: train, export and measure a small draft, without downloads.
 
-A tiny target is trained on the text that Python ships (once: it is cached), its hidden states are captured, a draft
-is trained on them, exported, and measured on held-out *files* against the untrained draft and two drafts that need
-no training at all.
+A tiny target is trained on the text that Python includes, and cached. Its hidden states are captured, and a draft is
+trained on them and exported. The draft is measured on held-out *files* against the untrained draft and two baselines
+that do not use hidden states.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ PIECE_CHARS = 700
 HELD_OUT_ROWS = 80
 PROMPT_TOKENS = 48
 CPU_CONCURRENCY = 4
-"""Texts side by side on a CPU: it has no idle arithmetic to verify the guesses of many more with."""
+"""Texts decoded at once on a CPU; with many more, a CPU has no spare compute to verify guesses."""
 COMPARED_TOKENS = 64
-"""Tokens of an answer by the drafts that the trained one is compared with: only their acceptance is measured."""
+"""Most tokens of an answer with a baseline draft, of which only the acceptance length is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartSize:
-    """How much of everything; the defaults take two cores some minutes.
+    """Sizes of the quickstart; with the defaults it takes some minutes on two cores.
 
-    The run's config.yaml has every key that training uses.
+    The run's config.yaml has every configuration key that training uses.
     """
 
     target: TinyTargetConfig = field(default_factory=TinyTargetConfig)
@@ -91,9 +91,9 @@ class QuickstartSize:
         "data.max_length=256",
     )
     seed: int = 0
-    """Seed of the draft's training; the target has its own."""
+    """Seed of the draft's training; ``TinyTargetConfig.seed`` is the seed of the target."""
     num_prompts: int = 32
-    """Whole batches of four and of thirty-two: one more would be decoded by itself, in the time of a batch."""
+    """Number of prompts: a multiple of the batches of 4 and of 32, so that no batch is incomplete."""
     sampling: SamplingParams = field(
         default_factory=lambda: SamplingParams(
             max_new_tokens=128, temperature=1.0, num_draft_tokens=3, stop_at_eos=False
@@ -102,17 +102,17 @@ class QuickstartSize:
 
 
 class QuickstartFiles:
-    """The cached folder, which a second run and the examples use again."""
+    """Paths in the cache folder, which later runs and the examples reuse."""
 
     def __init__(self, folder: Path) -> None:
-        """Name everything in ``folder``."""
+        """Set the paths of the target and the data in ``folder``."""
         self.folder = folder
         self.target = folder / "target"
         """Folder of the tiny target."""
         self.train = folder / "train.jsonl"
-        """Rows to train on."""
+        """File of the training rows."""
         self.held_out = folder / "held_out.jsonl"
-        """Rows to evaluate on."""
+        """File of the held-out rows."""
 
 
 def run_quickstart(
@@ -162,7 +162,7 @@ def run_quickstart(
 
 
 def highlights(summary: dict[str, Any], output: Path) -> dict[str, Any]:
-    """Return the few figures that are shown at the end."""
+    """Return the few figures that the command prints at the end."""
     lengths = {
         "untrained draft": "acceptance_length_before",
         "prompt lookup": "acceptance_length_prompt_lookup",
@@ -182,7 +182,7 @@ def highlights(summary: dict[str, Any], output: Path) -> dict[str, Any]:
 
 
 def _one_at_a_time(summary: dict[str, Any]) -> dict[str, float]:
-    """Return the speed-up of a single text with the run's number of draft tokens, where it was measured."""
+    """Return the speed-up for one text at a time, with the run's number of draft tokens, if it was measured."""
     found = [
         row["speedup"]
         for row in summary.get("speeds", ())
@@ -194,7 +194,7 @@ def _one_at_a_time(summary: dict[str, Any]) -> dict[str, float]:
 def prepare_files(
     size: QuickstartSize, stages: Stages | None = None, device: torch.device = CPU
 ) -> QuickstartFiles:
-    """Return the tiny target and its data from the cache, or make them on ``device``: a minute or two on a CPU."""
+    """Return the tiny target and its data from the cache, or create them on ``device`` (minutes on a CPU)."""
     stages = stages or Stages()
     stages.begin(READ)
     config, documents = size.target, python_documents(size.library)
@@ -214,7 +214,7 @@ def prepare_files(
 
 
 def _measure_all(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> dict[str, Any]:
-    """Measure the acceptance length of the trained draft and of three others, all by the same decoding."""
+    """Measure the trained draft's speed and acceptance length, and the acceptance length of three baselines."""
     untrained = export_untrained(run.draft, run.target, run.directory.root / "untrained_draft")
     with one_thread(), engine_output_kept(run.engine_type), create_engine(run, run.target) as engine:
         work = Workload(prompts=prompts, sampling=sampling)
@@ -237,9 +237,9 @@ def _shortened(sampling: SamplingParams) -> SamplingParams:
 
 
 def _measure_baselines(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> dict[str, float]:
-    """Measure the acceptance length of two drafts that see tokens only, with the engine of the defaults.
+    """Measure the acceptance length of the two baselines that use only tokens, with the default engine.
 
-    That engine is the reference, and decodes with any Proposer.
+    The default engine can decode with any Proposer.
     """
     from spec_trainer.quickstart.baselines import BigramModel, BigramProposer, PromptLookupProposer
 
@@ -262,13 +262,13 @@ def _acceptance_length(engine: Engine, prompts: Prompts, sampling: SamplingParam
 
 
 def held_out_prompts(run: RunSpec, num_prompts: int) -> Prompts:
-    """Return the first tokens of held-out pieces, whose files were not trained on."""
+    """Return the first ``PROMPT_TOKENS`` tokens of held-out rows as prompts."""
     long_enough = [sample for sample in run.dataset.held_out if len(sample) >= PROMPT_TOKENS]
     return [sample.input_ids[:PROMPT_TOKENS].tolist() for sample in _evenly(long_enough, num_prompts)]
 
 
 def _link(link: Path, folder: Path) -> None:
-    """Link target and data into the run directory."""
+    """Create or replace a symbolic link to ``folder``."""
     link.unlink(missing_ok=True)
     link.symlink_to(folder.resolve(), target_is_directory=True)
 
@@ -283,12 +283,12 @@ def _rows(documents: Sequence[Document]) -> list[dict[str, str]]:
 
 
 def _evenly(items: Sequence[T], num: int) -> list[T]:
-    """Return at most ``num`` of the items, at equal distances."""
+    """Return at most ``num`` items, evenly spaced."""
     return [items[index * len(items) // num] for index in range(num)] if len(items) > num else list(items)
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cut a document at line ends into samples of a few hundred tokens; the end of a long one would be lost."""
+    """Cut a document at line ends into pieces of a few hundred tokens, so that no sample is truncated."""
     piece: list[str] = []
     size = 0
     for line in text.splitlines(keepends=True):

@@ -1,4 +1,4 @@
-"""Collect what the quickstart's report shows of decoding with a draft: texts with guesses, topics, and speeds."""
+"""Collect data for the quickstart's report: decoded texts with their guesses, acceptance by topic, and speeds."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ log = logging.getLogger(__name__)
 
 NUM_TEXTS = 4
 SIDE_BY_SIDE = (1, 4, 8)
-"""Numbers of texts that are decoded at once to measure speeds: with many, the CPU is busy without a draft."""
+"""Numbers of texts decoded at once to measure speeds; with many texts a draft does not help on a CPU."""
 LEAST_TIMED = 4
-"""Texts that are decoded at least, so that one whose guesses are good does not decide."""
+"""Fewest texts for a speed, so that no single text dominates the result."""
 TIMED_TOKENS = 32
 
 
 def speeds(
     engine: Engine, prompts: Prompts, sampling: SamplingParams, most: int | None
 ) -> list[dict[str, Any]]:
-    """Return tokens per second by texts at once and number of draft tokens, 0 for plain decoding by the same code.
+    """Return tokens per second by concurrency and number of draft tokens; 0 draft tokens is plain decoding.
 
-    The engine has decoded both ways before. ``most``: draft tokens that a pass can have, if there is a limit.
+    The engine must be warmed up. ``most``: the most draft tokens of a pass; None if there is no limit.
     """
     rows = list[dict[str, Any]]()
     beyond = sampling.num_draft_tokens + 2
@@ -59,7 +59,7 @@ def speeds(
 
 
 def texts_and_topics(prompts: Prompts, answers: Sequence[Generation], text_of: Decode) -> dict[str, Any]:
-    """Return some answers with what became of each guess, and acceptance by the kind of text that is continued."""
+    """Return some answers with the outcome of each guess, and the acceptance length by topic of the prompt."""
     topics: dict[str, AcceptanceCounters] = {}
     for prompt, answer in zip(prompts, answers, strict=True):
         topic = topic_of(text_of(prompt))
@@ -77,7 +77,7 @@ def texts_and_topics(prompts: Prompts, answers: Sequence[Generation], text_of: D
 
 
 def topic_of(text: str) -> str:
-    """Return what kind of text a prompt begins."""
+    """Return the kind of text that a prompt begins with: classes, functions, or prose and other code."""
     first = text.removeprefix("<|im_start|>user\n").lstrip().split(maxsplit=1)[:1]
     kinds = {"class": "classes", "def": "functions", "async": "functions", "@": "functions"}
     word = first[0] if first else ""
@@ -85,7 +85,7 @@ def topic_of(text: str) -> str:
 
 
 def _tokens(answer: Generation, text_of: Decode) -> list[dict[str, Any]]:
-    """Return text, guess place and refused guess of each token; a token that was no guess has place 0."""
+    """Return for each token: its text, its position among the guesses (0 if not guessed), and the refused guess."""
     places = answer.guess_places or (0,) * len(answer.token_ids)
     refused = answer.refused_guesses or (-1,) * len(answer.token_ids)
     return [

@@ -1,4 +1,4 @@
-"""Progress over the whole quickstart: a bar, the stage that runs, and what comes next."""
+"""Show the quickstart's progress: a bar, the current stage, and the next stages."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ READ, TARGET, DRAFT, MEASURE, REPORT = (
     "writing the report",
 )
 SHARES: Mapping[str, float] = {READ: 0.02, TARGET: 0.42, DRAFT: 0.37, MEASURE: 0.18, REPORT: 0.01}
-"""Each stage's part of the time, on two cores."""
+"""Share of the total time that each stage takes on two cores."""
 _WIDTH = 24
 
 
 class Stages:
-    """The stages in their order; one that is not begun is passed over."""
+    """Progress through the stages, in order; a stage that is not begun is skipped."""
 
     def __init__(self, shares: Mapping[str, float] = SHARES) -> None:
-        """Start before the first stage."""
+        """Set the stages. ``shares``: title of each stage -> its share of the total time."""
         self._shares, self._current = shares, next(iter(shares))
 
     def begin(self, title: str) -> None:
-        """Show that a stage begins, and what comes after it."""
+        """Show that a stage begins, and which stages follow."""
         self._current = title
         titles = list(self._shares)
         following = titles[titles.index(title) + 1 :]
         self.show(0.0, f"next: {', '.join(following)}" if following else "")
 
     def show(self, share: float, note: str = "") -> None:
-        """Show that ``share`` of the current stage is done."""
+        """Show that ``share`` (0 to 1) of the current stage is done."""
         titles = list(self._shares)
         before = sum(self._shares[title] for title in titles[: titles.index(self._current)])
         done = before + share * self._shares[self._current]

@@ -1,4 +1,4 @@
-"""How a CPU computes models of a few million parameters fast."""
+"""Settings with which a CPU computes small models faster."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def bfloat16_products() -> Iterator[None]:
-    """Let matrix products of float32 use bfloat16 where the hardware can: to train, not to compare.
+    """Let float32 matrix products use bfloat16 if the hardware supports it; for training, not for measurements.
 
-    Products take less than half the time; sums stay float32.
+    Matrix products take less than half the time; accumulation stays in float32.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
@@ -27,7 +27,7 @@ def bfloat16_products() -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one core: a forward pass over a few tokens is over before other threads have begun."""
+    """Compute with one thread, which is faster for forward passes over a few tokens."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

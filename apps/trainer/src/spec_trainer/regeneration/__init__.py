@@ -1,5 +1,5 @@
-"""``spec-trainer regenerate``: the target answers the prompts of a data file anew.
+"""``spec-trainer regenerate``: the target generates new answers to the prompts of a data file.
 
-Reads top-down: ``request`` (the options), ``command`` (from options to document), ``conversation`` (one row, turn by
-turn), ``answer_file`` (what is written, and how it continues after an interruption).
+Modules in reading order: ``request`` (the options), ``conversation`` (answers one row, turn by turn), ``answer_file``
+(the output file, and how it is continued after an interruption). The command is in ``commands/regenerate.py``.
 """

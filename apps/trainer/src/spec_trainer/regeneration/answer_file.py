@@ -1,4 +1,4 @@
-"""AnswerFile: ``FILE.jsonl``, to which only whole lines are added, and its settings in ``FILE.jsonl.meta.json``."""
+"""AnswerFile: the output ``FILE.jsonl``, which grows by whole lines, and its settings in ``FILE.jsonl.meta.json``."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 FORMAT = "spec-trainer answers 1"
 
 _CUT = b'"finish_reason": "length"'
-"""Occurs nowhere else in a line: quotes within a JSON string are escaped."""
+"""Text in the line of a cut answer. It occurs nowhere else, because quotes within a JSON string are escaped."""
 
 
 class AnswerFile(Resource):
-    """The file of answers, locked for one command."""
+    """The file of answers, locked against other commands."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], about: Mapping[str, str]) -> None:
-        """Continue the file that is there, or start one; ``about`` is for readers and may change.
+        """Continue an existing file, or create one. ``about``: information for humans; it may differ from before.
 
-        Raise ArtifactError as ``check_answer_file`` does, and where the file is in use.
+        Raise ArtifactError as ``check_answer_file`` does, and if another command has locked the file.
         """
         check_answer_file(path, settings)
         self.path = path
@@ -39,22 +39,22 @@ class AnswerFile(Resource):
             self._file = stack.enter_context(open_own(path))
             lock_file(self._file, f"output {path} is being written by another command")
             self.complete = _size(path) > 0 and _meta(path)["result"].get("bytes") == _size(path)
-            """Whether every row is answered."""
+            """Whether all rows of the data are answered."""
             self.next_row = _first_missing_row(path, self._file)
-            """The first row of the data that is not answered."""
+            """Index of the first row of the data that is not answered."""
             if self.next_row == 0:
                 self._write_meta({})
             stack.pop_all()
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write answers so that a crash cannot lose them."""
+        """Append answers and fsync the file."""
         lines = [json.dumps(row, default=str) + "\n" for row in rows]
         self._file.write("".join(lines).encode())
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def seal(self) -> dict[str, int]:
-        """Note in the meta file that every row is answered; return the counts of lines."""
+        """Write into the meta file that all rows are answered; return the numbers of rows and of cut rows."""
         self._file.seek(0)
         counts = {"rows_written": 0, "rows_cut": 0}
         for line in self._file:
@@ -74,7 +74,7 @@ class AnswerFile(Resource):
 
 
 def check_answer_file(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ArtifactError where ``path`` is another file or a link, was made with other settings, or cannot be made.
+    """Raise ArtifactError if ``path`` is no answer file, has other settings, or cannot be written.
 
     Nothing is created.
     """
@@ -100,7 +100,7 @@ def check_answer_file(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _meta(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the objects ``settings`` and ``result`` of the meta file."""
+    """Return the keys ``settings`` and ``result`` of the meta file. Raise ArtifactError if it is damaged."""
     file = meta_of_answers(path)
     if not file.exists():
         raise ArtifactError(
@@ -122,7 +122,7 @@ def _first_missing_row(path: Path, file: IO[bytes]) -> int:
 
 
 def _drop_half_line(file: IO[bytes]) -> None:
-    """Remove what a crash left of the last line."""
+    """Remove an incomplete last line, which a crash may have left."""
     size = os.fstat(file.fileno()).st_size
     if size:
         with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:

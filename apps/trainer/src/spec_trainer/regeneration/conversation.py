@@ -1,8 +1,9 @@
-"""Answer a row anew: replay its turns in order, each answer in the context of the answers before it.
+"""Generate new answers for a row, turn by turn; each answer sees the new answers before it.
 
-Messages of system, user and tools are kept; each answer of the assistant is generated. Also kept are an assistant's
-message before the first question, and one that calls tools, because the results that follow belong to that call. An
-assistant's message right after another one was its continuation, and is dropped with it.
+System, user and tool messages are copied; each answer of the assistant is replaced by a generated answer. Two kinds
+of assistant messages are copied too: a message before the first question, and a message with tool calls, because
+the tool results after it belong to that call. An assistant message directly after a replaced one was its
+continuation, and is dropped.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ _ROW_KEYS = ("messages", "conversations", "text", "input_ids", "loss_mask")
 
 
 class Conversation(ABC):
-    """A row being answered: has a prompt and takes its answer, until no prompt is left; ``row`` is for training."""
+    """A row that is being answered. ``prompt`` is the next prompt, empty at the end; ``take`` gets its answer."""
 
     def __init__(self, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
-        """Begin with no prompt; a subclass sets the first one."""
+        """Start with an empty prompt; a subclass sets the first prompt."""
         self.encoder = encoder
         self.prompt: list[int] = []
-        """Token ids of the next prompt; empty where nothing is left to answer."""
+        """Token ids of the next prompt; empty if all turns are answered."""
         self.kept: list[tuple[int, int]] = []
-        """Spans of ``prompt`` that are earlier answers, token for token as they were generated."""
+        """(start, stop) of the earlier answers in ``prompt`` whose tokens are as they were generated."""
         self.was_cut = False
-        """Whether an answer was cut, or the next prompt would have been too long."""
+        """Whether an answer was cut at ``max_new_tokens``, or the next prompt would have been too long."""
         self.num_generated = 0
         self.input_ids: list[int] = []
-        """The context of the last answer, and that answer."""
+        """Token ids of the last prompt and its answer."""
         self.spans: list[tuple[int, int]] = []
-        """Spans of ``input_ids`` that are answers."""
+        """(start, stop) of the answers in ``input_ids``."""
         self._eos_token_ids = frozenset(eos_token_ids)
 
     def take(self, token_ids: Sequence[int], max_new_tokens: int) -> None:
-        """Take the answer to ``prompt``. One that was cut ends the conversation: half an answer gets no reply."""
+        """Record the answer to ``prompt``, and set the next prompt. A cut answer ends the conversation."""
         self.input_ids = [*self.prompt, *token_ids]
         self.spans = [*self.kept, (len(self.prompt), len(self.input_ids))]
         answer = self.without_end(token_ids)
@@ -56,12 +57,15 @@ class Conversation(ABC):
         self.proceed(answer)
 
     def without_end(self, token_ids: Sequence[int]) -> list[int]:
-        """Return an answer without its end token."""
+        """Return an answer's token ids without a final end-of-sequence token."""
         ended = bool(token_ids) and token_ids[-1] in self._eos_token_ids
         return list(token_ids[:-1] if ended else token_ids)
 
     def row(self, number: int, original: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answered row ``number``, with the keys of ``original`` that are not its content."""
+        """Return the answered row as training data, with further keys of the row ``original``.
+
+        ``number``: index of the row in the data.
+        """
         mask = [0] * len(self.input_ids)
         for start, stop in self.spans:
             mask[start:stop] = [1] * (stop - start)
@@ -84,10 +88,10 @@ class Conversation(ABC):
 
 
 class Continuation(Conversation):
-    """A text, which the target continues; or tokens, the last supervised run of which is replaced."""
+    """A text that the target continues, or tokens whose last supervised run it replaces."""
 
     def __init__(self, row: Text | Tokens, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
-        """Take the row as the prompt."""
+        """Set the prompt: the text's tokens, or the tokens before the last supervised run."""
         super().__init__(encoder, eos_token_ids)
         self.prompt = encoder.prompt(row)
         self._text = row.text if isinstance(row, Text) else None
@@ -98,26 +102,26 @@ class Continuation(Conversation):
             self._text += self.encoder.decode(answer)
 
     def text_form(self) -> dict[str, Any]:
-        """Return the text, where the row had one."""
+        """Return the text, if the row is a text."""
         return {} if self._text is None else {"text": self._text}
 
 
 class Dialogue(Conversation):
-    """A chat, each answer of which is generated anew."""
+    """A chat in which each answer is replaced by a generated answer."""
 
     def __init__(self, chat: Chat, encoder: Encoder, eos_token_ids: Sequence[int], longest: int) -> None:
-        """Start with the first prompt; ``longest``: the number of tokens that a prompt may have."""
+        """Set the first prompt. ``longest``: the most tokens of a prompt."""
         super().__init__(encoder, eos_token_ids)
         self._chat = chat
         self._longest = longest
         self._rest = list(chat.messages)
         self._messages: list[dict[str, Any]] = []
         self._known: list[tuple[str, int]] = []
-        """The text so far and its number of ``input_ids``, with the last answer's end token and without."""
+        """(text so far, its number of tokens in ``input_ids``), with the last answer's end token and without it."""
         self.prompt = self._next_prompt()
 
     def proceed(self, answer: list[int]) -> None:
-        """Set the next prompt; none where the conversation ends, is too long, or is refused by the template."""
+        """Set the next prompt; an empty one if the chat ends, becomes too long, or the template rejects it."""
         self._known = [
             (
                 self._opening.text + self.encoder.decode(self.input_ids[self.spans[-1][0] :]),
@@ -138,7 +142,7 @@ class Dialogue(Conversation):
         self.prompt = prompt
 
     def text_form(self) -> dict[str, Any]:
-        """Return the messages up to the last answer, the tools, and the template's variables where there are any."""
+        """Return the messages up to the last answer, and the tools and template variables if there are any."""
         beside = {"tools": self._chat.tools, "chat_template_kwargs": self.encoder.chat_template_kwargs}
         return {
             "messages": self._messages[: self._answers],
@@ -146,7 +150,7 @@ class Dialogue(Conversation):
         }
 
     def _next_prompt(self) -> list[int]:
-        """Take over messages up to the next answer, and return its prompt. Raise BadRow."""
+        """Copy messages up to the next answer, and return the answer's prompt, or [] at the end. Raise BadRow."""
         while self._rest and not self._is_to_be_answered():
             self._messages.append(self._rest.pop(0))
         if not self._asked():
@@ -163,11 +167,11 @@ class Dialogue(Conversation):
         return bool(self._messages) and self._messages[-1]["role"] in _ASKING
 
     def _in_context(self, opening: Opening) -> list[int]:
-        """Return the prompt's tokens.
+        """Return the token ids of the rendered prompt ``opening``.
 
-        Where its text begins with the text so far, it keeps those tokens, which the tokenizer might not give for the
-        same text. Elsewhere (with a template that drops reasoning, say) earlier answers are no longer what was
-        generated, and are not supervised.
+        If its text begins with the text so far, the generated tokens are reused for that text, because the tokenizer
+        might split it differently. If not, such as with a template that drops earlier reasoning, the earlier answers
+        differ from what was generated, and are not supervised.
         """
         for text, length in self._known:
             first = _border(opening, len(text)) if opening.text.startswith(text) else None
@@ -179,7 +183,7 @@ class Dialogue(Conversation):
 
 
 def _border(opening: Opening, position: int) -> int | None:
-    """Return the token that begins at character ``position``, or None."""
+    """Return the index of the token that begins at character ``position``, or None."""
     after = np.flatnonzero(opening.offsets[:, 0] >= position)
     if not len(after) or (opening.offsets[: after[0], 1] > position).any():
         return None
@@ -191,7 +195,7 @@ def open_conversation(
 ) -> Conversation:
     """Return the conversation of a row.
 
-    Raise BadRow for a row without a shape, without a prompt, or with a prompt of more than ``longest`` tokens.
+    Raise BadRow for a row of unknown form, without a prompt, or with a prompt of more than ``longest`` tokens.
     """
     row = parse_row(content)
     conversation: Conversation

@@ -1,4 +1,4 @@
-"""RegenerationRequest: the options of ``spec-trainer regenerate``. The command line imports it, so it is light."""
+"""RegenerationRequest: the options of ``spec-trainer regenerate``. It imports little, for a fast start."""
 
 from __future__ import annotations
 

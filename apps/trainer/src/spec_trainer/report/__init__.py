@@ -1,1 +1,1 @@
-"""report.html of a run: one file without scripts."""
+"""Write ``report.html`` of a run: one file without scripts."""

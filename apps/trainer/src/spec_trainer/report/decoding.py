@@ -1,4 +1,4 @@
-"""Sections of a report about speculative decoding, for readers who have never seen it."""
+"""Sections of a report about speculative decoding, for readers who do not know it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _NUMBERS = {
 
 
 def explanations(summary: Mapping[str, Any]) -> str:
-    """Return a sentence for each of the five numbers; nothing where they were not all measured."""
+    """Return a sentence that explains each number of ``_NUMBERS``; empty if they were not all measured."""
     if any(summary.get(key) is None for key in _NUMBERS):
         return ""
     rows = "".join(
@@ -68,7 +68,7 @@ def _shown(value: bool | float) -> str:
 
 
 def speed_picture(summary: Mapping[str, Any]) -> str:
-    """Return tokens per second by number of draft tokens, as a multiple of plain decoding."""
+    """Return a plot of the speed-up over plain decoding, by number of draft tokens."""
     rows = summary.get("speeds")
     if not rows:
         return ""
@@ -103,7 +103,7 @@ def speed_picture(summary: Mapping[str, Any]) -> str:
 
 
 def texts(summary: Mapping[str, Any]) -> str:
-    """Return decoded texts, coloured by the place of each accepted guess, with the refused ones struck out."""
+    """Return decoded texts; accepted guesses are coloured by position in their pass, refused guesses struck out."""
     shown = summary.get("texts")
     if not shown:
         return ""
@@ -132,7 +132,7 @@ def _token(token: Mapping[str, Any]) -> str:
 
 
 def topics(summary: Mapping[str, Any]) -> str:
-    """Return the acceptance length by kind of text."""
+    """Return a table of the acceptance length by kind of text."""
     rows = [
         (topic, f"{row['acceptance_length']:.2f}", f"{row['rounds']:,}")
         for topic, row in summary.get("topics", {}).items()

@@ -1,4 +1,4 @@
-"""HTML of reports: the only place where values become part of a page, each of them as text."""
+"""HTML helpers of reports. Only these functions insert values into a page, and they escape every value."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 def text(value: object) -> str:
-    """Return a value as text of a page, in which nothing is markup."""
+    """Return a value as HTML text, escaped."""
     return html.escape(str(value))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], words: int = 0) -> str:
-    """Return a table of values: ``words`` columns of text, then numbers, which stand on the right."""
+    """Return an HTML table: ``words`` columns of text, then columns of numbers, which are right-aligned."""
     head = "<tr>" + "".join(f"<th>{text(name)}" for name in heads) if heads else ""
     cells = (
         "".join(
@@ -27,7 +27,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], words: int = 0
 
 
 def figures(shown: Iterable[tuple[str, float | None, str]]) -> str:
-    """Return a box for each number that is there: its label, the number, and the format that it is shown in."""
+    """Return a box for each number that is not None; ``shown`` has (label, number, format) of each."""
     boxes = [
         f"<div class=figure><b>{text(form.format(value))}</b>{text(label)}</div>"
         for label, value, form in shown

@@ -1,4 +1,4 @@
-"""report.html: one self-contained file (inline SVG, no script, no network)."""
+"""Write ``report.html``, a self-contained page with inline SVG, without scripts or network access."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _EVALUATION_ROWS = {
 
 
 def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]) -> None:
-    """Render metrics.jsonl, the summary and the configuration of a run as one page."""
+    """Render metrics.jsonl, the summary and the configuration of a run as ``report.html``."""
     records = read_metrics(directory.metrics)
     parts = [
         f"<h1>{text(title)}</h1>",
@@ -83,7 +83,7 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """Return a whole page in the style of reports; ``parts`` is the HTML of its body."""
+    """Return a complete HTML page in the style of reports; ``parts``: HTML of the body."""
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8>"
         f'<meta name=viewport content="width=device-width, initial-scale=1"><title>{text(title)}</title>'
@@ -105,7 +105,7 @@ def _figures(summary: Mapping[str, Any]) -> str:
 
 
 def _origin(summary: Mapping[str, Any]) -> str:
-    """Return when, by which versions and on which machine the page was written, and the run's seed."""
+    """Return date, library versions, machine and the run's seed, in one line."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("spec-trainer", "torch"))
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     seed = f"; seed {summary['seed']}" if "seed" in summary else ""
@@ -113,7 +113,7 @@ def _origin(summary: Mapping[str, Any]) -> str:
 
 
 def _configuration(directory: RunDirectory, summary: Mapping[str, Any]) -> str:
-    """Return the plugins and the keys that differ from their defaults, and all keys folded."""
+    """Return the keys that differ from their defaults, and all keys in a collapsed section."""
     sections = {name: value for name, value in summary.get("changed", {}).items() if value != {}}
     changed = yaml.safe_dump(sections, sort_keys=False) if sections else ""
     shown = (
@@ -126,7 +126,7 @@ def _configuration(directory: RunDirectory, summary: Mapping[str, Any]) -> str:
 
 
 def _serving(summary: Mapping[str, Any]) -> str:
-    """Return the command of each engine that serves the draft."""
+    """Return HTML with the serving command of each engine that can serve the draft."""
     commands = "".join(
         f"<p>With {text(engine)}:</p><pre>{text(command)}</pre>"
         for engine, command in summary.get("serve", {}).items()
@@ -135,7 +135,7 @@ def _serving(summary: Mapping[str, Any]) -> str:
 
 
 def _decoding(summary: Mapping[str, Any]) -> str:
-    """Return what speculative decoding measured: acceptance length beside the baselines, tokens per second."""
+    """Return measured acceptance lengths of the draft and the baselines, and tokens per second."""
     rows = [
         (label, f"{summary[key]:.2f}")
         for key, label in _EVALUATION_ROWS.items()
@@ -148,7 +148,7 @@ def _decoding(summary: Mapping[str, Any]) -> str:
 
 
 def _speed(summary: Mapping[str, Any]) -> str:
-    """Return tokens per second with the draft and without, for the whole pass, then by concurrency."""
+    """Return a table of tokens per second with and without the draft, in total and by concurrency."""
     if not summary.get("tokens_per_s_without_draft"):
         return ""
     rows = [{"concurrency": "as many as the engine takes", **summary}, *summary.get("throughput", ())]
@@ -194,7 +194,7 @@ def _curves(records: Sequence[Record]) -> str:
 
 
 def _pace(records: Sequence[Record]) -> str:
-    """Return tokens per second over the steps, and the share of each step that waited for features."""
+    """Return plots of tokens per second and of the share of time spent waiting for features, over steps."""
     timed = [record for record in records if "tokens_per_s" in record and "time_step_s" in record]
     if not timed:
         return ""
@@ -234,7 +234,7 @@ def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
 
 
 def _pushes(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
-    """Return what became of each version that was pushed to running servers."""
+    """Return a table with the outcome of each version that was pushed to running servers."""
     outcomes: dict[int, Record] = {}
     for record in (*records, *summary.get("last_pushes", ())):
         if "push_version" in record:  # acceptance is compared some steps after the commit
@@ -258,7 +258,7 @@ def _pushes(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
 
 
 def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
-    """Return what the run's engine has measured of its drafts, and how long training waited for that."""
+    """Return the measurements of drafts in the run's engine, and how long training waited for them."""
     if not measured:
         return ""
     columns = {
@@ -287,7 +287,7 @@ def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
 
 
 def _cycles(summary: Mapping[str, Any]) -> str:
-    """Return what each draft was worth that the run's engine has decoded with."""
+    """Return a table with the figures of each draft with which the run's engine has decoded."""
     cycles = summary.get("cycles", ())
     if not cycles:
         return ""
@@ -307,7 +307,7 @@ def _cycles(summary: Mapping[str, Any]) -> str:
 
 
 def _versions(judged: Sequence[Record]) -> str:
-    """Return what each draft was worth that was judged on live requests, and which one servers had from then on."""
+    """Return a table of drafts judged on live requests, and of the draft that servers had after each verdict."""
     if not judged:
         return ""
     columns = {
@@ -328,7 +328,7 @@ def _versions(judged: Sequence[Record]) -> str:
 
 
 def _replacements(entries: Sequence[Record]) -> str:
-    """Return which engines were replaced, when, and why."""
+    """Return a table of replaced engines, with time and cause."""
     if not entries:
         return ""
     rows = [

@@ -1,4 +1,4 @@
-"""Pictures of a report: inline SVG. Each panel is an image, so that on a phone they stand below one another."""
+"""Plots of a report as inline SVG. Each panel is an image of its own, so that panels wrap on narrow screens."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 _AXES = (0.2, 0.17, 0.77, 0.66)
-"""Left, bottom, width, height as shares of a panel: room for numbers of seven digits, both names, and a factor
-below the title. To find such a place, matplotlib's own layouts draw each panel twice."""
+"""Left, bottom, width and height of the axes, as shares of a panel; they leave space for tick labels of seven digits,
+axis labels and title. They are fixed, because matplotlib's automatic layouts draw each panel twice."""
 
 
 def svg(draw: Callable[[Sequence[Axes]], None], panels: int) -> str:
-    """Return a row of panels that ``draw`` fills."""
+    """Return the HTML of a row of ``panels`` plots; ``draw`` is called once with the axes of all of them."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

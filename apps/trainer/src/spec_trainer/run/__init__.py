@@ -1,1 +1,1 @@
-"""A run: its inputs, directory, schedule and records."""
+"""Inputs, directory, schedule and records of a run."""

@@ -1,7 +1,7 @@
-"""BatchSchedule: what a run does, item by item, as a pure function of (data, seed, topology).
+"""BatchSchedule lists a run's global batches, in order, as a pure function of (data, seed, topology).
 
-Every process of a run derives the same items from the same configuration, so nothing is negotiated: engines capture,
-ranks train, and a resumed run starts at exactly the next sample. The order of the items is also the order in which
+Every process of a run derives the same items (batches to train or to evaluate) from the same configuration, without
+communication. A resumed run starts at exactly the next sample. The order of the items is also the order in which
 features are admitted to memory.
 """
 
@@ -29,7 +29,7 @@ class GlobalBatch:
     """One global batch, to train on or to evaluate."""
 
     step: int
-    """The optimizer step that trains it; for an evaluation, the number of steps done before it."""
+    """Optimizer step that trains the batch, counted from 0; for an evaluation, the number of steps done before it."""
     evaluates: bool
     epoch: int
     sample_ids: tuple[int, ...]
@@ -37,16 +37,16 @@ class GlobalBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
-    """Everything besides the data that fixes the global batches: plain numbers, never read from a group."""
+    """Settings that, with the data, determine the global batches; plain numbers, not read from a process group."""
 
     global_batch_tokens: int
     shuffle: bool
     seed: int
     data_parallel_ranks: tuple[int, ...]
-    """Data-parallel rank of each trainer process: which share of a global batch it trains."""
+    """Data-parallel rank of each trainer process, which is the index of the share that the process trains."""
     accumulation: int
     capture_tokens: int
-    """Token budget of one capture batch of the engine."""
+    """Most tokens of one capture batch of the engine."""
     total_steps: int | None
     epochs: int
     eval_every: int
@@ -71,12 +71,12 @@ class BatchSettings:
 
 
 class BatchSchedule:
-    """The global batches of a run, in order, and how they are cut for engines and trainer processes."""
+    """The global batches of a run, in order, and their division among engines and trainer processes."""
 
     def __init__(self, dataset: Dataset, settings: BatchSettings, part: range | None = None) -> None:
-        """Keep what fixes the schedule; nothing is computed before it is asked for.
+        """Store the dataset and the settings; batches are computed on demand.
 
-        ``part``: the steps of the run that ``dataset`` is for, where it is not for all.
+        ``part``: the steps of the run that train on ``dataset``; None for all steps.
         """
         self.dataset = dataset
         self.settings = settings
@@ -99,16 +99,16 @@ class BatchSchedule:
 
     @property
     def epochs(self) -> float:
-        """Passes over the data that the whole run makes, about."""
+        """Approximate number of passes over the data in the whole run."""
         return self.total_steps / self._train.steps_in_epoch(0)
 
     @property
     def steps(self) -> range:
-        """The steps that are trained on this dataset: all, or those of a cycle in a run that decodes."""
+        """The steps that are trained on this dataset: all steps, or one cycle's steps in a run that decodes."""
         return range(self.total_steps) if self._part is None else self._part
 
     def items(self, done_steps: int) -> Iterator[GlobalBatch]:
-        """Yield all that is left to do after ``done_steps`` optimizer steps, in order."""
+        """Yield the global batches that are left after ``done_steps`` optimizer steps, in order."""
         for step in range(done_steps, self.steps.stop):
             yield self.train_item(step)
             if self.evaluates_after(step + 1):
@@ -139,13 +139,16 @@ class BatchSchedule:
 
     @lru_cache(maxsize=64)  # noqa: B019 (a schedule lives as long as its process)
     def shares(self, item: GlobalBatch) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """Return [data-parallel rank][micro-batch] -> sample ids: every sample once, every rank as many passes."""
+        """Return sample ids by [data-parallel rank][micro-batch].
+
+        Every sample occurs once, and every rank has the same number of micro-batches.
+        """
         return shares(item.sample_ids, self.dataset.lengths, self.num_shares, self.settings.accumulation)
 
     def imbalance(self, item: GlobalBatch) -> float:
-        """Return the tokens of each pass's largest micro-batch, summed, over those of a mean share; at best 1.
+        """Return the load imbalance: tokens of each pass's largest micro-batch, summed, over a mean share's tokens.
 
-        Ranks wait for each other in every pass.
+        It is 1 at best. Ranks wait for each other in every pass.
         """
         lengths = self.dataset.lengths
         tokens = [
@@ -154,12 +157,12 @@ class BatchSchedule:
         return sum(map(max, zip(*tokens, strict=True))) * self.num_shares / sum(map(sum, tokens))
 
     def share(self, item: GlobalBatch, process: int) -> tuple[tuple[int, ...], ...]:
-        """Return [micro-batch] -> sample ids of what a trainer process trains."""
+        """Return the sample ids of each micro-batch that trainer process ``process`` trains."""
         return self.shares(item)[self.settings.data_parallel_ranks[process]]
 
     @lru_cache(maxsize=64)  # noqa: B019
     def destinations(self, item: GlobalBatch) -> dict[int, tuple[int, ...]]:
-        """Return sample id -> the trainer processes that train it: all of one data-parallel rank."""
+        """Return sample id -> the trainer processes that train it: all processes of one data-parallel rank."""
         return {
             sample_id: processes
             for share, processes in zip(self.shares(item), self._processes, strict=True)
@@ -176,26 +179,26 @@ class BatchSchedule:
         return [tuple(processes) for processes in found]
 
     def captures(self, item: GlobalBatch) -> list[tuple[int, ...]]:
-        """Return the capture batches of an item: made for the target, whoever trains the samples."""
+        """Return the capture batches (sample ids) of an item; they do not depend on which rank trains a sample."""
         return capture_batches(item.sample_ids, self.dataset.lengths, self.settings.capture_tokens)
 
     def request_id(self, item: GlobalBatch, sample_id: int) -> int:
         """Return the id of one capture of a sample.
 
-        The same sample comes again in later epochs and evaluations, and two captures of it may be under way at once.
-        Ids of an item are higher than those of the items before it; the items of one evaluation share a range.
+        A sample is captured again in later epochs and evaluations, and two captures of it may run at once. Ids
+        of an item are higher than the ids of earlier items; the items of one evaluation share a range of ids.
         """
         return (2 * item.step + (not item.evaluates)) * len(self.dataset.lengths) + sample_id
 
     def num_tokens(self, request_id: int) -> int:
-        """Return the length of the sample of a capture."""
+        """Return the number of tokens of the sample that belongs to a request id."""
         return self.dataset.lengths[request_id % len(self.dataset.lengths)]
 
     @lru_cache(maxsize=2)  # noqa: B019
     def denominators(self, items: tuple[GlobalBatch, ...], draft: Draft) -> Tensor:
-        """Return the loss denominators over all samples of ``items``, from masks alone: no rank asks another.
+        """Return the loss denominators over all samples of ``items``, from loss masks only, without communication.
 
-        Those of the latest calls are kept: of many ranks' samples they take a while, and may be asked for ahead.
+        The latest results are cached, so that they can be computed ahead of their use.
         """
         return draft.denominators(
             [

@@ -1,4 +1,4 @@
-"""The run directory: who owns it, where each file is, what a crashed run left behind."""
+"""RunDirectory: the paths of a run directory's files, checks of its owner, and cleanup after a crash."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _TRAIN_IDENTITY = (
 def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> str:
     """Return a digest of data, chat format, target, draft, optimizer, seed, dtype and batch: the run's identity.
 
-    Options of draft, optimizer and strategy belong to it but for those that change speed only. The strategy itself,
-    the number of processes, placement, logging, timeouts and ``train.steps`` may change between start and resume.
+    Options of the draft, the optimizer and the strategy are included, except options that change speed only. The
+    strategy itself, the number of processes, placement, logging, timeouts and ``train.steps`` are not: they may
+    change between start and resume.
     """
     parts = {
         "data": data_digest,
@@ -64,41 +65,41 @@ _IDENTITY_BYTES = 1 << 10
 
 
 class RunDirectory:
-    """Paths of one run; nothing is created before ``open``."""
+    """Paths of one run's files; nothing is created before ``open``."""
 
     def __init__(self, root: Path) -> None:
-        """Name everything below ``root``."""
+        """Set the path of each file and folder below ``root``."""
         self.root = root
         self.config = root / "config.yaml"
-        """The whole configuration, resolved."""
+        """File of the complete, resolved configuration."""
         self.replacements = root / "logs" / "replacements.jsonl"
-        """One JSON object for each engine that was replaced: when, and why."""
+        """File with a JSON object for each replacement of an engine: time and cause."""
         self.metrics = root / "metrics.jsonl"
-        """One JSON object for each step."""
+        """File with a JSON object for each step."""
         self.summary = root / "summary.json"
-        """Numbers of the finished run."""
+        """File with the figures of the finished run."""
         self.checkpoints = root / "checkpoints"
         """Folder of the checkpoints."""
         self.versions = root / "versions.jsonl"
-        """One JSON object for each draft that was judged on live requests (``spec-trainer follow``)."""
+        """File with a JSON object for each draft that was judged on live requests (``spec-trainer follow``)."""
         self.draft = root / "draft"
         """Folder of the exported draft."""
         self.decoded = root / "decoded"
-        """Folder of what the run's engine has decoded (``decode.every``, ``train.serve_every``)."""
+        """Folder of the engine's answers and of served drafts (``decode.every``, ``train.serve_every``)."""
         self.measurements = self.decoded / "measurements.jsonl"
-        """One JSON object for each draft that the run's engine has measured (``train.serve_every``)."""
+        """File with a JSON object for each draft that the run's engine has measured (``train.serve_every``)."""
         self.report = root / "report.html"
-        """Page with curves and numbers."""
+        """File of the HTML report."""
         self.logs = root / "logs"
-        """Folder of each process's log."""
+        """Folder with a log file for each process."""
         self._owner = root / ".identity"
 
     def served_draft(self, version: int) -> Path:
-        """Return the folder of the draft after so many steps, for the run's engine to serve; it may not exist."""
+        """Return the folder of the draft after ``version`` steps, which the run's engine serves; it may not exist."""
         return self.decoded / f"draft-{version}"
 
     def check_folder(self) -> None:
-        """Raise ArtifactError if the directory is no run directory, or cannot be made or written to."""
+        """Raise ArtifactError if the directory is not empty and no run directory, or cannot be made or written to."""
         if os.path.isfile(self.root):
             raise ArtifactError(f"output {self.root} is a file; give a directory")
         check_writable(self.root)
@@ -118,16 +119,19 @@ class RunDirectory:
             )
 
     def begun_as(self) -> str | None:
-        """Return the identity of the run that the directory belongs to; None where it is no run directory."""
+        """Return the identity of the run that owns the directory; None if it is no run directory."""
         self.check_folder()
         return self._identity() if self._owner.exists() else None
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keep a second run out during the ``with`` block; a run refused before a first checkpoint leaves nothing."""
+        """Lock the directory during the ``with`` block.
+
+        After a UsageError, a directory that was empty before and has no checkpoint is emptied again.
+        """
         return locked_folder(self.root, "a run", "checkpoints/step-*")
 
     def open(self, identity: str, config: AnyRunConfig) -> None:
-        """Take ownership, before anything else is in the directory, and write the resolved configuration."""
+        """Write the owner file first, create the subfolders, and write the resolved configuration."""
         self.check_owner(identity)
         write_atomically(self._owner, identity + "\n")
         self.logs.mkdir(exist_ok=True)
@@ -136,9 +140,9 @@ class RunDirectory:
         write_atomically(self.config, dump_yaml(config))
 
     def remove_unfinished(self) -> None:
-        """Remove what a killed run has left: checkpoints and exports cut short, a launcher's marks among the logs.
+        """Remove a killed run's unfinished checkpoints and exports, and a launcher's hidden files in ``logs``.
 
-        No process may be writing.
+        No process may be writing to the directory.
         """
         self._check_entries()  # nothing is removed through a link
         folders = (self.checkpoints, self.decoded, self.logs)
@@ -149,10 +153,10 @@ class RunDirectory:
             remove(left)
 
     def _check_entries(self) -> None:
-        """Raise ArtifactError for a link, a pipe or a device where the run reads, writes or removes by name.
+        """Raise ArtifactError if a path that the run reads, writes or removes is a link, a pipe or a device.
 
-        Not among them are the draft, which is replaced as a whole, and what is in the folder of checkpoints, which
-        is looked at as each is read: of a link there nothing but the link is ever removed.
+        The draft folder is not checked, because it is replaced as a whole. Each checkpoint is checked when it is
+        read; if a checkpoint is a link, only the link is ever removed.
         """
         folders = (self.checkpoints, self.decoded, self.logs)
         files = (self.config, self.metrics, self.versions, self.summary, self.report, self._owner)
@@ -167,7 +171,7 @@ class RunDirectory:
         return read_bytes(self._owner, ArtifactError, _IDENTITY_BYTES).decode(errors="replace").strip()
 
     def check_still_owned(self, identity: str) -> None:
-        """Raise RunError where the directory was removed, or given to another run, since this one has opened it."""
+        """Raise RunError if the directory was removed or taken by another run since this run opened it."""
         if not self._owner.exists() or self._identity() != identity:
             raise RunError(f"output {self.root} was removed or replaced while this run was under way")
 

@@ -1,12 +1,12 @@
-"""The Dispatcher hands capture batches to engines, in the schedule's order, inside each rank's byte window.
+"""The Dispatcher hands capture batches to engines, in the schedule's order, within each rank's byte window.
 
-Admission in the order of the schedule is what makes the window safe: a sample is dispatched only when it fits
-beside the unreleased samples *before* it, so the sample that a rank waits for always has room, however slow its
-engine is.
+The window is the memory for a rank's features in flight. Admission in the order of the schedule prevents a deadlock.
+A sample is dispatched only when it fits into the window together with all unreleased *earlier* samples. So the
+sample that a rank waits for always fits, however slow its engine is.
 
-Where an engine is lost, the batches that it had are captured again, whole: as they were, so that features are the
-same bit for bit. A rank may then receive a sample twice, and drops one; that is why the room of a sample becomes free
-only once it was released *and* its batch is captured.
+If an engine is lost, its batches are captured again, unchanged and whole, so that the features are the same bit for
+bit. A rank may then receive a sample twice, and drops one copy. That is why the window's bytes for a sample become
+free only once the rank has released it *and* its batch is captured.
 """
 
 from __future__ import annotations
@@ -32,49 +32,49 @@ if TYPE_CHECKING:
     from spec_trainer.run.batch_schedule import BatchSchedule, GlobalBatch
 
 _QUEUED_PER_ENGINE = 2
-"""Capture batches per engine, one in the target and one behind it: enough to never idle, few enough to share."""
+"""Capture batches per engine: one in computation and one queued, so that the engine never idles."""
 
 
 @dataclass(frozen=True)
 class SampleReference:
-    """A sample that is to be captured. Its token ids lie in the run's dataset."""
+    """A sample to capture. Its token ids are in the run's dataset."""
 
     request_id: int
     sample_id: int
     destinations: tuple[str, ...]
-    """Addresses of the trainer processes that train it."""
+    """Receiver addresses of the trainer processes that train the sample."""
 
 
 @dataclass(eq=False)
 class _Batch:
-    """Samples to capture together."""
+    """Samples that one engine captures together, and their state."""
 
     number: int
-    """Place in the schedule's order."""
+    """Position in the schedule's order."""
     samples: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Request id and sample id of each."""
+    """Request id and sample id of each sample."""
     waiting: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     """Request id -> the ranks that have not released the sample."""
     need: Counter[int] = field(default_factory=Counter[int])
-    """Bytes that they take of each rank's window."""
+    """Rank -> bytes that the samples take of its window."""
     released: Counter[int] = field(default_factory=Counter[int])
-    """Bytes that ranks have released before the batch was captured."""
+    """Rank -> bytes that it released before the batch was captured."""
     captured: bool = False
-    """Whether its engine has captured it: then that has sent it, but not all of it may have arrived."""
+    """Whether the engine has captured and sent the batch; it may not have arrived completely."""
 
 
 class Capturer(Protocol):
-    """An engine, in this process or another, as the dispatcher sees it."""
+    """Interface of an engine for the dispatcher; the engine may be in another process."""
 
     def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
         """Begin to capture a batch; the future is done when every sample was sent."""
 
 
 class DatasetCapturer:
-    """An engine in this process, with the dataset that has the token ids of samples."""
+    """Captures samples with an engine in this process; takes their token ids from a dataset."""
 
     def __init__(self, engine: Engine, dataset: Dataset, schema: FeatureSchema) -> None:
-        """Capture samples of ``dataset`` by ``engine``, for ``schema``."""
+        """Capture samples of ``dataset`` with ``engine``; ``schema`` says which features to capture."""
         self._engine = engine
         self._dataset = dataset
         self._schema = schema
@@ -93,12 +93,12 @@ class DatasetCapturer:
 
 
 def sample_bytes(schema: FeatureSchema, num_tokens: int) -> int:
-    """Return the memory of one sample in a transport, in bytes: hidden states and int64 ids."""
+    """Return the bytes of one sample in a transport: hidden states and int64 token ids."""
     return num_tokens * (schema.bytes_per_token() + 8)
 
 
 def check_sizes(schedule: BatchSchedule, schema: FeatureSchema, window_bytes: int) -> None:
-    """Raise ConfigError for a sample that the window or a forward pass of the target can never hold."""
+    """Raise ConfigError if a sample exceeds the window or the token budget of a forward pass of the target."""
     for sample_id, length in schedule.dataset.lengths.items():
         if length > schedule.settings.capture_tokens:
             raise ConfigError(
@@ -114,7 +114,7 @@ def check_sizes(schedule: BatchSchedule, schema: FeatureSchema, window_bytes: in
 
 
 class Dispatcher:
-    """Dispatch capture batches. Thread-safe: engines call back from their own threads."""
+    """Dispatches capture batches to engines. Thread-safe, because engines call back from their own threads."""
 
     def __init__(
         self,
@@ -124,7 +124,10 @@ class Dispatcher:
         addresses: Sequence[str],
         window_bytes: int,
     ) -> None:
-        """Prepare the schedule's captures for ``engines``; nothing is sent before ``start``."""
+        """Prepare to dispatch to ``engines``; nothing is sent before ``start``.
+
+        ``addresses``: address of each rank's receiver. ``window_bytes``: most bytes in flight to each rank.
+        """
         self._schedule = schedule
         self._token_bytes = sample_bytes(schema, 1)
         self._engines = engines
@@ -133,24 +136,24 @@ class Dispatcher:
         self._used_bytes = [0] * len(addresses)
         self._numbers = itertools.count()
         self._running: list[list[_Batch]] = [[] for _ in engines]
-        """Batches that each engine was given and has not captured."""
+        """Batches that each engine has received and not captured yet."""
         self._sent: list[list[_Batch]] = [[] for _ in engines]
-        """Batches that each engine has captured, some of which ranks may not have released."""
+        """Batches that each engine has captured; ranks may not have released some of their samples yet."""
         self._free = [
             (place, engine) for place in range(_QUEUED_PER_ENGINE) for engine in range(len(engines))
         ]
-        """Heap of what engines have room for: (batches that the engine has besides, engine)."""
+        """Heap of free queue slots of engines, as (number of batches that the engine already has, engine)."""
         self._num_busy = 0
-        """Engines with a capture under way."""
+        """Number of engines with a running capture."""
         self._busy_s = 0.0
-        """Sum of what captures have taken; of one under way, minus the time at which it began."""
+        """Seconds of all finished captures, minus the start time of each running capture."""
         self._batch_of: dict[int, _Batch] = {}
         """Request id -> the batch, until every rank has released the sample."""
         self._batches: Iterator[_Batch] = iter(())
         self._waiting: _Batch | None = None
-        """The next batch, for which the window has no room yet."""
+        """The next batch, which does not fit into the window yet."""
         self._lost: list[_Batch] = []
-        """Batches to capture again, in order; they have their room."""
+        """Batches to capture again, in order; their window bytes are still reserved."""
         self._stopped = False
         self._lock = threading.RLock()
 
@@ -159,8 +162,8 @@ class Dispatcher:
     ) -> None:
         """Begin with the first item; later ones follow as memory becomes free.
 
-        ``failed`` gets the first error of any engine; nothing is dispatched after it. Those of other processes are
-        ``lost`` instead.
+        ``failed`` is called with the first error of any engine in this process; nothing is dispatched after it. An
+        engine in another process is reported by ``lost`` instead.
         """
         self._failed = failed
         self._batches = (batch for item in items for batch in self._requests(item))
@@ -174,9 +177,9 @@ class Dispatcher:
         self._pump()
 
     def lost(self, engine: int) -> None:
-        """Have others capture what an engine was given and ranks have not released: it may have died as it sent that.
+        """Give the batches of a lost engine that ranks have not released to other engines.
 
-        The engine gets nothing until ``regained``.
+        The engine may have died while it sent them. It gets no batches until ``regained``.
         """
         with self._lock:
             again = [*self._running[engine], *(batch for batch in self._sent[engine] if batch.waiting)]
@@ -191,7 +194,7 @@ class Dispatcher:
         self._pump()
 
     def regained(self, engine: int) -> None:
-        """Give batches to an engine that was lost and is there again."""
+        """Give batches again to an engine that was lost and has been replaced."""
         with self._lock:
             for place in range(_QUEUED_PER_ENGINE):
                 heapq.heappush(self._free, (place, engine))
@@ -199,17 +202,17 @@ class Dispatcher:
 
     @property
     def busy_s(self) -> float:
-        """Seconds so far in which engines had captures under way, added up over engines."""
+        """Seconds that engines have spent on captures so far, summed over engines."""
         with self._lock:
             return self._busy_s + self._num_busy * time.monotonic()
 
     def stop(self) -> None:
-        """Dispatch nothing more."""
+        """Dispatch no more batches."""
         with self._lock:
             self._stopped = True
 
     def _requests(self, item: GlobalBatch) -> Iterator[_Batch]:
-        """Yield capture batches of an item, cut further where one would not fit the window by itself."""
+        """Yield capture batches of an item; a batch that would exceed a rank's window is split."""
         destinations = self._schedule.destinations(item)
         for sample_ids in self._schedule.captures(item):
             batch = _Batch(next(self._numbers))
@@ -227,7 +230,7 @@ class Dispatcher:
             yield batch
 
     def _pump(self) -> None:
-        """Start every batch that an engine and the window have room for."""
+        """Start batches as long as an engine is free and the next batch fits into the window."""
         while True:
             with self._lock:
                 start = self._next()
@@ -239,9 +242,9 @@ class Dispatcher:
             )
 
     def _capture(self, engine: int, samples: Sequence[SampleReference]) -> Future[None]:
-        """Capture a batch; an engine that refuses at once fails like one that refuses later.
+        """Capture a batch. If the engine raises at once, return a failed future.
 
-        The caller may be another engine's thread, where an exception would be lost.
+        The caller may be the thread of another engine, in which an exception would be lost.
         """
         try:
             return self._engines[engine].capture(samples)
@@ -263,7 +266,10 @@ class Dispatcher:
         return engine, batch, self._references(batch)
 
     def _references(self, batch: _Batch) -> list[SampleReference]:
-        """Return all samples of a batch, each with the ranks that want it: of one that is lost, perhaps none do."""
+        """Return all samples of a batch, each with the addresses of the ranks that have not released it.
+
+        In a batch that is captured again, a sample may have none.
+        """
         return [
             SampleReference(
                 request_id=request_id,
@@ -274,7 +280,7 @@ class Dispatcher:
         ]
 
     def _admitted(self) -> _Batch | None:
-        """Return the next batch of the schedule, for which there is room from now on; None while there is none."""
+        """Reserve window bytes for the next batch of the schedule and return it; None if it does not fit yet."""
         self._waiting = self._waiting or next(self._batches, None)
         if self._waiting is None:
             return None

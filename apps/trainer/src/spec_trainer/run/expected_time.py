@@ -1,4 +1,4 @@
-"""The hours that a run will take: by the pace of its steps so far, or a lower bound from its arithmetic."""
+"""Estimate a run's hours from the time of its steps so far, or give a lower bound from its FLOPs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _LAST_STEPS = 20
 _FEWEST_STEPS = 3
 _WIDEST = 8192
 _PRODUCT_S = 0.003
-"""Seconds of one product from which on a wider one says little more of the device."""
+"""Seconds of one matrix product above which no wider product is measured."""
 _MEASURED_S = 0.2
 _ACCELERATOR_FLOPS = 1e15
-"""FLOP/s in bfloat16 that no accelerator which is supported exceeds: an H100's or H200's peak without sparsity."""
+"""FLOP/s in bfloat16 that no supported accelerator exceeds: the peak of an H100 or H200 without sparsity."""
 
 
 def expected_time(run: RunSpec, sizes: RunSizes) -> dict[str, Any]:
-    """Return {"hours" or "hours_at_least", "rests_on"}; the first is missing where nothing is known.
+    """Return {"hours" or "hours_at_least", "rests_on"}; the first key is missing if nothing is known.
 
-    A directory whose run is resumed has the pace of its steps. Else the least arithmetic is divided by the speed of
-    a matrix product, measured on a CPU, assumed elsewhere: ``plan`` opens no accelerator.
+    A resumed run is estimated from its recorded steps. Otherwise the least number of FLOPs is divided by FLOP/s. They
+    are measured with a matrix product on a CPU, and assumed on an accelerator, because ``plan`` opens none.
     """
     done = _recorded(run)
     if len(done) >= _FEWEST_STEPS:
@@ -67,9 +67,9 @@ def _recorded(run: RunSpec) -> list[dict[str, Any]]:
 
 
 def _least_flops(run: RunSpec, sizes: RunSizes) -> float:
-    """Return the floating-point operations of the matrix products that the run cannot do without.
+    """Return a lower bound of the run's floating-point operations, in matrix products.
 
-    Experts are left out: a token meets some of them only.
+    Experts are left out, because only some experts process a token.
     """
     target, hints = run.target, run.draft.shard_hints(run.target)
     outside = {target.embedding_name, target.head_name}
@@ -103,7 +103,7 @@ def _product_flops_per_s(run: RunSpec) -> float:
 
 
 def _product_s(matrix: torch.Tensor, number: int) -> float:
-    """Return the seconds of ``number`` products, as long as they take until their last value is on the host."""
+    """Return the seconds of ``number`` products of ``matrix`` with itself, until the result is on the host."""
     start = time.perf_counter()
     product = matrix
     for _ in range(number):

@@ -1,6 +1,6 @@
-"""FeatureStream: one trainer process's micro-batches, in the schedule's order, from a receiver.
+"""FeatureStream yields one trainer process's micro-batches, in the schedule's order, from a receiver.
 
-``offline/stream.py`` reads them from a folder.
+``offline/stream.py`` reads stored features from a folder instead.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ log = logging.getLogger(__name__)
 
 
 class BatchSource(Protocol):
-    """Micro-batches of one trainer process, wherever the features come from.
+    """Interface of a source of one trainer process's micro-batches.
 
-    The loop asks for each item of the schedule once, in order.
+    The training loop requests each item of the schedule once, in order.
     """
 
     def prepare(self, item: GlobalBatch) -> None:
-        """Begin with ``item`` without waiting for anything, while the device trains on the item before.
+        """Begin to fill ``item``'s batches without waiting, while the device trains on the previous item.
 
         Calling it is optional.
         """
 
     def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
-        """Return this process's part of ``item``, on its device."""
+        """Return this process's micro-batches of ``item``, on the process's device."""
 
     def check(self) -> None:
-        """Raise RunError if features handed out so far were of other tokens than their samples.
+        """Raise RunError if features returned so far were captured from other tokens than their samples have.
 
-        It waits for the device; the loop calls it where it has waited for the device anyway.
+        The call synchronizes with the device, so the loop makes it after another synchronization.
         """
 
     def fail(self, error: BaseException) -> None:
-        """End a wait for features that will never come, from any thread."""
+        """Make a wait for features that will never arrive raise ``error``. Thread-safe."""
 
 
 def lay_out(
@@ -62,7 +62,7 @@ def lay_out(
     config: AnyRunConfig,
     device: torch.device,
 ) -> list[DraftBatch]:
-    """Return a process's micro-batches of ``item`` on ``device``, complete but for the features, which are zero."""
+    """Return a process's micro-batches of ``item`` on ``device``; their features are zero until filled."""
     return [
         empty_batch(
             [schedule.dataset.sample(sample_id) for sample_id in part],
@@ -77,11 +77,11 @@ def lay_out(
 
 
 class FeatureStream:
-    """Micro-batches filled by what a receiver delivers.
+    """Micro-batches that are filled with the samples of a receiver.
 
-    A batch is laid out first, and each sample is copied to its place as it arrives: one copy, and the transport's
-    memory is free again at once. Samples of later items that arrive early wait in the transport. Where features are
-    on the device already, the CPU waits for senders only.
+    A batch is allocated first, and each sample is copied into it on arrival. So there is one copy, and the
+    transport's memory is free again at once. Samples of later items that arrive early stay in the transport. If
+    features arrive on the device, the CPU waits only for senders, not for the device.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class FeatureStream:
     ) -> None:
         """Call ``released(rank, *request_ids)`` for samples whose transport memory is free again.
 
-        It is called before every wait for another sample: that may need the room.
+        It is called before every wait for another sample, because that sample may need this memory.
         """
         self._schedule = schedule
         self._rank = rank
@@ -108,25 +108,25 @@ class FeatureStream:
         self._item: GlobalBatch | None = None
         self._batches: list[DraftBatch] = []
         self._places: dict[int, tuple[DraftBatch, Span]] = {}
-        """Places of ``_item`` whose features have not arrived, by request id."""
+        """Request id -> batch and span of each sample of ``_item`` whose features have not arrived."""
         self._early: dict[int, FeatureSample] = {}
         self._first_id = 0
         """Least request id of ``_item``."""
         self._placed: set[int] = set()
-        """Request ids from ``_first_id`` on that have arrived in a place."""
+        """Request ids, from ``_first_id`` on, whose features were copied into a batch."""
         self._freed: list[int] = []
-        """Request ids for which ``released`` is to be called."""
+        """Request ids of freed samples that were not reported by ``released`` yet."""
         self._same_tokens: list[tuple[int, Tensor]] = []
-        """Sample ids, each with a flag on the device: whether the captured tokens are the sample's."""
+        """(sample id, bool tensor on the device): whether the captured token ids equal the sample's."""
         self._failure: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """End a wait for features that will never come; called from an engine's thread."""
+        """Make a wait for features that will never arrive fail; called from an engine's thread."""
         self._failure = error
         self._receiver.close()
 
     def prepare(self, item: GlobalBatch) -> None:
-        """Lay ``item`` out and take what has arrived of it."""
+        """Allocate ``item``'s micro-batches and copy the samples that have arrived into them."""
         self._item = item
         if (first := self._schedule.request_id(item, 0)) != self._first_id:
             self._first_id = first
@@ -143,7 +143,7 @@ class FeatureStream:
             self._take(0.0)
 
     def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
-        """Return this process's part of ``item``; wait for its features at most ``timeouts.step_s``."""
+        """Return this process's micro-batches of ``item``; wait at most ``timeouts.step_s`` for their features."""
         if self._item != item:
             self.prepare(item)
         try:
@@ -156,13 +156,13 @@ class FeatureStream:
         return self._batches
 
     def check(self) -> None:
-        """Raise ProtocolError if a sample's features were captured of other tokens."""
+        """Raise ProtocolError if a sample's features were captured from other tokens than the sample has."""
         checks, self._same_tokens = self._same_tokens, []
         if checks and not torch.stack([same for _, same in checks]).all():
             raise _other_tokens(next(sample_id for sample_id, same in checks if not same))
 
     def _take(self, timeout_s: float) -> None:
-        """Fill every place; raise DeadlineExceeded at the timeout."""
+        """Fill the micro-batches with all missing samples; raise DeadlineExceeded at the timeout."""
         deadline = time.monotonic() + timeout_s
         while self._places:
             sample = self._next(deadline)
@@ -175,7 +175,7 @@ class FeatureStream:
         self._report_freed()
 
     def _next(self, deadline: float) -> FeatureSample:
-        """Return the next sample that arrives."""
+        """Return the next sample that arrives; report freed memory before waiting."""
         if self._freed:
             with suppress(DeadlineExceeded):
                 return self._receive(0.0)
@@ -188,7 +188,7 @@ class FeatureStream:
             self._freed.clear()
 
     def _has_come_before(self, request_id: int) -> bool:
-        """Return whether an engine that was lost had sent the sample, too."""
+        """Return whether this sample arrived before; a lost engine may have sent it already."""
         return request_id < self._first_id or request_id in self._placed or request_id in self._early
 
     def _receive(self, timeout_s: float) -> FeatureSample:

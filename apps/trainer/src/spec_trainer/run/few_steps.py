@@ -1,4 +1,4 @@
-"""A warning for a run that ends before its draft has learned much."""
+"""A warning for a run that has too few steps for its draft to learn much."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from spec_trainer.config import TrainConfig
 
 FEWEST_STEPS = 100
-"""Steps below which a draft learns little: the quickstart's takes 160."""
+"""Fewest steps after which a draft has learned something; the quickstart's run takes 160."""
 _WARM_UPS = 5
-"""Steps of a run over those of its warm-up, at least."""
+"""Least ratio of a run's steps to its warm-up steps."""
 
 
 def few_steps_warning(train: TrainConfig, num_steps: int) -> str | None:
-    """Return in one line why ``num_steps`` are few, and the words that give more; None where they are enough."""
+    """Return one line that says why ``num_steps`` are too few and which options to add; None if they are enough."""
     enough = max(FEWEST_STEPS, _WARM_UPS * train.warmup_steps)
     if num_steps >= enough:
         return None

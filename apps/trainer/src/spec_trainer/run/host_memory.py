@@ -1,4 +1,4 @@
-"""Memory that this host has left: what the kernel calls available, or less where a cgroup limits this process."""
+"""Free memory of this host: what the kernel calls available, or less if a cgroup limits this process."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 import psutil
 
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-"""Limit and usage of a cgroup, in the files of version 2 and of version 1."""
+"""Names of a cgroup's files with memory limit and usage, for version 2 and version 1."""
 _CACHE = ("inactive_file", "total_inactive_file")
-"""Bytes of the page cache that the kernel gives up before the limit counts, in the words of ``memory.stat``."""
+"""Fields of ``memory.stat`` with the bytes of page cache that the kernel reclaims before the limit applies."""
 
 
 def free_host_bytes(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """Return the bytes that new processes can take.
+    """Return the bytes of host memory that new processes can allocate.
 
-    ``cgroups``: where cgroups are mounted. ``own``: the file that names those of this process.
+    ``cgroups``: mount point of the cgroups. ``own``: the file that names this process's cgroups.
     """
     left = [psutil.virtual_memory().available]
     for folder in _own_cgroups(cgroups, own):
@@ -27,7 +27,7 @@ def free_host_bytes(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/p
 
 
 def _own_cgroups(cgroups: Path, own: Path) -> list[Path]:
-    """Return the folders of this process's cgroups and of those around them, of whichever version."""
+    """Return the folders of this process's cgroups and of their parents, of version 1 or 2."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:  # not Linux

@@ -1,4 +1,4 @@
-"""RunLog: the record of each step. Every rank notes the samples that it has trained; rank 0 logs the rest."""
+"""RunLog writes the record of each step. Every rank logs the samples it trained; rank 0 logs all metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def cut_records(directory: RunDirectory, done_steps: int) -> None:
-    """Drop from the records what a run wrote after ``done_steps``, before it begins there; warn of what they lack."""
+    """Remove the records of steps after ``done_steps``, at which a run resumes; warn of missing records."""
     metrics = drop_after(directory.metrics, done_steps, StepRow)
     noted = Counter[int]()
     for file in directory.logs.glob("trained-*.jsonl"):
@@ -46,7 +46,7 @@ def cut_records(directory: RunDirectory, done_steps: int) -> None:
 
 
 class RunLog:
-    """Writes ``logs/trained-RANK.jsonl`` of each data-parallel rank; on process 0 metrics.jsonl and trackers too."""
+    """Writes ``logs/trained-RANK.jsonl`` of each data-parallel rank, and metrics and trackers on process 0."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class RunLog:
         show: Callable[[dict[str, Any]], None],
         trained: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """``show`` takes the metrics of each step to the user; only process 0 calls it.
+        """Open the files. ``show`` displays the metrics of each step to the user; only process 0 calls it.
 
-        ``trained`` takes what else would go into this rank's file, where it does not see the run directory.
+        ``trained`` is called with each row of ``trained-RANK.jsonl`` if this rank does not see the run directory.
         """
         self._show = show
         self._reports = process == 0
@@ -76,42 +76,42 @@ class RunLog:
             self._stack = stack.pop_all()
 
     def trained(self, step: int, share: BatchShare) -> None:
-        """Write which samples this rank's part of a step held: every sample is trained exactly once."""
+        """Write the ids of the samples that this rank trained in a step."""
         samples = [span.sample_id for batch in share.micro_batches for span in batch.spans]
         if self._write_trained is not None:
             self._write_trained({"step": step, "samples": samples})
 
     def step(self, record: dict[str, Any]) -> None:
-        """Write a step's metrics and show them; nothing on other processes than 0."""
+        """Write and show a step's metrics on process 0; do nothing on other processes."""
         if self._reports:
             self._metrics.log(record)
             self._show(record)
 
     def close_trackers(self) -> dict[str, str]:
-        """Close the trackers, and return what each that failed has failed to do, by its name."""
+        """Close the trackers; return name -> first failure of each tracker that failed."""
         for tracker in self._trackers:
             tracker.close()
         return {tracker.name: tracker.failure for tracker in self._trackers if tracker.failure}
 
     def __enter__(self) -> Self:
-        """Return the log itself."""
+        """Return this log."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close every file and tracker."""
+        """Close all files and trackers."""
         self._stack.close()
 
 
 class RemoteRankFiles(AbstractContextManager["RemoteRankFiles"]):
-    """``logs/trained-RANK.jsonl`` of data-parallel ranks that do not see the run directory."""
+    """Writes ``logs/trained-RANK.jsonl`` for data-parallel ranks that do not see the run directory."""
 
     def __init__(self, logs: Path) -> None:
-        """Write below ``logs``; a file is opened by its first row."""
+        """Write into the folder ``logs``; a file is created with its first row."""
         self._logs = logs
         self._files: dict[int, StepLines] = {}
 
     def write(self, rank: int, row: dict[str, Any]) -> None:
-        """Write a row of a rank."""
+        """Write a row into the file of a data-parallel rank."""
         if rank not in self._files:
             self._files[rank] = StepLines(self._logs / f"trained-{rank}.jsonl")
         self._files[rank].write(row)

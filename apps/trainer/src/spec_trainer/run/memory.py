@@ -1,7 +1,7 @@
-"""The least memory and disk that a run takes, compared with what this host and its devices have, before it starts.
+"""Compare the least memory and disk space that a run needs with what this host and its devices have free.
 
-Counted is what is certain: weights, gradients, optimizer state, frozen tensors, features in flight, checkpoints. What
-a forward pass keeps for the backward pass, and an engine's cache, come on top; they depend on code that has not run.
+Only certain needs are counted: weights, gradients, optimizer state, frozen tensors, features in flight, checkpoints.
+Activations for the backward pass and an engine's KV cache come on top; they depend on code that has not run.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _STORED = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
-"""Bytes of an element by safetensors' name; other dtypes count as one byte, or less is known of them."""
+"""Safetensors' name of a dtype -> bytes of an element; any other dtype counts as one byte."""
 _CAST = ("F64", "F32", "F16", "BF16")
-"""Stored dtypes that an engine casts to its own; others are quantised weights, which stay."""
+"""Stored dtypes that an engine casts to its compute dtype; other dtypes are quantised weights, which it keeps."""
 _TRAINING = "weights, gradients and optimizer state of the draft"
 _SMALLER_DRAFT = "choose a smaller draft (section draft)"
 _PROCESS_BYTES = 200 << 20
@@ -38,30 +38,30 @@ _PROCESS_BYTES = 200 << 20
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """Something that takes memory."""
+    """One part of a run's memory, such as the target's weights."""
 
     what: str
     num_bytes: int
     remedy: str
-    """The key that makes it smaller, as the end of an error message."""
+    """Advice to make the part smaller; it ends an error message."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """Memory or disk that parts of a run have to fit in."""
+    """The free memory or disk space of one device, host or file system, and the parts of a run that have to fit."""
 
     name: str
-    """As the beginning of an error message: "this host's memory"."""
+    """Name that begins an error message, such as "this host's memory"."""
     free_bytes: int
     parts: Sequence[MemoryPart]
 
     @property
     def least_bytes(self) -> int:
-        """Return the sum of the parts."""
+        """Return the sum of the parts' bytes."""
         return sum(part.num_bytes for part in self.parts)
 
     def check(self) -> None:
-        """Raise ConfigError where the parts do not fit."""
+        """Raise ConfigError if the parts do not fit."""
         if self.least_bytes <= self.free_bytes:
             return
         biggest = max(self.parts, key=lambda part: part.num_bytes)
@@ -72,22 +72,22 @@ class Room:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the room as JSON values."""
+        """Return free bytes, needed bytes and bytes of each part, as a JSON-serializable dict."""
         parts = {part.what: part.num_bytes for part in self.parts}
         return {"free_bytes": self.free_bytes, "least_bytes": self.least_bytes, "parts": parts}
 
 
 class RunSizes:
-    """Bytes of everything that a run is made of, from files and shapes alone: no weight is read or made."""
+    """Byte sizes of a run's weights, states and features, from file headers and shapes; no weight is loaded."""
 
     def __init__(self, run: RunSpec) -> None:
-        """Measure ``run``; no torch is loaded."""
+        """Compute the sizes of ``run``; torch is not imported."""
         self._run = run
         self._config = run.config
 
     @cached_property
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape of each trained weight of the draft; empty where its plugin does not declare them."""
+        """Name -> shape of each trained weight of the draft; empty if the draft's plugin does not declare them."""
         return self._run.draft.weight_shapes(self._run.target)
 
     @cached_property
@@ -118,14 +118,14 @@ class RunSizes:
 
     @cached_property
     def frozen_bytes(self) -> int:
-        """Bytes of the embedding and the head that trainers hold in their compute dtype."""
+        """Bytes of the target's embedding and head, which trainers hold in their compute dtype."""
         target = self._run.target
         size = target.vocab_size * target.hidden_size * _ITEMSIZES[self._config.train.dtype]
         return size * (1 if target.tied else 2)
 
     @cached_property
     def window_bytes(self) -> int:
-        """Bytes of features in flight towards one rank: its window, or all features where these are less."""
+        """Most bytes of features in flight to one rank: the window, or all features of the run if they are less."""
         run = self._run
         if self._config.data.features is not None:
             return 0
@@ -135,18 +135,21 @@ class RunSizes:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a checkpoint: weights in float32 and the optimizer's state."""
+        """Bytes of a checkpoint, which has float32 weights and the optimizer's state."""
         return 4 * self.num_trained + self.optimizer_bytes
 
     @property
     def training_bytes(self) -> int:
-        """Bytes of weights, gradients and optimizer state, over all ranks; of one rank's cast weights, too."""
+        """Bytes of weights, gradients and optimizer state, over all ranks.
+
+        With one rank and bfloat16, the cast copy of the weights is included.
+        """
         cast = self._config.train.dtype == "bfloat16" and self._config.train.ranks == 1
         return self.state_bytes + (4 + 2 * cast) * self.num_trained
 
 
 def rooms(run: RunSpec, sizes: RunSizes) -> list[Room]:
-    """Return everything on this host that the run has to fit in, with what it puts there."""
+    """Return each device, host memory and disk of this host that the run uses, with the run's parts on it."""
     return [*_devices(run, sizes), *_host(run, sizes), _disk(run, sizes)]
 
 
@@ -198,7 +201,7 @@ def _host(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
 
 
 def _target(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> MemoryPart:
-    """Return the target's weights of one engine on its devices, or of ``engines`` in the host's memory."""
+    """Return the target's weights on one device of an engine, or of ``engines`` engines in host memory."""
     config, own = run.config.engine, run.engine_type
     wide = getattr(config, "dtype", None) == "float32" and run.target.dtype != "float32"
     if wide:

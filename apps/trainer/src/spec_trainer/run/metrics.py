@@ -1,4 +1,4 @@
-"""Write metrics.jsonl and the optional trackers: one row per optimizer step, floats in full."""
+"""Write metrics.jsonl and pass metrics to trackers: one row per optimizer step, floats at full precision."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 
 class StepLines(AbstractContextManager["StepLines"]):
-    """A file with one JSON row per step; ``drop_after`` has cut it back to the steps that are done."""
+    """Appends one JSON row per step to a file."""
 
     def __init__(self, file: Path) -> None:
-        """Open ``file``, to write after what is there."""
+        """Open ``file`` for appending."""
         self._file = file.open("a", buffering=1)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Write a row. Raise RunError where the disk is full."""
+        """Write a row. Raise RunError if the disk is full."""
         try:
             self._file.write(json.dumps(row) + "\n")
         except OSError as error:
@@ -41,9 +41,9 @@ class StepLines(AbstractContextManager["StepLines"]):
 
 
 def drop_after(file: Path, step: float, kind: type[Row]) -> dict[int, dict[str, Any]]:
-    """Remove the rows of later steps, and with a warning what is no row of a ``kind``; return by step what is left.
+    """Remove the rows of steps after ``step``, and invalid rows; return step -> row of the remaining rows.
 
-    A damaged record is no reason to end a run: nothing depends on it.
+    A row is invalid if ``kind`` does not validate it. It only causes a warning, because no run depends on it.
     """
     if not file.exists():
         file.unlink(missing_ok=True)  # a link to nothing: rows would go where it says
@@ -57,7 +57,7 @@ def drop_after(file: Path, step: float, kind: type[Row]) -> dict[int, dict[str, 
 
 
 class MetricsLog(AbstractContextManager["MetricsLog"]):
-    """metrics.jsonl and the trackers of one run."""
+    """Writes each row of metrics to metrics.jsonl and to the trackers of one run."""
 
     def __init__(self, file: Path, trackers: Sequence[GuardedTracker]) -> None:
         """Write to ``file`` and to ``trackers``."""

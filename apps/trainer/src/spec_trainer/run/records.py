@@ -1,6 +1,6 @@
-"""Rows and figures in the files of a run directory, checked as they are read: the directory may come from elsewhere.
+"""Read and validate the JSON rows and figures of a run directory, which may come from an untrusted source.
 
-A value that no field names is a number, a text, or a list of numbers.
+A value without a declared field must be a number, a string, a list of numbers, or null.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LINE_BYTES = 1 << 20
-"""Bytes of one row; a step's has a few hundred."""
+"""Most bytes of one row; a step's row has a few hundred."""
 _FILE_BYTES = 1 << 32
-"""Bytes of a file of rows; those of a million steps have some hundred million."""
+"""Most bytes of a file of rows; a file with a million steps has some hundred million."""
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Number = bool | int | float
@@ -29,14 +29,14 @@ _Plain = _Number | str | list[_Number] | None
 
 
 class Figures(pydantic.BaseModel):
-    """Figures by name."""
+    """Named figures; fields that are not declared are allowed."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="allow", frozen=True)
     __pydantic_extra__: dict[str, _Plain]
 
 
 class Row(Figures):
-    """A row of a file that has one for each step."""
+    """A row of a file with one row for each step."""
 
     step: _Count
 
@@ -108,7 +108,7 @@ class TrainedRow(Row):
 
 
 class CycleFigures(Figures):
-    """Figures of a cycle of a run that decodes."""
+    """Figures of one cycle in a run that decodes."""
 
     cycle: _Count
     draft_version: _Count
@@ -120,7 +120,7 @@ class CycleFigures(Figures):
 
 
 class KeptSummary(pydantic.BaseModel):
-    """Parts of summary.json that a run which was complete before this command takes over."""
+    """Fields of an existing summary.json that are kept if the run was complete before this command."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -135,7 +135,7 @@ class KeptSummary(pydantic.BaseModel):
 
 
 def read_records(file: Path, kind: type[Row]) -> list[dict[str, Any]]:
-    """Return every whole row of a file, none where it is not there. Raise ArtifactError for one that is damaged."""
+    """Return every row of a file, none if it does not exist. Raise ArtifactError for a damaged row."""
     rows, damaged = whole_rows(file, kind)
     if damaged:
         raise damaged[0]
@@ -143,9 +143,10 @@ def read_records(file: Path, kind: type[Row]) -> list[dict[str, Any]]:
 
 
 def whole_rows(file: Path, kind: type[Row]) -> tuple[list[tuple[str, dict[str, Any]]], list[ArtifactError]]:
-    """Return the rows of a file with their lines, and what is wrong with its other lines.
+    """Return line and row of each valid row of a file, and an error for each damaged line.
 
-    A crash may have cut the last line short: it is neither. Raise ArtifactError for what is no file of rows at all.
+    A last line without line break, which a crash may have cut short, is ignored. Raise ArtifactError if ``file`` is
+    no regular file or too large.
     """
     rows: list[tuple[str, dict[str, Any]]] = []
     damaged: list[ArtifactError] = []
@@ -162,7 +163,7 @@ def whole_rows(file: Path, kind: type[Row]) -> tuple[list[tuple[str, dict[str, A
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    """Yield each whole line, of one that is too long for a row the beginning."""
+    """Yield each line that ends with a line break; of a longer line only the first ``_LINE_BYTES``."""
     with file.open("rb") as stream:
         while line := stream.readline(_LINE_BYTES):
             end = line
@@ -173,7 +174,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 def read_figures(file: Path, kind: type[pydantic.BaseModel]) -> dict[str, Any]:
-    """Return the figures of a JSON file. Raise ArtifactError where it is damaged."""
+    """Return the figures of a JSON file. Raise ArtifactError if it is damaged."""
     content = read_bytes(file, ArtifactError)
     with foreign_errors(ArtifactError, f"{file} is damaged"):
         known = kind.model_validate_json(content).model_dump(exclude_unset=True)

@@ -1,4 +1,4 @@
-"""RunSpec: everything that a run is, read, loaded and checked."""
+"""RunSpec: a run's configuration, plugins, target, data and schedule, loaded and checked."""
 
 from __future__ import annotations
 
@@ -27,18 +27,21 @@ if TYPE_CHECKING:
     from spec_trainer.placement.members import Member
 
 _WINDOW_SHARES = 16
-"""Most steps that engines may be ahead of a rank, by default; a rank's share of a step is hundreds of megabytes."""
+"""Most steps that engines may be ahead of a rank by default; a rank's features of a step take hundreds of MB."""
 
 
 def decoded_steps(config: AnyRunConfig, num_prompts: int) -> int:
-    """Return the steps of a run that decodes: ``train.steps``, or ``train.epochs`` passes over the prompts."""
+    """Return the number of steps of a run that decodes.
+
+    It is ``train.steps``, or as many as ``train.epochs`` passes over the prompts take.
+    """
     cycles = ceil(config.train.epochs * num_prompts / config.decode.prompts)
     return config.train.steps or cycles * config.decode.every
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunParts:
-    """Everything that the configuration names but the data, loaded and checked."""
+    """Everything that the configuration names except the data, loaded and checked."""
 
     config: AnyRunConfig
     backend: Backend
@@ -52,12 +55,12 @@ class RunParts:
 
     @property
     def num_draft_tokens(self) -> int:
-        """Tokens that the draft proposes per round where the run decodes."""
+        """Number of tokens that the draft proposes per round when the run's engine decodes."""
         return self.config.decode.num_draft_tokens or self.draft.max_draft_tokens or CHAIN_TOKENS
 
     @property
     def longest_prompt(self) -> int:
-        """Most tokens of a prompt of a run that decodes, beside its answer; less than 1 where there is no room."""
+        """Most tokens of a prompt in a run that decodes; less than 1 if the answer leaves no tokens for a prompt."""
         positions = self.target.max_positions - self.num_draft_tokens - 1
         room = min(positions, self.config.engine.batch_tokens) - self.config.decode.max_new_tokens
         return min(room, self.config.data.max_length)
@@ -70,36 +73,36 @@ class RunParts:
         return self.with_schedule(BatchSchedule(dataset, settings))
 
     def with_schedule(self, schedule: BatchSchedule) -> RunSpec:
-        """Return the run that does what ``schedule`` says."""
+        """Return the run with the global batches of ``schedule``."""
         parts = {part.name: getattr(self, part.name) for part in fields(RunParts)}
         return RunSpec(**parts, schedule=schedule)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec(RunParts):
-    """Everything that a run is, on this machine."""
+    """A complete run: configuration, plugins, target and the schedule over its data."""
 
     schedule: BatchSchedule
     prompts: Dataset | None = None
-    """The data of a run that decodes, in one of its cycles; the samples of the schedule are answers then."""
+    """In a cycle of a run that decodes: the user's data. The samples of the schedule are answers then."""
 
     @property
     def dataset(self) -> Dataset:
-        """The samples that the schedule is made of."""
+        """The samples that the schedule trains on."""
         return self.schedule.dataset
 
     @property
     def source(self) -> Dataset:
-        """The data that the user has given."""
+        """The data that the user gave, also in a cycle."""
         return self.prompts or self.dataset
 
     @cached_property
     def serving_prompts(self) -> list[list[int]]:
-        """The held-out prompts by which the draft is measured (``train.serve_every``)."""
+        """Token ids of the held-out prompts with which the draft is measured (``train.serve_every``)."""
         return serving_prompts(self.dataset, self.longest_prompt, self.config.decode.prompts)
 
     def cycle(self, answers: Dataset, steps: range) -> RunSpec:
-        """Return the run in one of its cycles: it trains ``steps`` on ``answers``."""
+        """Return one cycle of the run as a run of its own, which trains ``steps`` on ``answers``."""
         schedule = BatchSchedule(answers, self.schedule.settings, steps)
         return replace(self, schedule=schedule, prompts=self.source)
 
@@ -109,9 +112,9 @@ class RunSpec(RunParts):
         return replace(self, config=self.config.model_copy(update={"train": train}))
 
     def with_room(self) -> RunSpec:
-        """Return the same run with as many trainer ranks as there is room for now, at least one.
+        """Return the same run with as many trainer ranks as the devices available now allow, at least one.
 
-        There is room where no device has more processes than one of those that this run was to have.
+        No device gets more processes than the fullest device of this run has.
         """
         shared = Counter(device for member in self.members() for device in member.devices)
         with self.launcher() as launcher:
@@ -125,20 +128,20 @@ class RunSpec(RunParts):
 
     @cached_property
     def directory(self) -> RunDirectory:
-        """The run directory, ``output``."""
+        """The run directory, at the path ``output`` of the configuration."""
         return RunDirectory(self.config.output)
 
     @cached_property
     def identity(self) -> str:
-        """Digest of everything that makes two runs the same (``run_identity``)."""
+        """Digest by which runs are compared (``run_identity``): equal digests mean the same run."""
         return run_identity(self.config, self.source.digest, self.target.digest)
 
     @cached_property
     def window_bytes(self) -> int:
         """Bytes of features in flight for each trainer process.
 
-        ``placement.window_bytes``, or room for two global batches, so that one is captured while one trains. Where
-        many ranks share a global batch, ``_WINDOW_SHARES`` of a rank's shares are enough.
+        The value is ``placement.window_bytes``, or by default the size of two global batches, so that one is
+        captured while one trains. If many ranks share a global batch, ``_WINDOW_SHARES`` of a rank's shares suffice.
         """
         if self.config.placement.window_bytes is not None:
             return self.config.placement.window_bytes
@@ -150,14 +153,14 @@ class RunSpec(RunParts):
 
     @cached_property
     def longest_sample(self) -> int:
-        """Most tokens of a sample; of a prompt with its answer in a run that decodes."""
+        """Most tokens of a sample; in a run that decodes, of a prompt with its answer."""
         prompts = [len(sample.prompt) for sample in self.source.samples if sample.prompt is not None]
         if prompts:
             return max(prompts) + self.config.decode.max_new_tokens
         return max(self.dataset.lengths.values())
 
     def members(self) -> list[Member]:
-        """Return the processes of the run; none inline. Raise ConfigError where their devices cannot hold them."""
+        """Return the processes of the run; none if inline. Raise ConfigError if the devices cannot hold them."""
         return self._members
 
     @cached_property
@@ -173,7 +176,7 @@ class RunSpec(RunParts):
             return on_hosts(found, launcher.hosts(workers))
 
     def launcher(self) -> Launcher:
-        """Return the launcher of the run, which has started nothing."""
+        """Return a new launcher of the run; it has started no process."""
         context = LaunchContext(
             backend=self.backend,
             logs=self.directory.logs,

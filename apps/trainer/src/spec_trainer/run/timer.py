@@ -1,4 +1,4 @@
-"""Seconds by name, summed over a run."""
+"""Timer adds up the seconds that a run spends under each name."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Timer:
 
     @property
     def wall_s(self) -> float:
-        """Seconds since this timer was made."""
+        """Seconds since this timer was created."""
         return time.monotonic() - self.start_s
 
     def breakdown(self) -> dict[str, float]:
-        """Return the seconds of every name, and as ``other`` those that no name accounts for."""
+        """Return name -> seconds; ``other`` is the rest of the wall time."""
         named = dict(self.total_s)
         return {**named, "other": max(0.0, self.wall_s - sum(named.values()))}

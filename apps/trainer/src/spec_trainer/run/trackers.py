@@ -1,4 +1,4 @@
-"""Trackers of a run: the installed ones have keys in section ``track``, and those that it asks for are opened."""
+"""Trackers of a run, such as TensorBoard: check and open those that section ``track`` enables."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CLOSE_S = 60.0
-"""Seconds in which a tracker must have sent what it was given, when the run ends (K5)."""
+"""Seconds that a tracker has at the end of a run to send the remaining steps (K5)."""
 _MOST_WAITING = 10_000
-"""Steps that may wait for a tracker."""
+"""Most steps in a tracker's queue."""
 
 
 def check_trackers(config: TrackConfig) -> None:
-    """Raise UsageError where a tracker that the configuration asks for, or its client, cannot be used."""
+    """Raise UsageError if a tracker that the configuration enables, or its client library, cannot be used."""
     for name in _asked(config):
         found = plugins.availability(Tracker, name)
         if not found.ok:
@@ -37,35 +37,35 @@ def check_trackers(config: TrackConfig) -> None:
 
 
 def build_trackers(config: TrackConfig, directory: RunDirectory) -> list[GuardedTracker]:
-    """Return the trackers that the configuration asks for; each is opened beside the run."""
+    """Return the trackers that the configuration enables; each opens in a thread of its own."""
     return [GuardedTracker(name, value, directory.root) for name, value in _asked(config).items()]
 
 
 class GuardedTracker:
-    """A tracker in a thread of its own. Where it raises or hangs, a warning names it, and the run goes on without it.
+    """Runs a tracker in its own thread. If it raises or hangs, log a warning and continue the run without it.
 
-    So neither a service that is slow nor one that fails reaches the training, or hides an error of it (K7).
+    So a slow or failing service neither delays the training nor hides a training error (K7).
     """
 
     def __init__(self, name: str, value: object, folder: Path) -> None:
-        """Begin to open the tracker."""
+        """Start the thread, which opens the tracker."""
         self.name = name
         self.failure: str | None = None
-        """First thing that it failed to do, and why."""
+        """The tracker's first failure and its reason; None if it has not failed."""
         self._value = value
         self._steps: SimpleQueue[tuple[int, Mapping[str, float]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, args=(folder,), name=f"track.{name}", daemon=True)
         self._thread.start()
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Hand over the scalars of a step; return at once."""
+        """Queue the scalars of a step for the tracker; return at once."""
         if self.failure is None and self._steps.qsize() >= _MOST_WAITING:
             self._fail(f"has not taken {_MOST_WAITING} steps")
         if self.failure is None:
             self._steps.put((step, scalars))
 
     def close(self) -> None:
-        """Wait until the tracker has everything and is closed, a minute at most."""
+        """Wait until the tracker has processed all steps and is closed, at most a minute."""
         self._steps.put(None)
         self._thread.join(1.0 if self.failure else _CLOSE_S)
         if self._thread.is_alive() and self.failure is None:

@@ -1,1 +1,1 @@
-"""The training loop and what builds its parts."""
+"""The training loop, and the functions that build the objects it uses."""

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, so that resuming needs no state."""
+"""Compute the learning rate as a pure function of the step, so that resuming needs no scheduler state."""
 
 from __future__ import annotations
 

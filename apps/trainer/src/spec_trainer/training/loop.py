@@ -1,4 +1,4 @@
-"""The training loop, to be read top-down; ``wiring.py`` has built everything that it uses."""
+"""The training loop. ``wiring.py`` builds everything that it uses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class TrainState:
-    """Everything that one trainer process holds while it trains."""
+    """The state of one trainer process during training."""
 
     spec: RunSpec
     rank: int
@@ -41,7 +41,7 @@ class TrainState:
     checkpoints: CheckpointStore
     log: RunLog
     should_stop: Callable[[int], bool]
-    """Answers after every step, given the steps done; the same on every process."""
+    """Called after every step with the number of steps done; returns the same on every process."""
     profiler: StepProfiler
     pushes: LivePushes
     measurements: LiveMeasurements
@@ -50,18 +50,18 @@ class TrainState:
     """Best held-out acceptance length so far."""
     timer: Timer
     notes: Callable[[], dict[str, Any]]
-    """Returns fields of every record: which draft the run's engine serves, where it decodes."""
+    """Returns fields for the record of each step, such as which draft the run's engine serves."""
     ahead: Iterator[GlobalBatch] = field(init=False)
-    """Items after the one that is being trained on or evaluated."""
+    """Items of the schedule after the one that is being trained on or evaluated."""
 
     def __post_init__(self) -> None:
-        """Place ``ahead`` behind the first item."""
+        """Set ``ahead`` to start at the second item that is left."""
         self.ahead = self.spec.schedule.items(self.done_steps)
         next(self.ahead, None)
 
 
 def train(state: TrainState) -> dict[str, Any]:
-    """Train from ``done_steps`` to the end of the schedule; return the last record."""
+    """Train from ``done_steps`` to the end of the schedule; return the record of the last step."""
     schedule, config = state.spec.schedule, state.spec.config.train
     record: dict[str, Any] = {}
     for item in map(schedule.train_item, range(state.done_steps, schedule.steps.stop)):
@@ -99,7 +99,7 @@ def _prepare_next(state: TrainState) -> None:
 
 
 def _hand_over(state: TrainState, to: LivePushes | LiveMeasurements, name: str) -> dict[str, Any]:
-    """Hand the draft of now to who pushes or measures it if it is time; return fields of the step's record."""
+    """Start a push or a measurement of the current draft if one is due; return fields for the step's record."""
     fields: dict[str, Any] = {}
     if to.is_due(state.done_steps):
         with state.timer(name):
@@ -148,7 +148,7 @@ def _record(state: TrainState, item: GlobalBatch, result: TrainStep, rate: float
 
 
 def _check_finite(state: TrainState, record: dict[str, Any]) -> None:
-    """End a run whose weights are lost, before a checkpoint of them takes the place of a good one."""
+    """Raise RunError if loss or gradient norm is not finite, before a checkpoint replaces a good one."""
     if math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"]):
         return
     values = f"step {record['step']}: loss {record['loss']}, gradient norm {record['grad_norm']}"

@@ -1,4 +1,4 @@
-"""Builds the parts of a resolved run and connects them, whichever processes they are in."""
+"""Builds the objects of a resolved run and connects them, in one process or several."""
 
 from __future__ import annotations
 
@@ -44,41 +44,43 @@ _MEASURED = (
     "serving_acceptance_per_position",
     "serving_tokens_per_s",
 )
-"""Fields of a step's record whose last values the summary has."""
+"""Fields of a step's record whose last values are copied to the summary."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankLinks:
-    """Connections of a trainer rank to the rest of its run, in this process or in others."""
+    """A trainer rank's connections to the rest of the run, within its process or to other processes."""
 
     store: Store
-    """Store of the ranks, for torch's default group."""
+    """Key-value store by which the ranks form torch's default process group."""
     stream: BatchSource
     work: Callable[[int, Callable[[], object]], object]
-    """Called once the rank has loaded everything, with the steps done and with its work, for which features come from
-    then on; returns when no other process needs this one any more."""
+    """Called with the steps done and a function that trains, once the rank has loaded everything. Calls the function
+    when features may arrive; returns when no other process needs this one any more."""
     should_stop: Callable[[int], bool]
     """Called after every step with the steps done; returns the same on every rank."""
     show: Callable[[dict[str, Any]], None]
     """Called with rank 0's record of each step, for the progress display."""
     measure: Measure | None = None
-    """Has the run's engine measure a draft; rank 0's, with ``train.serve_every``."""
+    """Lets the run's engine measure a draft; only on rank 0, with ``train.serve_every``."""
     trained: Callable[[dict[str, Any]], None] | None = None
-    """Called with the samples of each step of a rank that does not see the run directory; None where it does."""
+    """Called with each step's sample ids if the rank does not see the run directory; None if it does."""
     notes: Callable[[], dict[str, Any]] = dict
-    """Returns fields of every record: which draft the run's engine serves, where it decodes."""
+    """Returns fields for the record of each step, such as which draft the run's engine serves."""
     timer: Timer | None = None
-    """Seconds of all cycles of a run that decodes; None for a whole run, which has a timer of its own."""
+    """Timer that all cycles of a run that decodes share; None otherwise."""
 
 
 Consume = Callable[["RunSpec", int, "torch.device", RankLinks], object]
-"""Consumes the batches of a part of a run as one of its ranks, on a device: ``train_rank``, or a capture's writer."""
+"""Called with a run (or one of its cycles), rank, device and links; consumes the rank's batches.
+
+It is ``train_rank``, or the writer of a capture."""
 
 
 def create_engine(parts: RunParts | EngineOptions, target: TargetSpec, **around: Any) -> Engine:
-    """Return the engine that the configuration names. ``around``: other fields of its EngineContext.
+    """Return the engine that the configuration names. ``around``: further fields of the EngineContext.
 
-    Without a placement it generates, and cannot capture.
+    Without the field ``placement`` the engine can generate, but not capture.
     """
     timeouts = parts.config.timeouts
     context = EngineContext(backend=parts.backend, start_s=timeouts.start_s, peer_s=timeouts.peer_s, **around)
@@ -87,11 +89,11 @@ def create_engine(parts: RunParts | EngineOptions, target: TargetSpec, **around:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFeatures:
-    """A rank's source of features, open for all parts of a run."""
+    """A rank's source of features, open for all cycles of a run."""
 
     stream: Callable[[RunSpec, Callable[..., None]], BatchSource]
-    """Returns the rank's batches of a part. Its second argument is called with the rank and the request ids of
-    samples whose transport memory is free."""
+    """Returns the rank's batches for a run or one of its cycles. The second argument is a callback that gets the rank
+    and the request ids of samples whose transport memory is free."""
     address: str = ""
     """Address at which the rank receives features; empty for features of a folder."""
 
@@ -100,10 +102,10 @@ class RankFeatures:
 def rank_features(
     spec: RunSpec, rank: int, device: torch.device, host: str = "", transport: Transport | None = None
 ) -> Iterator[RankFeatures]:
-    """Yield where the features of a rank come from: a receiver of a transport, or the folder ``data.features``.
+    """Yield the source of a rank's features: a transport's receiver, or the folder ``data.features``.
 
-    ``host`` is this host's address for engines on others; empty where there are none. ``transport``: where the engine
-    is in this process, the one that it sends by.
+    ``host``: address of this host for engines on other hosts, empty if there are none. ``transport``: the engine's
+    transport, if the engine is in this process.
     """
     if spec.config.data.features is not None:
         from spec_trainer.offline.store import open_features
@@ -125,14 +127,14 @@ def rank_features(
 
 
 def train_rank(spec: RunSpec, rank: int, device: torch.device, links: RankLinks) -> None:
-    """Train what is left of the schedule of ``spec``, as one of its ranks; finish the run where that was its end."""
+    """Train the remaining steps of ``spec`` as trainer rank ``rank``; export the draft after the run's last step."""
     with _train_state(spec, rank, device, links) as state:
         links.work(state.done_steps, functools.partial(_train_and_finish, state))
 
 
 @contextmanager
 def _train_state(spec: RunSpec, rank: int, device: torch.device, links: RankLinks) -> Iterator[TrainState]:
-    """Yield the state of a trainer rank, resumed from the checkpoint that ``run_training`` has chosen."""
+    """Yield the TrainState of a trainer rank, resumed from the checkpoint that ``run_training`` has chosen."""
     import torch.distributed as dist
 
     from spec_trainer.push.live_measurements import LiveMeasurements
@@ -171,7 +173,7 @@ def _train_state(spec: RunSpec, rank: int, device: torch.device, links: RankLink
 
 
 def build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer:
-    """Return the trainer of the draft with the weights that the run begins with."""
+    """Return a trainer of the draft with the run's initial weights."""
     from spec_kit.targets.target_reader import read_target_tensors
 
     tensors = read_target_tensors(spec.target)
@@ -181,7 +183,7 @@ def build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer:
 
 
 def new_module(spec: RunSpec, tensors: TargetTensors) -> nn.Module:
-    """Return the draft's network with the weights that the run begins with; seed this process's generators."""
+    """Return the draft's module with the run's initial weights; seed this process's random-number generators."""
     import torch
 
     # Every rank draws the same initial weights; afterwards each has its own generator.
@@ -193,7 +195,7 @@ def new_module(spec: RunSpec, tensors: TargetTensors) -> nn.Module:
 
 @contextmanager
 def default_group(spec: RunSpec, rank: int, device: torch.device, store: Store) -> Iterator[None]:
-    """Join torch's default group, which holds the trainer's ranks and no engine."""
+    """Join torch's default process group, which consists of the trainer ranks, for the ``with`` block."""
     import torch
     import torch.distributed as dist
 
@@ -244,7 +246,7 @@ def _finish(state: TrainState, last: dict[str, Any]) -> None:
 
 
 def _kept_summary(state: TrainState) -> dict[str, Any]:
-    """Return parts of the existing summary if the run was already complete: it has the real times."""
+    """Return times and other figures of the existing summary if the run was already complete, else nothing."""
     try:
         kept = read_figures(state.spec.directory.summary, KeptSummary)
     except ArtifactError:  # there is none, or it is damaged
@@ -275,14 +277,14 @@ def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measured(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
-    """Return what the run's engine has measured of the last draft (``train.serve_every``)."""
+    """Return the figures that the run's engine measured with the last draft (``train.serve_every``)."""
     if not state.spec.config.train.serve_every:
         return {}
     return {key.removeprefix("serving_"): value for key, value in last.items() if key in _MEASURED}
 
 
 def _trained_tokens(state: TrainState) -> int:
-    """Return the tokens of every step of the run, whichever command has trained it."""
+    """Return the number of tokens of all steps of the run, including steps before a resume."""
     if state.spec.prompts is not None:  # each cycle has answers of its own
         return sum(record.get("tokens", 0) for record in read_metrics(state.spec.directory.metrics))
     lengths, schedule = state.spec.dataset.lengths, state.spec.schedule

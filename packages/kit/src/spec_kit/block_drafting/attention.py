@@ -1,8 +1,8 @@
-"""Attention of blocks: each sees its document before its anchor, and itself; never another block.
+"""Attention of blocks. A block's queries see the document's tokens before its anchor, and the block itself.
 
-``block_attention`` runs where the backend has no kernel for it. It takes some blocks at a time through torch's
-fused attention, with a mask for these blocks only, and recomputes them in backward: memory is linear in the
-batch.
+``block_attention`` runs if the backend has no kernel for it. It computes ``CHUNK_BLOCKS`` blocks at a time by
+torch's fused attention, with a mask for these blocks only, and recomputes them in backward. So memory is linear in
+the number of tokens of the batch.
 
 Shapes: A blocks, B slots, T tokens of the batch; q ``[A, B, heads, D]``; keys and values ``[A, B, kv_heads, D]``
 of the blocks and ``[T, kv_heads, D]`` of the context.
@@ -24,30 +24,30 @@ KeysValues = tuple[Tensor, Tensor]
 """Keys and values of the same positions."""
 
 CHUNK_BLOCKS = 32
-"""Blocks per call of the fused attention: some hundred queries keep it busy; their own keys, of which each query
-needs one block's, are then still few next to a context of usual length."""
+"""Blocks per call of the fused attention. Some hundred queries use the device well. A query attends the keys of
+one block only, but is multiplied with those keys of the whole chunk: at this size few next to a usual context."""
 
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """The places of blocks in a flat batch.
+    """The positions of blocks in a flat batch.
 
-    They are on the CPU, so that ranges are known without waiting for a device.
+    The tensors are on the CPU, so that slices are known without waiting for a device.
     """
 
     anchor_A: Tensor
     """int64 [A]: index of each anchor, ascending; the block sees the context before it."""
     start_A: Tensor
-    """int64 [A]: first token of the anchor's document."""
+    """int64 [A]: index of the first token of the anchor's document."""
     device: torch.device
 
     def slot_positions(self, block_size: int) -> Tensor:
-        """Return int64 [A, B], on the device: position of each slot in its document, also past its end."""
+        """Return int64 [A, B], on the device: each slot's position in its document, even past the end."""
         anchor_A, start_A = self.places
         return (anchor_A - start_A)[:, None] + torch.arange(block_size, device=self.device)
 
     def chunk(self, first: int, window: int | None) -> _Chunk:
-        """Return blocks ``first`` to ``first + CHUNK_BLOCKS`` with the context that any of them sees."""
+        """Return ``CHUNK_BLOCKS`` blocks from ``first`` on, with the context tokens that any of them sees."""
         rows = slice(first, first + CHUNK_BLOCKS)
         anchors, starts = self.anchor_A[rows], self.start_A[rows]
         if window is not None:
@@ -58,7 +58,7 @@ class BlockLayout:
 
     @cached_property
     def places(self) -> tuple[Tensor, Tensor]:
-        """Anchors and starts on the device."""
+        """``anchor_A`` and ``start_A`` on the device."""
         return to_device_async(self.anchor_A, self.device), to_device_async(self.start_A, self.device)
 
 
@@ -86,12 +86,12 @@ class _Chunk:
 def block_attention(
     q: Tensor, context: KeysValues, own: KeysValues, layout: BlockLayout, window: int | None
 ) -> Tensor:
-    """Return the blocks' attention to their context and to themselves, [A, B, heads, D] like ``q``; differentiable.
+    """Return the blocks' attention to their context and to themselves, [A, B, heads, D]; differentiable.
 
-    ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]; ``layout.places``: int64 [A] twice on the
-    device, each block's anchor (ascending) and the start of its document: it sees tokens from start to anchor − 1.
-    ``window`` None: a full layer, which looks both ways inside the block. Else a sliding layer: a query at position p
-    sees positions from p − (window − 1) on, and its own block up to itself.
+    ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]; ``layout.places``: int64 [A] twice on
+    the device, each block's anchor (ascending) and the start of its document. A block sees tokens start to anchor
+    − 1. ``window`` None: full attention; a query sees its whole block, later slots too. Otherwise it is a sliding
+    window: a query at position p sees positions p − (window − 1) to p only.
     """
     parts = zip(*(tensor.split(CHUNK_BLOCKS) for tensor in (q, *own)), strict=True)
     attend = checkpointed(_attend)

@@ -1,4 +1,4 @@
-"""The network of a draft that guesses blocks, up to its head. Parameter names are the serving format's tensor names.
+"""The network of a draft that guesses blocks, without its head. Parameters are named as in exported files.
 
 Shapes: A blocks, B slots, T tokens of the batch, N captured layers, H width.
 """
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
 
 WORTH_A_COPY = 7 / 8
-"""Share of a batch's tokens below which those that blocks see are copied together; a few more cost less than that."""
+"""Fraction of a batch's tokens. If blocks see a smaller one, the seen tokens are copied into a smaller tensor.
+Otherwise it is cheaper to compute the few unseen tokens, too.
+"""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The places of blocks, and the rotary angles of their slots [A · B] and of the context [T]."""
+    """The positions of blocks, and the rotary angles of their slots [A · B] and of the context [T]."""
 
     layout: BlockLayout
     slot_angles: Angles
@@ -40,10 +42,13 @@ class Geometry:
 
 
 class BlockAttention(AttentionProjections):
-    """Queries of the block; keys and values, by the same weights, of context and block."""
+    """The projections and norms of the attention of blocks.
+
+    Queries come from the block; keys and values come, by the same weights, from the context and the block.
+    """
 
     def __init__(self, shape: BlockShape, kernels: BlockKernels) -> None:
-        """Make projections and norms of the shape's sizes."""
+        """Create projections and norms with the sizes of ``shape``."""
         super().__init__(shape, shape.hidden_size)
         self.q_norm = nn.RMSNorm(shape.head_dim, shape.norm_eps)
         self.k_norm = nn.RMSNorm(shape.head_dim, shape.norm_eps)
@@ -51,12 +56,12 @@ class BlockAttention(AttentionProjections):
         self._norm_rotate = kernels.norm_rotate
 
     def queries(self, x_RH: Tensor, angles: Angles) -> Tensor:
-        """Return [R, heads, head_dim], normed per head and rotated."""
+        """Return the queries [R, heads, head_dim], normed per head and rotated."""
         q = self.q_proj(x_RH).unflatten(-1, (-1, self.head_dim))
         return self._norm_rotate(q, self.q_norm.weight, self._norm_eps, angles)
 
     def keys_values(self, x_RH: Tensor, angles: Angles) -> KeysValues:
-        """Return [R, kv_heads, head_dim] twice; keys are normed per head and rotated."""
+        """Return keys and values, [R, kv_heads, head_dim] each; keys are normed per head and rotated."""
         k, v = (project(x_RH).unflatten(-1, (-1, self.head_dim)) for project in (self.k_proj, self.v_proj))
         return self._norm_rotate(k, self.k_norm.weight, self._norm_eps, angles), v
 
@@ -65,7 +70,7 @@ class BlockLayer(nn.Module):
     """One Qwen3-style decoder layer over blocks."""
 
     def __init__(self, shape: BlockShape, window: int | None, kernels: BlockKernels) -> None:
-        """Make the layer; ``window`` None is full attention, see ``block_attention``."""
+        """Create the layer. ``window``: tokens of its sliding window; None: full attention."""
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
@@ -78,7 +83,7 @@ class BlockLayer(nn.Module):
     ) -> Tensor:
         """Return the blocks' states after the layer; ``recompute``: again in the backward pass.
 
-        The context enters as it is: the input norm is for the block only.
+        The input norm is applied to the block only, not to the context.
         """
         return checkpointed(self._compute, enabled=recompute)(x_ABH, context_TH, geometry)
 
@@ -87,7 +92,7 @@ class BlockLayer(nn.Module):
         return self.advance(x_ABH, context, geometry)
 
     def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
-        """Return the same as ``forward``, given the context's keys and values."""
+        """Return the same as ``forward``; ``context``: the keys and values of the context."""
         # All slots are normed, also where a rank has some of x.
         x_ABH = x_ABH + self.attend(self.input_layernorm(x_ABH), context, geometry)
         return x_ABH + self.mlp(self.post_attention_layernorm(x_ABH))
@@ -104,18 +109,18 @@ class BlockLayer(nn.Module):
 
 
 class BlockBackbone(nn.Module):
-    """Base of a draft's module: from captured states and anchors to the inputs of the head.
+    """Base of a draft's module. It computes the inputs of the head from captured states and anchors.
 
-    ``forward`` is the draft's own.
+    The subclass of each draft defines ``forward``.
     """
 
     layer_type: ClassVar[type[BlockLayer]] = BlockLayer
-    """The decoder layers' class."""
+    """Class of the decoder layers."""
     config: BlockConfig
     """The draft's options."""
 
     def __init__(self, shape: BlockShape, embedding_scale: float, kernels: BlockKernels) -> None:
-        """Make the network; ``embedding_scale``: factor on the target's embedding before its first layer."""
+        """Create the network. ``embedding_scale``: factor by which the target's embedding is multiplied."""
         super().__init__()
         self.shape, self.embedding_scale = shape, embedding_scale
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
@@ -130,7 +135,7 @@ class BlockBackbone(nn.Module):
         return [cast("BlockLayer", layer) for layer in self.layers]
 
     def states(self, batch: DraftBatch, blocks: Blocks, ops: VocabularyOps) -> Tensor:
-        """Return [A, B, H]: inputs of the head, after the final norm."""
+        """Return the inputs of the head, [A, B, H], after the final norm."""
         hidden_TNH, position_T, device = batch.hidden_TNH, batch.position_T, batch.input_ids_T.device
         anchor_A, start_A, seen_C = blocks.anchor_A, blocks.start_A, blocks.context_rows(batch)
         if len(seen_C) < WORTH_A_COPY * len(position_T):
@@ -148,15 +153,15 @@ class BlockBackbone(nn.Module):
         return self.norm(x_ABH)
 
     def context(self, hidden_TNH: Tensor) -> Tensor:
-        """Return what every layer attends, [T, H], from captured states.
+        """Return the context [T, H] that every layer attends, computed from captured states.
 
-        Further captured layers behind the draft's own are ignored.
+        Captured layers beyond the first N, which the draft does not use, are ignored.
         """
         own = hidden_TNH[:, : len(self.shape.layers)].to(self.fc.weight.dtype)
         return self.hidden_norm(self.fc(own.flatten(1)))
 
     def embed(self, anchor_ids_A: Tensor, block_size: int, ops: VocabularyOps) -> Tensor:
-        """Return [A, B, H]: the known token, then mask tokens, as they enter the target's first layer."""
+        """Return the scaled embeddings [A, B, H] of blocks: the known token, then mask tokens."""
         ids_AB = anchor_ids_A.new_full((len(anchor_ids_A), block_size), self.shape.mask_token_id)
         ids_AB[:, 0] = anchor_ids_A
         embedded = ops.embed(ids_AB)
@@ -165,6 +170,9 @@ class BlockBackbone(nn.Module):
     def geometry(
         self, layout: BlockLayout, block_size: int, position_T: Tensor, dtype: torch.dtype
     ) -> Geometry:
-        """Return the geometry of blocks of ``block_size`` slots over a context at ``position_T``."""
+        """Return the geometry of blocks of ``block_size`` slots.
+
+        ``position_T``: position in its document of each token of the context.
+        """
         slot_R = layout.slot_positions(block_size).flatten()
         return Geometry(layout, self.rope.angles(slot_R, dtype), self.rope.angles(position_T, dtype))

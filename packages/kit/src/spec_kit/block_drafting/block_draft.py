@@ -1,4 +1,4 @@
-"""BlockDraft: base of the plugins of drafts that guess blocks. Needs no torch."""
+"""BlockDraft: base class of plugins for drafts that guess blocks. Importing it imports no torch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,17 @@ _ROPE_NOT_COPIED = frozenset({"partial_rotary_factor", "rope_dim", "mrope_sectio
 
 
 class BlockDraft(ServedDraft[C, S]):
-    """A draft of Qwen3-style layers over blocks whose head is the target's, as DFlash (arXiv 2602.06036)."""
+    """A draft of Qwen3-style layers that guesses blocks and uses the target's head, such as DFlash.
+
+    DFlash is arXiv 2602.06036.
+    """
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
-        """Return the fields as engines read them. Layers are those entered."""
+        """Return the fields of a ``speculators`` config.json under the names that engines read.
+
+        Layer k of the captured layers means the input of target layer k.
+        """
         same = ("draft_vocab_size", "target_hidden_size", "block_size")
         nested = {name: fields[name] for name in ("mask_token_id", "sample_from_anchor") if name in fields}
         return {
@@ -47,27 +53,30 @@ class BlockDraft(ServedDraft[C, S]):
     @property
     @abstractmethod
     def num_guesses(self) -> int:
-        """Guesses of one block."""
+        """Number of guesses in one block."""
 
     @property
     @abstractmethod
     def guess_weights(self) -> Tensor:
-        """float64 [S]: what each guess of a block adds to the denominator where it counts."""
+        """float64 [S]: what each guess of a block adds to the loss's denominator if the guess counts."""
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether the loss asks for the target's distributions."""
+        """Whether the loss needs the target's distributions."""
         return False
 
     @property
     def rule(self) -> BlockRule:
-        """How blocks are drawn."""
+        """The rule by which the blocks of a document are drawn."""
         from spec_kit.block_drafting.blocks import BlockRule
 
         return BlockRule(self.options.num_anchors, self.num_guesses)
 
     def fresh_fields(self, target: TargetSpec) -> dict[str, Any]:
-        """Return fields of a fresh draft's shape: the options, else the paper's defaults and the target's sizes."""
+        """Return fields of a fresh draft's shape.
+
+        They come from the options, or else from the DFlash paper's defaults and the target's sizes.
+        """
         options, mask_token_id = self.options, self.options.mask_token_id
         return {
             "mask_token_id": choose_mask_token(target) if mask_token_id is None else mask_token_id,
@@ -77,27 +86,27 @@ class BlockDraft(ServedDraft[C, S]):
         }
 
     def target_problem(self, target: TargetSpec) -> str | None:
-        """Return what is wrong with the head or the captured layers, or None.
+        """Return what is wrong with the target's head or with the captured layers, or None.
 
-        Engines multiply such a draft's states by the bare rows of the target's head.
+        Engines compute logits from the weights of the target's head without any scale.
         """
         if target.logit_scale != 1:
             return f"its head is scaled ({target.logit_scale}), a head without a scale is needed"
         return self.shape(target).layer_problem(target)
 
     def embedding_scale(self, target: TargetSpec) -> float:
-        """Return the target's own scale, which the exported embedding includes."""
+        """Return the target's embedding scale, by which the exported embedding is already multiplied."""
         return target.embedding_scale
 
     def required_features(self, target: TargetSpec) -> FeatureSchema:
-        """Return the captured layers, and the input of the final norm where the loss needs it."""
+        """Return the schema of the captured layers, and of the final norm's input if the loss needs it."""
         layers = self.shape(target).layers
         if self.needs_teacher:
             layers = (*layers, target.num_layers)
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return float64 [1]: the weights of all guesses that count."""
+        """Return float64 [1]: the sum of the weights of all guesses that count."""
         import torch
 
         rule, reached_S = self.rule, self.guess_weights.cumsum(0)
@@ -107,16 +116,16 @@ class BlockDraft(ServedDraft[C, S]):
     def initialize(
         self, module: Any, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
-        """Start the final norm as the target's, whose head is used as it is."""
+        """Initialize the final norm with the target's, because the target's head is used unchanged."""
         module.load_state_dict({"norm.weight": tensors.norm_H.float()}, strict=False)
 
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the module's tensors, and a scaled embedding of the target's.
+        """Yield the module's tensors, and a scaled copy of the target's embedding if the target has a scale.
 
-        Engines share the target's embedding: SGLang the module with its scale, vLLM the bare rows, so for a scaled
-        embedding vLLM gets one of its own.
+        Engines let the draft use the target's embedding: SGLang applies the scale, vLLM does not. The copy is for
+        vLLM.
         """
         yield from super().exported_tensors(weights, target)
         if target.embedding_scale != 1:
@@ -127,10 +136,10 @@ class BlockDraft(ServedDraft[C, S]):
 
     @property
     def max_draft_tokens(self) -> int | None:
-        """A block's guesses (D9)."""
+        """The number of guesses in a block (D9)."""
         return self.num_guesses
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
-        """Return each decoder layer as a unit of its own, and how tensor-parallel ranks divide it, and ``fc``."""
+        """Return the decoder layers as units of sharding, and the tensor-parallel division of the module."""
         shape = self.shape(target)
         return ShardHints(blocks=shape.layer_names, tensor_parallel=shape.parallel_hints())

@@ -1,4 +1,4 @@
-"""The options and sizes of drafts that guess blocks, and the fields of their config.json. Torch is not needed."""
+"""The options and sizes of drafts that guess blocks, and their config.json; imports no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from spec_kit.drafting import Json, Shapes
 
 MOST_LAYERS = 1024
-"""Most layers of a draft; published ones have one to eight."""
+"""Largest number of layers of a draft; published drafts have one to eight."""
 FULL = "full_attention"
 _Depth = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 
@@ -75,32 +75,32 @@ class BlockShape(DecoderShape):
 
     max_positions: Size = Field(32768, alias="max_position_embeddings")
     layer_types: tuple[str, ...]
-    """Attention of each layer."""
+    """Kind of attention of each layer, as in config.json: full or sliding."""
     block_size: Size = 16
-    """Slots of a block, the last known token's among them."""
+    """Number of slots of a block; the first holds the last known token."""
     mask_token_id: NonNegativeInt
     layers: tuple[int, ...]
-    """Captured residual streams: those entering these layers of the target."""
+    """Captured residual streams: id k is the input of target layer k."""
     num_target_layers: Size | None = None
-    """Layers of the target; None where a published draft leaves them out."""
+    """Number of layers of the target; None if a published draft does not say it."""
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers of the draft."""
+        """Number of decoder layers of the draft."""
         return len(self.layer_types)
 
     @property
     def num_features(self) -> int:
-        """Captured residual streams."""
+        """Number of captured residual streams."""
         return len(self.layers)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Window of each layer; None: full attention."""
+        """Attention window of each layer in tokens; None: full attention."""
         return (None,) * self.num_layers
 
     def tensor_shapes(self) -> Shapes:
-        """Return every trained tensor of the backbone."""
+        """Return the shape of every trained tensor of the backbone by name."""
         h = self.hidden_size
         head_norms = {f"self_attn.{kind}_norm.weight": (self.head_dim,) for kind in "qk"}
         layer = self.layer_shapes(h) | head_norms
@@ -131,7 +131,10 @@ class BlockShape(DecoderShape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return what has several places or forms in published drafts; the nested object comes first."""
+        """Return the fields that published drafts store under several keys or in several forms.
+
+        A field of the nested object ``own`` takes precedence.
+        """
         both = fields | own
         depth = checked(_Depth, both.get("num_hidden_layers"), folder, "num_hidden_layers")
         types = checked(tuple[str, ...], both.get("layer_types") or [FULL] * depth, folder, "layer_types")
@@ -142,7 +145,7 @@ class BlockShape(DecoderShape):
         return {**own, **super().read_own(fields, own, folder), "layer_types": types, "layers": layers}
 
     def fixed_fields(self) -> Json:
-        """Return fields of published drafts that have one value here."""
+        """Return fields of published drafts for which only one value is supported."""
         return super().fixed_fields() | {
             "use_aux_hidden_state": True,
             "use_swa": False,
@@ -178,7 +181,10 @@ class BlockShape(DecoderShape):
         return layer_range_problem(self.layers, target)
 
     def backbone_fields(self, architecture: str, target: TargetSpec, *, tied: bool) -> Json:
-        """Return fields of config.json that both engines read of a Qwen3-style draft, up to the end tokens'."""
+        """Return the fields of a Qwen3-style draft's config.json that vLLM and SGLang both read.
+
+        ``tied``: whether the head and the embedding share their weights.
+        """
         return {
             **head_fields(architecture, "qwen3", target),
             "hidden_size": self.hidden_size,
@@ -193,12 +199,15 @@ class BlockShape(DecoderShape):
 
     @property
     def output_ids(self) -> list[int]:
-        """The captured layers as ``target_layer_ids`` counts them: outputs of layers, from 0 on."""
+        """The captured layers as ``target_layer_ids`` counts them: id k is the output of target layer k."""
         return [layer - 1 for layer in self.layers]
 
 
 def default_layers(num_target_layers: int, num_features: int) -> tuple[int, ...]:
-    """Return the DFlash paper's choice, evenly from the second layer's output to that of the fourth last."""
+    """Return the captured layers that the DFlash paper chooses.
+
+    They lie evenly between the output of the second layer and the output of the fourth-last layer.
+    """
     n = num_target_layers
     if num_features == 1:
         return (n // 2 + 1,)

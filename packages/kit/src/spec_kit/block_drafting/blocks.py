@@ -1,10 +1,10 @@
-"""Blocks: where a document is cut for training, drawn from its mask alone.
+"""Draw the blocks of a document that are trained, from its loss mask alone.
 
-An anchor a is the last known token of a block, whose guess k is for token a + k. Guess k counts iff tokens a + 1 to
-a + k are all in the document and supervised. Where a sample has guess places, its blocks are the engine's rounds: one
-began at a iff token a + 1 has place 1, and guess k counts iff tokens a + 1 to a + k have the places 1 to k, too.
-Everything here happens on the CPU: the draw needs no features, so the denominators of a step are known before its
-first forward pass, at any number of ranks.
+An anchor a is the last known token of a block, whose guess k is for token a + k. Guess k counts iff tokens a + 1
+to a + k are all in the document and supervised. A sample may record at which depth the engine guessed each token
+(``guess_place``). Then its blocks are the engine's rounds: a round began at a iff token a + 1 has depth 1, and
+guess k counts iff tokens a + 1 to a + k also have the depths 1 to k. Everything here happens on the CPU: the draw
+needs no features, so the denominators of a step are known before its first forward pass, at any number of ranks.
 
 Shapes: A anchors, S guesses of a block, R counted guesses.
 """
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlockRule:
-    """The guesses of a block, and how anchors are drawn."""
+    """The rule by which the anchors of a document's blocks are drawn."""
 
     num_anchors: int
-    """Most blocks of one document."""
+    """Largest number of blocks of one document."""
     num_guesses: int
 
     def draw(self, sample: Supervision) -> tuple[Tensor, Tensor]:
-        """Return int64 [A] anchors of one document, ascending, and how many guesses of each count (at least 1).
+        """Return int64 [A] twice: the anchors of one document, and how many guesses of each count (≥ 1).
 
-        The draw is uniform without replacement, a function of (seed, epoch, sample id, mask).
+        Anchors ascend. They are drawn uniformly without replacement, by seed, epoch, sample id and mask alone.
         """
         mask_T, place_T = sample.loss_mask, sample.guess_place
         if place_T is not None:
@@ -54,11 +54,11 @@ class BlockRule:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a flat batch, on the CPU; indices count along the batch."""
+    """The blocks of a flat batch, on the CPU; an index counts the tokens of the batch."""
 
     anchor_A: Tensor
     start_A: Tensor
-    """First token of the block's document."""
+    """Index of the first token of the block's document."""
     counted_A: Tensor
 
     @classmethod
@@ -82,8 +82,8 @@ class Blocks:
     def context_rows(self, batch: DraftBatch) -> Tensor:
         """Return int64 [C], ascending: the tokens that some block sees before its anchor.
 
-        Further ones make them at least one where the batch has any, for every parameter to get a gradient, and a
-        multiple of ``batch.rows_multiple``.
+        Further tokens are added until C is a multiple of ``batch.rows_multiple``. C is at least 1 if the batch
+        has any token, so that every parameter gets a gradient.
         """
         num_tokens, one_A = len(batch.loss_mask_T), torch.ones_like(self.anchor_A)
         begun_T = torch.zeros(num_tokens + 1, dtype=torch.int64)
@@ -97,10 +97,10 @@ class Blocks:
 
 @dataclass(frozen=True)
 class CountedGuesses:
-    """The guesses that count, block by block: the first ``counted`` of each."""
+    """The guesses that count, block by block: of block a, the first ``counted_A[a]``."""
 
     counted_A: Tensor
-    """int64 [A], on the CPU: chunks are cut without waiting for the device."""
+    """int64 [A], on the CPU, so that chunks are cut without waiting for the device."""
     block_R: Tensor
     guess_R: Tensor
     """int64 [R], on the device: 0 for the first guess of a block."""
@@ -124,7 +124,7 @@ class CountedGuesses:
     def chunks(self, num_rows: int, num_guesses: int) -> list[tuple[slice, CountedGuesses]]:
         """Return the blocks of each chunk, and their counted guesses, with blocks numbered within the chunk.
 
-        A chunk is whole blocks, of at most ``num_rows`` guesses where one block has no more.
+        A chunk has at least one block, and at most ``num_rows`` guesses unless one block has more.
         """
         size = max(1, num_rows // num_guesses)
         ends = [0, *self.counted_A.cumsum(0).tolist()]
@@ -136,7 +136,7 @@ class CountedGuesses:
         ]
 
     def table(self, value_R: Tensor, num_guesses: int) -> Tensor:
-        """Return [A, S]: the guesses' values at their places, 0 elsewhere."""
+        """Return [A, S]: the value of guess s of block a, and 0 for guesses that do not count."""
         zeros = value_R.new_zeros(len(self.counted_A), num_guesses)
         return zeros.index_put((self.block_R, self.guess_R), value_R)
 
@@ -150,19 +150,22 @@ class CountedGuesses:
 
 
 def guess_weights(num_guesses: int, decay: float) -> Tensor:
-    """Return float64 [S]: exp(−(k − 1) / decay) of guesses k = 1, 2, and so on."""
+    """Return float64 [S]: the weight exp(−(k − 1) / decay) of each guess k = 1, 2, …, S."""
     return (-torch.arange(num_guesses, dtype=torch.float64) / decay).exp()
 
 
 def _run_lengths(mask_T: Tensor) -> Tensor:
-    """Return int64 [T]: how many supervised tokens follow one another from each token on."""
+    """Return int64 [T]: the number of consecutive True entries that start at each index."""
     index_T = torch.arange(len(mask_T))
     end_T = torch.where(mask_T, len(mask_T), index_T).flip(0).cummin(0).values.flip(0)
     return end_T - index_T
 
 
 def _rounds(place_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Return bool [T − 1], where a round began, and int64 [T]: how many tokens from each on have ascending places."""
+    """Return bool [T − 1]: a round began at t; and int64 [T]: number of consecutive depths that start at t.
+
+    ``place_T``: depth at which the engine guessed each token, from 1; 0 for tokens that it did not guess.
+    """
     goes_on_T = torch.zeros(len(place_T), dtype=torch.bool)
     goes_on_T[1:] = (place_T[1:] > 1) & (place_T[1:] == place_T[:-1] + 1)
     following_T = torch.cat([_run_lengths(goes_on_T)[1:], torch.zeros(1, dtype=torch.int64)])
@@ -170,7 +173,7 @@ def _rounds(place_T: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sample_generator(sample: Supervision) -> torch.Generator:
-    """Return a generator seeded by a hash: neighbouring sample ids must not give related draws."""
+    """Return a generator seeded by a hash, so that the draws of neighbouring sample ids are unrelated."""
     key = f"{sample.seed} {sample.epoch} {sample.sample_id}".encode()
     number = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "little")
     return torch.Generator().manual_seed(number)

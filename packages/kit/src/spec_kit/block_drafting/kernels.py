@@ -1,4 +1,4 @@
-"""The kernels that a draft of blocks can use, with plain versions of its own (see ``spec_core.kernels``).
+"""The kernels that a draft of blocks can use, with their versions in plain torch (see ``spec_core.kernels``).
 
 Shapes: T tokens, N heads, D head_dim.
 """
@@ -31,7 +31,7 @@ def norm_rotate(heads_TND: Tensor, weight_D: Tensor, eps: float, angles: Angles)
 
 @dataclass(frozen=True, kw_only=True)
 class BlockKernels(DecoderKernels):
-    """The kernels that a backbone of blocks can use; drafts add their own."""
+    """The kernels that a backbone of blocks can use; a draft's subclass adds further kernels."""
 
     norm_rotate: Callable[[Tensor, Tensor, float, Angles], Tensor] = norm_rotate
     block_attention: Callable[[Tensor, KeysValues, KeysValues, BlockLayout, int | None], Tensor] = (
@@ -40,7 +40,7 @@ class BlockKernels(DecoderKernels):
 
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
-        """Return arguments to compare each kernel with its plain version on."""
+        """Return, for each kernel, arguments on which it is compared with its version in plain torch."""
         angle = draw(7, 1, 16)
         layout = BlockLayout(torch.tensor([1, 3, 9]), torch.tensor([0, 0, 5]), angle.device)
         context, own = ([draw(*shape, 2, 32).requires_grad_() for _ in range(2)] for shape in ((10,), (3, 4)))

@@ -1,4 +1,4 @@
-"""The token that stands in the slots to be guessed, where the configuration names none."""
+"""Choose the token that fills the slots to be guessed, if the configuration names none."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _SPARE = ("reserved", "unused")
 
 
 def choose_mask_token(target: TargetSpec) -> int:
-    """Return an id below the vocabulary's size that stands for a slot to be guessed.
+    """Return the id of the token that fills the slots to be guessed; it is below the vocabulary's size.
 
-    It is the first of: the tokenizer's own mask token; the first id behind its tokens (a padded vocabulary has
-    some); its first token that is named as reserved or unused; the last id of the vocabulary that is no end
-    token. ``<|MASK|>`` comes first because SGLang refuses another id where the tokenizer has it.
+    It is the first of these that exists: the tokenizer's mask token; the first id after the tokenizer's last
+    token (a padded vocabulary has such ids); the tokenizer's first token that is named as reserved or unused; the
+    last id of the vocabulary that is no end token. ``<|MASK|>`` comes first because SGLang refuses any other id
+    if the tokenizer has that token.
     """
     ids = _token_ids(target.folder / "tokenizer.json")
     candidates = [ids[name] for name in _MASKS if name in ids]
@@ -37,7 +38,7 @@ def _is_spare(name: str) -> bool:
 
 
 def _token_ids(file: Path) -> dict[str, int]:
-    """Return token -> id of a Hugging Face tokenizer.json; empty where there is none."""
+    """Return token -> id of a Hugging Face tokenizer.json; empty if the file does not exist."""
     if not file.exists():
         return {}
     try:

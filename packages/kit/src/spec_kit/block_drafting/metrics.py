@@ -1,4 +1,4 @@
-"""Metrics of guessed blocks, summed over chunks, and the share that a batch has of its global batch's loss.
+"""Metrics of guessed blocks, summed over chunks, and the factor that scales a batch's loss.
 
 Shapes: A blocks of a chunk, S guesses of a block, R counted guesses of the chunk.
 """
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 
 
 class GuessMetrics:
-    """Sums of one forward pass over all chunks: the loss, values of each guess, lengths of accepted prefixes."""
+    """Sums of one forward pass over all chunks: the loss, values of each guess, and acceptance lengths."""
 
     def __init__(
         self, scale: Tensor, num_guesses: int, values: Sequence[str], lengths: Sequence[str]
     ) -> None:
-        """Start with zeros, of the dtype and on the device of ``scale``, for metrics of these names."""
+        """Start with zeros, with the dtype and device of ``scale``.
+
+        ``values``: names of metrics of each guess; ``lengths``: names of acceptance lengths.
+        """
         zeros = scale.new_zeros
         self.loss, self._num_guesses = zeros(()), num_guesses
         self._values = {name: zeros(num_guesses) for name in values}
@@ -40,13 +43,19 @@ class GuessMetrics:
         self._counted_S += guesses.table(counted_R, self._num_guesses).sum(0)
 
     def add_lengths(self, guesses: CountedGuesses, **accepted_R: Tensor) -> None:
-        """Add each block's length: 1 + the sum over guesses of the chance that it and all before are accepted."""
+        """Add each block's acceptance length: 1 + Σ over guesses k of P(guesses 1 to k are all accepted).
+
+        ``accepted_R``: the probability that each guess is accepted, by the name of the length.
+        """
         for name, accepted in accepted_R.items():
             reached_AS = guesses.table(accepted, self._num_guesses).cumprod(1)
             self._lengths[name] += len(reached_AS) + reached_AS.sum()
 
     def output(self, loss: Tensor) -> StepOutput:
-        """Return the metrics with ``loss``. Every block counts its first guess, so these are as many as blocks."""
+        """Return the metrics with ``loss``.
+
+        Every block counts its first guess, so the number of first guesses is the number of blocks.
+        """
         return StepOutput(
             loss=loss,
             sums=self._values | self._lengths,
@@ -56,7 +65,7 @@ class GuessMetrics:
 
 
 def loss_scale(denominators: Tensor, states: Tensor) -> Tensor:
-    """Return 1 / the denominator, 0 for 0, on the device of ``states`` in their dtype, float32 or wider."""
+    """Return 1 / ``denominators[0]``, or 0 if it is 0, on the device of ``states``, float32 or wider."""
     total = denominators[0].to(states.device)
     wide = torch.promote_types(states.dtype, torch.float32)
     return torch.where(total > 0, 1 / total.clamp(min=1e-300), 0).to(wide)

@@ -1,4 +1,4 @@
-"""Reference drafting by blocks: one per round, with the context's keys and values cached per layer.
+"""Reference drafting by blocks: one block per round, with the context's keys and values cached per layer.
 
 Shape suffixes: A sequences, each with one block; B slots of a block in ``x_ABH``, else B sequences; K guesses, T new
 positions of all sequences, H width.
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class BlockProposer(Proposer):
-    """One block per round; ``guess_all`` is the draft's own."""
+    """Guesses one block per round. The subclass of each draft defines ``guess_all``."""
 
     def __init__(self, module: BlockBackbone, ops: VocabularyOps, num_guesses: int) -> None:
-        """Start with an empty context; ``num_guesses``: the most that a block holds."""
+        """Start with an empty context. ``num_guesses``: largest number of guesses of a block."""
         self.module, self.ops, self._most = module, ops, num_guesses
         shape, self.last_id = module.shape, 0
         self._empty = torch.zeros(0, dtype=torch.int64)
@@ -37,11 +37,11 @@ class BlockProposer(Proposer):
         self._contexts: list[KeysValues] = [(none, none)] * shape.num_layers
 
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Cache keys and values of T more positions; the last of ``next_ids`` begins the next block."""
+        """Cache keys and values of T more positions. The next block starts with the last of ``next_ids``."""
         self.extend_all([self], [next_ids], [hidden_TNH])
 
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
-        """Guess with one block; ConfigError for more tokens than a block holds."""
+        """Guess with one block. Raise ConfigError if ``num_tokens`` is more than a block's guesses."""
         return self.propose_all([self], num_tokens, temperature, [generator])[0]
 
     @classmethod
@@ -68,7 +68,7 @@ class BlockProposer(Proposer):
     def propose_all(  # pyright: ignore[reportIncompatibleMethodOverride] (Self is narrower)
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
-        """Guess with one block of each sequence; ConfigError for more tokens than a block holds."""
+        """Guess with one block for each sequence. Raise ConfigError if one block has fewer guesses."""
         most = proposers[0]._most
         if num_tokens > most:
             raise ConfigError(
@@ -84,7 +84,7 @@ class BlockProposer(Proposer):
     def guess_all(
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
-        """Return ``num_tokens`` guesses of each proposer, at least one; called without a graph."""
+        """Return ``num_tokens`` (at least 1) guesses of each proposer; called under ``torch.no_grad``."""
 
     @property
     def _length(self) -> int:
@@ -92,9 +92,9 @@ class BlockProposer(Proposer):
 
     @classmethod
     def states(cls, proposers: Sequence[Self], num_slots: int) -> Tensor:
-        """Return [sequences, slots, H]: inputs of the head for one block after each context.
+        """Return the inputs of the head, [sequences, slots, H], for one block after each sequence's context.
 
-        The contexts lie one after the other, as documents of a batch in training.
+        The contexts are concatenated, like the documents of a training batch.
         """
         first, module = proposers[0], proposers[0].module
         device = module.fc.weight.device

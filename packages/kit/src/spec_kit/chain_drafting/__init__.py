@@ -1,6 +1,6 @@
 """Library for drafts that guess a chain of tokens, as Eagle3 does (docs/libraries/chain_drafting.md).
 
-All of it needs torch, and is imported when it is asked for.
+Every module of it needs torch, and is imported when one of its names is first used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""Attention of the unrolled steps: causal over step 0, plus one key per later step at the query's own index.
+"""Attention of the unrolled steps: causal over step 0, plus one key per later step at the query's row.
 
-The causal part is an ordinary kernel; each later step adds one dot product per query; the two are merged by
-log-sum-exp. No [T, T] mask is ever made. Shapes as in ``kernels.py``.
+An ordinary kernel computes the causal attention. Each later step adds one dot product per query. Both are merged by
+their log-sum-exp. No [T, T] mask is ever allocated. Shapes as in ``kernels.py``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from spec_kit.chain_drafting.kernels import Bounds, ChainKernels
 
 SCORE_BYTES = 64 << 20
-"""Size of a chunk's scores in the attention without a kernel: large enough that the matrix products dominate,
-small against the activations of a step."""
+"""Bytes of the attention scores of one chunk, if no kernel computes the attention. It is large enough that matrix
+products dominate, and small against the activations of a step."""
 
 
 def unrolled_attention(
@@ -34,11 +34,11 @@ def unrolled_attention(
     bounds: Bounds,
     row_R: Tensor | None = None,
 ) -> Tensor:
-    """Return attention, like ``q`` [R, heads, head_dim], over step 0's keys and those of the later steps.
+    """Return the attention [R, heads, head_dim] over the keys of step 0 and of the later steps.
 
-    ``keys[0]`` [T, kv_heads, head_dim] are step 0's, ``keys[1:]`` [R, kv_heads, head_dim] those of the later steps up
-    to the query's. ``row_R``: int64, distinct, the rows of the queries among the T; None: all of them. Rows outside
-    ``bounds`` (the documents) hold finite values without meaning.
+    ``keys[0]`` [T, kv_heads, head_dim]: the keys of step 0; ``keys[s]`` [R, kv_heads, head_dim]: the keys of step
+    s, up to the query's step. ``row_R``: int64, distinct: the row of each query among the T; None: every row.
+    Rows outside ``bounds`` (the documents) get finite values without meaning.
     """
     if kernels.causal_attention is not None:
         return _MergedAttention.apply(kernels, bounds, row_R, q, *keys, *values)
@@ -51,7 +51,7 @@ def unrolled_attention(
 
 
 def take_rows(rows: Tensor, row_R: Tensor) -> Tensor:
-    """Return distinct rows: their gradients are copied to their places, since nothing needs to be summed there."""
+    """Return ``rows[row_R]``, if no index is repeated: then the backward copies gradients and sums none."""
     result: Tensor = _TakenRows.apply(rows, row_R)
     return result
 
@@ -71,7 +71,7 @@ class _TakenRows(torch.autograd.Function):
 
 
 class _MergedAttention(torch.autograd.Function):
-    """A kernel's causal attention merged with the later steps' keys.
+    """The causal attention of a kernel, merged with the keys of the later steps.
 
     The backward of a softmax needs the *whole* row: P = exp(score − lse), and the row's grad · out. So the kernel's
     backward gets the merged out and lse (differentiating a merge of two finished attentions through a kernel that
@@ -120,7 +120,7 @@ class _MergedAttention(torch.autograd.Function):
 
 
 def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds) -> Tensor:
-    """Return dense attention, a few queries at a time, recomputed in backward: for hardware without a kernel."""
+    """Return the attention without a kernel: dense, a few queries at a time, recomputed in backward."""
     pieces: list[Tensor] = []
     cursor = 0
     # Without a document one row of padding runs, so that every parameter still gets its (zero) gradient.
@@ -137,7 +137,11 @@ def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], boun
 
 
 def _dense_chunk(q: Tensor, key: Tensor, value: Tensor, *own_keys_values: Tensor) -> Tensor:
-    """Attend the last len(q) queries of a document to its first len(key) step-0 keys and their own later keys."""
+    """Return the attention of consecutive queries of one document.
+
+    ``key``, ``value``: of step 0, from the document's start to the last query. ``own_keys_values``: keys, then
+    values of the later steps, each with one row per query.
+    """
     keys, values = _halves(own_keys_values)
     q_TKGD = grouped(q, key) * q.shape[-1] ** -0.5
     causal = torch.einsum("tkgd,ukd->tkgu", q_TKGD, key.to(q_TKGD.dtype))
@@ -159,7 +163,7 @@ def _take(rows: Tensor, row_R: Tensor | None) -> Tensor:
 
 
 def _spread(rows: Tensor, row_R: Tensor | None, num_rows: int) -> Tensor:
-    """Put rows in their places among ``num_rows``; the others are 0."""
+    """Return ``num_rows`` rows: ``rows`` at the indices ``row_R``, and 0 elsewhere."""
     if row_R is None:
         return rows
     return rows.new_zeros(num_rows, *rows.shape[1:]).index_copy_(0, row_R, rows)

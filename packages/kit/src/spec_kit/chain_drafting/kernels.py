@@ -1,6 +1,7 @@
-"""The kernels that chains of guesses can use, and plain versions of their own ones (see ``spec_core.kernels``).
+"""The kernels that drafts of chains can use, with their versions in plain torch (see ``spec_core.kernels``).
 
-Training-time test: in step s a query sees the causal keys of step 0, and one key of each later step at its own index.
+Training-time test: in step s a query sees the causal keys of step 0, and of each later step only the key at the
+query's row.
 
 Shapes: q ``[T, heads, D]``; keys and values ``[T, kv_heads, D]``. Where grouped queries matter, heads are viewed as
 ``[T, kv_heads, group, D]`` (suffix TKGD), so that keys broadcast over their group.
@@ -21,17 +22,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Attended = tuple[Tensor, Tensor]
-    """out [T, heads, D], and natural-log log-sum-exp [T, heads], float32 or wider."""
+    """Output [T, heads, D], and the natural log-sum-exp of the scores [T, heads], float32 or wider."""
     Bounds = Sequence[tuple[int, int]]
-    """(start, stop) of each document."""
+    """Index of the first token of each document, and of the token after its last one."""
     Grads = tuple[Tensor, list[Tensor], list[Tensor]]
 
 
 def ttt_attention(q: Tensor, attended: Attended, keys: list[Tensor], values: list[Tensor]) -> Attended:
-    """Merge attention over some keys with further keys of each query at its own index.
+    """Merge finished attention with S further keys of each query, those at the query's row.
 
-    ``keys`` and ``values`` are S tensors [T, kv_heads, D]; the scale is ``D ** -0.5``. The memory of ``attended`` may
-    be reused.
+    ``keys`` and ``values``: S tensors [T, kv_heads, D] each. Scores are scaled by ``D ** -0.5``. The memory of
+    ``attended`` may be overwritten.
     """
     (out, lse), scores_TKGS = attended, _own_scores(q, keys)
     lse_TKG = lse.reshape(scores_TKGS.shape[:-1])
@@ -49,9 +50,10 @@ def ttt_attention_backward(
     values: list[Tensor],
     grad_q: Tensor,
 ) -> Grads:
-    """Return (dq, dk, dv) of ``ttt_attention`` for ``saved = (q, out, lse)``, all merged.
+    """Return the gradients (dq, dk, dv) of ``ttt_attention``.
 
-    ``grad_q`` is the other keys' share of dq; its memory may be reused.
+    ``saved``: (q, out, lse), with out and lse over all keys. ``grad_q``: the gradient of q through the causal keys;
+    it is added to dq, and its memory may be overwritten.
     """
     q, out, lse = saved
     q_TKGD, grad_TKGD = grouped(q, keys[0]), grouped(grad_out, keys[0])
@@ -84,14 +86,14 @@ class ChainKernels(DecoderKernels):
         [Tensor, tuple[Tensor, Tensor, Tensor], list[Tensor], list[Tensor], Tensor], Grads
     ] = ttt_attention_backward
     causal_attention: Callable[[Tensor, Tensor, Tensor, Bounds], Attended] | None = None
-    """(q, k, v, bounds) -> attended: causal inside each document, scale ``D ** -0.5``; any dtype and shape. Rows
-    outside every document are 0 in every result."""
+    """(q, k, v, bounds) -> ``Attended``: causal attention inside each document, with scores scaled by ``D **
+    -0.5``; any dtype and shape. Rows outside every document are 0 in every result."""
     causal_attention_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
-    """(grad_out, (q, k, v, out, lse), bounds) -> (dq, dk, dv); out and lse may be merged with further keys."""
+    """(grad_out, (q, k, v, out, lse), bounds) -> (dq, dk, dv). out and lse may include further keys."""
 
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
-        """Return arguments to compare each kernel with its plain version on."""
+        """Return, for each kernel, arguments on which it is compared with its version in plain torch."""
         angle, q, grad_out, grad_q = draw(7, 1, 16), *(draw(7, 4, 32) for _ in range(3))
         keys, values = ([draw(7, 2, 32) for _ in range(3)] for _ in range(2))
         attended = draw(7, 4, 32), draw(7, 4)
@@ -105,14 +107,17 @@ class ChainKernels(DecoderKernels):
 
 
 def grouped(heads: Tensor, like_kv: Tensor) -> Tensor:
-    """Return [T, heads, D] as [T, kv_heads, group, D], float32 or wider: products of bf16 are summed there."""
+    """Return ``heads`` [T, heads, D] as [T, kv_heads, group, D], in float32 or wider.
+
+    So sums of bfloat16 products are computed in float32.
+    """
     wide = heads.to(torch.promote_types(heads.dtype, torch.float32))
     rows, num_heads, head_dim = heads.shape
     return wide.reshape(rows, like_kv.shape[1], num_heads // like_kv.shape[1], head_dim)
 
 
 def _own_scores(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
-    """Return [T, kv_heads, group, S] in float32 or wider."""
+    """Return each query's scaled scores with S keys at its row, [T, kv_heads, group, S]; float32 or wider."""
     q_TKGD = grouped(q, keys[0])
     scores = [(q_TKGD * key[:, :, None]).sum(-1) for key in keys]
     return torch.stack(scores, dim=-1) * q.shape[-1] ** -0.5

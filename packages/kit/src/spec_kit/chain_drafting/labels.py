@@ -1,4 +1,4 @@
-"""The labels of a chain's unrolled steps: which rows count, how many, and what each weighs; which rows they need."""
+"""The labels of a chain's unrolled steps: labelled rows, counts, weights, and the rows to compute."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SupervisedRows:
-    """The labelled (row, step) pairs, by the position u of their teacher; token u + 1 is the label."""
+    """The labelled (row, step) pairs, grouped by the position u of their teacher.
+
+    The teacher is the target's distribution at u. Token u + 1 is the label; the row of step s is u − 1 − s.
+    """
 
     teacher_R: Tensor
-    """int64 [R]: u, an index into the flat batch."""
+    """int64 [R]: position u as an index into the flat batch."""
     first_R: Tensor
     depth_R: Tensor
     """int64 [R]: steps ``first`` ≤ s < ``depth`` are labelled. Row u − 1 − s lies in the document iff s < u, counted
@@ -31,14 +34,15 @@ class SupervisedRows:
 
     @classmethod
     def of(cls, batch: DraftBatch) -> SupervisedRows:
-        """Return a batch's labelled pairs, worked out on the CPU: no device is waited for.
+        """Return the labelled pairs of a batch, computed on the CPU so that no device is waited for.
 
-        With guess places, a token at place k is the label of step k − 1 alone.
+        If the batch records at which depth the engine guessed each token (``guess_place_T``), a token of depth k
+        is the label of step k − 1 only.
         """
         return cls(*to_device_async(_labelled(batch), batch.input_ids_T.device))
 
     def chunks(self, most: int) -> list[SupervisedRows]:
-        """Split into as few chunks as can be, of at most ``most`` positions, and about equal."""
+        """Split into as few chunks as possible, of about equal size and at most ``most`` positions each."""
         if not len(self.teacher_R):
             return []
         size = ceil(len(self.teacher_R) / ceil(len(self.teacher_R) / most))
@@ -50,22 +54,25 @@ class SupervisedRows:
 
 @dataclass(frozen=True)
 class NeededRows:
-    """The rows that some loss reads, at a step or through a later one; of all others, step 0's keys and values do.
+    """The rows that must be computed in each step, because they have a label in it or in a later step.
 
-    Rows stay needed up to their last labelled step. They are in the order of that step, the last first, so that the
-    rows of a step are the first of those of the step before.
+    Of all other rows, only the keys and values of step 0 are used. Rows are sorted by their last labelled step,
+    latest first, so that the rows of a step are the first rows of the step before.
     """
 
     row_N: Tensor
     """int64 [N]: indices into the flat batch."""
     counts: Sequence[int]
-    """Rows of each step: at least one where the batch has any, for every parameter to get a gradient."""
+    """Number of rows of each step; at least 1 if the batch has any, so every parameter gets a gradient."""
     place_T: Tensor
-    """int64 [T]: the place of the batch's row among ``row_N``; any of them where it has none."""
+    """int64 [T]: index in ``row_N`` of each row of the batch; 0 for a row that is not needed."""
 
     @classmethod
     def of(cls, batch: DraftBatch, num_steps: int) -> NeededRows:
-        """Return a batch's needed rows, worked out on the CPU: no device is waited for."""
+        """Return the rows of a batch that each of ``num_steps`` steps needs.
+
+        They are computed on the CPU, so that no device is waited for.
+        """
         device, (teacher_R, first_R, depth_R) = batch.input_ids_T.device, _labelled(batch)
         steps_T = torch.zeros(len(batch.input_ids_T), dtype=torch.int64)
         for step in range(num_steps):
@@ -81,14 +88,15 @@ class NeededRows:
         return cls(to_device_async(row_N, device), counts, to_device_async(place_T, device))
 
     def of_step(self, step: int) -> Tensor:
-        """Return the rows of a step, int64."""
+        """Return the rows of a step, as int64 indices into the flat batch."""
         return self.row_N[: self.counts[step]]
 
 
 def count_labels(supervision: Sequence[Supervision], num_steps: int) -> Tensor:
-    """Return float64 [S]: supervised tokens with at least s + 2 tokens before them in their document.
+    """Return float64 [S]: for step s, the number of supervised tokens with at least s + 2 tokens before them.
 
-    Of a sample with guess places, only those at place s + 1 count.
+    Only tokens of the same document are meant. If a sample records at which depth the engine guessed each token
+    (``guess_place``), only tokens of depth s + 1 count.
     """
 
     def labels(sample: Supervision, step: int) -> Tensor:
@@ -102,9 +110,9 @@ def count_labels(supervision: Sequence[Supervision], num_steps: int) -> Tensor:
 
 
 def step_weights(denominators: Tensor, decay: float, like: Tensor) -> Tensor:
-    """Return [S]: decay^s / n_s for the denominators n, and 0 where nothing is labelled.
+    """Return each step's weight, [S]: ``decay`` ** s / ``denominators[s]``, or 0 if the denominator is 0.
 
-    It is on the device of ``like``, in float32 or the dtype of ``like`` where that is wider.
+    It is on the device of ``like``, in float32 or, if wider, the dtype of ``like``.
     """
     count = denominators.to(like.device)
     factor = decay ** torch.arange(len(count), device=like.device, dtype=count.dtype)

@@ -1,9 +1,9 @@
-"""Head, teacher and loss of all unrolled steps, a few positions at a time.
+"""Head, teacher and loss of all unrolled steps, computed for a few positions at a time.
 
-The teacher of (row t, step s) is the target's distribution at position u = t + 1 + s, whatever s is. So the loop runs
-over positions u, makes the target's logits once, and scores all S rows that share them. Loss, metrics and the
-gradients with respect to the head and its inputs come out of the same pass; nothing of size T · V or S · T · V' ever
-lives.
+The teacher of row t in step s is the target's distribution at position u = t + 1 + s. So the loop runs over
+positions u, computes the target's logits once, and scores all S rows that share them. The same pass computes
+loss, metrics, and the gradients with respect to the head and its inputs. No tensor of T · V or S · T · V'
+elements is ever allocated.
 
 Shapes: R positions of a chunk, S steps, V rows of the draft's head (of this shard: see ``spec_core.ops``).
 """
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadLoss:
-    """The head, and everything that its loss compares it with."""
+    """The draft's head, and what its loss needs: the vocabulary, the kind of loss, operations and kernels."""
 
     head_VH: Tensor
-    """A parameter of the draft, or the target's own head, which gets no gradient."""
+    """A parameter of the draft, or the target's head, which gets no gradient."""
     ids_V: Tensor
     """int64: target id of each row of the head."""
     kept_V: Tensor | None
-    """bool over the whole target vocabulary: has a row in the head. None: all have."""
+    """bool over the whole target vocabulary: the token has a row in the head. None: all tokens have one."""
     kind: DistilledLoss
     ops: VocabularyOps
     kernels: ChainKernels
@@ -54,8 +54,9 @@ class HeadLoss:
     ) -> StepOutput:
         """Return loss and metrics of all steps.
 
-        ``states``: S inputs of the head, of the ``needed`` rows or, None, of all [T, H]; ``hidden_TH``: inputs of the
-        target's final norm; ``weight_S``: factor on what a labelled row of step s adds to the loss.
+        ``states``: inputs of the head in each of S steps, for the ``needed`` rows or, if None, for all, [T, H].
+        ``hidden_TH``: inputs of the target's final norm. ``weight_S``: factor of step s on the loss of a labelled
+        row.
         """
         totals = _StepSums(self, states, weight_S, None if needed is None else needed.place_T)
         with torch.no_grad():
@@ -64,13 +65,13 @@ class HeadLoss:
         return totals.output()
 
     def _chunk_rows(self, num_steps: int) -> int:
-        """Return the positions per chunk, by the memory of the teacher's float32 logits and the draft's."""
+        """Return the number of positions per chunk, by the memory of the teacher's and the draft's logits."""
         row_bytes = 4 * self.ops.shard_rows + self.head_VH.element_size() * num_steps * len(self.head_VH)
         return max(1, self.ops.chunk_bytes // row_bytes)
 
 
 class _StepSums:
-    """Sums of one forward pass over all chunks: loss, metrics, and gradients where they are wanted."""
+    """Sums of one forward pass over all chunks: loss, metrics, and, if gradients are enabled, gradients."""
 
     def __init__(
         self, head: HeadLoss, states: Sequence[Tensor], weight_S: Tensor, place_T: Tensor | None
@@ -90,7 +91,7 @@ class _StepSums:
                 self.grad_head_VH = zeros(head.head_VH.shape)
 
     def add(self, chunk: SupervisedRows, hidden_RH: Tensor) -> None:
-        """Scores the S rows of every position of a chunk."""
+        """Add the losses, metrics and gradients of the S rows of every position of a chunk."""
         head, step_S = self.head, torch.arange(len(self.states), device=self.weight_S.device)
         labelled_RS = (step_S >= chunk.first_R[:, None]) & (step_S < chunk.depth_R[:, None])
         row_RS = (chunk.teacher_R[:, None] - 1 - step_S).clamp(min=0)
@@ -124,7 +125,10 @@ class _StepSums:
         )
 
     def _add_gradients(self, grad_RSV: Tensor, input_RSH: Tensor, row_X: Tensor) -> None:
-        """Add a chunk's gradients; each labelled row comes once in a step, so that nothing needs to be summed."""
+        """Store a chunk's gradients of the states, and add its gradient of the head.
+
+        Each labelled row occurs once in a step, so gradients of states need no sum.
+        """
         if self.grad_states_XH is None:
             return
         grad_XV = grad_RSV.flatten(0, 1)
@@ -134,9 +138,10 @@ class _StepSums:
             self.grad_head_VH += grad_XV.T @ input_RSH.flatten(0, 1)
 
     def output(self) -> StepOutput:
-        """Return the sums.
+        """Return the loss, and the sum and count of each metric.
 
-        The acceptance length of a row is 1 + its agreements from step 0 on, up to the first disagreement.
+        The acceptance length of a row is 1 + the number of steps from step 0 on, before the first disagreement, in
+        which draft and target have the same arg-max.
         """
         first_rows = self.labelled_S[0]
         chains_ST = self.agreed_X.view(len(self.states), -1).cumprod(0)

@@ -1,4 +1,4 @@
-"""Library for backends: process groups over a library of collectives, gloo for one (docs/libraries/streams.md)."""
+"""Library for backends: process groups over collective libraries such as gloo (docs/libraries/streams.md)."""
 
 from typing import TYPE_CHECKING
 

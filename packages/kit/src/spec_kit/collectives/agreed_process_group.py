@@ -1,9 +1,9 @@
-"""AgreedProcessGroup: device collectives whose library does not watch over the peers.
+"""AgreedProcessGroup: device collectives by a library that does not detect dead or mistaken peers.
 
-Such a library notices neither that a peer is gone nor what a peer asks for: it waits on the device. So every call is
-first agreed on host to host, by a gloo group of the same members: there a dead, silent or mistaken peer shows, within
-the timeout, while nothing has been queued. Then the library's call is queued, and the host goes on. A peer that dies
-between the two leaves the stream waiting until this group's next call, ``abort`` or ``close``.
+Such a library notices neither a dead peer nor a peer that makes another call: it waits on the device. So the
+hosts first agree on every call by a gloo group of the same members. A dead, silent or mistaken peer is detected
+there within the timeout, before anything is queued. Then the library's call is queued, and the host continues. If
+a peer dies between these two steps, the stream waits until this group's next call, ``abort`` or ``close``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from spec_core import Rendezvous
 
 SETUP_S = 20.0
-"""Least time for the library's own part of a call that all peers make, in seconds: it sets up connections when they
-are first used, which takes seconds on a busy host, whatever a call's timeout."""
+"""Least time in seconds for the library's work of a call that all peers make, even if the timeout is shorter. The
+library connects at first use, which takes seconds on a busy host."""
 _POLL_S = 1e-3
 
 
@@ -36,29 +36,29 @@ class Communicator(CollectiveLibrary, Protocol):
     """A communicator of all ranks, on one device."""
 
     def check(self) -> None:
-        """Raise RunError for what has gone wrong since the last call."""
+        """Raise RunError if something has failed since the last call."""
 
     def abort(self) -> None:
-        """Free the communicator; what is queued fails. Idempotent; any thread may call it."""
+        """Free the communicator; queued calls fail. Idempotent; any thread may call it."""
 
 
 class AgreedProcessGroup(LibraryProcessGroup):
-    """Collective to build. ConfigError where two ranks are on one device, which such libraries cannot do."""
+    """A process group on devices, constructed by all ranks. Raises ConfigError if two share a device."""
 
     library: ClassVar[str]
-    """Name of the library, for messages."""
+    """Name of the collective library, for messages."""
 
     def __init__(self, rendezvous: Rendezvous, device: torch.device) -> None:
-        """Build the group; every member of the rendezvous does."""
+        """Build the group. Every member of the rendezvous must call this."""
         super().__init__(rendezvous.rank, rendezvous.world_size, device)
         self._timeout_s = rendezvous.timeout_s
         self._device_module = torch.get_device_module(device)
         self._issuing = threading.Lock()
-        """The calls of one communicator come from one thread at a time."""
+        """Held during a call: only one thread at a time may use the communicator."""
         self._communicator: Communicator | None = None
         self._hosts: GlooProcessGroup | None = None
         self._queued = self._device_module.Event()
-        """Recorded after the last call."""
+        """Device event that is recorded after each call."""
         self._refuse_shared_devices(rendezvous)
         try:
             self._build(rendezvous)
@@ -75,7 +75,7 @@ class AgreedProcessGroup(LibraryProcessGroup):
         """Return a communicator of all ranks; called on the group's device."""
 
     def abort(self) -> None:
-        """End both halves: the agreement, which unblocks the hosts, and what is queued on the devices (P7)."""
+        """Abort the gloo group, which unblocks the hosts, and the calls queued on the devices (P7)."""
         if self._hosts is not None:
             self._hosts.abort()
         communicator, self._communicator = self._communicator, None
@@ -83,7 +83,7 @@ class AgreedProcessGroup(LibraryProcessGroup):
             communicator.abort()
 
     def close(self) -> None:
-        """Wait until what is queued is done, for at most the timeout, and end the group (P9)."""
+        """Wait until the queued calls are done, for at most the timeout, and end the group (P9)."""
         deadline = time.monotonic() + self._timeout_s
         while self._is_busy() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -107,7 +107,7 @@ class AgreedProcessGroup(LibraryProcessGroup):
     def _call(
         self, name: str, size: int, peer: int | None = None, *, sends: bool = False
     ) -> Generator[tuple[CollectiveLibrary, float]]:
-        """Return when everybody concerned, all or one peer, makes this call with this size."""
+        """Yield the library and a deadline once all ranks, or ``peer``, make this call with this size."""
         hosts = self._hosts
         if hosts is None:
             raise PeerLost(f"rank {self.rank}: {name} on a group that was never built")
@@ -146,7 +146,7 @@ class AgreedProcessGroup(LibraryProcessGroup):
                 )
 
     def _agree_with(self, hosts: GlooProcessGroup, size: int, peer: int, sends: bool) -> None:
-        """Exchange sizes with one peer; the rank that sends the tensor begins."""
+        """Exchange sizes with one peer; the rank that sends the tensor sends its size first."""
         mine, theirs = torch.tensor([size]), torch.empty(1, dtype=torch.int64)
         if sends:
             hosts.send(mine, peer)

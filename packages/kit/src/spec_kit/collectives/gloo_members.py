@@ -1,9 +1,9 @@
-"""Membership of a group of gloo, whose sockets authenticate nobody: its members do it themselves.
+"""Authentication of the members of a gloo group: gloo's sockets authenticate nobody, so the members do it.
 
-Gloo listens on TCP for as long as its group lives, takes whoever connects with the right small number for the rank
-that it waits for, keeps every other connection, and ends the process when its table of descriptors is full. So what
-it has begun to listen on is closed once the members are connected, and each then shows the others that it knows the
-group's secret, before anything else of theirs is believed.
+Gloo listens on TCP as long as its group exists. It accepts any peer that sends the right small number as the rank
+that it waits for. It keeps every other connection open, and ends the process when the process has no free file
+descriptor. So gloo's ports are closed to new connections after the members have connected. Then each member
+proves to the others that it knows the group's secret, before any other data is used.
 """
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.
@@ -41,7 +41,10 @@ _PROOF_BYTES = 32
 
 @contextlib.contextmanager
 def closed_afterwards() -> Generator[None]:
-    """Close TCP ports of this process that begin to listen inside to new connections afterwards; others stay."""
+    """Close TCP ports that this process opens in the ``with`` block to new connections when the block ends.
+
+    Existing connections stay open.
+    """
     before = _listeners()
     yield
     for inode, descriptor in _listeners().items():
@@ -51,9 +54,10 @@ def closed_afterwards() -> Generator[None]:
 
 @contextlib.contextmanager
 def gloo_device(interface: str) -> Generator[Any]:
-    """Yield a device of gloo's at that address, whose port is closed to new connections afterwards; others stay.
+    """Yield a gloo device at the address ``interface``; its port is closed to new connections afterwards.
 
-    Several threads may each build a group, and listen by ``spec_processes.sockets.bind`` meanwhile.
+    Existing connections stay open. Meanwhile other threads may build groups too, or listen by
+    ``spec_processes.sockets.bind``.
     """
     with opening:
         before = _listeners()
@@ -66,9 +70,9 @@ def gloo_device(interface: str) -> Generator[Any]:
 
 
 def prove_membership(gloo: Any, store: Store, timeout_s: float) -> None:
-    """Prove to every other member that this one knows the secret in ``store``; collective.
+    """Prove to every other member that this process knows the secret in ``store``; collective.
 
-    Raises ProtocolError where one does not, gloo's RuntimeError where nothing comes.
+    Raises ProtocolError if another member's proof is wrong, and gloo's RuntimeError if it does not arrive in time.
     """
     rank, world_size = gloo.rank(), gloo.size()
     if world_size == 1:
@@ -88,9 +92,9 @@ def prove_membership(gloo: Any, store: Store, timeout_s: float) -> None:
 
 
 def prove_default_group(store: Store, timeout_s: float) -> None:
-    """Run ``prove_membership`` for torch's default group, where gloo carries it.
+    """Run ``prove_membership`` for each gloo backend of torch's default group.
 
-    Raises PeerLost where a rank's proof does not come, ProtocolError where it is wrong.
+    Raises PeerLost if a rank's proof does not arrive, and ProtocolError if it is wrong.
     """
     group = torch.distributed.group.WORLD
     assert group is not None
@@ -110,7 +114,7 @@ def _proof(secret: bytes, speaker: int, listener: int) -> bytes:
 
 
 def _listeners() -> dict[str, int]:
-    """This process's sockets that listen on TCP: inode and descriptor."""
+    """Return the TCP sockets on which this process listens: inode -> file descriptor."""
     found: dict[str, int] = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor of this very listing, for one
@@ -127,7 +131,10 @@ def _listens(descriptor: int) -> bool:
 
 
 def _drop_all(descriptor: int) -> None:
-    """To close or shut it down would make gloo's thread end the process; so the kernel drops what comes."""
+    """Let the kernel drop all packets that arrive at a listening socket.
+
+    If the socket were closed or shut down, gloo's thread would end the process.
+    """
     program = ctypes.create_string_buffer(_DROP_ALL)
     with socket.socket(fileno=os.dup(descriptor)) as end:
         end.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))

@@ -29,7 +29,7 @@ TAG, ABORT_TAG = 0, 1
 
 
 class _Gloo:
-    """A CollectiveLibrary. Calls wait until they are done; gloo has one timeout for all."""
+    """CollectiveLibrary of gloo. Calls block until they are done; gloo has one timeout for all calls."""
 
     def __init__(self, gloo: Any) -> None:
         self._gloo = gloo  # torch's stubs leave its methods out
@@ -53,7 +53,7 @@ class _Gloo:
 
 
 class GlooProcessGroup(LibraryProcessGroup):
-    """Collective to build. Listens on this process's interface to the rendezvous only."""
+    """A gloo process group; all ranks must construct it. It listens only on the rendezvous's interface."""
 
     summable = frozenset(
         {
@@ -63,7 +63,7 @@ class GlooProcessGroup(LibraryProcessGroup):
     )
 
     def __init__(self, rendezvous: Rendezvous) -> None:
-        """Connect to the other members of the rendezvous and prove the membership of each."""
+        """Connect to the other members of the rendezvous and check the proof of membership of each."""
         super().__init__(rendezvous.rank, rendezvous.world_size, torch.device("cpu"))
         self._timeout_s = rendezvous.timeout_s
         self._unusable = ""
@@ -112,7 +112,7 @@ class GlooProcessGroup(LibraryProcessGroup):
 
     @contextlib.contextmanager
     def _mapped(self, call: str) -> Generator[None]:
-        """Raise gloo's errors as this project's: gloo raises RuntimeError for all; the time shows which."""
+        """Turn gloo's RuntimeError into DeadlineExceeded if the timeout has passed, else into PeerLost."""
         started = time.monotonic()
         try:
             yield

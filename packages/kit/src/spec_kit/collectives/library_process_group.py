@@ -1,4 +1,4 @@
-"""LibraryProcessGroup: what process groups over any library of collectives share."""
+"""LibraryProcessGroup: base class of process groups over any library of collectives."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ if TYPE_CHECKING:
 
 
 class CollectiveLibrary(Protocol):
-    """Calls of one communicator, queued on the current stream. ``raw`` is uint8 [bytes], never empty.
+    """The calls of one communicator, queued on the current stream. ``raw`` is uint8 [bytes], never empty.
 
-    ``deadline`` (``time.monotonic``) is when the host's part of a call must be over, for libraries that ask for it.
+    ``deadline``: time (``time.monotonic``) at which the host must have returned from the call, for libraries that
+    need it.
     """
 
     def broadcast(self, raw: Tensor, src: int, deadline: float) -> None:
-        """Fill ``raw`` on every rank with that of ``src``."""
+        """Fill ``raw`` on every rank with the bytes of ``raw`` on rank ``src``."""
 
     def send(self, raw: Tensor, dst: int, deadline: float) -> None:
-        """Send ``raw`` to ``dst``."""
+        """Send ``raw`` to the rank ``dst``."""
 
     def recv(self, raw: Tensor, src: int, deadline: float) -> None:
-        """Fill ``raw`` with what ``src`` sends."""
+        """Fill ``raw`` with the bytes that the rank ``src`` sends."""
 
     def all_gather(self, raw: Tensor, gathered: Tensor, deadline: float) -> None:
         """Fill ``gathered``, uint8 [ranks, bytes], with every rank's ``raw``."""
@@ -39,26 +40,26 @@ class CollectiveLibrary(Protocol):
 
 
 class LibraryProcessGroup(ProcessGroup):
-    """Checks arguments, moves bytes, and skips what has none (P1, P2, P4)."""
+    """Checks arguments, moves tensors as bytes, and skips the library for empty tensors (P1, P2, P4)."""
 
     summable: ClassVar[frozenset[torch.dtype]]
     """Dtypes that ``all_reduce`` sums."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
-        """Keep this rank's place and device."""
+        """Store this process's rank, the number of ranks, and the device."""
         self.rank, self.world_size, self.device = rank, world_size, device
 
     @abstractmethod
     def _call(
         self, name: str, size: int, peer: int | None = None, *, sends: bool = False
     ) -> AbstractContextManager[tuple[CollectiveLibrary, float]]:
-        """Yield what to make a call with, and its deadline; any failure is the group's end (P6).
+        """Yield the library for a call, and the call's deadline; any failure ends the group (P6).
 
-        ``peer`` is the other rank of a ``send`` or ``recv``; None where all ranks make the call.
+        ``peer``: the other rank of a ``send`` or ``recv``; None if all ranks make the call.
         """
 
     def broadcast(self, tensor: Tensor, src: int) -> None:
-        """Fill the tensor on every rank with that of ``src``."""
+        """Fill the tensor on every rank with the tensor of rank ``src``."""
         raw = self._bytes(tensor)
         with self._call(f"broadcast {src}", raw.numel()) as (library, deadline):
             if raw.numel():
@@ -72,14 +73,14 @@ class LibraryProcessGroup(ProcessGroup):
                 library.send(raw, dst, deadline)
 
     def recv(self, tensor: Tensor, src: int) -> None:
-        """Fill the tensor with what the rank ``src`` sends."""
+        """Fill the tensor with the tensor that the rank ``src`` sends."""
         raw = self._bytes(tensor)
         with self._call(f"recv from rank {src}", raw.numel(), src) as (library, deadline):
             if raw.numel():
                 library.recv(raw, src, deadline)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Gather one tensor of every rank, in rank order."""
+        """Return the tensor of every rank, in rank order."""
         raw = self._bytes(tensor)
         gathered = tensor.new_empty((self.world_size, *tensor.shape))
         with self._call("all_gather", raw.numel()) as (library, deadline):

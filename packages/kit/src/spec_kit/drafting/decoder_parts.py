@@ -1,4 +1,4 @@
-"""Parts of a Llama-style decoder layer that drafts are built of. Parameter names are the serving formats'."""
+"""Modules of a Llama-style decoder layer, of which drafts consist; named as in exported files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from spec_kit.drafting.decoder_shape import DecoderShape
 
 INIT_STD = 0.02
-"""Standard deviation of drawn weights, as Llama's. A draft that starts better otherwise scales what was drawn."""
+"""Standard deviation of randomly drawn weights, as in Llama. A draft may scale the weights afterwards."""
 
 
 class AttentionProjections(nn.Module):
-    """The projections of an attention; what lies between them is the draft's own."""
+    """The projections of an attention. The draft's subclass defines the computation between them."""
 
     def __init__(self, shape: DecoderShape, inputs: int) -> None:
-        """Make the projections to queries, keys and values of ``inputs`` channels, and the one of the output."""
+        """Create the projections to queries, keys and values from ``inputs`` channels, and to the output."""
         super().__init__()
         queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.q_proj = linear(inputs, queries)
@@ -41,7 +41,7 @@ class Mlp(nn.Module):
         intermediate_size: int,
         swiglu_mlp: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = swiglu_mlp,
     ) -> None:
-        """Make the three layers; ``swiglu_mlp`` is the kernel of that name."""
+        """Create the three linear layers. ``swiglu_mlp``: the kernel that computes the MLP."""
         super().__init__()
         self._swiglu_mlp = swiglu_mlp
         self.gate_proj = linear(hidden_size, intermediate_size)
@@ -49,12 +49,12 @@ class Mlp(nn.Module):
         self.down_proj = linear(intermediate_size, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return down(silu(gate(x)) · up(x)), like ``x`` [..., H]."""
+        """Return down(silu(gate(x)) · up(x)), with the shape of ``x`` [..., H]."""
         return self._swiglu_mlp(x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
-    """Return a linear layer without a bias, drawn from torch's global generator."""
+    """Return a linear layer without a bias; its weights are drawn from torch's global generator."""
     layer = nn.Linear(inputs, outputs, bias=False)
     nn.init.normal_(layer.weight, std=INIT_STD)
     return layer

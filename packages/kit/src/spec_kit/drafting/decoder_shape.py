@@ -1,6 +1,6 @@
-"""The sizes of a draft made of Llama-style decoder layers, and their form in a served config.json.
+"""The sizes of a draft of Llama-style decoder layers, and how a served config.json stores them.
 
-Torch is not needed.
+Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class DecoderShape(DraftShape):
 
     @classmethod
     def for_target(cls, config: DecoderConfig, target: TargetSpec, **own: object) -> Self:
-        """Return a fresh draft's shape: the fields ``own``, else the options, else the target's sizes."""
+        """Return a fresh draft's shape. Sizes come from ``own``, else from ``config``, else from the target."""
         sizes: dict[str, object] = {
             "intermediate_size": config.intermediate_size or target.intermediate_size,
             "num_heads": config.num_heads or target.num_heads,
@@ -76,13 +76,16 @@ class DecoderShape(DraftShape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the rotary embeddings, whose form in config.json has changed with time."""
+        """Return the rotary embeddings' parameters, which config.json stores in an older or a newer form."""
         for key in ("rope_parameters", "rope_scaling"):
             section(fields, key, folder)
         return {"rope": read_rope(fields)}
 
     def layer_shapes(self, inputs: int) -> Shapes:
-        """Return the tensors of an attention of ``inputs`` channels, Mlp, and the norms before both."""
+        """Return the name and shape of each tensor of a decoder layer: attention, Mlp, and their input norms.
+
+        ``inputs``: channels of the attention's input.
+        """
         h, wide = self.hidden_size, self.intermediate_size
         attention = self.attention_shapes(inputs)
         return {
@@ -95,7 +98,7 @@ class DecoderShape(DraftShape):
         }
 
     def attention_shapes(self, inputs: int) -> Shapes:
-        """Return the tensors of AttentionProjections of ``inputs`` channels."""
+        """Return name and shape of each tensor of AttentionProjections. ``inputs``: its input channels."""
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         return {
             "q_proj.weight": (q, inputs),
@@ -105,7 +108,10 @@ class DecoderShape(DraftShape):
         }
 
     def layer_hints(self, layer: str) -> TensorParallelHints:
-        """Return how ranks divide the decoder layer of that name, which has the modules of ``layer_shapes``."""
+        """Return how tensor-parallel ranks divide the decoder layer at the module path ``layer``.
+
+        The layer has the modules of ``layer_shapes``.
+        """
         mlp, norm, inner = f"{layer}.mlp", f"{layer}.post_attention_layernorm", self.intermediate_size
         own = TensorParallelHints(
             columns={f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner},
@@ -118,7 +124,7 @@ class DecoderShape(DraftShape):
         return attention + self.norm_hints(f"{layer}.input_layernorm") + own
 
     def attention_hints(self, attention: str) -> TensorParallelHints:
-        """Return how ranks divide the attention of that name."""
+        """Return how tensor-parallel ranks divide the attention at the module path ``attention``."""
         return TensorParallelHints(
             columns={
                 f"{attention}.q_proj": self.num_heads,
@@ -131,11 +137,11 @@ class DecoderShape(DraftShape):
         )
 
     def norm_hints(self, norm: str) -> TensorParallelHints:
-        """Return what the norm of that name, before an attention, gives to it."""
+        """Return how tensor-parallel ranks handle the norm before an attention. ``norm``: its module path."""
         return TensorParallelHints(enters=(norm,), each_token=(norm,))
 
     def fixed_fields(self) -> Json:
-        """Return fields that have one value for every draft of these layers."""
+        """Return the fields of config.json that have the same value for every draft of these layers."""
         return {
             "hidden_act": "silu",
             "attention_bias": False,

@@ -1,7 +1,7 @@
-"""Checks of a served draft's folder by one engine: fields that it reads differently from others, or not at all.
+"""Checks of a served draft's folder for one engine, which may read some fields differently or not at all.
 
-A draft's plugin finds its folder whole (``draft_files``). An engine's own parser may still read the folder in
-another way, or crash. Each engine keeps a table of such flaws. Torch is not needed.
+The draft's plugin has already checked the folder (``draft_files``). An engine's parser may still read it in another
+way, or crash. Each engine's plugin has a table of such flaws. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ServedFolder:
         return architectures(self.fields)
 
     def nested(self, section: str, key: str) -> object:
-        """Return a field of a nested object of config.json; None where either is absent."""
+        """Return the field ``key`` of the object ``section`` in config.json; None if either is absent."""
         value: Any = self.fields.get(section)
         return value.get(key) if isinstance(value, dict) else None
 
@@ -46,7 +46,7 @@ class Flaw:
     """A property of a folder that one engine cannot serve."""
 
     problem: str
-    """Clause for the error: what is wrong and what to write instead."""
+    """Clause for the error message: what is wrong, and what to write instead."""
     found: Callable[[ServedFolder], bool]
 
 

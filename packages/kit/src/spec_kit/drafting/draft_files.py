@@ -1,6 +1,6 @@
-"""The files of a served draft, config.json and model.safetensors: read with every check, and written.
+"""Read and check the files of a served draft, config.json and model.safetensors, and write them.
 
-Reading needs no torch until tensors are loaded. Whatever is wrong with a folder is one ArtifactError of one line.
+Reading needs no torch until tensors are loaded. Every problem of a folder raises an ArtifactError of one line.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _OTHER_WEIGHTS = {
 }
 _SERVED_DTYPES = ("float32", "bfloat16", "float16")
 _STORED_DTYPES = {"d2t": ("I64", "I32"), "t2d": ("BOOL", "U8")}
-"""Dtypes of safetensors by a tensor's name; every other tensor has one of ``_STORED_FLOATS``."""
+"""Allowed safetensors dtypes by tensor name; every other tensor must have one of ``_STORED_FLOATS``."""
 _STORED_FLOATS = ("F32", "BF16", "F16")
 
 
 def read_config(folder: Path) -> Json | None:
-    """Return the draft's config.json, or None where there is none.
+    """Return the fields of the draft's config.json, or None if the file does not exist.
 
     Raises ArtifactError for a file that holds no JSON object.
     """
@@ -51,15 +51,16 @@ def read_config(folder: Path) -> Json | None:
 
 
 def architectures(fields: Json) -> set[str]:
-    """Return the names in ``architectures`` of a config.json; nothing where it is no list of names."""
+    """Return the names in ``architectures`` of a config.json; an empty set if it is no list."""
     named: Any = fields.get("architectures")
     return {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
 
 
 def parallel_mask_token(fields: Json) -> object:
-    """Return the mask token of a chain whose guesses are made in one pass, from where vLLM looks for it; else None.
+    """Return the mask token id of a draft that guesses a chain in one pass, or None.
 
-    Other chains have none: such a folder differs from Eagle3's by it alone.
+    It is read from the fields in which vLLM looks for it. Drafts that guess a chain token by token have none;
+    only by this can the folders be told from folders of Eagle3.
     """
     nested: Any = fields.get("dflash_config")
     places = (
@@ -71,9 +72,9 @@ def parallel_mask_token(fields: Json) -> object:
 
 
 def checked(kind: Any, value: object, folder: Path, key: str = "") -> Any:
-    """Return a value of config.json as a ``kind``, which is any type that pydantic knows.
+    """Return a value of config.json, validated as ``kind``, which is any type that pydantic knows.
 
-    ``key`` is the value's own in config.json. Raises ArtifactError that names file, key, value and what is expected.
+    ``key``: key of the value in config.json. Raises ArtifactError that names file, key, value and what is expected.
     """
     try:
         return pydantic.TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
@@ -85,13 +86,13 @@ def checked(kind: Any, value: object, folder: Path, key: str = "") -> Any:
 
 
 def section(fields: Json, key: str, folder: Path) -> Json:
-    """Return the fields of a nested object of config.json; none where it is absent."""
+    """Return the non-null fields of the object ``key`` in config.json; an empty dict if it is absent."""
     value = fields.get(key)
     return {} if value is None else present(checked(Json, value, folder, key))
 
 
 def present(fields: Json) -> Json:
-    """Return the fields that are not null: in a config.json, null means the same as no field."""
+    """Return the fields that are not null. In a config.json, null means the same as an absent field."""
     return {key: value for key, value in fields.items() if value is not None}
 
 
@@ -101,10 +102,10 @@ def config_error(folder: Path, problem: str) -> ArtifactError:
 
 
 def read_shapes(folder: Path) -> Shapes:
-    """Return the shape of every tensor, without reading any.
+    """Return the shape of every tensor of the draft, without reading tensor data.
 
-    Raises ArtifactError where the file is not complete, or a tensor's dtype is none that engines load (quantised
-    weights have another, and further tensors besides).
+    Raises ArtifactError if the file is incomplete, or if engines cannot load a tensor's dtype. Quantised weights
+    have such a dtype.
     """
     from safetensors import safe_open
 
@@ -145,7 +146,7 @@ def check_shapes(folder: Path, found: Shapes, required: Shapes, optional: Shapes
 
 
 def load_tensors(folder: Path, stored_names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Return tensors as stored. ``stored_names``: name in the result -> name in the file."""
+    """Return tensors with the file's dtypes. ``stored_names``: name in the result -> name in the file."""
     from safetensors import safe_open
 
     path = folder / _TENSORS
@@ -158,7 +159,7 @@ def load_tensors(folder: Path, stored_names: Mapping[str, str]) -> dict[str, Ten
 
 
 def check_finite(folder: Path) -> None:
-    """Raise ArtifactError if a tensor of the draft holds NaN or infinity: it would decode without a warning."""
+    """Raise ArtifactError if a tensor of the draft holds NaN or infinity, which engines would not report."""
     from safetensors import safe_open
 
     for path in sorted(folder.glob("*.safetensors")):
@@ -182,12 +183,12 @@ def _check_finite(name: str, tensor: Tensor, where: str) -> None:
 
 
 def served_dtype(target: TargetSpec) -> str:
-    """Return the dtype that a draft is served in: the target's, or bfloat16 where that is a quantised one."""
+    """Return the dtype in which a draft is served: the target's, or bfloat16 if the target is quantised."""
     return target.dtype if target.dtype in _SERVED_DTYPES else "bfloat16"
 
 
 def as_served(tensor: Tensor, target: TargetSpec) -> Tensor:
-    """Return a floating tensor in the dtype that it is served in, any other as it is."""
+    """Return a floating-point tensor in the dtype in which it is served, and any other tensor unchanged."""
     import torch
 
     tensor = tensor.detach()
@@ -195,9 +196,9 @@ def as_served(tensor: Tensor, target: TargetSpec) -> Tensor:
 
 
 def write_draft(draft: Draft, weights: Mapping[str, Tensor], target: TargetSpec, folder: Path) -> None:
-    """Write what ``draft`` exports into ``folder``, which exists: config.json and model.safetensors.
+    """Write the export of ``draft``, config.json and model.safetensors, into the existing ``folder``.
 
-    Raise ArtifactError for a tensor that is not finite in the dtype that it is served in.
+    Raise ArtifactError if a tensor has a value that is not finite in the dtype in which it is served.
     """
     from safetensors.torch import save_file
 

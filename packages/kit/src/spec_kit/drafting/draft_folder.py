@@ -1,4 +1,4 @@
-"""Find the installed draft plugin whose export a folder is."""
+"""Find the installed draft plugin that can read an exported folder."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def recognise(folder: Path, target: TargetSpec) -> Draft:
-    """Return the installed draft whose export ``folder`` is.
+    """Return the draft in ``folder``, read by the installed plugin of the draft's algorithm.
 
-    Raises ArtifactError where there is none or the folder is damaged, TargetError where the draft does not go
-    with ``target``.
+    Raises ArtifactError if no plugin knows the folder or it is damaged, and TargetError if the draft does not fit
+    ``target``.
     """
     if not folder.is_dir():
         remedy = "" if folder.exists() else f": there is none of that name; {DOWNLOAD_FIRST}"

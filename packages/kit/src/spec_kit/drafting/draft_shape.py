@@ -1,4 +1,4 @@
-"""The shape of a draft, and its form in a served config.json. Torch is not needed."""
+"""The shape of a draft, and how a served config.json stores it. Importing this module imports no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Ids = tuple[Annotated[int, Field(ge=0)], ...]
 
 
 class DraftShape(pydantic.BaseModel):
-    """Everything that fixes a draft's tensors and arithmetic.
+    """All sizes and settings that determine a draft's tensors and arithmetic.
 
     A field's alias is its key in a served config.json. Drafts add fields of their own in a subclass.
     """
@@ -30,24 +30,27 @@ class DraftShape(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
 
     nested: ClassVar[str] = ""
-    """Key of the object of config.json that holds what only this kind of draft has."""
+    """Key of the object in config.json that holds the fields specific to this kind of draft."""
 
     hidden_size: Size
-    """Width H, which is the target's."""
+    """Width H, the same as the target's."""
     target_vocab_size: Size = Field(alias="vocab_size")
     """Size of the target's vocabulary."""
 
     @classmethod
     def for_target(cls, config: Any, target: TargetSpec, **own: object) -> Self:
-        """Return a fresh draft's shape: the target's sizes and the fields ``own``. ``config``: the options."""
+        """Return a fresh draft's shape, from the target's sizes and the fields ``own``.
+
+        ``config``: the draft's options, for subclasses.
+        """
         sizes = {"hidden_size": target.hidden_size, "target_vocab_size": target.vocab_size}
         return cls.model_validate({**sizes, **own}, by_name=True, by_alias=False)
 
     @classmethod
     def from_json(cls, fields: Json, folder: Path) -> Self:
-        """Return the shape that a served config.json describes; null counts as absent.
+        """Return the shape that a served config.json describes; a null field counts as absent.
 
-        Raises ArtifactError where no draft of this kind can have it.
+        Raises ArtifactError if no draft of this kind can have that shape.
         """
         fields = present(fields)
         own = section(fields, cls.nested, folder) if cls.nested else {}
@@ -59,23 +62,26 @@ class DraftShape(pydantic.BaseModel):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return values, by alias, that config.json has elsewhere or in another form. ``own``: its nested object."""
+        """Return, by alias, the values that config.json stores under other keys or in another form.
+
+        ``own``: the object under the key ``nested``.
+        """
         return {}
 
     @abstractmethod
     def to_json(self, target: TargetSpec) -> Json:
-        """Return the fields of config.json, in the order in which they are written."""
+        """Return the fields of config.json in the sequence in which they are written."""
 
     @abstractmethod
     def tensor_shapes(self) -> Shapes:
-        """Return every trained tensor under its name in the module and in the exported file."""
+        """Return the shape of every trained tensor, by its name in the module and in the exported file."""
 
     def mapping_shapes(self) -> tuple[Shapes, Shapes]:
-        """Return tensors that are not trained: those that a folder must hold, and those that it may hold."""
+        """Return the shapes of tensors that are not trained: first of required, then of optional tensors."""
         return {}, {}
 
     def fixed_fields(self) -> Json:
-        """Return fields that a served config.json may have with one value only: the one that is trained here."""
+        """Return fields of a served config.json for which training supports only this value."""
         return {}
 
     def problem(self) -> str | None:
@@ -83,7 +89,7 @@ class DraftShape(pydantic.BaseModel):
         return None
 
     def size_problem(self, target: TargetSpec) -> str | None:
-        """Return which size of the target a draft of this shape was not made for, or None."""
+        """Return which size of this shape differs from the target's, as an error message, or None."""
         for what, own, theirs in (
             ("hidden size", self.hidden_size, target.hidden_size),
             ("vocabulary size", self.target_vocab_size, target.vocab_size),
@@ -102,7 +108,7 @@ class DraftShape(pydantic.BaseModel):
 
 
 def head_fields(architecture: str, model_type: str, target: TargetSpec) -> Json:
-    """Return the fields that config.json begins with."""
+    """Return the first fields of config.json."""
     dtype = served_dtype(target)
     return {
         "architectures": [architecture],
@@ -116,10 +122,11 @@ def head_fields(architecture: str, model_type: str, target: TargetSpec) -> Json:
 def read_layers(
     entering: tuple[Json, str], outputs: tuple[Json, str], folder: Path
 ) -> tuple[int, ...] | None:
-    """Return the captured layers that a config.json names, or None where it names none.
+    """Return the captured layers that a config.json names, or None if it names none.
 
-    Engines have two lists, each given here as the object that holds it and its key: streams *entering* layer k, and
-    *outputs* of layer k − 1. An empty list counts as absent.
+    Engines use two lists: id k in ``entering`` means the input of layer k, and id k in ``outputs`` means the
+    output of layer k. Each argument is the object that holds the list, and the list's key. An empty list counts
+    as absent.
     """
     found = [
         tuple(layer + shift for layer in checked(_Ids, fields.get(key) or [], folder, key))
@@ -138,9 +145,10 @@ def read_layers(
 
 
 def layer_range_problem(layers: Sequence[int], target: TargetSpec) -> str | None:
-    """Return why no engine captures these layers, or None.
+    """Return why engines cannot capture these layers, or None.
 
-    Ids run from 1 to N − 1: engines count some lists from the layer before, and cannot all tap the last one.
+    Ids must be 1 to N − 1. Some lists of engines count the layer before, so 0 has no number there, and not every
+    engine can capture the last layer's output.
     """
     if layers[0] >= 1 and layers[-1] < target.num_layers:
         return None

@@ -1,4 +1,4 @@
-"""The draft's vocabulary: which target tokens have a row in its head."""
+"""The draft's vocabulary: the target tokens that have a row in the draft's head."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from spec_kit.drafting.served_draft import DraftCheckpoint
 
 MAPPING = ("d2t", "t2d")
-"""Names of the buffers."""
+"""Names of the buffers that store the draft's vocabulary."""
 
 
 def select_tokens(token_counts: Tensor | None, target_size: int, size: int, always: Sequence[int]) -> Tensor:
-    """Return int64 [size], ascending: ``always``, then the most frequent tokens, ties to the smaller id.
+    """Return the draft's vocabulary, int64 [size] ascending: ``always`` and the most frequent tokens.
 
-    ``token_counts`` int64 [target_size] says how often each token is supervised; None counts as all equal.
+    Of equally frequent tokens, smaller ids come first. ``token_counts``, int64 [target_size]: how often each
+    token is supervised; None: all equally often.
     """
     counts = (
         torch.zeros(target_size, dtype=torch.int64) if token_counts is None else token_counts.cpu().clone()
@@ -33,14 +34,20 @@ def select_tokens(token_counts: Tensor | None, target_size: int, size: int, alwa
 
 
 def mapping(ids_V: Tensor, target_size: int) -> dict[str, Tensor]:
-    """Return the buffers of the served format: ``d2t[row] = id − row`` and the set of kept ids ``t2d``."""
+    """Return the buffers of the vocabulary ``ids_V`` in the served format.
+
+    ``d2t``: id − row for each row of the head. ``t2d``: bool [target_size], whether each id has a row.
+    """
     kept = torch.zeros(target_size, dtype=torch.bool, device=ids_V.device)
     kept[ids_V] = True
     return {"d2t": ids_V - torch.arange(len(ids_V), device=ids_V.device), "t2d": kept}
 
 
 def read_mapping(checkpoint: DraftCheckpoint[Any]) -> dict[str, Tensor]:
-    """Return the buffers of a folder, checked: ArtifactError where they are no mapping."""
+    """Read and check the buffers ``d2t`` and ``t2d`` of a checkpoint.
+
+    Raises ArtifactError if they do not describe a vocabulary of the checkpoint's shape.
+    """
     shape, where = checkpoint.shape, f"draft {checkpoint.folder}"
     stored = checkpoint.load(*(name for name in MAPPING if name in checkpoint.stored_names))
     ids_V = torch.arange(shape.vocab_size) + stored["d2t"].long()

@@ -1,4 +1,4 @@
-"""Tokens drawn from distributions by uniform numbers, each sequence's from a generator of its own.
+"""Draw tokens from distributions by uniform random numbers; each sequence has its own generator.
 
 Shape suffixes: B sequences, K numbers of each, V vocabulary.
 """
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def uniform_numbers(generators: Sequence[Generator], count: int) -> Tensor:
-    """Return float64 [B, K] in [0, 1): ``count`` numbers of each generator, on the generators' device.
+    """Return ``count`` numbers in [0, 1) of each generator, float64 [B, K], on the generators' device.
 
-    What a sequence gets does not depend on the others in its batch.
+    So a sequence's numbers do not depend on the other sequences of its batch.
     """
     return torch.stack(
         [
@@ -29,7 +29,7 @@ def uniform_numbers(generators: Sequence[Generator], count: int) -> Tensor:
 
 
 def draw(probs_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """Return int64 [B], one token of each row by the inverse of its cumulative distribution.
+    """Return one token of each row, int64 [B], drawn by the inverse of the row's cumulative distribution.
 
     Rows need not add up to 1. A token without probability is never drawn.
     """

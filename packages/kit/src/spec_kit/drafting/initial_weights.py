@@ -1,4 +1,4 @@
-"""The initial weights of a fresh Eagle3 or P-EAGLE draft; docs/decisions/014-initial-weights.md has the figures."""
+"""The initial weights of a fresh Eagle3 or P-EAGLE draft (see docs/decisions/014-initial-weights.md)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ if TYPE_CHECKING:
     from spec_core import TargetSpec, TargetTensors
 
 MATRIX_GAIN = 0.5
-"""A matrix starts as normal draws of standard deviation gain / √inputs: at any width its output is then as large."""
+"""Initial gain of matrices: weights are normal with standard deviation gain / √inputs, so that the size of the
+output does not depend on the width."""
 FUSION_GAIN = 0.1
-"""Gain of ``fc``. Its output is the residual stream that the layers must outvote, and its random part stays."""
+"""Initial gain of ``fc``. Its output enters the residual stream, where later layers cannot remove its random
+component, so it starts small."""
 
 
 @torch.no_grad()
 def start_from_target(
     module: nn.Module, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
 ) -> None:
-    """Scale the matrices as the module drew them, take head and final norm from the target, choose the vocabulary.
+    """Scale the module's random matrices, copy the target's head and final norm, and choose the vocabulary.
 
-    The module has ``fc``, ``norm`` and ``lm_head``, whose rows are the draft's vocabulary.
+    The module must have ``fc``, ``norm`` and ``lm_head``; the rows of ``lm_head`` are the draft's vocabulary.
     """
     head_VH = module.get_parameter("lm_head.weight")
     for name, weight in module.named_parameters():

@@ -1,4 +1,4 @@
-"""Parts of a draft's loss: rows of logits whose vocabulary may be sharded, and gradients that are known beforehand.
+"""Functions for a draft's loss: reductions of logits with a sharded vocabulary, and precomputed gradients.
 
 Shapes: X any rows, V the local rows of the vocabulary (see ``spec_core.ops``).
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def sharded_logsumexp_argmax(
     logits_XV: Tensor, ids_V: Tensor, ops: VocabularyOps, kernels: DecoderKernels
 ) -> tuple[Tensor, Tensor]:
-    """Return each row's log-sum-exp, and the vocabulary id of its largest logit; of a tie the smallest id."""
+    """Return each row's log-sum-exp, and the id of its largest logit (the smallest id of a tie)."""
     local_X, sum_X, index_X = kernels.logsumexp_argmax(logits_XV)
     top_X = ops.reduce_max(local_X)
     log_sum_X = top_X + ops.reduce_sum(sum_X * (local_X - top_X).exp()).log()
@@ -34,27 +34,27 @@ def sharded_logsumexp_argmax(
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """The places of labels among the local rows of the vocabulary."""
+    """The columns of labels in logits over the local rows of the vocabulary."""
 
     column_R1: Tensor
-    """int64: the label's column; any of them where it is on another shard."""
+    """int64: column of the label; any column if the label is on another shard."""
     here_R1: Tensor
     """bool: the label is on this shard."""
 
     @classmethod
     def of(cls, id_R: Tensor, ops: VocabularyOps) -> Self:
-        """Return the places of the labels ``id_R`` on the local shard."""
+        """Return the columns of the labels ``id_R`` on the local shard."""
         first, stop = ops.vocab_range
         here_R = (id_R >= first) & (id_R < stop)
         return cls((id_R - first).clamp(0, stop - first - 1)[:, None], here_R[:, None])
 
     def logits(self, logits_RV: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return each label's logit [R]: 0 where it is on another shard, so that the shards' add up to it."""
+        """Return each label's logit [R], or 0 if it is on another shard; the sum over shards is the logit."""
         return (logits_RV.gather(1, self.column_R1).to(dtype) * self.here_R1).squeeze(1)
 
 
 def with_gradients(value: Tensor, grads: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensor:
-    """Return ``value`` [] as a function of ``inputs`` whose derivatives are ``grads``: no graph is kept."""
+    """Return the scalar ``value``, attached to autograd so that its gradients by ``inputs`` are ``grads``."""
     result: Tensor = _KnownGradients.apply(value, tuple(grads), *inputs)
     return result
 

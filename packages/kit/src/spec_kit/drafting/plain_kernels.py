@@ -1,7 +1,7 @@
-"""Kernels that both chains and blocks of a Llama-style draft can use, in plain torch (see ``spec_core.kernels``).
+"""Kernels, in plain torch, that Llama-style drafts of chains and of blocks use (see ``spec_core.kernels``).
 
 Shapes: H width, I intermediate width; R positions, S rows of a draft for each, X any rows, V the local rows of the
-vocabulary. Reductions over the vocabulary stay outside: kernels return sums over local rows, ``ops`` combines shards.
+vocabulary. Kernels return sums over the local rows of the vocabulary; the caller combines shards by ``ops``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 
 def swiglu_mlp(x: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:
-    """Return down(silu(gate(x)) · up(x)), like ``x`` [..., H]; differentiable."""
+    """Return down(silu(gate(x)) · up(x)), with the shape of ``x`` [..., H]; differentiable."""
     return F.linear(F.silu(F.linear(x, gate_IH)) * F.linear(x, up_IH), down_HI)
 
 
 def logsumexp_argmax(logits_XV: Tensor) -> Three:
-    """Return each row's largest logit, Σ exp(logit − largest), both float32 or wider, and the largest's index.
+    """Return each row's largest logit, Σ exp(logit − largest), and the index of the largest logit.
 
-    A row that holds a NaN has a NaN for a sum, and any index inside the row.
+    Logit and sum are float32 or wider. A row with a NaN has NaN as its sum, and any index inside the row.
     """
     wide = upcast(logits_XV)
     top_X, index_X = wide.max(-1)
@@ -39,9 +39,9 @@ def logsumexp_argmax(logits_XV: Tensor) -> Three:
 
 
 def distill_terms(logits_RSV: Tensor, log_sum_RS: Tensor, teacher: Distribution, mass_R: Tensor) -> Three:
-    """Return Σ p · logit, Σ min(mass · p, q) and Σ q where q < mass · p, all [R, S], of the local rows.
+    """Return Σ p · logit, Σ min(mass · p, q), and Σ q over tokens with q < mass · p, each [R, S].
 
-    q is the rows' softmax, p the teacher's.
+    The sums run over the local rows of the vocabulary. q: softmax of ``logits_RSV``; p: the teacher's softmax.
     """
     wide = upcast(logits_RSV)
     teacher_RV = softmax(*teacher)
@@ -56,9 +56,9 @@ def distill_terms(logits_RSV: Tensor, log_sum_RS: Tensor, teacher: Distribution,
 def distill_grad_(
     logits_RSV: Tensor, log_sum_RS: Tensor, factors: Three, teacher: Distribution, mass_R: Tensor
 ) -> Tensor:
-    """Overwrite the logits by a · q + b · (q where q < mass · p) − c · p for the factors a, b, c [R, S].
+    """Overwrite the logits by a · q + b · (q if q < mass · p, else 0) − c · p for the factors a, b, c [R, S].
 
-    Every loss against the teacher's distribution has a gradient of this form; no distribution is ever stored.
+    q: softmax of the logits; p: the teacher's softmax. All losses of ``row_loss`` have gradients of this form.
     """
     all_RS, below_RS, teacher_RS = (factor[..., None] for factor in factors)
     own_RSV, teacher_R1V = softmax(logits_RSV, log_sum_RS), softmax(*teacher)[:, None]
@@ -67,18 +67,18 @@ def distill_grad_(
 
 
 def upcast(logits: Tensor) -> Tensor:
-    """Return the logits in float32 or wider: the softmax of a bf16 product loses the small probabilities."""
+    """Return the logits in float32 or wider, because a softmax in bfloat16 loses small probabilities."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def softmax(logits: Tensor, log_sum: Tensor) -> Tensor:
-    """Return the softmax of rows [..., V] whose log-sum-exp over all shards is known, float32 or wider."""
+    """Return the softmax of rows [..., V], float32 or wider. ``log_sum``: log-sum-exp over all shards."""
     return (upcast(logits) - log_sum[..., None]).exp_()
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderKernels(KernelSet):
-    """The kernels that a draft with a SwiGLU MLP and a loss over the vocabulary can use; drafts add their own."""
+    """The kernels of a draft with a SwiGLU MLP and a loss over the vocabulary; subclasses add others."""
 
     swiglu_mlp: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = swiglu_mlp
     logsumexp_argmax: Callable[[Tensor], Three] = logsumexp_argmax
@@ -87,7 +87,7 @@ class DecoderKernels(KernelSet):
 
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:
-        """Return arguments to compare each kernel with its plain version on."""
+        """Return, for each kernel, arguments on which it is compared with its version in plain torch."""
         logits_RSV, teacher_RV, mass_R = draw(5, 2, 33), draw(5, 33), draw(5).sigmoid()
         log_sum_RS, factors = logits_RSV.logsumexp(-1), (draw(5, 2), draw(5, 2), draw(5, 2))
         teacher = teacher_RV, teacher_RV.logsumexp(-1)

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 class Rope:
-    """Rotary angles for the first ``2 * len(inv_freq)`` channels of each head; the others pass unrotated.
+    """Rotary angles for the first channels of each head; the other channels stay unrotated.
 
-    It is no module: the frequencies stay float32 whatever dtype the draft is cast to, as in the engines.
+    It is no ``nn.Module``, so the frequencies stay float32 if the draft is cast to another dtype, as in the
+    engines.
     """
 
     def __init__(self, rope: Mapping[str, Any], head_dim: int, max_positions: int) -> None:
@@ -26,7 +27,7 @@ class Rope:
         self.scale = attention_scale(rope, max_positions)
 
     def angles(self, position_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, [T, 1, rotated / 2] each, of integer positions, for ``rotate``."""
+        """Return cos and sin of integer positions, [T, 1, rotated / 2] each, for ``rotate``."""
         wide = torch.promote_types(dtype, torch.float32)
         angle = position_T.to(wide)[:, None, None] * self._frequencies(position_T.device).to(wide)
         return (angle.cos() * self.scale).to(dtype), (angle.sin() * self.scale).to(dtype)
@@ -47,7 +48,7 @@ def rotate(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def inverse_frequencies(rope: Mapping[str, Any], dim: int, max_positions: int) -> Tensor:
-    """Return float32 [dim / 2], in the order of operations of transformers' ``ROPE_INIT_FUNCTIONS``."""
+    """Return the inverse frequencies, float32 [dim / 2], as transformers' ``ROPE_INIT_FUNCTIONS`` do."""
     theta = rope.get("rope_theta", 10_000.0)
     frequency = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
     kind = rope.get("rope_type", "default")
@@ -74,7 +75,7 @@ def attention_scale(rope: Mapping[str, Any], max_positions: int) -> float:
 
 
 def _llama3(frequency: Tensor, rope: Mapping[str, Any]) -> Tensor:
-    """Slow long waves by ``factor``, keep short ones, and blend those between (Llama 3.1)."""
+    """Divide the frequencies of long waves by ``factor``, keep short waves, blend between (Llama 3.1)."""
     factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
     context = rope["original_max_position_embeddings"]
     wave = 2 * math.pi / frequency
@@ -85,7 +86,7 @@ def _llama3(frequency: Tensor, rope: Mapping[str, Any]) -> Tensor:
 
 
 def _yarn(frequency: Tensor, rope: Mapping[str, Any], theta: float, max_positions: int) -> Tensor:
-    """Keep channels that turn often within the original context, and divide slow ones by ``factor``."""
+    """Keep the frequencies of channels that turn often in the original context; divide slow ones."""
     dim = 2 * len(frequency)
     context = rope.get("original_max_position_embeddings") or max_positions
 

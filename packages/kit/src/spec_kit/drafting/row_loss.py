@@ -1,10 +1,12 @@
-"""The comparison of one row of the head with the teacher, and the three losses with their gradients by hand.
+"""Compare the draft's logits with the teacher's distributions by three losses with explicit gradients.
 
-Every reduction over the vocabulary goes through ``ops``, so the rows of the head and of the target may be
-sharded. Distributions are never stored, only logits and their log-sum-exp. The gradient replaces the logits in
-place, because logits are the step's largest tensors.
+The losses are ``ce`` (cross-entropy), ``lk_alpha`` and ``lk_lambda`` (``ROW_LOSSES``). Every reduction over the
+vocabulary goes through ``ops``, so the heads of draft and target may be sharded by vocabulary. Only logits and
+their log-sum-exp are stored, no distributions. The gradient overwrites the logits, the largest tensors of a step.
 
-Every loss has the gradient a · q + b · (q where q < p̂) − c · p with respect to a row's logits.
+Every loss has the gradient a · q + b · (q if q < p̂, else 0) − c · p with respect to a row's logits. q: the
+draft's distribution; p: the teacher's, renormalised over the draft's vocabulary; p̂: the teacher's before that
+(``Teacher``); a, b, c: factors of each row that depend on the loss.
 """
 
 from __future__ import annotations
@@ -33,38 +35,38 @@ class Teacher:
     """The target's distribution at R positions."""
 
     distribution: Distribution
-    """p: softmax over the kept rows."""
+    """p: softmax over the target tokens that have a row in the draft's head."""
     kept_mass_R: Tensor
-    """Share of the distribution over the *whole* vocabulary that the kept rows hold: p̂ = kept_mass · p."""
+    """Total probability of the draft's tokens in the *whole* vocabulary's softmax: p̂ = kept_mass · p."""
     best_R: Tensor
     """int64: arg-max over the whole vocabulary."""
     kept_R: Tensor
-    """bool: the arg-max is among the kept rows, so the row trains."""
+    """bool: the arg-max has a row in the draft's head, so the position is trained."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """S rows of the draft for each position, next to the teacher."""
+    """Comparison of S rows of the draft's logits for each position with the teacher."""
 
     log_sum_RS: Tensor
     """Log-sum-exp of the draft's logits."""
     best_RS: Tensor
-    """int64: arg-max of q, as a target id."""
+    """int64: arg-max of the draft's distribution q, as a token id of the target."""
     cross_RS: Tensor
-    """−Σ p log q"""
+    """Cross-entropy −Σ p log q of the draft's distribution q under the teacher's p."""
     overlap_RS: Tensor
-    """α = Σ min(p̂, q): the expected acceptance."""
+    """α = Σ min(p̂, q): the probability that the target accepts a guess drawn from q."""
     below_RS: Tensor
-    """Σ q where q < p̂"""
+    """Sum of q over the tokens with q < p̂."""
 
 
 def teach(
     ops: VocabularyOps, kernels: DecoderKernels, hidden_RH: Tensor, ids_V: Tensor, kept_V: Tensor | None
 ) -> Teacher:
-    """Return the target's distribution from the input of its final norm.
+    """Return the target's distribution. ``hidden_RH``: inputs of the target's final norm.
 
-    ``ids_V``: int64, target id of each row of the draft's head. ``kept_V``: bool over the whole target vocabulary,
-    has a row in the head; None: all have.
+    ``ids_V``: int64, target id of each row of the draft's head. ``kept_V``: bool over the whole target vocabulary:
+    the token has a row in the draft's head; None: all tokens have one.
     """
     logits_RV = ops.teacher_logits(hidden_RH)
     first, stop = ops.vocab_range
@@ -98,7 +100,7 @@ def _cross_entropy(
 def _lk_alpha(
     scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: DecoderKernels
 ) -> tuple[Tensor, Factors]:
-    """Return −log α, where dα/dlogits = (q where q < p̂) − q · Σ (q where q < p̂)."""
+    """Return −log α and its gradient's factors: dα/dlogits = u − q · Σ u, with u = q if q < p̂, else 0."""
     overlap_RS = scored.overlap_RS.clamp(min=torch.finfo(scored.overlap_RS.dtype).tiny)
     factors = scored.below_RS / overlap_RS, -1 / overlap_RS, torch.zeros_like(overlap_RS)
     return -overlap_RS.log(), factors
@@ -107,7 +109,7 @@ def _lk_alpha(
 def _lk_lambda(
     scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: DecoderKernels
 ) -> tuple[Tensor, Factors]:
-    """Return λ · KL(p ‖ q) + (1 − λ)(1 − α) with λ = exp(−3 α), a constant for the gradient."""
+    """Return λ · KL(p ‖ q) + (1 − λ)(1 − α) and its gradient's factors, with the constant λ = exp(−3 α)."""
     (logits_RV, log_sum_R), kept_mass_R = teacher.distribution, teacher.kept_mass_R
     own, *_ = kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher.distribution, kept_mass_R)
     entropy_R1 = log_sum_R[:, None] - ops.reduce_sum(own)

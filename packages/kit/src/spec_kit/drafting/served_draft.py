@@ -1,4 +1,4 @@
-"""ServedDraft: base of drafts that are served from a folder of config.json and model.safetensors. Needs no torch."""
+"""ServedDraft: base class of drafts served from config.json and model.safetensors; imports no torch."""
 
 from __future__ import annotations
 
@@ -39,36 +39,37 @@ C = TypeVar("C", bound=DraftConfig)
 S = TypeVar("S", bound=DraftShape)
 
 EMBEDDING = "embed_tokens.weight"
-"""Name of a draft's own copy of the target's embedding."""
+"""Name of a copy of the target's embedding in a draft's folder."""
 HEAD = "lm_head.weight"
-"""Name of a draft's head, or of its own copy of the target's."""
+"""Name of a draft's head, or of a copy of the target's head in a draft's folder."""
 _SPECULATORS = "speculators_model_type"
-"""Field of a config.json in the layout of the library ``speculators``: the name of the algorithm. This layout has the
-fields of the decoder's layers in an object, and the target's embedding and head beside the draft's tensors."""
+"""Field with the algorithm's name in a config.json that the library ``speculators`` wrote. Such a config.json
+holds the fields of decoder layers in a nested object; the tensor file also holds the target's embedding and
+head."""
 
 
 @dataclass(frozen=True)
 class DraftCheckpoint(Generic[S]):
-    """A served folder whose config.json, and names, shapes and dtypes of tensors, have been checked."""
+    """A served folder, after a check of its config.json and of its tensors' names, shapes and dtypes."""
 
     folder: Path
     shape: S
     stored_names: Mapping[str, str]
-    """Name in the module -> name in the file, the embedding left out."""
+    """Name in the module -> name in the file, without copies of the target's embedding and head."""
     embedding: str | None
-    """Name in the file of the draft's own copy of the target's embedding."""
+    """Name in the file of a copy of the target's embedding; None if there is none."""
     head: str | None = None
-    """Name in the file of a copy of the target's head, for a draft without a head of its own."""
+    """Name in the file of a copy of the target's head, if the draft has no trained head."""
 
     def load(self, *names: str) -> dict[str, Tensor]:
-        """Return tensors as stored, by their names in the module."""
+        """Return tensors with the dtypes of the file. ``names``: their names in the module."""
         return load_tensors(self.folder, {name: self.stored_names[name] for name in names})
 
     def check_embedding(self, target: TargetSpec, scale: float) -> None:
         """Raise ArtifactError if a copy of the embedding is not ``scale`` times the target's.
 
-        Training here, and some engines, use the target's in any case. Some rows are compared, to bfloat16's
-        precision.
+        Training and some engines use the target's embedding anyway. Only a sample of rows is compared, to the
+        precision of bfloat16.
         """
         from spec_kit.targets.target_reader import read_target_tensors
 
@@ -81,7 +82,7 @@ class DraftCheckpoint(Generic[S]):
             )
 
     def check_head(self, target: TargetSpec) -> None:
-        """Raise ArtifactError if a copy of the head is not the target's, which engines use in any case."""
+        """Raise ArtifactError if a copy of the head differs from the target's, which engines use anyway."""
         from spec_kit.targets.target_reader import read_target_tensors
 
         if self.head is not None and not self._holds(self.head, read_target_tensors(target).head_VH, 1.0):
@@ -101,22 +102,25 @@ class DraftCheckpoint(Generic[S]):
 
 
 class ServedDraft(Draft, Generic[C, S]):
-    """A draft whose exports are config.json and model.safetensors.
+    """Base of drafts that are exported as config.json and model.safetensors.
 
-    Subclasses say what is their own. An option of section ``draft`` that the shape has, too, is fixed by the
-    folder ``init_from``.
+    Subclasses define the algorithm. With ``init_from``, the folder determines every option of section ``draft``
+    that is also a field of the shape.
     """
 
     architecture: ClassVar[str]
     """Name in ``architectures`` of the exported config.json."""
     Shape: ClassVar[type[DraftShape]]
     speculators_type: ClassVar[str] = ""
-    """Name of the algorithm in folders of the library ``speculators``, where ``speculators_fields`` reads them."""
+    """Name of the algorithm in folders of ``speculators``; empty if such folders cannot be read."""
     may_copy_head: ClassVar[bool] = False
-    """Whether served folders may hold a copy of the target's head beside a draft that has none of its own."""
+    """Whether the folder of a draft without a trained head may hold a copy of the target's head."""
 
     def __init__(self, config: DraftConfig) -> None:
-        """Open ``init_from``: a wrong folder (ArtifactError) or option (ConfigError) fails before a run starts."""
+        """Open and check the folder ``init_from``, if it is set, before a run starts.
+
+        Raise ArtifactError for a wrong folder, ConfigError for an option that contradicts it.
+        """
         self.checkpoint: DraftCheckpoint[S] | None = None
         if config.init_from is not None:
             self.checkpoint = self.open_checkpoint(config.init_from)
@@ -125,7 +129,7 @@ class ServedDraft(Draft, Generic[C, S]):
             config = resolve_init_from(config, self.checkpoint)
         super().__init__(config)
         self.options: C = config  # pyright: ignore[reportAttributeAccessIssue]
-        """The same as ``config``, with what the folder ``init_from`` has fixed."""
+        """The same as ``config``, with the options that the folder ``init_from`` determines filled in."""
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
@@ -136,7 +140,7 @@ class ServedDraft(Draft, Generic[C, S]):
 
     @classmethod
     def open_checkpoint(cls, folder: Path) -> DraftCheckpoint[Any] | None:
-        """Return the folder's draft, or None where it is another algorithm's; ArtifactError where it is damaged."""
+        """Return the checked folder, or None if it is another algorithm's. Raise ArtifactError for damage."""
         fields = read_config(folder)
         if fields is None:
             return None
@@ -169,35 +173,35 @@ class ServedDraft(Draft, Generic[C, S]):
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:
-        """Return whether a config.json is of this algorithm."""
+        """Return whether a config.json describes a draft of this algorithm."""
         return cls.architecture in architectures(fields)
 
     @classmethod
     def shape_type(cls, fields: Json) -> type[DraftShape]:
-        """Return the shape that reads a config.json of this algorithm: for most there is one."""
+        """Return the class of shapes that reads this config.json; most algorithms have one class."""
         return cls.Shape
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
-        """Return the algorithm's own fields of a config.json of ``speculators``, as a served one has them.
+        """Return the algorithm's fields of a ``speculators`` config.json, as a served config.json has them.
 
-        It is asked only where ``speculators_type`` is the folder's.
+        It is called only if ``speculators_type`` is the folder's algorithm.
         """
         return {}
 
     @classmethod
     def stored_shapes(cls, folder: Path) -> Shapes:
-        """Return the shapes of the draft's tensors by their names in the folder, without reading any."""
+        """Return the shapes of the draft's tensors by name in the file, without reading tensor data."""
         return read_shapes(folder)
 
     @classmethod
     def module_name(cls, stored_name: str) -> str:
-        """Return the module's name of a tensor, whatever prefix a file gives it."""
+        """Return a tensor's name in the module from its name in the file, which may have a prefix."""
         return stored_name.removeprefix("model.")
 
     @classmethod
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[Any]) -> None:
-        """Raise ArtifactError for damage that only this algorithm knows of; names and shapes have been checked."""
+        """Raise ArtifactError for damage specific to this algorithm; names and shapes are already checked."""
 
     def shape(self, target: TargetSpec) -> S:
         """Return the shape of the folder ``init_from``, or of a fresh draft."""
@@ -205,10 +209,10 @@ class ServedDraft(Draft, Generic[C, S]):
 
     @abstractmethod
     def fresh_shape(self, target: TargetSpec) -> S:
-        """Return what the options and the target make of a fresh draft."""
+        """Return the shape of a fresh draft, from the options and the target."""
 
     def check_target(self, target: TargetSpec) -> None:
-        """Raise TargetError for a target that the draft cannot express (D2)."""
+        """Raise TargetError if the draft does not fit the target (D2)."""
         shape = self.shape(target)
         problems = (
             head_problem(target),
@@ -236,7 +240,7 @@ class ServedDraft(Draft, Generic[C, S]):
         return self.shape(target).tensor_shapes()
 
     def embedding_scale(self, target: TargetSpec) -> float:
-        """Return what a stored copy of the embedding is multiplied by."""
+        """Return the factor of a stored copy of the embedding relative to the target's embedding."""
         return 1.0
 
     def build(
@@ -257,35 +261,38 @@ class ServedDraft(Draft, Generic[C, S]):
 
     @abstractmethod
     def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: Any) -> nn.Module:
-        """Return the network with weights drawn from torch's global generator. ``kernels``: of ``kernels()``."""
+        """Return the network with weights drawn from torch's global generator.
+
+        ``kernels``: an instance of the class that ``kernels()`` returns.
+        """
 
     @abstractmethod
     def initialize(
         self, module: Any, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
-        """Set what a fresh draft starts with in place of drawn weights. ``module``: of ``new_module``."""
+        """Overwrite random weights with better initial ones in a fresh ``module`` (from ``new_module``)."""
 
     def stored_state(self, checkpoint: DraftCheckpoint[S]) -> dict[str, Tensor]:
-        """Return the module's state dict, float32."""
+        """Return the module's state dict from a checkpoint, in float32."""
         tensors = checkpoint.load(*checkpoint.shape.tensor_shapes())
         return {name: tensor.float() for name, tensor in tensors.items()}
 
     def exported_config(self, target: TargetSpec) -> dict[str, Any]:
-        """Return the fields of the exported config.json, in their order (D8)."""
+        """Return the fields of the exported config.json in the sequence in which they are written (D8)."""
         return self.shape(target).to_json(target)
 
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the trained tensors in the dtype that they are served in (D8)."""
+        """Yield name and tensor of each trained weight, in the dtype in which it is served (D8)."""
         for name in self.shape(target).tensor_shapes():
             yield name, as_served(weights[name], target)
 
 
 def resolve_init_from(config: DraftConfig, checkpoint: DraftCheckpoint[Any]) -> DraftConfig:
-    """Return ``config`` with the options written out that the checkpoint fixes: those that its shape has, too.
+    """Return ``config`` with every option that is also a field of the checkpoint's shape set from that shape.
 
-    Raises ConfigError if an option that was written contradicts the checkpoint; a default never does.
+    Raises ConfigError if an option that the user set contradicts the checkpoint.
     """
     found = {
         key: getattr(checkpoint.shape, key)
@@ -302,7 +309,10 @@ def resolve_init_from(config: DraftConfig, checkpoint: DraftCheckpoint[Any]) -> 
 
 
 def head_problem(target: TargetSpec) -> str | None:
-    """Return why engines cannot serve a draft of this target, or None: a draft's head is rows behind an RMS norm."""
+    """Return why engines cannot serve a draft of this target, or None.
+
+    They only serve a head that is an RMS norm followed by a linear layer without bias and soft-cap.
+    """
     if target.norm == "layer":
         return "its final norm is a layer norm, an RMS norm is needed"
     if target.logit_softcap is not None:
@@ -314,7 +324,7 @@ def head_problem(target: TargetSpec) -> str | None:
 
 @contextmanager
 def _read_as(name: str, named: str) -> Generator[None]:
-    """Say in errors why a folder is read as this algorithm's: an edited config.json may name another one."""
+    """Add to errors why a folder is read as algorithm ``name``: because of ``named`` in its config.json."""
     try:
         yield
     except ArtifactError as error:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TargetOps(VocabularyOps):
-    """The target's three tensors on one device; see spec_core.ops for the contract."""
+    """The target's embedding, final norm and head on one device; see spec_core.ops for the contract."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class TargetOps(VocabularyOps):
 
     @property
     def vocab_range(self) -> tuple[int, int]:
-        """The whole vocabulary."""
+        """First and one past the last local row of the vocabulary: all of it."""
         return 0, self._target.vocab_size
 
     @property
@@ -42,12 +42,12 @@ class TargetOps(VocabularyOps):
         return self._head_VH
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Return rows of the embedding (O1)."""
+        """Return the embedding of each token id (O1)."""
         return F.embedding(input_ids, self._embedding_VH)
 
     @torch.no_grad()
     def teacher_logits(self, hidden_RH: Tensor) -> Tensor:
-        """Return the target's logits, [R, V] float32 or wider (O2)."""
+        """Return the target's logits, [R, V], float32 or wider, from the inputs of its final norm (O2)."""
         wide = hidden_RH.to(torch.promote_types(self._norm_H.dtype, torch.float32))
         normed = (
             F.rms_norm(wide, wide.shape[-1:], eps=self._target.norm_eps).to(self._norm_H.dtype) * self._norm_H

@@ -1,4 +1,4 @@
-"""Verification of a draft's guesses by the target's logits: greedy matching, and speculative rejection sampling.
+"""Verify a draft's guesses by the target's logits: greedy matching, and speculative rejection sampling.
 
 Rejection sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318): a guess x drawn from q is
 accepted with probability min(1, p(x) / q(x)); the first rejected one is replaced by a draw from (p − q)₊,
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of a verification: the first ``accepted`` guesses stand, and ``next_token`` follows them."""
+    """The result of a verification: how many first guesses are accepted, and the token after them."""
 
     accepted: int
     next_token: int
 
 
 def verify_greedy(best: Sequence[int], proposal: Proposal) -> Verdict:
-    """Verify K guesses by the target's choices in their places, K + 1 or more."""
+    """Verify K guesses by greedy matching. ``best``: the target's K + 1 or more arg-max tokens."""
     accepted = 0
     for guess, wanted in zip(proposal.token_ids, best, strict=False):
         if guess != wanted:
@@ -43,9 +43,10 @@ def verify_greedy(best: Sequence[int], proposal: Proposal) -> Verdict:
 
 
 def verify_sampled(probs_BRV: Tensor, proposals: Sequence[Proposal], uniform_BR: Tensor) -> list[Verdict]:
-    """Verify the guesses of every sequence by float64 distributions of the target; without guesses, draw.
+    """Verify the guesses of every sequence by rejection sampling; without guesses, draw the next token.
 
-    ``uniform_BR``: numbers in [0, 1), of which the last decides the next token and the others the guesses.
+    ``probs_BRV``: the target's distributions, float64. ``uniform_BR``: numbers in [0, 1); the last of a sequence
+    draws the next token, the others decide on the guesses.
     """
     sequence_B = torch.arange(len(proposals), device=probs_BRV.device)
     if any(proposal.token_ids for proposal in proposals):
@@ -63,10 +64,10 @@ def verify_sampled(probs_BRV: Tensor, proposals: Sequence[Proposal], uniform_BR:
 
 
 def distribution(logits_RV: Tensor, temperature: float, top_p: float = 1.0) -> Tensor:
-    """Return float64 probabilities of logits [..., V] at ``temperature`` > 0.
+    """Return the float64 probabilities of logits [..., V] at ``temperature`` > 0.
 
-    Their differences decide, so float32 would not do. ``top_p`` < 1 keeps the fewest most likely tokens that together
-    have that probability.
+    Verification uses differences of probabilities, for which float32 is too coarse. ``top_p`` < 1 keeps only the
+    fewest most likely tokens whose total probability is at least ``top_p``.
     """
     probs_RV = torch.softmax(logits_RV.double() / temperature, dim=-1)
     if top_p < 1:
@@ -80,7 +81,7 @@ def distribution(logits_RV: Tensor, temperature: float, top_p: float = 1.0) -> T
 def _accepted(
     probs_BRV: Tensor, chance_BKV: Tensor, proposals: Sequence[Proposal], uniform_BR: Tensor
 ) -> Tensor:
-    """Return how many guesses of each sequence stand, int64 [B]: those before the first that is rejected."""
+    """Return how many guesses of each sequence come before the first rejected one, int64 [B]."""
     longest = chance_BKV.shape[1] - 1
     rows = [[*p.token_ids, *[-1] * (longest - len(p.token_ids))] for p in proposals]
     guess_BK = torch.tensor(rows, device=probs_BRV.device)
@@ -91,7 +92,7 @@ def _accepted(
 
 
 def _chances(proposals: Sequence[Proposal], like: Tensor) -> Tensor:
-    """Return what each guess was drawn from, [B, K + 1, V]; 0 behind a sequence's last guess."""
+    """Return the distribution of each guess, [B, K + 1, V]; 0 after a sequence's last guess."""
     chance_BKV = like.new_zeros(len(proposals), 1 + max(len(p.token_ids) for p in proposals), like.shape[-1])
     for chance_KV, proposal in zip(chance_BKV, proposals, strict=True):
         if proposal.probs_KV is not None:

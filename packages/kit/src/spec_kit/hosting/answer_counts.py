@@ -1,4 +1,4 @@
-"""AnswerCounts: how many guesses verifications have accepted, and how alike those of one answer are."""
+"""AnswerCounts: counts of accepted guesses, with the sums by which the spread between answers is estimated."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from spec_core.records import AcceptanceCounters
 
 
 class AnswerRounds(NamedTuple):
-    """Verifications of one answer so far, and the guesses that they have accepted."""
+    """Number of verifications of one answer so far, and of guesses that they have accepted."""
 
     rounds: int = 0
     accepted: int = 0
 
 
 class AnswerCounts:
-    """Counts verifications one by one, in a few additions each; the caller keeps what each answer has had so far."""
+    """Counts verifications one by one. The caller stores the AnswerRounds of each answer."""
 
     def __init__(self) -> None:
-        """Count from now on."""
+        """Start all counts at zero."""
         self._accepted: Counter[int] = Counter()
-        """Verifications by the number of guesses that they have accepted."""
+        """Number of accepted guesses -> number of verifications that accepted so many."""
         self._answers = self._squared_rounds = self._squared_accepted = self._rounds_times_accepted = 0
 
     def add(self, answer: AnswerRounds, accepted: int) -> AnswerRounds:
-        """Count one more verification of an answer; return what the answer has had now."""
+        """Count one verification of an answer that accepted so many guesses; return the answer's new counts."""
         new = AnswerRounds(answer.rounds + 1, answer.accepted + accepted)
         self._accepted[accepted] += 1
         self._answers += answer.rounds == 0
@@ -35,7 +35,7 @@ class AnswerCounts:
         return new
 
     def counted(self, num_draft_tokens: int) -> AcceptanceCounters:
-        """Return the counts, of verifications of so many guesses each."""
+        """Return the counts, if each verification had ``num_draft_tokens`` guesses."""
         counts = (
             AcceptanceCounters.of_rounds(num_draft_tokens, min(accepted, num_draft_tokens), rounds)
             for accepted, rounds in self._accepted.items()

@@ -1,4 +1,4 @@
-"""The backend of a process that an engine's program has started, where no run says which one it is."""
+"""Find the backend in a process that an engine's program has started, if no run names it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from spec_core.errors import EngineError
 
 
 def backend_for(device_type: str) -> Backend:
-    """Return the installed backend for devices that torch calls so, with its default options.
+    """Return the installed backend for devices of torch's type ``device_type``, with default options.
 
-    Raise EngineError where there is none.
+    Raise EngineError if there is none.
     """
     found = dict(plugins.load_each(Backend))
     for plugin in found.values():

@@ -1,11 +1,11 @@
-"""CaptureController: the engine's end of the link to the one worker process that holds the captured states.
+"""CaptureController: the engine's side of the connection to the worker process that captures states.
 
-An engine such as vLLM runs the target in worker processes that it starts itself. There, a hook of the engine's plugin
-hands the states of each request to a FeatureExporter. A request carries its id and short names of its destinations
-through the engine; token ids and states never pass the controller.
+An engine such as vLLM runs the target in worker processes that it starts. There, a hook of the engine's plugin
+hands the states of each request to a FeatureExporter. A request carries its id and short names of its
+destinations through the engine. Token ids and states never pass the controller.
 
-Messages to the exporter: ``configuration``, once, and ``destination``, before the first request that names it. From
-it: ``token``, once, then ``sent`` or ``failed`` for each request, and ``alive``.
+The controller sends ``configuration`` once, and ``destination`` before the first request that names a destination.
+The exporter sends ``token`` once, then ``sent`` or ``failed`` for each request, and ``alive`` regularly.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Batch:
     """Requests that were registered together."""
 
     num_left: int
-    """Requests that are neither sent nor failed."""
+    """Number of requests that are neither sent nor failed."""
     done: Future[None]
     error: BaseException | None = None
     """The first reason why a request failed."""
@@ -55,7 +55,7 @@ class _Batch:
 
 
 class CaptureController(Resource):
-    """Track the captures of one start of an engine's program: one schema, one exporter. Any thread may call it."""
+    """Tracks the captures of one program process, with one schema and one exporter. Any thread may call it."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class CaptureController(Resource):
     ) -> None:
         """Listen for the exporter.
 
-        ``send_timeout_s`` is its longest wait for a trainer to connect to, or to have room. ``death`` returns why the
-        program has ended, once the exporter is gone.
+        ``send_timeout_s``: the longest time for which the exporter waits to connect to a trainer, or for free
+        memory there. ``death`` is called when the exporter is gone, and returns why the program has ended.
         """
         self._configuration = {
             "backend": context.backend.config.model_dump(mode="json") | {"name": context.backend.name},
@@ -94,7 +94,7 @@ class CaptureController(Resource):
 
     @property
     def address(self) -> str:
-        """The argument of ``FeatureExporter``. It holds the token, so it is for that process only."""
+        """The argument of ``FeatureExporter``. It contains the secret token, so only that process may get it."""
         return f"{self._name}:{self._token}"
 
     def wait_connected(self, timeout_s: float) -> bool:
@@ -102,10 +102,10 @@ class CaptureController(Resource):
         return self._connected.wait(timeout_s)
 
     def register(self, requests: Sequence[CaptureRequest], done: Future[None]) -> list[CaptureRequest]:
-        """Return the requests as the program must run them: with a short name of each destination.
+        """Return the requests for the program, with a short name in place of each destination address.
 
-        ``done`` is done when the features of every request were handed to their transport, or has the first reason
-        why one of them was not.
+        ``done`` completes when the features of every request were handed to the transport, or fails with the first
+        error of a request.
         """
         with self._lock:
             if self._failure is not None:
@@ -132,18 +132,18 @@ class CaptureController(Resource):
         ]
 
     def fail(self, request_ids: Iterable[int], error: BaseException) -> None:
-        """Fail requests that the program could not run."""
+        """Mark requests as failed that the program could not run."""
         for request_id in request_ids:
             self._settle(request_id, error)
 
     def drain(self) -> None:
-        """Wait until nothing is pending."""
+        """Wait until no request is pending."""
         with self._lock:
             batches = [batch.done for batch in self._pending.values()]
         wait(batches)
 
     def health(self) -> None:
-        """Raise EngineError if the exporter is gone or silent, or if no pending request moves for too long."""
+        """Raise EngineError if the exporter is gone or silent, or no pending request has finished for too long."""
         if self._failure is not None:
             raise self._failure
         now = time.monotonic()
@@ -155,7 +155,7 @@ class CaptureController(Resource):
             )
 
     def close(self) -> None:
-        """Close the link; pending requests end with EngineError. Idempotent."""
+        """Close the connection; pending requests fail with EngineError. Idempotent."""
         self._end(EngineError("the engine was closed"))
         self._limiter.close()
         if self._exporter is not None:
@@ -163,7 +163,7 @@ class CaptureController(Resource):
         self._thread.join()
 
     def _serve(self) -> None:
-        """Refuse other connections, and read the exporter's messages until it ends."""
+        """Accept the exporter, which has the token, and read its messages until its connection ends."""
         for connection, first in self._limiter.first_packets():
             channel = ControlChannel(connection, self._peer_s)
             if not self._has_token(first):

@@ -1,11 +1,12 @@
-"""DraftMiddleware: an ASGI middleware for a server that a user has started with this project's extension.
+"""DraftMiddleware: ASGI middleware of an engine's server that a user has started with this project's extension.
 
-It answers ``/spec/draft/status`` (GET) and ``/spec/draft/prepare``, ``commit``, ``revert`` and ``abort`` (POST with
-JSON). ``/spec/draft/status?rounds=N&wait_s=S`` is answered when N verifications were counted since the draft last
-changed, or after S seconds: the counters are looked at while answers of the server go out. POST
-``/spec/draft/requests`` takes the token ids that LiveRequests has kept. Each needs ``Authorization: Bearer TOKEN``
-with the token in the server's environment variable ``SPEC_DRAFT_TOKEN``. Other answers get the headers
-``x-draft-version`` and ``x-draft-digest`` while a draft that was pushed serves.
+It answers ``/spec/draft/status`` (GET) and ``/spec/draft/prepare``, ``commit``, ``revert`` and ``abort`` (POST
+with JSON). ``/spec/draft/status?rounds=N&wait_s=S`` is a long poll: it is answered when N verifications were
+counted since the draft last changed, or after S seconds. Meanwhile the counters are read whenever the server
+sends a response. POST ``/spec/draft/requests`` returns the token ids that LiveRequests has stored, and deletes
+them. Each request needs ``Authorization: Bearer TOKEN`` with the token in the server's environment variable
+``SPEC_DRAFT_TOKEN``. All other responses get the headers ``x-draft-version`` and ``x-draft-digest`` while a
+pushed draft is served.
 """
 
 from __future__ import annotations
@@ -42,49 +43,49 @@ log = logging.getLogger(__name__)
 
 _PREFIX = "/spec/draft/"
 _LONGEST_BODY = 1 << 16
-"""Bytes of the largest order that is read."""
+"""Largest body, in bytes, of a request about the draft."""
 _LONGEST_WAIT_S = 30.0
-"""Longest time for which an answer is held back: a server that stops waits for it."""
+"""Longest time in seconds of a long poll; a server that shuts down waits for it."""
 _LOOK_S = 0.1
-"""Time between an answer that goes out and a look at the counters, in which more of them may."""
+"""Seconds between a response of the server and the next read of the counters, so that responses are batched."""
 _NEWS_S = 1.0
-"""Age at which the status is asked for again, for the next answers: another frontend may change it."""
+"""Age in seconds at which the status for response headers is read again; another frontend may change it."""
 
 
 class DraftMiddleware(ABC):
-    """The middleware around one application."""
+    """The middleware around one ASGI application."""
 
     sleep_path: ClassVar[str] = ""
-    """Path at which the server gives up the draft's memory, and with it the version."""
+    """Path of the request that frees the draft's memory, after which no pushed version is served."""
     keeps_requests: ClassVar[bool] = False
-    """Whether a subclass gives ``live_requests`` the tokens of requests."""
+    """Whether the subclass passes the tokens of requests to ``live_requests``."""
 
     def __init__(self, app: App) -> None:
         """Wrap ``app``."""
         self._app = app
         self._token = os.environ.get(DRAFT_TOKEN_VARIABLE, "")
         self.ranks: DraftRanks | None = None
-        """The ranks of the server, from its start on."""
+        """The ranks of the server; None before it starts."""
         self.live_requests = LiveRequests.from_environment()
-        """Requests that are kept to be learnt from; None where nobody has asked for that."""
+        """Stored requests from which a trainer may learn; None if the environment does not enable them."""
         if self.live_requests is not None and not self.keeps_requests:
             raise ConfigError(f"this server's engine keeps no requests; remove {LIVE_REQUESTS_VARIABLE}")
         self._served: list[tuple[bytes, bytes]] = []
         self._asked_s = float("-inf")
         self._asking: asyncio.Future[None] | None = None
         self._traffic = asyncio.Event()
-        """Set with the next part of an answer that goes out."""
+        """Set when the server sends the next ASGI message of a response."""
 
     @abstractmethod
     def find_ranks(self, scope: Message) -> DraftRanks:
-        """Return the ranks of the server that starts, or that got the first request, of this ASGI scope."""
+        """Return the server's ranks. ``scope``: ASGI scope of the server's start or first request."""
 
     async def renewed(self, path: str, receive: Receive) -> Receive:
-        """Return the way by which the application is to read a request, which a subclass may change."""
+        """Return the ``receive`` by which the application reads the request; a subclass may wrap it."""
         return receive
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer a request about the draft, and pass on any other, and the server's start."""
+        """Answer a request about the draft; pass any other request, and the lifespan, to the application."""
         if self.ranks is None:
             self.ranks = self.find_ranks(scope)
         if scope["type"] != "http":
@@ -117,7 +118,10 @@ class DraftMiddleware(ABC):
             await self._note("forget")
 
     def _opening(self, send: Send) -> Send:
-        """Return ``send`` of the server's lifespan: before there is traffic the ranks are made ready for pushes."""
+        """Return a ``send`` for the lifespan that calls ``open`` on the ranks when the server has started.
+
+        So they are ready for pushes before the first request.
+        """
 
         async def opening(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete" and self._token:
@@ -146,7 +150,7 @@ class DraftMiddleware(ABC):
             return 409, {"error": str(error)}
 
     def _taken(self) -> tuple[int, Fields]:
-        """Return requests to learn from, which are not kept any more."""
+        """Return stored requests, which are deleted here."""
         if self.live_requests is None:
             return 409, {"error": f"this server keeps no requests; start it with {LIVE_REQUESTS_VARIABLE}"}
         return 200, self.live_requests.take()
@@ -156,7 +160,7 @@ class DraftMiddleware(ABC):
         return bool(self._token) and hmac.compare_digest(claimed, f"Bearer {self._token}".encode())
 
     async def _counted(self, rounds: int, wait_s: float) -> Fields:
-        """Return the status when so many verifications were counted, or when the time is over."""
+        """Return the status once ``rounds`` verifications were counted, or after ``wait_s`` seconds."""
         ends_s = time.monotonic() + wait_s
         while True:
             traffic = self._traffic
@@ -182,7 +186,7 @@ class DraftMiddleware(ABC):
         return answer
 
     async def _note(self, name: str) -> None:
-        """Make a call for the headers of the next answers alone."""
+        """Call the ranks only to update the headers of the next responses."""
         self._asked_s = time.monotonic()
         try:
             await self._call(name, "")
@@ -191,7 +195,10 @@ class DraftMiddleware(ABC):
 
 
 def _held(query: str) -> tuple[int, float]:
-    """Return the rounds and seconds of a question that is held back. Raise ValueError for another one."""
+    """Parse a long-poll query: the number of verifications to wait for, and the timeout in seconds.
+
+    Raise ValueError for any other query.
+    """
     fields = parse_qs(query, strict_parsing=True)
     if set(fields) != {"rounds", "wait_s"}:
         raise ValueError(f"{query!r}: expected rounds=NUMBER&wait_s=SECONDS")

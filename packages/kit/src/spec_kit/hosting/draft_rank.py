@@ -1,4 +1,4 @@
-"""DraftRank: one rank of an engine's program in updates of its draft, for calls whose values are plain."""
+"""DraftRank: one rank of an engine's program in draft updates, with arguments and results as strings."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 class DraftRank:
-    """Takes part from ``open`` or the first update on: until then a draft costs no memory twice."""
+    """Takes part in updates of one rank's draft. The spare copy is allocated at ``open`` or the first update."""
 
     def __init__(self, make_slot: Callable[[], ExchangedSlot], rank: int) -> None:
-        """Make the slot by ``make_slot`` when it is needed; it may raise EngineError."""
+        """Call ``make_slot`` when the slot is first needed; it may raise EngineError."""
         self._make_slot, self._rank = make_slot, rank
         self._parts: tuple[ExchangedSlot, Mapping[str, WeightTransport]] | None = None
         self._receiver: UpdateReceiver | None = None
 
     def answer(self, call: str, argument: str = "") -> dict[str, str]:
-        """Return this rank's ``status`` after a call, or the reason why it is ``refused``.
+        """Execute a call and return ``status``, this rank's status as JSON, or ``refused``, the reason.
 
-        ``call`` is ``prepare``, with an UpdateOrder as JSON, ``commit``, ``revert`` or ``abort``, with an UpdateId,
-        ``open``, ``status`` or ``forget``. It must come between two steps of the engine. ``open`` does beforehand
-        what makes the first ``prepare`` a long step.
+        ``call`` is ``prepare`` (argument: an UpdateOrder as JSON), ``commit``, ``revert`` or ``abort`` (argument:
+        an UpdateId as JSON), ``open``, ``status`` or ``forget``. It must come between two steps of the engine.
+        ``open`` allocates everything that the first ``prepare`` would otherwise have to allocate.
         """
         try:
             return {"status": self._call(call, argument).model_dump_json()}
@@ -37,7 +37,7 @@ class DraftRank:
             return {"refused": str(error)}
 
     def forget(self) -> None:
-        """Note that nothing that was pushed is served any more; then the draft's memory may be given up."""
+        """Record that no pushed version is served any more; afterwards the draft's memory may be freed."""
         if self._receiver is not None:
             self._receiver.forget()
 
@@ -58,7 +58,7 @@ class DraftRank:
         return act(UpdateId.decode(argument))
 
     def _opened(self, group: str) -> UpdateReceiver:
-        """Return the receiver, for updates of the group that the first one is of."""
+        """Return the receiver, which is created with the group of the first update."""
         from spec_kit.weight_sync import UpdateReceiver
 
         slot, transports = self._open()
@@ -67,7 +67,7 @@ class DraftRank:
         return self._receiver
 
     def _open(self) -> tuple[ExchangedSlot, Mapping[str, WeightTransport]]:
-        """Return the slot, ready for the next update, and the transports by which it may come."""
+        """Return the slot, ready for the next update, and the transports by which updates may arrive."""
         if self._parts is None:
             from spec_kit.weight_sync import open_weight_transports
 

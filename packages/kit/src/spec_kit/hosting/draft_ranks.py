@@ -1,4 +1,4 @@
-"""DraftRanks: the ranks of one program as one replica, for its frontend: whatever one rank does, all do, or none."""
+"""DraftRanks: the ranks of one program as one replica; a commit happens on all ranks or on none."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ if TYPE_CHECKING:
     from spec_kit.hosting.modes import Fields
 
 CALLS = {"prepare": UpdateOrder, "commit": UpdateId, "revert": UpdateId, "abort": UpdateId}
-"""Type of the argument of each call but ``status``."""
+"""Name of a call with an argument -> type of the argument."""
 
 
 class DraftRanks(ABC):
-    """Calls the DraftRank of every process of one program. The methods run on the loop of its frontend."""
+    """Calls the DraftRank of each process of one program, on the event loop of the program's frontend."""
 
     def __init__(self) -> None:
-        """Call nobody yet."""
+        """Start without a call; the number of ranks is not known yet."""
         self._order = asyncio.Lock()
         self._num_ranks = 0
-        """Ranks that hold the draft; 0 before they were asked."""
+        """Number of ranks that hold the draft; 0 before the first call."""
         self.served = ServingStatus()
-        """Status of the replica when its ranks were last asked."""
+        """Status of the replica after the last call to its ranks."""
         self.last_revert: UpdateId | None = None
-        """The update that was last reverted, as far as was asked."""
+        """The update that was last reverted, according to the calls so far."""
 
     @abstractmethod
     async def answers(self, name: str, argument: str) -> Sequence[Fields]:
-        """Return what ``DraftRank.answer`` returns on each rank. Raise EngineError where no rank has a draft."""
+        """Return the result of ``DraftRank.answer`` on each rank. Raise EngineError if no rank has a draft."""
 
     @abstractmethod
     def acceptance(self) -> Fields:
-        """Return what was counted since the draft last changed, by the names of AcceptanceCounters."""
+        """Return the fields of AcceptanceCounters, counted since the draft last changed."""
 
     @abstractmethod
     def count_anew(self) -> None:
-        """Count from now on: the draft has changed."""
+        """Reset the counters, because the draft has changed."""
 
     async def call(self, name: str, argument: str = "") -> Fields:
-        """Return the ``status`` after a call, how many ``ranks`` there are, and ``acceptance``.
+        """Call all ranks; return ``status``, the number of ``ranks``, and the counters ``acceptance``.
 
-        Raise EngineError where a rank has refused; then no rank serves what this call was about.
+        Raise EngineError if a rank has refused; then no rank serves the update of this call.
         """
         from spec_kit.weight_sync import combined
 
@@ -67,9 +67,10 @@ class DraftRanks(ABC):
         }
 
     async def _commit(self, argument: str) -> list[ServingStatus]:
-        """Commit on all ranks or on none: each one could, when it was asked first, and one that fails undoes all.
+        """Commit on all ranks or on none; if the commit fails on one rank, it is reverted on all.
 
-        One alone checks it by itself; each question waits for a step of the engine.
+        First the status of each rank shows whether it can commit. A single rank checks this itself, which saves a
+        call; each call waits for a step of the engine.
         """
         update = UpdateId.decode(argument)
         for rank, status in enumerate([] if self._num_ranks == 1 else await self._each("status")):
@@ -91,7 +92,7 @@ class DraftRanks(ABC):
 
 
 def _account(rank: int, status: ServingStatus, update: UpdateId) -> str:
-    """Return why a rank could not commit an update; the reasons of another update are none of its own."""
+    """Return why a rank cannot commit ``update``; a reason that belongs to another update is left out."""
     if status.update != update:
         return f"at rank {rank} another update has taken its place"
     reason = f" ({status.reason})" if status.reason else ""

@@ -1,11 +1,11 @@
-"""EngineSubprocess: an engine's end of the process that the engine's program lives in.
+"""EngineSubprocess: starts the process in which an engine's program runs, and talks to it.
 
-vLLM and SGLang take over the process that they are in (stdout, logging, signal handlers, start method) and are
-steered by environment variables. So the program gets a process of its own, with its own environment.
+vLLM and SGLang change the process in which they run (stdout, logging, signal handlers, start method), and are
+configured by environment variables. So the program gets a separate process with its own environment.
 
-Messages to the process: first ``order`` (``arguments``, ``peer_s``, ``device_type``), then requests, each with a
-``key``. From it: ``ready``, ``alive``, for each key ``done`` or ``refused``, and ``failed`` when all is over. The
-other end is ``subprocess_main``.
+This side sends ``order`` first (``arguments``, ``peer_s``, ``device_type``), then requests, each with a ``key``.
+The process sends ``ready``, ``alive`` regularly, ``done`` or ``refused`` for each key, and ``failed`` if the
+program ends. The process's side is ``subprocess_main``.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SETTLE_S = 3.0
-"""Time from the first sign of a death until its cause is known."""
+"""Seconds to wait, after the first sign that the program has died, until the cause is known."""
 _KILL_S = 30.0
-"""Time for killed processes to be gone; the driver frees their memory first."""
+"""Seconds to wait until killed processes are gone; the GPU driver first frees their memory."""
 _CONNECTED_S = 10.0
-"""Time for the exporter's connection to be accepted; it connects before the program is ready."""
+"""Seconds to wait, once the program is ready, for the exporter's connection, which is made earlier."""
 _LAST_LINES = 400
-"""Lines of the program's log that are searched for the cause of its death."""
+"""Number of last log lines of the program that are searched for the cause of its death."""
 _CAUSE = re.compile(r"\b((?:\w+\.)*[A-Z]\w*(?:Error|Exception): .+)$")
 
 
 class EngineSubprocess(Resource):
-    """The program of an engine, running in one mode from construction to ``close``.
+    """The process of an engine's program, in one mode (``hosting.modes``) from construction to ``close``.
 
-    A subclass says what the program is, how requests reach it, and which files it leaves behind. Any thread may call
-    it. The process ends with the thread that constructs it, so that thread must outlive it. The program's processes
-    form one process group, which ends with this process, also by ``kill -9``.
+    A subclass defines the program, how requests reach it, and which files it leaves behind. Any thread may call it.
+    The process is killed when the thread that constructed it ends, so that thread must live longer. The program's
+    processes form one process group, which is killed if this process ends, even by ``kill -9``.
     """
 
     program: ClassVar[str]
     """The program's name in messages and logs."""
     module: ClassVar[str]
-    """The module that the process runs as ``__main__``; it uses ``EngineLink``."""
+    """Name of the module that the process runs as ``__main__``; it uses ``EngineLink``."""
     our_part: ClassVar[str]
-    """The part of the engine that captures in the program, and where to look if it is missing; for messages."""
+    """For messages: what captures states inside the program, and where to look if it is missing."""
     grace_s: ClassVar[float] = 0.0
-    """Seconds between closing the link to the process and killing it."""
+    """Seconds between closing the connection to the process and killing the process."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class EngineSubprocess(Resource):
         arguments: Mapping[str, Any],
         env: Mapping[str, str],
     ) -> None:
-        """Begin to start the program with ``arguments``, in the environment ``env``."""
+        """Start the program with ``arguments`` and the environment ``env``, without waiting until it is ready."""
         self.mode = mode
         self.ready: Fields = {}
-        """The fields of the message ``ready``."""
+        """The fields of the program's message ``ready``; empty before it arrives."""
         self._context = context
         self._captures: CaptureController | None = None
         self._keys = itertools.count()
@@ -116,32 +116,33 @@ class EngineSubprocess(Resource):
 
     @abstractmethod
     def prefill(self, requests: Sequence[CaptureRequest]) -> Future[Fields]:
-        """Ask the program to run the requests, so that its worker exports the states of each.
+        """Send the requests to the program, whose worker exports the states of each.
 
-        The ``request_id`` and ``destinations`` of a request must reach ``FeatureExporter.export`` as they are; here
-        the latter are short names, good for logs. The future is done when the program has run every request, or
-        has the EngineError of one that it did not run.
+        The ``request_id`` and ``destinations`` of a request must reach ``FeatureExporter.export`` unchanged; these
+        destinations are short names, which may be logged. The future completes when the program has run every
+        request, or fails with the EngineError of a request that it did not run.
         """
 
     @abstractmethod
     def decode(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams
     ) -> Sequence[Mapping[str, Any]]:
-        """Return the answers in order.
+        """Return the answers in the sequence of the prompts.
 
-        Each has new token ``ids``, ``gaps`` of the two largest logits or nothing, version and digest of the
-        ``draft`` where a pushed one may serve, and where the program counts them: how many verifications
-        ``accepted`` 0, 1, … guesses, how many tokens of the prompt were ``cached``, and ``times`` of the tokens.
+        Each answer has the new token ``ids``, and ``gaps``: the difference of the two largest logits of each
+        token, or empty. It has ``draft`` (version, digest) if a pushed draft may serve. If the program counts
+        them, it also has ``accepted`` (how many verifications accepted 0, 1, … guesses), ``cached`` (cached
+        tokens of the prompt), and ``times`` of the tokens in seconds.
         """
 
     @abstractmethod
     def acceptance(self) -> AcceptanceCounters:
-        """Return the counters since the start of the program."""
+        """Return the acceptance counters since the start of the program."""
 
     def wait_ready(self) -> None:
-        """Wait until the program takes requests.
+        """Wait until the program accepts requests.
 
-        Raise EngineError with the program's own reason if it does not start, DeadlineExceeded after ``start_s``.
+        Raise EngineError with the program's error if it does not start, DeadlineExceeded after ``start_s`` seconds.
         """
         if not self._started.wait(self._context.start_s):
             raise DeadlineExceeded(
@@ -154,7 +155,7 @@ class EngineSubprocess(Resource):
         log.info("%s is up after %.0f s", self.program, time.monotonic() - self._begun_s)
 
     def capture(self, requests: Sequence[CaptureRequest], done: Future[None]) -> None:
-        """Run the requests; ``done`` is done when the features of all were handed to their transport."""
+        """Run the requests. ``done`` completes when all their features were handed to the transport."""
         assert self._captures is not None, "not in a CaptureMode"
         captures = self._captures
 
@@ -165,11 +166,11 @@ class EngineSubprocess(Resource):
         self.prefill(captures.register(requests, done)).add_done_callback(ran)
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Return the answers in the prompts' order."""
+        """Return the answers in the sequence of the prompts."""
         return [_generation(answer, sampling) for answer in self.decode(prompts, sampling)]
 
     def ask(self, kind: str, **fields: Any) -> Future[Fields]:
-        """Send a request to the process; the future has the fields of its answer, or EngineError."""
+        """Send a request to the process; the future returns the fields of the reply, or raises EngineError."""
         answer: Future[Fields] = Future()
         with self._lock:
             if self._failure is not None:
@@ -186,7 +187,7 @@ class EngineSubprocess(Resource):
         return answer
 
     def health(self) -> None:
-        """Raise EngineError if the program has ended, has been silent for ``peer_s``, or captures nothing."""
+        """Raise EngineError if the program has ended, was silent for ``peer_s`` seconds, or captures nothing."""
         if self._failure is not None:
             raise self._failure
         if self._started.is_set() and time.monotonic() - self._received_s > self._context.peer_s:
@@ -195,17 +196,17 @@ class EngineSubprocess(Resource):
             self._captures.health()
 
     def death(self) -> EngineError | None:
-        """Return why the program has ended, or is about to; None if it has not."""
+        """Return why the program has ended or is about to end, or None; it may wait 3 s for the cause."""
         self._ended.wait(_SETTLE_S)
         return self._failure
 
     def drain(self) -> None:
-        """Wait until every capture that was begun has ended."""
+        """Wait until every capture in progress has ended."""
         if self._captures is not None:
             self._captures.drain()
 
     def close(self) -> None:
-        """Kill every process of the program; pending requests end with EngineError. Idempotent."""
+        """Kill every process of the program; pending requests fail with EngineError. Idempotent."""
         self._end(EngineError(f"{self.program} was closed"))
         group = _group(self._process.pid)
         self._channel.close()
@@ -228,7 +229,7 @@ class EngineSubprocess(Resource):
         return ()
 
     def explain(self, message: str) -> str:
-        """Return what the program has died of, given all that is known directly: ``message``."""
+        """Return the cause of the program's death: its last logged error, or else ``message``."""
         causes = self.logged_errors()
         return causes[-1] if causes else message
 
@@ -249,7 +250,7 @@ class EngineSubprocess(Resource):
                 self._answer(message)
 
     def _take(self, key: int) -> Future[Fields] | None:
-        """Return the pending future of a request; None if it was taken or failed before."""
+        """Remove and return the pending future of a request; None if it has completed already."""
         with self._lock:
             return self._pending.pop(key, None)
 
@@ -262,7 +263,7 @@ class EngineSubprocess(Resource):
             future.set_exception(EngineError(f"{self.program} refused a request: {message['message']}"))
 
     def _copy_log(self) -> None:
-        """Log the program's output; in a run, it becomes lines of the engine's own log file."""
+        """Copy the program's output to this process's log; in a run this is the engine's log file."""
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
@@ -284,7 +285,7 @@ class EngineSubprocess(Resource):
         self._end(EngineError(cause))
 
     def _end(self, error: EngineError) -> None:
-        """Fail what is pending; the first reason is kept."""
+        """Fail all pending requests. The first error is stored as the cause."""
         with self._lock:
             self._failure = self._failure or error
             pending, self._pending = self._pending, {}
@@ -294,7 +295,7 @@ class EngineSubprocess(Resource):
             future.set_exception(self._failure)
 
     def _await_death(self, processes: Sequence[psutil.Process]) -> None:
-        """Wait until the processes are dead; a zombie, which nobody has reaped yet, holds nothing."""
+        """Wait until the processes are dead. A zombie counts as dead, since it holds no resources."""
         deadline = time.monotonic() + _KILL_S
         for process in processes:
             with suppress(psutil.NoSuchProcess):
@@ -319,7 +320,7 @@ def _generation(answer: Mapping[str, Any], sampling: SamplingParams) -> Generati
 
 
 def _group(leader: int) -> list[psutil.Process]:
-    """Return every process of the group; some may have lost their parent."""
+    """Return every process of the process group ``leader``, orphans included."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError):

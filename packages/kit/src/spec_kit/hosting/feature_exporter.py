@@ -1,7 +1,7 @@
-"""FeatureExporter: sends captured states to the trainers, from the engine's worker process that holds them.
+"""FeatureExporter: sends captured states from the engine's worker process to the trainers.
 
-The other end is ``capture_controller``. Code that the engine calls (a connector, a hook) hands the states of each
-request to ``export``; a thread of the exporter sends them, so the engine computes on.
+Its controller is ``capture_controller``. Code that the engine calls (a connector, a hook) hands the states of each
+request to ``export``. A thread of the exporter sends them, so the engine is not blocked.
 
 Shapes: T tokens, N captured layers, H hidden size.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CONNECT_S = 60.0
-"""Longest wait for the controller, which listens before the engine's program starts."""
+"""Longest time in seconds to wait for the controller, which listens before the engine's program starts."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,16 @@ class _Export:
     token_ids: Sequence[int] | Tensor
     hidden_TNH: Tensor
     ready: torch.Event | None
-    """Recorded where the states were computed; None on a device without streams."""
+    """Event after the computation of the states; None on a device without streams."""
 
 
 class FeatureExporter(Resource):
-    """Send states to trainers. One worker process of an engine has one; of a tensor-parallel group, the first."""
+    """Sends states to trainers. Only one worker process has one: the first of a tensor-parallel group."""
 
     def __init__(self, address: str, timeout_s: float = _CONNECT_S) -> None:
-        """Connect to the controller at ``address``, the content of ``CAPTURE_VARIABLE``.
+        """Connect to the controller at ``address``, the value of the variable ``CAPTURE_VARIABLE``.
 
-        Raise PeerLost where no controller listens, DeadlineExceeded where it does not answer.
+        Raise PeerLost if no controller listens there, DeadlineExceeded if it does not answer.
         """
         name, _, token = address.partition(":")
         with peer_errors(
@@ -70,7 +70,7 @@ class FeatureExporter(Resource):
         self._channel.keep_alive(configuration["peer_s"])  # the backend may take its time to import
         schema = configuration["schema"]
         self.schema = FeatureSchema(**schema | {"layers": tuple(schema["layers"])})
-        """The states that are captured for each token."""
+        """Schema of the states that are captured for each token."""
         self._send_timeout_s: float = configuration["send_timeout_s"]
         backend_type = plugins.load(Backend, configuration["backend"]["name"])
         backend = backend_type(
@@ -92,10 +92,10 @@ class FeatureExporter(Resource):
         token_ids: Sequence[int] | Tensor,
         hidden_TNH: Tensor,
     ) -> None:
-        """Take over the states of a request and return at once; ``hidden_TNH`` must not be written to again.
+        """Queue the states of a request and return at once; ``hidden_TNH`` must not be overwritten later.
 
-        ``request_id`` and ``destinations`` are those of the request. ``token_ids`` are those that the engine ran: the
-        trainer compares them with its data. A tensor of them is not read on this thread.
+        ``request_id`` and ``destinations``: fields of the request. ``token_ids``: the tokens that the engine ran,
+        which the trainer compares with its data. If they are a tensor, the calling thread does not read it.
         """
         import torch
 
@@ -106,13 +106,13 @@ class FeatureExporter(Resource):
         self._exports.put(_Export(request_id, destinations, token_ids, hidden_TNH, ready))
 
     def fail(self, request_id: int, error: BaseException) -> None:
-        """Fail a request whose states could not be had."""
+        """Report a request as failed because its states could not be captured."""
         self._channel.send(
             "failed", request_id=request_id, error=type(error).__name__, message=first_line(error)
         )
 
     def close(self) -> None:
-        """Send what was exported, then close the link. Idempotent."""
+        """Send all exported states, then close the connections. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -136,7 +136,7 @@ class FeatureExporter(Resource):
 
     @contextmanager
     def _ordered_after(self, export: _Export) -> Generator[None]:
-        """Work on a stream that waits for the states; the engine's stream never waits for a copy."""
+        """Run the block on a stream that waits for the states, so that the engine's stream waits for no copy."""
         import torch
 
         if export.ready is None:

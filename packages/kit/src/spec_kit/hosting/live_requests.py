@@ -1,8 +1,8 @@
-"""LiveRequests: token ids of a server's finished requests, for whoever trains the server's draft on its traffic.
+"""LiveRequests: token ids of a server's finished requests, for training the server's draft on its traffic.
 
-Nothing is kept unless the server's environment variable ``SPEC_LIVE_REQUESTS`` asks for it. What is kept lies in
-memory of the server's frontend, bounded in rows, bytes and age, until it is taken: no disk, no log. An error here is
-counted, and never reaches a request.
+Requests are stored only if the server's environment variable ``SPEC_LIVE_REQUESTS`` enables it. They are stored in
+memory of the server's frontend until they are taken, never on disk or in a log. Their number, bytes and age are
+bounded. An error here is counted, and never affects a request.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     Receive = Callable[[], Awaitable[Message]]
 
 LIVE_REQUESTS_VARIABLE = "SPEC_LIVE_REQUESTS"
-"""Environment variable of a server with the fields of LiveRequestsConfig as JSON; without it nothing is kept."""
+"""Environment variable of a server: the fields of LiveRequestsConfig as JSON. If unset, nothing is stored."""
 LEARN_HEADER = b"x-draft-learn"
-"""Header of a request: ``no`` leaves it out, ``yes`` takes it whatever the share is."""
+"""Header of a request: ``no`` prevents that it is stored, ``yes`` stores it whatever the share is."""
 _LONGEST_BODY = 1 << 18
-"""Bytes of the largest body that is looked at."""
+"""Largest body of a request, in bytes, that is parsed."""
 _LONGEST_ROW = 16_384
-"""Most tokens of a prompt with its answer that are kept."""
+"""Largest number of tokens of a prompt with its answer that is stored."""
 _TAKEN_TOKENS = 24_576
-"""Most tokens that are taken at once: ids of seven digits with their commas fit what a client reads of an answer."""
+"""Largest number of tokens of one ``take``: as seven-digit ids with commas they fit the client's largest response."""
 _ROW_TOKENS = 4
-"""Tokens that the names of a row's fields are worth."""
+"""Size of the field names of one request in a response, in tokens."""
 _TOKEN_BYTES = 4
 
 
@@ -80,35 +80,35 @@ class LiveRequest(WireRecord):
 
 
 class TakenRequests(WireRecord):
-    """Requests that a server gives away, and what it has counted since it started."""
+    """Requests that a server returns and deletes, and its counts since it started."""
 
     requests: list[LiveRequest]
     left: Annotated[int, pydantic.Field(ge=0)]
-    """Requests that are still there."""
+    """Number of requests that are still stored."""
     kept: Annotated[int, pydantic.Field(ge=0)]
     left_out: dict[str, Annotated[int, pydantic.Field(ge=0)]]
-    """Requests that were not kept or not taken in time, by the reason."""
+    """Reason -> number of requests that were not stored, or were dropped before they were taken."""
 
 
 @dataclass
 class _AskedRequest:
-    """A request as it has come by HTTP."""
+    """A request as it arrived by HTTP."""
 
     route: str
     learn: str
-    """Value of the header, lower-case; empty where there is none."""
+    """Value of the header ``x-draft-learn``, lower-case; empty if it is absent."""
     body: bytearray = field(default_factory=bytearray)
     is_long: bool = False
 
     def note(self, part: bytes) -> None:
-        """Note a part of the body, as far as bodies are looked at."""
+        """Append a chunk of the body, unless the body becomes too long to be parsed."""
         self.is_long = self.is_long or len(self.body) + len(part) > _LONGEST_BODY
         if not self.is_long:
             self.body += part
 
     @cached_property
     def problem(self) -> str:
-        """Return why the fields of the body leave the request out; empty where they do not."""
+        """Return why the request must not be stored according to its body; empty if it may be."""
         if self.is_long:
             return "too_long"
         try:
@@ -123,11 +123,11 @@ class _AskedRequest:
         return "cache_salt" if fields.get("cache_salt") is not None else ""
 
     model: object = None
-    """Name of the model, after ``problem``."""
+    """Name of the model in the body; set by ``problem``."""
 
 
 _ASKED: ContextVar[_AskedRequest | None] = ContextVar("asked", default=None)
-"""The request that a task of the server answers."""
+"""The HTTP request that the current asyncio task of the server answers."""
 
 
 class _Row(NamedTuple):
@@ -145,12 +145,12 @@ class _Row(NamedTuple):
 
 
 class LiveRequests:
-    """Keeps requests until they are taken; any thread may call."""
+    """Stores requests until they are taken; any thread may call it."""
 
     def __init__(
         self, config: LiveRequestsConfig, clock: Callable[[], float] = time.monotonic, timed: bool = True
     ) -> None:
-        """Keep what ``config`` says. ``timed``: a timer drops what is too old, even if nobody calls any more."""
+        """Store requests as ``config`` says. ``timed``: a timer drops too old ones even if no call comes."""
         self._config, self._clock, self._timed = config, clock, timed
         self._lock = threading.Lock()
         self._rows: deque[_Row] = deque()
@@ -160,7 +160,10 @@ class LiveRequests:
 
     @classmethod
     def from_environment(cls) -> LiveRequests | None:
-        """Return what the environment asks for; None where that is nothing. Raise ConfigError for a wrong value."""
+        """Return an instance configured by ``SPEC_LIVE_REQUESTS``, or None if it is unset.
+
+        Raise ConfigError for an invalid value.
+        """
         text = os.environ.get(LIVE_REQUESTS_VARIABLE, "")
         if not text:
             return None
@@ -176,7 +179,7 @@ class LiveRequests:
         return cls(validate(LiveRequestsConfig, values, f"environment variable {LIVE_REQUESTS_VARIABLE}"))
 
     def begin(self, scope: Message, receive: Receive) -> Receive:
-        """Note the request of an ASGI scope for ``admits`` in this task; return the way to read it."""
+        """Record the request of an ASGI scope for ``admits`` in this task; return a wrapped ``receive``."""
         learn = dict(scope["headers"]).get(LEARN_HEADER, b"").decode("latin-1").strip().lower()
         asked = _AskedRequest(scope["path"], learn)
         _ASKED.set(asked)
@@ -189,9 +192,9 @@ class LiveRequests:
         return noting
 
     def admits(self, request_id: str) -> bool:
-        """Return whether to keep the request that this task answers; count why not.
+        """Return whether to store the request that this task answers; if not, count the reason.
 
-        The body of a sampled one alone is read.
+        Only the body of a sampled request is parsed.
         """
         reason = self._reason(_ASKED.get(), request_id)
         if reason:
@@ -199,20 +202,20 @@ class LiveRequests:
         return not reason
 
     def leave_out(self, reason: str) -> None:
-        """Count a request that is not kept."""
+        """Count a request that is not stored, by the reason."""
         with self._lock:
             self._left_out[reason] += 1
 
     @contextmanager
     def guarded(self) -> Generator[None]:
-        """Count whatever fails in the ``with`` block, whose caller goes on."""
+        """Suppress and count any exception of the ``with`` block."""
         try:
             yield
         except Exception:  # noqa: BLE001 (whatever it is, the request is answered; a message could quote it)
             self.leave_out("error")
 
     def add(self, prompt: Iterable[int], answer: Iterable[int]) -> None:
-        """Keep a request that has finished, in the place of the oldest ones where there is no room."""
+        """Store a finished request; drop the oldest ones if a limit is exceeded."""
         row = _Row(self._clock(), array("i", prompt), array("i", answer))
         is_long = row.num_tokens > _LONGEST_ROW or row.num_bytes > self._config.bytes
         if is_long or not row.prompt or not row.answer:
@@ -227,7 +230,7 @@ class LiveRequests:
             self._expire()
 
     def take(self) -> Fields:
-        """Return the oldest requests, which are not kept any more, by the names of TakenRequests."""
+        """Remove the oldest requests, and return the fields of a TakenRequests with them."""
         taken: list[_Row] = []
         with self._lock:
             self._expire()
@@ -245,13 +248,13 @@ class LiveRequests:
             }
 
     def expire(self) -> None:
-        """Drop what is too old."""
+        """Drop requests that are too old."""
         with self._lock:
             self._timer = None
             self._expire()
 
     def _reason(self, asked: _AskedRequest | None, request_id: str) -> str:
-        """Return why a request is left out; empty where it is not."""
+        """Return why a request is not stored; empty if it is stored."""
         config = self._config
         if asked is None:  # none of a client's
             return "no_http"
@@ -268,7 +271,7 @@ class LiveRequests:
         return "model" if config.models and asked.model not in config.models else ""
 
     def _expire(self) -> None:
-        """Drop what is too old, and come again when the oldest of the rest will be; the caller holds the lock."""
+        """Drop requests that are too old, and set a timer for the next one. The caller holds the lock."""
         while self._rows and self._clock() - self._rows[0].kept_s >= self._config.age_s:
             self._drop("expired")
         if self._rows and self._timed and self._timer is None:

@@ -1,4 +1,4 @@
-"""The modes of an engine's program, and the messages to it. A program is in one mode from its start to its end."""
+"""The modes in which an engine's program can run. A program process has one mode from start to end."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class SpeculativeMode:
 
     folder: Path
     method: str
-    """The program's own name for how the draft proposes."""
+    """Name of the draft's speculative method in the program's arguments."""
     num_draft_tokens: int
     load: int
-    """Number of the ``load_draft`` call: the same folder may hold another draft by now."""
+    """Number of the ``load_draft`` call that loaded the draft, since the folder's content may change."""
 
 
 Mode = CaptureMode | PlainMode | SpeculativeMode

@@ -1,4 +1,4 @@
-"""Arguments of a program that a user may set in section ``engine``."""
+"""Validate the arguments of an engine's program that a user sets in section ``engine``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pydantic import AfterValidator
 
 
 def unreserved(reserved: frozenset[str], spreading: frozenset[str] = frozenset()) -> AfterValidator:
-    """Return a validator of a mapping of arguments that refuses the ``reserved`` ones.
+    """Return a validator of a dict of arguments that refuses the names in ``reserved`` and ``spreading``.
 
-    It refuses the ``spreading`` ones, too, which have a program spread the states of one request over processes.
+    Arguments in ``spreading`` make a program distribute the states of one request over several processes.
     """
 
     def check(args: dict[str, Any]) -> dict[str, Any]:

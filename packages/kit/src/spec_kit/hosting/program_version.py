@@ -1,4 +1,4 @@
-"""Which version of a program is installed, from package metadata: the program itself is slow to import."""
+"""Find the installed version of a program from package metadata, since importing the program is slow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spec_core.records import Availability
 
 
 def installed_version(*distributions: str) -> tuple[str, str] | None:
-    """Return name and version of the first of the distributions that is installed; None if none is."""
+    """Return name and version of the first installed distribution of those named; None if none is installed."""
     for name in distributions:
         try:
             return name, metadata.version(name)
@@ -21,7 +21,7 @@ def installed_version(*distributions: str) -> tuple[str, str] | None:
 
 
 def probe_version(versions: str, *distributions: str) -> Availability:
-    """Return whether one of the distributions is installed in one of ``versions``, such as ``>=0.26,<0.34``."""
+    """Return whether one of the distributions is installed in a version of ``versions`` (a PEP 440 specifier)."""
     found = installed_version(*distributions)
     if found is None:
         name = distributions[0]

@@ -1,6 +1,6 @@
-"""Replicas of engines whose program has processes of its own: one that a run started, one that a user started.
+"""Replicas of engines with separate processes: ProgramReplica of a run, HttpReplica of a user's server.
 
-Both hand calls on and do nothing else; the program's own worker processes connect to the publisher.
+Both only forward calls; the program's worker processes connect to the publisher.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 DRAFT_TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
-"""Environment variable with the secret of those who may push; a server and whoever pushes to it have the same."""
+"""Environment variable with the secret token for pushes; a server and its publisher must have the same value."""
 _ROUTES = "/spec/draft/"
 _ANSWER_S = 60.0
-"""Longest time for an answer of a server, from the connection to its last byte: a call waits for the step that the
-engine is in."""
+"""Longest time in seconds for a response of a server, from the connection to the last byte. A call waits for the
+current step of the engine."""
 _GRACE_S = 1.0
-"""Time after that for a system that still looks up the host's name."""
+"""Further seconds for a system that is still resolving the host's name."""
 _MOST_RANKS = 4096
 _LARGEST_COUNT = 1 << 53
-"""Counts are divided: above this a float cannot hold each."""
+"""Largest count: a float, in which counts are divided, does not hold every larger integer."""
 
 
 class ServerAnswer(WireRecord):
-    """The answer of a server, the same to every call."""
+    """The response of a server, of the same form for every call."""
 
     status: ServingStatus
     ranks: Annotated[int, pydantic.Field(ge=1, le=_MOST_RANKS)]
@@ -65,21 +65,21 @@ class ServerAnswer(WireRecord):
 
 
 class _Refusal(WireRecord):
-    """The answer to a call that is refused."""
+    """The response to a refused call."""
 
     error: str
 
 
 class ProgramReplica(DraftReplica):
-    """The program of an engine of this run, whose process takes requests of kind ``draft``."""
+    """The program of an engine of this run, whose process accepts requests of kind ``draft``."""
 
     def __init__(self, ask: Callable[[str, str], Future[Fields]], num_ranks: int) -> None:
-        """Send calls by ``ask``, with their argument as JSON."""
+        """Create a replica of ``num_ranks`` ranks. ``ask``: sends a call's name and its argument as JSON."""
         self.num_ranks = num_ranks
         self._ask = ask
 
     def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
-        """Ask the program; the future ends with its answer."""
+        """Send a call to the program; the future returns the program's reply."""
         asked = self._ask(name, _body(argument))
         return _then(asked, lambda fields: ServingStatus.decode(json.dumps(fields["status"])))
 
@@ -88,27 +88,27 @@ class HttpReplica(DraftReplica, Resource):
     """A server that a user has started with this project's extension; ``docs/engines.md`` has its routes."""
 
     def __init__(self, url: str, token: str, timeout_s: float = _ANSWER_S) -> None:
-        """Ask the server at ``url`` (``http://host:port``) how many ranks it has; no answer may take ``timeout_s``.
+        """Connect to the server at ``url`` (``http://host:port``) and read its number of ranks.
 
-        Raise ConfigError for another address or a token that no header can carry, EngineError where there is no
-        server, or none with these routes.
+        ``timeout_s``: longest time of each response. Raise ConfigError for another form of address or a token
+        that is no valid header value, EngineError if no server answers or it lacks these routes.
         """
         self._client, self._timeout_s = HttpClient(url, token), timeout_s
         self.first_answer = self._answer()
-        """The server's answer to this first question."""
+        """The server's first response."""
         self.num_ranks = self.first_answer.ranks
 
     def acceptance(self, rounds: int = 0, wait_s: float = 0.0) -> AcceptanceCounters:
-        """Return what the server has counted of requests that began after its draft last changed; waits for it.
+        """Return the counters of requests that began after the server's draft last changed; blocking.
 
-        The server holds that back until it has counted ``rounds`` verifications, for ``wait_s`` at most.
+        The server responds when it has counted ``rounds`` verifications, or after ``wait_s`` seconds.
         """
         return self._answer(f"?rounds={rounds}&wait_s={wait_s:g}" if rounds else "", wait_s).acceptance
 
     def take_requests(self) -> TakenRequests:
-        """Return requests that the server has kept to be learnt from, some of them; they are not kept any more.
+        """Return some of the requests that the server has stored for training; the server deletes them.
 
-        Raise EngineError as any call does; none quotes what the server has sent.
+        Raise EngineError as any call does. No error message contains the server's data.
         """
         asked = self._client.ask(f"{_ROUTES}requests", "{}", self._timeout_s)
         answer = self._awaited("requests", asked, self._timeout_s)
@@ -121,16 +121,16 @@ class HttpReplica(DraftReplica, Resource):
             raise EngineError(f"{where} answered requests with {length} bytes that are none") from None
 
     def close(self) -> None:
-        """End every call under way with EngineError, and each that follows; any thread may call it."""
+        """End every pending and later call with EngineError; any thread may call it."""
         self._client.close()
 
     def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
-        """Ask the server on a thread of the call's own."""
+        """Send a call to the server on a separate thread."""
         asked = self._client.ask(f"{_ROUTES}{name}", _body(argument), self._timeout_s)
         return _then(asked, lambda answer: self._read(name, answer).status)
 
     def _answer(self, query: str = "", held_s: float = 0.0) -> ServerAnswer:
-        """Return the status, which the server may hold back for ``held_s``."""
+        """Return the server's status, for which the server may wait up to ``held_s`` seconds."""
         limit_s = self._timeout_s + held_s
         asked = self._client.ask(f"{_ROUTES}status{query}", "", limit_s)
         return self._read("status", self._awaited("status", asked, limit_s))
@@ -142,7 +142,7 @@ class HttpReplica(DraftReplica, Resource):
             raise EngineError(f"{self._client.url} does not answer {name} within {limit_s:g} s") from error
 
     def _read(self, name: str, answer: HttpAnswer) -> ServerAnswer:
-        """Return what a server has answered. Raise EngineError for a refusal, and for anything else."""
+        """Parse a server's response. Raise EngineError for a refusal and for an invalid response."""
         where = self._client.url
         if answer.status == http.HTTPStatus.NOT_FOUND:
             raise EngineError(f"{where} has no {_ROUTES}{name}; start it with this project's extension")
@@ -164,7 +164,7 @@ class HttpReplica(DraftReplica, Resource):
 
 
 def _then(future: Future[A], read: Callable[[A], B]) -> Future[B]:
-    """Return a future that ends with ``read`` of the result of ``future``, or with the error of either."""
+    """Return a future with the result of ``read(future.result())``, or with the error of either call."""
     result: Future[B] = Future()
 
     def done(future: Future[A]) -> None:

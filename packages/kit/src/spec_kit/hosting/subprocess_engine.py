@@ -1,7 +1,7 @@
-"""SubprocessEngine: an engine whose program runs the target in processes of its own.
+"""SubprocessEngine: an engine whose program runs the target in separate processes.
 
-An EngineSubprocess says what the program is and how requests reach it. This module decides when the program is
-started and in which mode, and puts calls in order. Torch is not imported.
+A subclass of EngineSubprocess defines the program and how requests reach it. This module decides when the program
+is started and in which mode, and executes calls one after the other. It imports no torch.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ R = TypeVar("R")
 
 
 class SubprocessEngine(Engine):
-    """Start the program at the first call that needs it, in the mode that the call needs, and again for another mode.
+    """Starts the program at the first call that needs it, and restarts it if a call needs another mode.
 
-    One thread owns the program and takes calls in order. A capture batch is handed over whole and not waited for, so
-    that the program goes from one batch to the next without a pause. The engine's own process touches no device.
+    One thread owns the program and executes calls in sequence. It hands a whole capture batch to the program and
+    does not wait for it, so the program runs one batch after the other without a pause. The engine's process uses
+    no device.
     """
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
-        """Keep the arguments and start the thread that owns the program; the program itself starts later."""
+        """Store the arguments and start the thread that owns the program; the program starts later."""
         super().__init__(config, target, context)
         self._draft: tuple[Draft, Path] | None = None
         self._loads = 0
@@ -51,20 +52,23 @@ class SubprocessEngine(Engine):
 
     @abstractmethod
     def start_program(self, mode: Mode) -> EngineSubprocess:
-        """Begin to start the program in ``mode`` and return it at once."""
+        """Start the program in ``mode``, and return at once without waiting until it is ready."""
 
     @abstractmethod
     def limit(self, mode: Mode) -> tuple[int, str]:
-        """Return the most tokens of a sample, or of a prompt with its answer, and the setting that limits them."""
+        """Return the largest number of tokens of a sample, or of a prompt with its answer, in ``mode``.
+
+        Also return the name of the setting that limits it.
+        """
 
     @classmethod
     def method_of(cls, config: EngineConfig, draft: Draft) -> str | None:
-        """Return the program's own name for how ``draft`` proposes; None where it is not known."""
+        """Return the name of the draft's speculative method in the program's arguments, or None."""
         return draft.serving_methods.get(cls.name)
 
     @classmethod
     def serving_method(cls, config: EngineConfig, draft: Draft, folder: Path) -> str:
-        """Return the program's own name for how ``draft`` proposes. Raise ArtifactError where none is known."""
+        """Return the name of the draft's speculative method. Raise ArtifactError if it has none."""
         if (method := cls.method_of(config, draft)) is None:
             raise ArtifactError(
                 f"draft {folder} cannot be served by engine {cls.name!r}: plugin {draft.name!r} names no method of "
@@ -74,7 +78,7 @@ class SubprocessEngine(Engine):
 
     @classmethod
     def check_method(cls, config: EngineConfig, draft: Draft) -> None:
-        """Raise ConfigError where no method is known (E8)."""
+        """Raise ConfigError if the program has no speculative method for the draft (E8)."""
         if cls.method_of(config, draft) is None:
             raise ConfigError(
                 f"engine.name={cls.name}: it does not serve draft {draft.name!r} with these options; its "
@@ -103,11 +107,11 @@ class SubprocessEngine(Engine):
         return done
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Return the program's answers in the prompts' order (E4)."""
+        """Return the program's answers in the sequence of the prompts (E4)."""
         return self._submit(lambda: self._generate(prompts, sampling)).result()
 
     def load_draft(self, folder: Path) -> None:
-        """Check the folder; the program reads it when it next speculates."""
+        """Check the draft in ``folder``; the program reads it when it next decodes with a draft."""
         from spec_kit.drafting.draft_folder import recognise
 
         draft = recognise(folder, self.target)
@@ -120,13 +124,14 @@ class SubprocessEngine(Engine):
         self._submit(use).result()
 
     def acceptance(self) -> AcceptanceCounters:
-        """Return what every session since the last load has counted (E5)."""
+        """Return the acceptance counters since the last ``load_draft``, summed over program starts (E5)."""
         return self._submit(self._acceptance).result()
 
     def program_replica(self, num_ranks: int) -> ProgramReplica:
-        """Return the way for fresh weights of the loaded draft to a program that answers requests of kind ``draft``.
+        """Return the replica by which new weights of the loaded draft are pushed to the program.
 
-        It is for ``draft_replica`` of such an engine. Raise EngineError where no draft is loaded.
+        It is for ``draft_replica`` of an engine whose program answers requests of kind ``draft``. Raise
+        EngineError if no draft is loaded.
         """
         if self._draft is None:
             raise EngineError(
@@ -135,7 +140,10 @@ class SubprocessEngine(Engine):
         return ProgramReplica(self._ask_draft, num_ranks)
 
     def _ask_draft(self, call: str, argument: str) -> Future[Fields]:
-        """Send a call to the program past those that wait in line; the future ends with EngineError without one."""
+        """Send a call about the draft to the program at once, without waiting for queued calls.
+
+        The future fails with EngineError if no program serves a draft.
+        """
         process = self._process
         if process is None or not isinstance(process.mode, SpeculativeMode):
             refused: Future[Fields] = Future()
@@ -151,7 +159,7 @@ class SubprocessEngine(Engine):
         return answer
 
     def _count_anew(self, changed: Future[Fields]) -> None:
-        """Forget what earlier starts of the program have counted; the running one does so itself."""
+        """Reset the counters of earlier starts of the program; the running program resets its own."""
         if changed.exception() is None:
             self._counted = AcceptanceCounters()
 
@@ -162,7 +170,7 @@ class SubprocessEngine(Engine):
             process.health()
 
     def close(self) -> None:
-        """Stop the program. A call that is being served, a start included, ends with EngineError."""
+        """Stop the program. A call in progress, or a start, fails with EngineError."""
         self._closing.set()
         if (process := self._process) is not None:
             process.close()
@@ -183,7 +191,7 @@ class SubprocessEngine(Engine):
             raise EngineError(f"the {self.name} engine is closed")
 
     def _program(self, mode: Mode) -> EngineSubprocess:
-        """Return the program, running in ``mode``; end one that runs in another mode."""
+        """Return the program running in ``mode``; first stop a program that runs in another mode."""
         if (process := self._process) is not None:
             process.health()  # a restart must not hide a death
             if process.mode == mode:
@@ -221,7 +229,7 @@ class SubprocessEngine(Engine):
         return process.generate(prompts, sampling) if prompts else []
 
     def _check_tokens(self, token_ids: Sequence[int], longest: int, setting: str, what: str) -> None:
-        """Raise EngineError for tokens of which the program would end, and not the request alone."""
+        """Raise EngineError for tokens that would crash the program instead of failing the request."""
         if not 0 < len(token_ids) <= longest:
             raise EngineError(f"{what} has {len(token_ids)} tokens, expected 1 to {longest}; see {setting}")
         if min(token_ids) < 0 or max(token_ids) >= self.target.vocab_size:
@@ -242,7 +250,7 @@ class SubprocessEngine(Engine):
         )
 
     def _acceptance(self) -> AcceptanceCounters:
-        """Return the sum over every start of the program since the last load."""
+        """Return the acceptance counters, summed over all starts of the program since the last load."""
         process = self._process
         if process and isinstance(process.mode, SpeculativeMode) and process.mode.load == self._loads:
             return self._counted + process.acceptance()

@@ -1,6 +1,6 @@
-"""EngineLink: the end of an EngineSubprocess inside the process that it has started.
+"""EngineLink: the connection to EngineSubprocess, inside the process that it has started.
 
-The module that the process runs connects, starts the program, says that it is ready, and serves::
+The module that the process runs connects, starts the program, reports that it is ready, and serves::
 
     with EngineLink() as link:
         program = Program(**link.arguments)
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     Handler = Callable[[Fields], Awaitable[Mapping[str, Any]]]
 
 _LONGEST = 400
-"""Characters of an error that are passed on."""
+"""Largest number of characters of an error message that is sent."""
 _SETTLE_S = 1.0
-"""Time for a better reason than the first exception to be reported, such as the end of the program's own child."""
+"""Seconds to wait for a better reason than the first exception, such as the death of the program's child."""
 
 
 class EngineLink(AbstractContextManager["EngineLink"]):
-    """The connection to the engine. An exception that leaves its block is reported as the end of the program."""
+    """The connection to the engine. An exception in its ``with`` block is reported as the program's failure."""
 
     def __init__(self) -> None:
-        """Connect to the engine by the last two words of the command line, and wait for its order."""
+        """Connect to the engine by the last two command-line arguments, and wait for the message ``order``."""
         self._channel = channel_to_parent(*sys.argv[-2:])
         self._messages = self._channel.messages()
         order = next(self._messages, None)
@@ -46,7 +46,7 @@ class EngineLink(AbstractContextManager["EngineLink"]):
         self.arguments: dict[str, Any] = order["arguments"]
         """The arguments that the EngineSubprocess was constructed with."""
         self.device_type: str = order["device_type"]
-        """The kind of devices that the run's backend has, as torch calls it."""
+        """Torch's type of the devices of the run's backend, such as ``cuda``."""
         self._peer_s: float = order["peer_s"]
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
@@ -60,7 +60,7 @@ class EngineLink(AbstractContextManager["EngineLink"]):
         sys.exit(1)
 
     def ready(self, **fields: Any) -> None:
-        """Report that the program takes requests; the fields become ``EngineSubprocess.ready``."""
+        """Report that the program accepts requests; ``fields`` become ``EngineSubprocess.ready``."""
         self._channel.send("ready", **fields)
 
     def report(self, message: str) -> None:
@@ -74,11 +74,11 @@ class EngineLink(AbstractContextManager["EngineLink"]):
         check: Callable[[], Awaitable[object]] | None = None,
         has_failed: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Answer requests until the engine is gone; each runs as a task of its own.
+        """Answer requests until the engine is gone; each request runs as a separate task.
 
-        A handler gets the fields of a request and returns those of the answer. Its exception refuses the request, or,
-        if ``has_failed`` then says that the program is broken, is raised. ``check`` is awaited before each sign of
-        life; without it, the process is alive while it runs.
+        A handler gets the fields of a request and returns the fields of the reply. If it raises, the request is
+        refused; but if ``has_failed()`` is then true, the exception ends ``serve``. ``check`` is awaited before
+        each ``alive`` message; without it, such messages are sent as long as the process runs.
         """
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 

@@ -1,7 +1,8 @@
-"""Sockets between the processes of a run, and to servers; docs/security.md says who is admitted.
+"""Sockets between the processes of a run, and to HTTP servers. See docs/security.md for authentication.
 
-A FramedSocket sends whole packets with deadlines. An AcceptLimiter bounds what connections cost that have not shown a
-run's token. A TcpRendezvous is what a group's members find each other by. An HttpClient asks a server, within bounds.
+A FramedSocket sends packets, with deadlines. An AcceptLimiter bounds the cost of connections that have not
+sent the run's token. The members of a group find each other by a TcpRendezvous. An HttpClient sends requests
+to a server, with limits on time and size.
 """
 
 from spec_processes.sockets.addresses import bind, format_address, opening, parse_address

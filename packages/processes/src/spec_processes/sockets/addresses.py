@@ -10,7 +10,8 @@ from spec_core.errors import ProtocolError
 _MAX_PORT = 65535
 
 opening = threading.Lock()
-"""Held while a socket begins to listen, so that who looks for the one that a library opens finds no other."""
+"""Held while a socket begins to listen, so that code that looks for a library's new listener finds no
+other."""
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -29,7 +30,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket on that one interface; port 0 takes a free one."""
+    """Return a listening socket on the interface ``host``; port 0 takes a free port."""
     family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind)
     try:

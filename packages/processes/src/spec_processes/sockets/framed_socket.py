@@ -1,4 +1,4 @@
-"""FramedSocket: packets over a stream socket, each preceded by its length. All connections of this project use it."""
+"""FramedSocket: sends packets over a stream socket, each with its length in front."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 LENGTH = struct.Struct("!I")
-"""Number of bytes of the packet that follows."""
+"""Header of a packet: its number of bytes, as a big-endian uint32."""
 SILENCE_S = 20
-"""Seconds after which a host that answers nothing at all, not even TCP's probes, counts as dead."""
+"""Seconds after which a host that does not even answer TCP keepalive probes counts as dead."""
 _CHUNK_BYTES = 1 << 16
 
 
 class FramedSocket:
-    """One thread receives; any thread may send.
+    """Sends and receives packets over a stream socket. One thread receives; any thread may send.
 
-    Deadlines are times of ``time.monotonic``; None waits without limit. Calls raise TimeoutError at their deadline
-    and another OSError once the connection has ended.
+    Deadlines are times of ``time.monotonic``; None waits without limit. Calls raise TimeoutError at their
+    deadline, and another OSError if the connection has ended.
     """
 
     def __init__(self, end: socket.socket, max_bytes: int) -> None:
-        """Own ``end``. A packet of more than ``max_bytes`` is refused before memory is taken for it."""
+        """Take ownership of the socket ``end``.
+
+        Larger packets than ``max_bytes`` are refused before they are read.
+        """
         end.settimeout(None)
         self.end, self._max_bytes = end, max_bytes
         self._sending = threading.Lock()
         self._received = bytearray()
         self._limits_s: dict[int, float] = {}
-        """Longest waits that the kernel knows of, by direction."""
+        """Direction (SO_SNDTIMEO, SO_RCVTIMEO) -> timeout in seconds that is set on the socket."""
 
     def send(
         self,
@@ -45,9 +48,10 @@ class FramedSocket:
         descriptor: int | None = None,
         wait: Callable[[float | None], None] | None = None,
     ) -> None:
-        """Send one packet, over a Unix socket with a file descriptor if one is given.
+        """Send one packet; over a Unix socket also the file descriptor ``descriptor``, if given.
 
-        ``wait`` is called, with the seconds until the deadline, in place of waiting here for the peer to read.
+        ``wait``: if given, called with the seconds until the deadline instead of waiting for the peer to
+        read.
         """
         if not self._sending.acquire(timeout=-1 if deadline is None else _left(deadline)):
             raise TimeoutError("another thread is sending")
@@ -57,9 +61,9 @@ class FramedSocket:
             self._sending.release()
 
     def receive(self, deadline: float | None = None, descriptors: list[int] | None = None) -> bytes:
-        """Return the next packet. Raise ProtocolError for an empty one or one that is too large.
+        """Wait for the next packet and return it. Raise ProtocolError if it is empty or too large.
 
-        File descriptors that come before its end are added to ``descriptors``, also where the call raises.
+        File descriptors that arrive with it are appended to ``descriptors``, even if the call raises.
         """
         while (packet := self._next_packet()) is None:
             self._limit_wait(socket.SO_RCVTIMEO, deadline)
@@ -81,7 +85,10 @@ class FramedSocket:
         return packet
 
     def arrived(self) -> list[bytes]:
-        """Read once, without waiting, and return the packets that are whole; raises as ``receive`` does."""
+        """Read once, without waiting, and return the packets that are complete.
+
+        Raises as ``receive`` does.
+        """
         try:
             chunk = self.end.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -92,12 +99,12 @@ class FramedSocket:
         return list(iter(self._next_packet, None))
 
     def shutdown(self, how: int = socket.SHUT_RDWR) -> None:
-        """End the connection and wake a thread that waits in it; any thread may call it."""
+        """Shut the connection down and wake threads that wait for it; any thread may call it."""
         with contextlib.suppress(OSError):
             self.end.shutdown(how)
 
     def close(self) -> None:
-        """Give the socket back. No other thread may be in a call any more."""
+        """Close the socket. No other thread may be in a call of this object."""
         self.end.close()
 
     def _send_all(
@@ -128,7 +135,7 @@ class FramedSocket:
                 raise _dead_host() from error
 
     def _next_packet(self) -> bytes | None:
-        """Return a packet that has been received whole, or None."""
+        """Return the next packet from the buffer if it is complete, else None."""
         if len(self._received) < LENGTH.size:
             return None
         (size,) = LENGTH.unpack_from(self._received)
@@ -144,9 +151,9 @@ class FramedSocket:
         return packet
 
     def _limit_wait(self, direction: int, deadline: float | None) -> None:
-        """Let the kernel wait in one direction for about half of what is left; a longer wait asks again.
+        """Set the socket's timeout for one direction to about half of the time until the deadline.
 
-        So most calls find a limit that will do, and need not set one.
+        A call that waits longer waits again. Thus most calls find a suitable timeout and need not set it.
         """
         left_s = 0.0 if deadline is None else _left(deadline)
         known_s = self._limits_s.get(direction, 0.0)
@@ -156,7 +163,7 @@ class FramedSocket:
 
 
 def detect_dead_host(end: socket.socket) -> None:
-    """Make a TCP connection end when the other host has been silent for ``SILENCE_S``; send small packets at once."""
+    """Let TCP end the connection if the other host is silent for ``SILENCE_S``, and send small packets at once."""
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 4)
@@ -166,9 +173,10 @@ def detect_dead_host(end: socket.socket) -> None:
 
 @contextlib.contextmanager
 def peer_errors(late: str, gone: str) -> Generator[None]:
-    """Raise a socket's errors inside as this project's.
+    """Convert the errors of sockets in the block to errors of this project.
 
-    At a deadline that is DeadlineExceeded with the text "late: cause", else PeerLost with "gone: cause".
+    TimeoutError becomes DeadlineExceeded with the text "late: cause", another OSError PeerLost with "gone:
+    cause".
     """
     try:
         yield
@@ -183,7 +191,7 @@ def _dead_host() -> OSError:
 
 
 def _left(deadline: float) -> float:
-    """Return the seconds until ``deadline``; never 0, which would stand for no limit."""
+    """Return the seconds until ``deadline``; never 0, which would mean no limit."""
     return max(1e-3, deadline - time.monotonic())
 
 

@@ -1,9 +1,8 @@
-"""HttpClient: questions to one server, which may be broken or hostile.
+"""HttpClient: HTTP requests to one server, which may be broken or hostile.
 
-A request is over when its time is, however the server spends that. An answer has at most ``LONGEST_ANSWER`` bytes, a
-streamed one as many as its caller allows. They are counted as they arrive: headers, chunk sizes and interim answers
-(1xx) are among them. No redirect is followed, and no
-proxy is asked whatever the environment names, so the secret goes to the address that was given and nowhere else.
+A request ends at its timeout, whatever the server does. A response has at most ``LONGEST_ANSWER`` bytes, a streamed
+one as many as its caller allows, including headers, chunk sizes and interim responses (1xx). Redirects are not
+followed, and proxies in the environment are ignored, so the secret is sent to the given address only.
 """
 
 from __future__ import annotations
@@ -30,40 +29,40 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 LONGEST_ANSWER = 1 << 18
-"""Bytes of the largest answer that is read. A status has some hundred, a refusal a few thousand."""
+"""Most bytes of a response. A status has some hundred bytes, an error message a few thousand."""
 _LONGEST_HEAD = 1 << 16
-"""Bytes of the largest status line with its headers, and of the largest line between chunks."""
+"""Most bytes of the status line with the headers, and of a line between chunks."""
 _AT_ONCE = 1 << 16
-"""Most bytes that are taken from a connection at once."""
+"""Most bytes that one call reads from a connection."""
 _LONGEST_ADDRESS = 1_000
-"""Characters; a host's name has at most 253."""
+"""Most characters of an address; a host name has at most 253."""
 _LONGEST_QUOTE = 200
 _LONGEST_REFUSAL = 1 << 12
 """Bytes that are kept of the body of a refusal."""
 _PORTS = {"http": 80, "https": 443}
-"""Scheme -> port of an address that names none."""
+"""Scheme -> default port."""
 _CONNECT_S = 10.0
-"""Longest wait for a connection, which cannot be ended from another thread."""
+"""Longest wait, in seconds, to connect; another thread cannot interrupt it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpAnswer:
-    """The answer to one request."""
+    """The HTTP response to one request."""
 
     status: int
     reason: str
     location: str
-    """Address that a redirect names, else empty."""
+    """The ``Location`` header of a redirect, else empty."""
     body: bytes
 
 
 class HttpClient(Resource):
-    """Asks one server; each request has a connection and a thread of its own, and any thread may call."""
+    """Sends requests to one HTTP server, each in a new thread over a new connection. Any thread may call."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        """Ask the server at ``url``, with ``token`` as the bearer if there is one; connect to nobody.
+        """Store the server's ``url`` and the bearer ``token``, if there is one, without connecting.
 
-        Raise ConfigError for another address, or a token that no header can carry.
+        Raise ConfigError if one is invalid.
         """
         self._parts = server_address(url)
         if token is not None:
@@ -75,14 +74,14 @@ class HttpClient(Resource):
         if self._parts.port is None:
             self._hint = f"is the server's API at port {self._port}? The address names no other"
         self._lock = threading.Lock()
-        """Guards the two below."""
+        """Guards the two attributes below."""
         self._under_way: set[socket.socket] = set()
         self._closed = False
 
     def ask(self, path: str, body: str, timeout_s: float) -> Future[HttpAnswer]:
-        """Send a POST with ``body``, or a GET where it is empty; the future ends with the answer or EngineError.
+        """Send a POST with ``body``, or a GET if it is empty; return a future of the response or EngineError.
 
-        It ends within ``timeout_s``, but for a system that looks up the host's name for longer.
+        The future is done within ``timeout_s``, unless the system's name lookup takes longer.
         """
         answer: Future[HttpAnswer] = Future()
         deadline = time.monotonic() + timeout_s
@@ -117,7 +116,7 @@ class HttpClient(Resource):
             raise EngineError(f"{self.url} refused {_last_name(path)}: {_refusal(refusal, bytes(refused))}")
 
     def close(self) -> None:
-        """End every request under way with EngineError, and each that follows; any thread may call it."""
+        """End every current and every later request with EngineError; any thread may call it."""
         with self._lock:
             self._closed = True
             for connected in self._under_way:
@@ -173,7 +172,7 @@ class HttpClient(Resource):
 
     @contextmanager
     def _connected(self, deadline: float) -> Generator[socket.socket]:
-        """Connect; ``close`` ends what happens then."""
+        """Yield a connection to the server. ``close`` in another thread then ends the exchange over it."""
         host, secure = self._parts.hostname or "", self._parts.scheme == "https"
         with ExitStack() as stack:
             limit_s = min(_CONNECT_S, _left_s(deadline))
@@ -211,9 +210,9 @@ class HttpClient(Resource):
 
 
 def server_address(url: str) -> SplitResult:
-    """Return the parts of ``http://host:port``, where a path may follow. Raise ConfigError for anything else.
+    """Return the parts of a URL ``http://host:port`` or ``https://host:port``, with or without a path.
 
-    Without a port it is 80, of https 443.
+    The default port is 80, for https 443. Raise ConfigError for any other URL.
     """
     with suppress(ValueError):  # of a port or of an IPv6 address
         parts = urlsplit(url)
@@ -229,13 +228,13 @@ def server_address(url: str) -> SplitResult:
 
 
 def _without_password(url: str) -> str:
-    """Return an address for messages: neither a user nor a password is quoted."""
+    """Return a URL without its user and password, for messages."""
     _, user, rest = url.rpartition("@")
     return shown(f"…@{rest}" if user else url)
 
 
 def check_draft_token(token: str) -> None:
-    """Raise ConfigError for a secret that no header can carry."""
+    """Raise ConfigError if a secret cannot be sent in an HTTP header."""
     if not token or not token.isascii() or not token.isprintable() or token != token.strip():
         raise ConfigError(
             "the secret of the servers cannot be sent; expected printable ASCII without spaces at its ends "
@@ -250,7 +249,10 @@ def _last_name(path: str) -> str:
 def _read_answer(
     state: h11.Connection, connection: socket.socket, deadline: float, longest: int
 ) -> Generator[h11.Response | h11.Data]:
-    """Yield head and body of an answer without its interim ones. Raise ProtocolError for one that is too long."""
+    """Yield the head and the body of the final response; skip interim responses.
+
+    Raise ProtocolError if it is too long.
+    """
     has_head, num_bytes = False, 0
     while True:
         event = state.next_event()
@@ -294,7 +296,7 @@ def _receive(connection: socket.socket, deadline: float) -> bytes:
 
 
 def _left_s(deadline: float) -> float:
-    """Return the seconds until ``deadline``. Raise DeadlineExceeded where none are left."""
+    """Return the seconds until ``deadline``. Raise DeadlineExceeded if it has passed."""
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         raise DeadlineExceeded("no time is left")

@@ -1,7 +1,7 @@
-"""Unix stream sockets between processes of one user: names that leave no file, and nobody else's processes.
+"""Unix stream sockets between processes of one user, with abstract names, which leave no file.
 
-Every user of a host sees such a name (in ``/proc/net/unix``) and may connect to it. So both ends ask the kernel who
-is there before they believe a byte.
+Every user of the host sees such a name (in ``/proc/net/unix``) and may connect to it. So both sides ask the
+kernel for the peer's user id before they read anything.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _UCRED = struct.Struct("3i")
 """struct ucred of unix(7): pid, uid, gid."""
 _TIMEVAL = struct.Struct("@ll")
 _FULL_S = 0.01
-"""Between two attempts to accept while there is no descriptor for it."""
+"""Seconds between two attempts to accept a connection while no file descriptor is free."""
 _PASSING = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EAGAIN, errno.EINTR}
 )
-"""Errors of ``accept`` that say nothing about the listener."""
+"""Errors of ``accept`` after which the listener still works."""
 
 
 def listen(prefix: str) -> tuple[socket.socket, str]:
-    """Return a listening socket and its name, ``prefix`` and something random."""
+    """Return a listening socket and its name, which is ``prefix`` and a random suffix."""
     name = f"{prefix}-{secrets.token_hex(8)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0{name}")  # abstract: no file, and gone with this process
@@ -38,9 +38,12 @@ def listen(prefix: str) -> tuple[socket.socket, str]:
 
 
 def connect(name: str, timeout_s: float) -> socket.socket:
-    """Return a blocking connection to this user's socket of that name; raises OSError, TimeoutError for one.
+    """Connect to this user's socket called ``name`` and return a blocking socket.
 
-    Other users can fill the queue of a name. The kernel waits in it, as a socket with Python's timeout would not.
+    Raise OSError, or TimeoutError.
+
+    Other users can fill the queue of a name. The kernel waits in it, as a socket with Python's timeout would
+    not.
     """
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -59,9 +62,10 @@ def connect(name: str, timeout_s: float) -> socket.socket:
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
-    """Return the next connection, or None where another user's was refused or none could be had this time.
+    """Return the next connection; None if it was another user's and refused, or could not be accepted now.
 
-    Raises OSError once the listener is closed. A TCP socket knows no users: there a token has to do.
+    Raise OSError once the listener is closed. The user of a TCP connection is unknown: there only a token
+    protects.
     """
     try:
         connection, _ = listener.accept()
@@ -80,18 +84,18 @@ def accept(listener: socket.socket) -> socket.socket | None:
 
 
 def peer(end: socket.socket) -> tuple[int, int]:
-    """Return process id and user id of the other end, as the kernel knows them."""
+    """Return process id and user id of the peer, which the kernel reports (SO_PEERCRED)."""
     pid, uid, _ = _UCRED.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid
 
 
 def limit_wait(end: socket.socket, direction: int, seconds: float) -> None:
-    """Set the longest wait of one direction (SO_SNDTIMEO, SO_RCVTIMEO); 0: none. Python's own holds for both."""
+    """Set the socket's timeout for one direction, SO_SNDTIMEO or SO_RCVTIMEO; 0 means no timeout."""
     limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
     end.setsockopt(socket.SOL_SOCKET, direction, limit)
 
 
 @functools.cache
 def _warn_of(uid: int) -> None:
-    """Once a user: who knocks a thousand times a second must not fill the log."""
+    """Log a warning of a refused user, once for each user id, so that many attempts do not fill the log."""
     log.warning("refused a connection of user %d, and will refuse others in silence", uid)

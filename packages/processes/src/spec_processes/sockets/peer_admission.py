@@ -1,9 +1,9 @@
-"""Admission of peers that have not authenticated yet: what they may cost, and how a token is compared.
+"""Accepts connections of unauthenticated peers at a bounded cost, and compares tokens.
 
-A listener of TCP can be reached by everybody, one of a Unix socket by every process of this user. Until a connection
-has sent its first packet, it gets so many bytes, one deadline for all of them, and one of so many places. When all
-places are taken, a new connection replaces the one that has waited longest: connections that send nothing keep no
-peer out that sends at once.
+Anybody can reach a TCP listener, and every process of this user a Unix socket. The first packet of a
+connection has a size limit and a deadline, and the number of connections that have not sent it is limited. If
+that many are pending, a new connection replaces the oldest pending one, so that silent connections cannot
+keep out a peer that sends at once.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 FIRST_PACKET_S = 10.0
-"""Longest time from a connection to the end of its first packet, in seconds."""
+"""Longest time, in seconds, from accepting a connection to the end of its first packet."""
 MAX_FIRST_PACKET_BYTES = 8192
-"""Largest first packet."""
+"""Largest size of a first packet, in bytes."""
 MAX_PENDING = 64
 """Largest number of connections that have not sent their first packet, unless a listener allows more."""
 
 
 def same_token(claimed: object, token: str) -> bool:
-    """Return whether a peer has sent the token, in constant time, whatever else it has sent."""
+    """Return whether ``claimed``, which a peer has sent, equals the token; compares in constant time."""
     return hmac.compare_digest(str(claimed).encode(errors="replace"), token.encode())
 
 
@@ -43,13 +43,13 @@ class _Pending:
 
 
 class AcceptLimiter:
-    """Accept the connections of its listeners and yield each once its first packet (``FramedSocket``) is there.
+    """Accepts connections of listeners, and yields each connection when its first packet has arrived.
 
-    It owns the listeners. One thread iterates.
+    It owns the listeners. Only one thread may iterate.
     """
 
     def __init__(self, *listeners: socket.socket, places: int | None = None) -> None:
-        """Own the listeners; nothing is accepted before ``first_packets``.
+        """Take ownership of the listeners; nothing is accepted before ``first_packets``.
 
         ``places``: most connections that have not sent their first packet; by default MAX_PENDING.
         """
@@ -102,7 +102,7 @@ class AcceptLimiter:
         self._selector.register(connection, selectors.EVENT_READ, connection)
 
     def _read(self, pending: _Pending) -> bytes:
-        """Return the packet, once it is whole; nothing of what follows it is read."""
+        """Return the first packet if it is complete, else an empty one; bytes after it are not read."""
         head = LENGTH.size
         size = head
         if len(pending.received) >= head:
@@ -122,7 +122,7 @@ class AcceptLimiter:
         return b""
 
     def _close_late(self, now: float) -> float | None:
-        """Close connections whose time is over; return the seconds until the next one's is."""
+        """Close connections whose deadline has passed; return the seconds until the next deadline, or None."""
         for pending in list(self._pending.values()):
             if pending.deadline > now:
                 return pending.deadline - now

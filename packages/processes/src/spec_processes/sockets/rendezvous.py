@@ -1,11 +1,12 @@
 """TcpRendezvous: a rendezvous whose rank 0 listens at a TCP port; ``spec_core.rendezvous`` has the contract.
 
-Threat model: the token keeps out other users and processes of other runs; a connection that has not shown it is
-bounded by an ``AcceptLimiter``. Token and records travel in clear: use loopback or a network that is private.
+Threat model: the token keeps out other users and processes of other runs; a connection that has not shown it
+is bounded by an ``AcceptLimiter``. Token and records travel in clear: use loopback or a network that is
+private.
 
-Why not torch's TCPStore: measured with torch 2.13, its client waits for ever, whatever its timeout, when the process
-of the store is stopped; it does not notice that a member has died; and it has no authentication, so that any user of
-the host may write into it.
+Why not torch's TCPStore: measured with torch 2.13, its client waits for ever, whatever its timeout, when the
+process of the store is stopped; it does not notice that a member has died; and it has no authentication, so
+that any user of the host may write into it.
 """
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.
@@ -54,9 +55,9 @@ _kept_stores: list[torch.distributed.Store] = []
 
 @functools.cache
 def _store_file() -> tuple[str, str]:
-    """Return where processes of this user find a file of this one's memory, and what it is called there.
+    """Create a file in this process's memory; return its path for processes of this user, and its name.
 
-    It has no name elsewhere, and the kernel opens it to nobody else.
+    The file has no other path, and the kernel lets no other user open it.
     """
     name = f"spec-store-{secrets.token_hex(8)}"
     return f"/proc/{os.getpid()}/fd/{os.memfd_create(name)}", f"/memfd:{name} (deleted)"
@@ -64,15 +65,15 @@ def _store_file() -> tuple[str, str]:
 
 @functools.cache
 def _opened(file: str) -> str:
-    """Return where this process alone finds that file, for as long as it lives, also after rank 0's process.
+    """Open rank 0's store file; return a path that stays valid in this process, even after rank 0 has ended.
 
-    torch opens a store's file anew for each call, the last one as the store goes, and aborts where it cannot.
+    torch opens the file for each call, the last time in the store's destructor, and aborts if it cannot.
     """
     return f"/proc/self/fd/{os.open(file, os.O_RDWR)}"
 
 
 def _sees(file: str, name: str) -> bool:
-    """Return whether a process's file is that one, and not another host's of the same number."""
+    """Return whether the path ``file`` leads to the file called ``name``, and not to another host's process."""
     try:
         return os.readlink(file) == name and os.access(file, os.R_OK | os.W_OK)
     except OSError:
@@ -80,14 +81,14 @@ def _sees(file: str, name: str) -> bool:
 
 
 class TcpRendezvous(Rendezvous):
-    """One rank's end of a group; the module has the contract. One thread of each rank uses it at a time.
+    """One rank's membership in a group, over TCP. Only one thread of a rank may use it at a time.
 
-    ``address`` is where rank 0 listens (``127.0.0.1:0`` takes a free port); on the other ranks the address that
-    rank 0 has published. ``token`` is a secret of the run, equal on all ranks.
+    ``address`` is where rank 0 listens (``127.0.0.1:0`` takes a free port); on the other ranks the address
+    that rank 0 has published. ``token`` is a secret of the run, equal on all ranks.
     """
 
     def __init__(self, address: str, rank: int, world_size: int, token: str, timeout_s: float) -> None:
-        """Listen on rank 0 (R1)."""
+        """Store the arguments; on rank 0, start to listen (R1)."""
         if not token:
             raise ProtocolError(
                 "a rendezvous needs a token: any secret string that all ranks of the run share"
@@ -111,13 +112,13 @@ class TcpRendezvous(Rendezvous):
 
     @property
     def interface(self) -> str:
-        """Return this process's own address on the network that the members share; known once it has joined."""
+        """Return this process's address on the network of the members; only after ``join``."""
         if self._channel is None:
             raise ProtocolError("join the rendezvous first")
         return self._channel.end.getsockname()[0]
 
     def join(self, timeout_s: float | None = None) -> Self:
-        """Return when all ranks have joined; the first call on every rank (R3)."""
+        """Wait until all ranks have joined; every rank must call it first (R3)."""
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         with self._lock:
             if self._channel is not None:
@@ -130,11 +131,11 @@ class TcpRendezvous(Rendezvous):
         return self
 
     def barrier(self) -> None:
-        """Return when every rank has called it (R4)."""
+        """Wait until every rank has called ``barrier`` (R4)."""
         self._exchange("barrier", b"")
 
     def broadcast(self, payload: bytes | None, src: int) -> bytes:
-        """Return the payload of ``src``; what the other ranks pass is ignored (R4)."""
+        """Return the payload of rank ``src``; the payloads of other ranks are ignored (R4)."""
         mine = payload if self.rank == src else b""
         if mine is None:
             raise ProtocolError(f"rank {src} broadcasts, so it must give a payload")
@@ -149,7 +150,10 @@ class TcpRendezvous(Rendezvous):
         return [json.loads(payload) for payload in self.all_gather(json.dumps(value).encode())]
 
     def store(self, name: str) -> torch.distributed.Store:
-        """Return a store for torch's groups; collective. Use it while the rendezvous is open (R7)."""
+        """Return a key-value store for torch's process groups.
+
+        Collective; valid while the rendezvous is open (R7).
+        """
         from torch.distributed import FileStore, PrefixStore
 
         mine = [*_store_file(), secrets.token_hex(8)] if self.rank == 0 else []
@@ -202,7 +206,7 @@ class TcpRendezvous(Rendezvous):
             return self._collect(Frame(call, self._calls, self.rank, payload), deadline)
 
     def _ask(self, request: StoreRequest) -> str | None:
-        """Return what the server answers for the members' store; any thread may call it."""
+        """Send a request to the store on rank 0 and return the answer; any thread may call it."""
         deadline = time.monotonic() + self.timeout_s
         with self._lock, self._unusable_on_error():
             self._send(Frame(STORE, 0, self.rank, request.encode()), deadline)
@@ -221,7 +225,7 @@ class TcpRendezvous(Rendezvous):
             raise
 
     def _collect(self, mine: Frame, deadline: float) -> list[bytes]:
-        """Send this rank's record of the call and wait for everybody's."""
+        """Send this rank's record of the call; wait for all ranks' records and return their payloads."""
         frames = self._received.setdefault(mine.number, {})
         with self._unusable_on_error():
             self._send(mine, deadline)

@@ -1,8 +1,8 @@
 """RendezvousServer: admits the members of a Rendezvous and forwards every record to all the others; rank 0 runs it.
 
-The server knows no calls. It keeps who has joined, who has left, and what members put into their store. One
-thread admits members; each member has a thread that receives from it and one that sends to it, so that a member that
-does not read delays nobody.
+The server does not interpret calls. It records which ranks have joined or left, and the values in the
+members' store. One thread admits members; each member has a thread that receives from it and one that sends
+to it, so that a member that does not read delays nobody.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ VERSION = 1
 MAX_RECORD_BYTES = 64 << 20
 """Largest payload of a record. Tensors travel in process groups and transports."""
 FLUSH_S = 1.0
-"""How long ``close`` waits for members that do not read, in seconds."""
+"""Longest time, in seconds, that ``close`` waits for members that do not read."""
 
 LOST, REFUSED, JOIN, STORE = "lost", "refused", "join", "store"
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One record. ``rank`` is the member that it comes from, or, in LOST, the member that has left."""
+    """One record. ``rank``: the member that sent it or, in a LOST record, the member that has left."""
 
     call: str
     number: int
@@ -48,15 +48,15 @@ class Frame:
     payload: bytes = b""
 
     HEADER = struct.Struct("<iQ16s")
-    """Rank, number of the call, name of the call."""
+    """Header of a frame: rank, number of the call, name of the call."""
 
     def encode(self) -> bytes:
-        """Return the packet that stands for this record."""
+        """Return this record, encoded as a packet."""
         return self.HEADER.pack(self.rank, self.number, self.call.encode()) + self.payload
 
     @classmethod
     def decode(cls, packet: bytes) -> Frame:
-        """Return the record in ``packet``. Raise ProtocolError for one that is too short."""
+        """Return the record that a packet encodes. Raise ProtocolError if the packet is too short."""
         if len(packet) < cls.HEADER.size:
             raise ProtocolError(f"a packet of {len(packet)} bytes is no record")
         rank, number, call = cls.HEADER.unpack_from(packet)
@@ -76,14 +76,14 @@ class JoinRequest(WireRecord):
 
 
 class StoreRequest(WireRecord):
-    """Payload of a STORE record, which the server answers; values are bytes as latin-1."""
+    """Payload of a STORE record, a request to the members' store. Values are bytes, decoded as latin-1."""
 
     act: Literal["set", "get", "add"]
     key: str
     value: str = ""
 
     def apply(self, values: dict[str, str]) -> str | None:
-        """Do it to the store's values; return the value that the key has then."""
+        """Apply the request to the store's values; return the key's value afterwards, or None."""
         if self.act == "set":
             values[self.key] = self.value
         elif self.act == "add":
@@ -93,7 +93,7 @@ class StoreRequest(WireRecord):
 
 
 class _Member:
-    """A connection of a rank that has joined."""
+    """The server's connection to a rank that has joined."""
 
     def __init__(self, rank: int, channel: FramedSocket) -> None:
         self._rank, self._channel = rank, channel
@@ -110,11 +110,11 @@ class _Member:
         self._outgoing.put(packet)
 
     def finish(self) -> None:
-        """Send what has been posted, and nothing more."""
+        """Send the packets that have been posted; accept no further packets."""
         self._outgoing.put(None)
 
     def close(self, deadline: float) -> None:
-        """Close the connection once all that was posted has been sent, at ``deadline`` in any case."""
+        """Close the connection when all posted packets have been sent, or at ``deadline``."""
         receiving, sending = self._threads
         sending.join(max(0.0, deadline - time.monotonic()))
         self._channel.shutdown()
@@ -139,23 +139,23 @@ class _Member:
 
 
 class RendezvousServer:
-    """Serves one group until ``close``."""
+    """Serves one group of a rendezvous until ``close``."""
 
     def __init__(self, listener: socket.socket, token: str, world_size: int) -> None:
-        """Own the listener and begin to admit members."""
+        """Take ownership of the listener and begin to admit members."""
         self._token, self._world_size = token, world_size
         self._lock = threading.Lock()
         self._members: dict[int, _Member] = {}
         self._gone: dict[int, _Member] = {}
         self._values: dict[str, str] = {}
-        """The members' store."""
+        """Key -> value of the members' store."""
         self._closed = False
         self._limiter = AcceptLimiter(listener)
         self._thread = threading.Thread(target=self._accept, name="rendezvous", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the group. Members may still have to read the records of a call that rank 0 has already finished."""
+        """End the group, after members had FLUSH_S seconds to read the records of the last call."""
         self._limiter.close()
         self._thread.join()
         with self._lock:
@@ -180,7 +180,10 @@ class RendezvousServer:
                 self._admit(rank, channel)
 
     def _rank_of(self, channel: FramedSocket, packet: bytes) -> int:
-        """Return the rank of a peer that may join. Raise ProtocolError for another one, which is sent the reason."""
+        """Return the rank of a peer that may join.
+
+        Otherwise send the peer the reason and raise ProtocolError.
+        """
         request = JoinRequest.decode(Frame.decode(packet).payload)
         if objection := self._objection(request):
             channel.send(Frame(REFUSED, 0, 0, objection.encode()).encode())
@@ -202,7 +205,7 @@ class RendezvousServer:
         return ""
 
     def _admit(self, rank: int, channel: FramedSocket) -> None:
-        """Send the new member who is there and who has left, and announce it to all."""
+        """Send the new member the ranks that have joined and left, and announce the member to all."""
         member = _Member(rank, channel)
         with self._lock:
             for other in (*self._members, *self._gone):
@@ -227,10 +230,10 @@ class RendezvousServer:
                 self._send_to_all(rank, frame)
 
     def _send_to_all(self, rank: int, frame: Frame) -> None:
-        """Post ``frame`` to all at once.
+        """Post ``frame`` to all members.
 
-        The member that it comes from gets it back without the payload: a receipt that the others will get the frame,
-        whatever happens to this member next.
+        The sender gets the frame back without the payload. This confirms that the other members will get the
+        frame, even if the sender dies next.
         """
         receipt = Frame(frame.call, frame.number, rank).encode()
         record = receipt + frame.payload

@@ -1,4 +1,4 @@
-"""RendezvousStore: a store for torch's groups of members on several hosts, kept by the server of their rendezvous."""
+"""RendezvousStore: a key-value store for torch's process groups, whose values the rendezvous server holds."""
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.
 # pyright: reportPrivateImportUsage=false
@@ -18,30 +18,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _POLL_S = 0.01
-"""Between two looks for a key that another member has still to set, in seconds."""
+"""Seconds between two requests for a key that another member has not set yet."""
 
 
 class RendezvousStore(Store):
-    """Has what torch's groups ask of a store, no more: no key is ever removed. Any thread may call."""
+    """Implements the methods of a store that torch's process groups call. Any thread may call it."""
 
     def __init__(self, ask: Callable[[StoreRequest], str | None], timeout_s: float) -> None:
-        """``ask`` sends a request to the server and returns its answer. ``timeout_s``: longest wait for a key."""
+        """``ask`` sends a request to the server and returns its answer.
+
+        ``timeout_s``: longest wait for a key.
+        """
         super().__init__()
         self._ask = ask
         self._timeout_s = timeout_s
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set a key."""
+        """Set the value of a key."""
         text = value if isinstance(value, str) else value.decode("latin-1")
         self._ask(StoreRequest(act="set", key=key, value=text))
 
     def get(self, key: str) -> bytes:
-        """Wait for a key and return its value. Raise DeadlineExceeded."""
+        """Wait until a key is set and return its value. Raise DeadlineExceeded at the timeout."""
         self.wait([key])
         return (self._ask(StoreRequest(act="get", key=key)) or "").encode("latin-1")
 
     def add(self, key: str, value: int) -> int:
-        """Add to the number that a key has, 0 at first; return the sum."""
+        """Add ``value`` to the key's number, which is 0 at first, and return the sum."""
         return int(self._ask(StoreRequest(act="add", key=key, value=str(value))) or 0)
 
     def check(self, keys: list[str]) -> bool:
@@ -49,7 +52,7 @@ class RendezvousStore(Store):
         return all(self._ask(StoreRequest(act="get", key=key)) is not None for key in keys)
 
     def wait(self, keys: list[str], timeout: dt.timedelta | None = None) -> None:
-        """Return when all keys are set. Raise DeadlineExceeded."""
+        """Wait until all keys are set. Raise DeadlineExceeded at the timeout."""
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
         deadline = time.monotonic() + limit_s
         while not self.check(keys):
