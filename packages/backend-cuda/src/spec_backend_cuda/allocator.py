@@ -1,4 +1,4 @@
-"""Memory of a process: settings of torch's allocator, and the limit on it."""
+"""Settings of torch's memory allocator, and the memory limit of a process."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ if TYPE_CHECKING:
     import torch
 
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""The name since torch 2.9, and the older one, which it still reads."""
+"""Variable names: the one since torch 2.9, and the older one, which torch still reads."""
 GIB = 1 << 30
 
 
 def allocator_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the inherited settings with ``expandable_segments`` off, also where nothing was inherited.
+    """Return the inherited settings with ``expandable_segments`` off, even if nothing was inherited.
 
-    Another process can open memory from such segments only with a capability that containers lack, so libraries
-    that share tensors (engines among them) fail on it. The explicit value keeps anything from turning it on
-    later.
+    Other processes can open memory from such segments only with a capability that containers lack, so libraries that
+    share tensors (some engines do) would fail. The explicit value prevents that something turns it on later.
     """
     return {name: _without_expandable(environ.get(name, "")) for name in SETTINGS if name in environ} or {
         SETTINGS[1]: _without_expandable("")
@@ -36,10 +35,9 @@ def _without_expandable(settings: str) -> str:
 
 
 def limit_memory(fraction: float, device: torch.device) -> None:
-    """Cap what torch's allocator takes at ``fraction`` of the device's memory.
+    """Limit the memory of torch's allocator to ``fraction`` of the device's memory.
 
-    Raises ConfigError if it is no fraction, or if others have taken so much of the device that it does not fit
-    any more.
+    Raise ConfigError if ``fraction`` is no fraction, or if other processes leave less free memory than it means.
     """
     import torch
 

@@ -1,6 +1,6 @@
-"""Flash attention: the fused causal attention in torch, all documents of a batch in one call.
+"""Flash attention: torch's fused causal attention, with all documents of a batch in one call.
 
-It takes half precision; wider dtypes go the slow way (``dense_attention``). Rows outside every document do not enter.
+It supports half precision; wider dtypes use the slower ``dense_attention``. Rows outside every document are ignored.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ HEAD_DIM_MULTIPLE = 8
 
 
 class Documents(NamedTuple):
-    """The documents of a batch as the kernel wants them."""
+    """The documents of a batch in the form that the kernel takes."""
 
     rows: slice | Tensor
-    """The part of the token axis that belongs to documents; a slice where they touch."""
+    """Rows of the token axis that belong to documents; a slice if the documents are adjacent."""
     starts: Tensor
-    """int32 [documents + 1]: first row of each among those, and the end."""
+    """int32 [documents + 1]: first row of each document among ``rows``, then the number of rows."""
     longest: int
 
 
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
 ) -> tuple[Tensor, Tensor]:
-    """Return causal self-attention inside each document, and its log-sum-exp; for every dtype and shape."""
+    """Return causal self-attention inside each document, and its log-sum-exp; for any dtype and shape."""
     if bounds and _is_fused(q):
         documents = _documents(tuple(bounds), q.device)
         inputs = (tensor[documents.rows] for tensor in (q, k, v))
@@ -94,7 +94,7 @@ def _is_fused(q: Tensor) -> bool:
 
 
 def _spread(part: Tensor, documents: Documents, num_tokens: int) -> Tensor:
-    """Put rows of documents in their places among all tokens; the others are 0."""
+    """Scatter the documents' rows to their indices among all tokens; other rows are 0."""
     if isinstance(documents.rows, slice) and documents.rows == slice(0, num_tokens):
         return part
     whole = part.new_zeros(num_tokens, *part.shape[1:])
@@ -119,5 +119,5 @@ def _documents(bounds: tuple[tuple[int, int], ...], device: torch.device) -> Doc
 
 @lru_cache(maxsize=1)
 def _no_dropout(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the random state of dropout, which the operator asks for even where there is none."""
+    """Return the random state of dropout, which the operator requires even without dropout."""
     return torch.zeros(2, dtype=torch.uint64, device=device), torch.empty(0, device=device)

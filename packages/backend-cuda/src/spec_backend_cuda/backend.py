@@ -40,8 +40,9 @@ log = logging.getLogger(__name__)
 BFLOAT16_SINCE = (8, 0)
 """Compute capability of the first GPUs with bfloat16 matrix products (Ampere)."""
 PROCESS_BYTES = 1536 << 20
-"""Bytes for the CUDA context, kernels that are loaded when first called, workspaces of libraries, NCCL's buffers:
-vLLM 0.26 and a trainer before its first step had 2.0 GiB together beside what they counted (one H200, under MPS)."""
+"""Bytes that a process needs for the CUDA context, kernels loaded at their first call, libraries' workspaces and
+NCCL's buffers. Measured: vLLM 0.26 and a trainer before its first step used 2.0 GiB together in addition to the
+memory that they counted (one H200, under MPS)."""
 
 
 class CudaConfig(BackendConfig):
@@ -87,14 +88,14 @@ class CudaBackend(Backend):
     config: CudaConfig
 
     def __init__(self, config: BackendConfig) -> None:
-        """Keep the configuration; nothing is started."""
+        """Store the configuration; nothing is started."""
         super().__init__(config)
         self._mps: MpsDaemon | None = None
-        """This run's, while ``prepare_host`` is open."""
+        """This run's MPS daemon while ``prepare_host`` is open."""
 
     @classmethod
     def probe(cls) -> Availability:
-        """Return whether this machine can run it, and if not, what to install (B2)."""
+        """Return whether this machine can run the backend, and if not, what to install (B2)."""
         versions, missing = _torch()
         try:
             found = inventory()
@@ -111,7 +112,7 @@ class CudaBackend(Backend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        """Return what the GPUs offer (B3); all are taken to be like the first that this process sees."""
+        """Return the capabilities of the GPUs (B3). All GPUs are assumed to be like the first visible one."""
         try:
             gpus = inventory().gpus
         except DriverMissing:
@@ -132,7 +133,7 @@ class CudaBackend(Backend):
         )
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
-        """Return the variables of a child, inside ``prepare_host`` with those of a client of this run's MPS (B4)."""
+        """Return a child's environment variables; inside ``prepare_host`` also those of an MPS client (B4)."""
         gpus = inventory().gpus
         cores = len(os.sched_getaffinity(0)) / max(1, len(visible_gpus(os.environ, gpus)))
         env = {
@@ -148,7 +149,7 @@ class CudaBackend(Backend):
 
     @contextmanager
     def prepare_host(self, placement: Placement) -> Iterator[None]:
-        """Start a daemon that shares the GPUs, where the placement asks for it, and stop it again (B5)."""
+        """Start an MPS daemon if the placement shares GPUs, and stop it at the end (B5)."""
         started_s = time.time()
         with ExitStack() as stack:
             stack.callback(forget_events, started_s)  # also where no owner is there to do it
@@ -189,7 +190,7 @@ class CudaBackend(Backend):
         return gpu_id(device)
 
     def limit_memory(self, fraction: float) -> None:
-        """Cap this process at ``fraction`` of the device's memory (B7)."""
+        """Limit this process to ``fraction`` of the device's memory (B7)."""
         import torch
 
         limit_memory(fraction, torch.device("cuda", torch.cuda.current_device()))
@@ -201,11 +202,11 @@ class CudaBackend(Backend):
         return NcclProcessGroup(rendezvous, device)
 
     def group_settings(self) -> str:
-        """Return how NCCL allocates what GPUs share: where that differs, a communicator is never made (B8)."""
+        """Return NCCL's memory-allocation setting; processes that differ cannot form a communicator (B8)."""
         return ",".join(f"{name}={value}" for name, value in nccl_settings(os.environ).items())
 
     def transport(self, placement: Placement) -> Transport:
-        """Return how features travel for a placement (B9)."""
+        """Return the feature transport for a placement (B9)."""
         if placement == "inline":
             from spec_kit.streams import InlineTransport
 
@@ -221,7 +222,7 @@ class CudaBackend(Backend):
         return IpcTransport(CudaSharing, share_device=ipc != "never", required=ipc == "required")
 
     def kernel(self, name: str) -> Kernel | None:
-        """Return the kernel of a name, or None (B10)."""
+        """Return the kernel with this name, or None (B10)."""
         return self._kernels.get(name)
 
     @cached_property
@@ -232,7 +233,7 @@ class CudaBackend(Backend):
 
 
 def _triton_kernels() -> Mapping[str, Kernel]:
-    """Empty where they cannot be built: Triton needs a C compiler for its launchers."""
+    """Return the Triton kernels by name; none without Triton or the C compiler that it needs."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if importlib.util.find_spec("triton") is None or compiler is None:
         log.warning("drafts train in plain torch, more slowly: kernels need triton and a C compiler (gcc)")
@@ -243,14 +244,14 @@ def _triton_kernels() -> Mapping[str, Kernel]:
 
 
 def _smallest(gpus: Sequence[Gpu | None]) -> int | None:
-    """Memory of the smallest of them; None where it is not known of each."""
+    """Return the memory of the smallest GPU in bytes; None if it is unknown for any."""
     sizes = [None if gpu is None else gpu.memory_bytes for gpu in gpus]
     known = [size for size in sizes if size is not None]
     return min(known) if len(known) == len(sizes) else None
 
 
 def _torch() -> tuple[dict[str, str], list[str]]:
-    """Its version, and what it lacks; it is not imported for that."""
+    """Return torch's version, and what it lacks, without importing torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return {}, ["torch is not installed: pip install torch"]

@@ -1,4 +1,4 @@
-"""Causal attention by matrix products, a few queries at a time: for the dtypes that no fused kernel takes.
+"""Causal attention by matrix multiplications, a few queries at a time, for dtypes without a fused kernel.
 
 Shapes: L tokens of one document, C of them a chunk of queries, h heads, d head_dim.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCORE_BYTES = 1 << 28
-"""Bytes of one chunk's scores: enough that the products dominate, little beside a model."""
+"""Bytes of one chunk's scores: large enough to keep the GPU busy, and small compared with a model."""
 
 
 def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 
 class DeviceSegment:
-    """A mapping in this process; it goes with its last tensor, the memory with the last process that maps it."""
+    """A mapping of shared device memory in this process.
+
+    The mapping ends with its last tensor. The memory is freed when the last process unmaps it.
+    """
 
     def __init__(self, handle: int, size: int, device: torch.device) -> None:
-        """Map the memory behind ``handle``, which it owns."""
+        """Map the memory of the driver's ``handle``, and release the handle."""
         self._size, self._device = size, device
         try:
             self._address = driver.map_(handle, size, device.index)
@@ -28,7 +31,7 @@ class DeviceSegment:
 
     @classmethod
     def create(cls, min_bytes: int, device: torch.device) -> tuple[Self, int]:
-        """Return a new segment, and the descriptor by which other processes open it; the caller closes that."""
+        """Return a new segment, and a file descriptor by which others open it; the caller closes it."""
         torch.cuda.current_stream(device).query()  # makes the device's context, if nothing else has
         unit = driver.granularity(device.index)
         size = -(-max(1, min_bytes) // unit) * unit
@@ -46,7 +49,7 @@ class DeviceSegment:
 
     @classmethod
     def open(cls, descriptor: int, size: int, device: torch.device) -> Self:
-        """Return the segment of another process, of ``size`` bytes, behind ``descriptor``."""
+        """Map the segment of ``size`` bytes that another process has created; ``descriptor`` stands for it."""
         torch.cuda.current_stream(device).query()
         return cls(driver.import_(descriptor), size, device)
 
@@ -56,7 +59,7 @@ class DeviceSegment:
         return {"shape": (self._size,), "typestr": "|u1", "data": (self._address, False), "version": 2}
 
     def bytes(self) -> Tensor:
-        """Return the bytes, uint8 ``[size]``; they and every view of them keep the segment."""
+        """Return the memory as uint8 ``[size]``; this tensor and its views keep the mapping alive."""
         return torch.as_tensor(self, device=self._device)
 
 

@@ -1,4 +1,4 @@
-"""CudaSharing: memory of a GPU that several processes map (``spec_kit.streams``: ``DevicePool``)."""
+"""CudaSharing: GPU memory that several processes map (``spec_kit.streams``: ``DevicePool``)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 class CudaSharing(DeviceSharing):
-    """A reader waits on its stream for the sender's copy, the next sender's copy for the reader."""
+    """Shares memory of one GPU between processes.
+
+    On its stream, a reader waits for the sender's copy, and the next sender's copy waits for the reader.
+    """
 
     device_type: ClassVar[str] = "cuda"
     records_copies: ClassVar[bool] = True
@@ -49,15 +52,18 @@ class CudaSharing(DeviceSharing):
         return SharedMemory(memory, descriptor, memory.nbytes, partial(os.close, descriptor))
 
     def attach(self, descriptor: int, size: int, layout: SampleLayout) -> SenderBuffer:
-        """Return the view of the pool that the receiver offers."""
+        """Return the sender's buffer for the pool that the receiver offers."""
         return CudaBuffer(layout, descriptor, size, self.device)
 
 
 class CudaBuffer(SenderBuffer):
-    """A ticket is done when ``send`` returns: work on the stream that was current then comes after the copy."""
+    """A sender's buffer.
+
+    A send is done when ``send`` returns: later work on the current stream runs after the copy.
+    """
 
     def __init__(self, layout: SampleLayout, descriptor: int, size: int, device: torch.device) -> None:
-        """Map the receiver's memory, of ``size`` bytes, behind ``descriptor``."""
+        """Map the receiver's memory of ``size`` bytes, for which ``descriptor`` stands."""
         self._layout, self._device = layout, device
         self._bytes = DeviceSegment.open(descriptor, size, device).bytes()
         self._events = PeerEvents(device)
@@ -91,5 +97,5 @@ class CudaBuffer(SenderBuffer):
 
 
 def gpu_id(device: torch.device) -> str:
-    """Return the GPU's UUID, which is the same in every process, whatever number the device has there."""
+    """Return the GPU's UUID, which is the same in every process, unlike the device's index."""
     return str(torch.cuda.get_device_properties(device).uuid)

@@ -1,8 +1,8 @@
-"""The CUDA driver's virtual memory management, as far as this package needs it.
+"""The calls of the CUDA driver's virtual memory management that this package uses.
 
-Device memory behind a file descriptor: whoever gets the descriptor, over a Unix socket for one, can map the memory,
-and the driver frees it with the last process that has it. Handles of the older kind (cudaIpcGetMemHandle) have an
-owner: what it frees must not be open anywhere else.
+A file descriptor stands for device memory. A process that gets the descriptor, for example over a Unix socket, can
+map the memory. The driver frees it with the last process that maps it. Older handles (cudaIpcGetMemHandle) have an
+owner, which must not free the memory while another process has it open.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 UNSUPPORTED = frozenset(
     map(int, (cuda.CUresult.CUDA_ERROR_NOT_PERMITTED, cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED))
 )
-"""Codes of a driver, or a device, that cannot share memory by descriptors."""
+"""Error codes of a driver or device that cannot share memory by file descriptors."""
 _DESCRIPTOR = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 class CudaError(RunError):
-    """A call of the driver failed with ``code``."""
+    """A driver call failed with the error ``code``."""
 
     def __init__(self, call: str, code: int, reason: str) -> None:
-        """Keep the error code."""
+        """Store the error code."""
         super().__init__(f"{call}: {reason} (CUDA error {code})")
         self.code = code
 
@@ -99,7 +99,7 @@ def _location(device: int) -> cuda.CUmemLocation:
 
 
 def _call(function: Callable[..., tuple[Any, ...]], *arguments: object) -> Any:
-    """Return what a call of the driver returns beside its status, None if nothing; raise CudaError if it failed."""
+    """Return a driver call's result without its status, None if it has none. Raise CudaError if the call failed."""
     status, *values = function(*arguments)
     if status != cuda.CUresult.CUDA_SUCCESS:
         _, reason = cuda.cuGetErrorString(status)

@@ -1,4 +1,4 @@
-"""MPS lets several processes compute on a GPU at the same time: a daemon per run, and its clients' environment."""
+"""Runs an MPS daemon for a run, so that several processes can compute on a GPU at the same time."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _DEAD = '{"reason": "the owner of the MPS daemon died; its output is above"}'
 
 
 class MpsUnavailable(RuntimeError):
-    """No MPS works on this host; the message says why."""
+    """MPS does not work on this host; the message says why."""
 
 
 class MpsDaemon:
-    """A running daemon, as the controller of a run sees it."""
+    """A running MPS daemon, as the run's controller sees it."""
 
     def __init__(self, environment: Mapping[str, str], owner_output: TextIO) -> None:
-        """Listen to the daemon's owner on ``owner_output``; clients need ``environment``."""
+        """Read reports of the daemon's owner from ``owner_output``. ``environment``: variables that clients need."""
         self.environment = environment
-        """Environment variables that its clients need."""
+        """Environment variables of the daemon's clients."""
         self.ended: str | None = None
-        """Process of the daemon that has died, as ``nvidia-cuda-mps-server (pid 7)``."""
+        """Name of a daemon process that has died, as ``nvidia-cuda-mps-server (pid 7)``; None if none has."""
         self._leaving = False
         self._listener = threading.Thread(target=self._listen, args=(owner_output,), name="mps", daemon=True)
         self._listener.start()
 
     def end(self, owner_input: TextIO) -> None:
-        """Have the owner end the daemon, and wait until it has closed its output."""
+        """Make the owner end the daemon, and wait until the owner has closed its output."""
         self._leaving = True
         owner_input.close()
         self._listener.join()
@@ -53,7 +53,7 @@ class MpsDaemon:
 
 @contextmanager
 def mps_daemon() -> Iterator[MpsDaemon]:
-    """Start a daemon for this run alone. Raise MpsUnavailable.
+    """Start an MPS daemon for this run alone. Raise MpsUnavailable if MPS does not work.
 
     The daemon ends with the block, and also when this process, or the owner, is killed.
     """
@@ -82,10 +82,10 @@ def mps_daemon() -> Iterator[MpsDaemon]:
 
 
 def thread_percentage(environ: Mapping[str, str], share: float) -> dict[str, str]:
-    """Return the variable that limits a client to its share of the GPU's multiprocessors.
+    """Return the environment variable that limits a client to its share of the GPU's multiprocessors.
 
-    Shares are rounded up, so that none is left unused. A whole share is no limit: the variable is set only where a
-    client would inherit one.
+    Shares are rounded up to whole percents, so that no multiprocessor is unused. A share of 1 is no limit: the
+    variable is then set only if a client would inherit another value.
     """
     if share == 1 and THREADS not in environ:
         return {}

@@ -33,12 +33,13 @@ CONTROL = "nvidia-cuda-mps-control"
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 START_S = 60.0
-"""Time for the daemon to start, and for a process to get through it; its server takes seconds per GPU."""
+"""Seconds for the daemon to start, and for a first client; the daemon's server takes seconds per GPU."""
 ANSWER_S = 5.0
-"""Limit of the daemon's own commands: milliseconds, unless a killed client has made a server hang."""
+"""Seconds to wait for the daemon's commands, which take milliseconds unless a killed client has made a server
+hang."""
 END_S = 3.0
 WATCH_S = 0.25
-"""Between looks at the daemon's processes."""
+"""Seconds between checks of the daemon's processes."""
 _LONGEST_FOLDER = 107 - len(f"/{PREFIX}12345678/pipe/control_privileged")
 """Longest name of the parent folder: a Unix socket's 107 characters less the names below it."""
 _TRY_A_CLIENT = """
@@ -60,7 +61,7 @@ def folders() -> Path:
 
 
 def own_folder() -> Path:
-    """Return a new folder, which is locked before it has its name and for as long as this process lives."""
+    """Return a new folder. It is locked before it gets its final name and as long as this process lives."""
     partial = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=folders()))
     lock(partial)
     folder = partial.with_name(partial.name[1:])
@@ -85,7 +86,7 @@ def lock(folder: Path) -> int | None:
 
 
 def start(folder: Path) -> str:
-    """Start the daemon; return why it does not work, or an empty string."""
+    """Start the daemon; return why it does not work, or an empty string if it works."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
     client_env = inherited | mps_environment(folder)
     env = dict(client_env)
@@ -134,12 +135,12 @@ def stop(folder: Path) -> None:
 
 
 def adopt() -> None:
-    """Make daemons children of this process: the first process of a container may reap nobody."""
+    """Make this process the parent of daemons, because a container's first process may not reap them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def reap() -> None:
-    """Reap the children that have ended, for as long as a killed one may take to end."""
+    """Reap ended children, for as long as a killed child may take to end."""
     deadline = time.monotonic() + END_S
     with suppress(ChildProcessError):
         while time.monotonic() < deadline:
@@ -203,7 +204,7 @@ def _name(pid: int) -> str:
 
 
 def sweep() -> None:
-    """End and remove what runs have left whose owner was killed."""
+    """End the daemons and remove the folders of runs whose owner was killed."""
     for folder in folders().glob(f"{PREFIX}*"):
         with suppress(OSError):  # another user's, or another sweep was faster
             if folder.stat().st_uid == os.geteuid() and (descriptor := lock(folder)) is not None:
@@ -226,7 +227,7 @@ def forget_events(since_s: float) -> None:
 
 
 def _is_let_go(file: Path, deadline: float) -> bool:
-    """Return whether nobody has the file open, at the deadline at the latest.
+    """Return whether no process has the file open, waiting for that until the deadline.
 
     The process id in its name means little where containers share ``/dev/shm``.
     """

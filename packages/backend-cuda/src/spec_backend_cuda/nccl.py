@@ -1,7 +1,7 @@
-"""NcclCommunicator: the NCCL calls that this package needs, from the library that torch brings.
+"""NcclCommunicator: the NCCL calls that this package needs, from torch's NCCL library.
 
-Communicators never block the host: a call that takes its time is polled until its deadline, so that a peer that is
-gone cannot hold this process.
+Calls never block the host: a call that is in progress is polled until its deadline, so that a dead peer cannot block
+this process.
 """
 
 from __future__ import annotations
@@ -70,14 +70,17 @@ def unique_id() -> bytes:
 
 
 class NcclCommunicator:
-    """Calls are queued on the current stream; ``deadline`` is when the host's part of a call must be over."""
+    """An NCCL communicator. Calls are queued on the current stream.
+
+    ``deadline``: time by ``time.monotonic`` when the host's part of a call must be done.
+    """
 
     def __init__(self) -> None:
         """Make a communicator that has not joined yet."""
         self._handle = ctypes.c_void_p()
         self._aborted = threading.Event()
         self._in_use = threading.Lock()
-        """NCCL frees an aborted communicator: no other call may be in it then."""
+        """Held during a call: NCCL frees an aborted communicator, so no other call may run at that time."""
 
     def join(
         self, name: bytes, rank: int, world_size: int, deadline: float, max_blocks: int = _UNDEFINED
@@ -97,7 +100,7 @@ class NcclCommunicator:
             self._finish("ncclCommInitRankConfig", status, deadline)
 
     def broadcast(self, raw: torch.Tensor, src: int, deadline: float) -> None:
-        """Fill the tensor on every rank with that of ``src``."""
+        """Copy rank ``src``'s tensor into every rank's tensor."""
         address = _address(raw)
         self._call("ncclBroadcast", deadline, address, address, _count(raw), BYTE, src)
 
@@ -106,15 +109,15 @@ class NcclCommunicator:
         self._call("ncclSend", deadline, _address(raw), _count(raw), BYTE, dst)
 
     def recv(self, raw: torch.Tensor, src: int, deadline: float) -> None:
-        """Fill the tensor with what the rank ``src`` sends."""
+        """Receive the tensor that rank ``src`` sends."""
         self._call("ncclRecv", deadline, _address(raw), _count(raw), BYTE, src)
 
     def send_parts(self, parts: Sequence[torch.Tensor], dst: int, deadline: float) -> None:
-        """Send parts to the peer, which calls ``recv_parts`` with parts of the same sizes."""
+        """Send several tensors to rank ``dst``, which calls ``recv_parts`` with tensors of the same sizes."""
         self._grouped("ncclSend", parts, dst, deadline)
 
     def recv_parts(self, parts: Sequence[torch.Tensor], src: int, deadline: float) -> None:
-        """Receive what the peer gives to ``send_parts``, parts of the same sizes."""
+        """Receive tensors of the same sizes that rank ``src`` passes to ``send_parts``."""
         self._grouped("ncclRecv", parts, src, deadline)
 
     def all_gather(self, raw: torch.Tensor, gathered: torch.Tensor, deadline: float) -> None:
@@ -127,7 +130,7 @@ class NcclCommunicator:
         self._call("ncclAllReduce", deadline, address, address, _count(tensor), kind, _SUM)
 
     def abort(self) -> None:
-        """End the communicator and what is queued: streams that wait in a call go on. Any thread may call it."""
+        """Abort the communicator and its queued calls, so that waiting streams continue. Any thread may call it."""
         self._aborted.set()
         with self._in_use:
             handle, self._handle = self._handle, ctypes.c_void_p()
@@ -136,11 +139,11 @@ class NcclCommunicator:
 
     @property
     def aborted(self) -> bool:
-        """Return whether it was aborted: what a queued call has done is not known then."""
+        """Return whether the communicator was aborted. The results of queued calls are then undefined."""
         return self._aborted.is_set()
 
     def error(self) -> str:
-        """Return what has gone wrong since the last call; empty if nothing."""
+        """Return the error since the last call; empty if there is none."""
         if self.aborted:
             return _reason(_REMOTE_ERROR)
         if not self._in_use.acquire(blocking=False):
@@ -152,7 +155,7 @@ class NcclCommunicator:
         return "" if status in (_SUCCESS, _IN_PROGRESS) else _reason(status)
 
     def check(self) -> None:
-        """Raise PeerLost for what has gone wrong since the last call."""
+        """Raise PeerLost if there was an error since the last call."""
         if reason := self.error():
             raise PeerLost(reason)
 
@@ -163,7 +166,7 @@ class NcclCommunicator:
             self._finish(name, status, deadline)
 
     def _grouped(self, name: str, parts: Sequence[torch.Tensor], peer: int, deadline: float) -> None:
-        """Queue one transfer, in as many calls as it has parts."""
+        """Queue one transfer as a group of one call per tensor."""
         call, stream = getattr(_library(), name), _stream()
         with self._in_use:
             self._check_open(name)

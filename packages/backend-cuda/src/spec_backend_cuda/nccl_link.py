@@ -1,4 +1,4 @@
-"""NcclLink: a communicator of two, from a sender's GPU to a receiver's. Never torch's default group."""
+"""NcclLink: a two-rank communicator from a sender's GPU to a receiver's; never torch's default group."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 
 SENDER, RECEIVER = 0, 1
 MAX_BLOCKS = 8
-"""Number of thread blocks that a transfer takes of each GPU while it lasts: few beside those that compute, and far
-more than features need (a block moves some 20 GB/s over NVLink; an engine makes 2 GB/s)."""
+"""Thread blocks that a transfer uses on each GPU: few compared with computation, and far more than features need (a
+block moves some 20 GB/s over NVLink; an engine makes 2 GB/s)."""
 OPEN_S, POST_S = 60.0, 20.0
 """Seconds for NCCL's setup of a communicator, and for the host's part of a transfer, on a busy host."""
 
 
 def new_link_name() -> str:
-    """Return a name for a new link, by which its two ends find each other."""
+    """Return a name for a new link, by which sender and receiver find each other."""
     return base64.b64encode(unique_id()).decode()
 
 
 class NcclLink(P2PLink):
-    """A link on a stream of its own, which nothing else waits for.
+    """A link on a separate stream that nothing else waits for.
 
-    The stream has priority over other work, so that neither end's kernel waits for the other's longer than it must.
+    The stream has high priority, so that the sender's and receiver's kernels wait for each other as briefly as
+    possible.
     """
 
     def __init__(self, name: str, device: torch.device, *, receives: bool) -> None:
-        """Make one end of the link ``name``; it receives or sends."""
+        """Make the receiving or the sending side of the link ``name``."""
         self._name, self._device, self._receives = base64.b64decode(name), device, receives
         self._communicator = NcclCommunicator()
         self._own_stream = OwnStream(device, priority=-1)
@@ -46,7 +47,7 @@ class NcclLink(P2PLink):
         self._through = self.new_event()
 
     def open(self) -> None:
-        """Connect the two GPUs by a first transfer, which neither end queues before the other does."""
+        """Connect the two GPUs by a first transfer, which completes only when both sides have queued it."""
         rank = RECEIVER if self._receives else SENDER
         with torch.cuda.device(self._device):
             self._communicator.join(self._name, rank, 2, time.monotonic() + OPEN_S, MAX_BLOCKS)
@@ -66,17 +67,17 @@ class NcclLink(P2PLink):
             self._through.record(self._stream)
 
     def finish(self) -> None:
-        """Return when the transfer is complete. Raise PeerLost once aborted."""
+        """Return when the transfer is complete. Raise PeerLost if the link was aborted."""
         self._through.synchronize()
         if self._communicator.aborted:
             raise PeerLost("the other GPU's process has gone")
 
     def abort(self) -> None:
-        """End the current transfer, on the GPU too."""
+        """Abort the current transfer, also on the GPU."""
         self._communicator.abort()
 
     def close(self) -> None:
-        """Abort, and keep the stream for another link."""
+        """Abort the link; keep its stream for reuse by another link."""
         self.abort()
         self._own_stream.close()
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class NcclProcessGroup(AgreedProcessGroup):
-    """Every rank needs a GPU of its own."""
+    """NCCL collectives; every rank needs a separate GPU."""
 
     library: ClassVar[str] = "NCCL"
     summable = frozenset(SUMMABLE)

@@ -8,13 +8,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MEMORY, AUTOMATIC = "NCCL_CUMEM_ENABLE", "-2"
-"""Variable for how NCCL allocates what GPUs share, and its default. Both ends of a communicator need the same."""
+"""Environment variable for how NCCL allocates shared GPU memory, and its default. All ranks of a communicator need
+the same value."""
 
 
 def nccl_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the setting, even where it is the default.
+    """Return the setting, even if it is the default.
 
-    SGLang chooses another one for its processes where there is none (0.5.16, ``_set_envs_and_config``), and a trainer
-    could not make a communicator with them.
+    SGLang sets another value for its processes if none is set (0.5.16, ``_set_envs_and_config``), and a trainer could
+    then not form a communicator with them.
     """
     return {MEMORY: env.get(MEMORY, AUTOMATIC)}

@@ -1,7 +1,7 @@
-"""NcclTransport: features from the GPU of an engine to another one of a trainer, over NCCL.
+"""NcclTransport: sends features from an engine's GPU to a trainer's GPU over NCCL.
 
-Samples go from GPU to GPU (``push_pool``); where both ends are on one GPU, or the sender is on the host, through
-host memory.
+Samples go from GPU to GPU (``push_pool``). If sender and receiver share a GPU, or the sender is in host memory, they
+go through host memory.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from spec_kit.streams import BufferPoolFactory, ConnectReply
 
 _PREFIX = "nccl|"
-"""Before the GPU of a sender that can send over NCCL."""
+"""Prefix of the device id of a sender that can send over NCCL."""
 
 
 class NcclTransport(Transport):
-    """Receives on, and sends from, the device that is current when an end is made."""
+    """Receives on, and sends from, the device that is current when a receiver or sender is made."""
 
     def __init__(self, listen: str = "") -> None:
-        """Let senders of other hosts reach a receiver at ``listen``, ``host:port``; empty: where its run says."""
+        """Set the ``host:port`` where senders reach a receiver; empty: the address that the run chooses."""
         self._listen = listen
 
     def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:
-        """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""
+        """Return a receiver; its senders share a window of ``window_bytes`` bytes (T1, T5)."""
         device = torch.device("cuda", torch.cuda.current_device())
         layout = SampleLayout(schema)
         port = open_port(*parse_address(self._listen)) if self._listen else open_port(host)
@@ -75,7 +75,7 @@ class NcclPool(PushPool):
         super().__init__(arena, device, self._new_nccl_link)
 
     def serves(self, device_id: str) -> bool:
-        """Return whether a sender on that device can write to its pools."""
+        """Return whether a sender on that device can use this pool."""
         return device_id.startswith(_PREFIX) and is_elsewhere(device_id, gpu_id(self.device))
 
     def _new_nccl_link(self) -> tuple[str, NcclLink]:
@@ -92,19 +92,19 @@ class NcclConnector(SenderConnector):
         self.device_id = _PREFIX + gpu_id(device)
 
     def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
-        """Return the view of the pool that the receiver offers."""
+        """Return the sender's buffer for the pool that the receiver offers."""
         if reply.pool != NcclPool.kind:
             return HostConnector().attach(reply, descriptor, layout)
         return PushBuffer(layout, NcclLink(reply.offer, self._device, receives=False), self._device)
 
 
 def is_elsewhere(device_id: str, gpu: str) -> bool:
-    """Return whether a sender is on another GPU than ``gpu``: NCCL has no communicator of two on one."""
+    """Return whether a sender's GPU is not ``gpu``: NCCL has no communicator of two ranks on one GPU."""
     return device_id.removeprefix(_PREFIX) != gpu
 
 
 def _memory(size: int, device: torch.device) -> Tensor:
-    """Return memory that torch's allocator does not count, as ``CudaSharing`` does, where the driver lets us."""
+    """Return memory outside torch's allocator, as ``CudaSharing`` does, if the driver supports it."""
     try:
         segment, descriptor = DeviceSegment.create(size, device)
     except CudaError as error:

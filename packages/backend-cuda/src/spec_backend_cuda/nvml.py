@@ -1,4 +1,4 @@
-"""This host's GPUs by the driver's monitoring library: no CUDA context is opened, nothing is allocated."""
+"""Lists this host's GPUs with NVML, without opening a CUDA context or allocating memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pynvml
 
 
 class DriverMissing(RuntimeError):
-    """No NVIDIA driver that answers; the message says what to do."""
+    """No NVIDIA driver answers; the message says what to do."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""P2PLink: a way for bytes from one sender's device to one receiver's (``PushPool``)."""
+"""P2PLink: interface that transfers bytes from a sender's device to a receiver's (``PushPool``)."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ if TYPE_CHECKING:
 
 
 class P2PLink(ABC):
-    """One thread of each end uses it, which may wait; any thread may abort it."""
+    """One side of a link. A single thread uses it and may wait in it; any thread may abort it."""
 
     @abstractmethod
     def open(self) -> None:
-        """Return when both ends are there.
+        """Return when sender and receiver are connected.
 
-        Raise PeerLost once aborted, DeadlineExceeded where the other end does not come.
+        Raise PeerLost if aborted, DeadlineExceeded if the other side does not connect.
         """
 
     @abstractmethod
     def start(self, parts: Sequence[Tensor]) -> None:
-        """Queue a transfer, without waiting for the other end; this end sends or receives, as it was made to.
+        """Queue a transfer without waiting for the other side; this side sends or receives, as constructed.
 
-        Both ends give tensors of the same sizes, which nothing else uses until ``finish``.
+        Both sides pass tensors of the same sizes. Nothing else may use the tensors until ``finish`` returns.
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """Return when the transfer is complete: a sender's tensors are free again, a receiver's are filled.
+        """Return when the transfer is complete: a sender's tensors may be reused, a receiver's are filled.
 
-        Raise PeerLost once aborted: what the tensors hold is not known then.
+        Raise PeerLost if aborted; the tensors' contents are then undefined.
         """
 
     @abstractmethod
     def abort(self) -> None:
-        """End the current transfer, on the device too. Idempotent; only ``close`` may be called after it."""
+        """Abort the current transfer, also on the device. Idempotent; only ``close`` may be called after it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Abort, and give back what the link holds; after the last call of the thread that uses it. Idempotent."""
+        """Abort and free the link's resources, after the using thread's last call. Idempotent."""
 
     @abstractmethod
     def new_event(self) -> torch.cuda.Event:

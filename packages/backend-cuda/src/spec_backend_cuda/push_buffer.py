@@ -1,4 +1,4 @@
-"""PushBuffer: a sender's view of a ``PushPool``."""
+"""PushBuffer: the sender's side of a ``PushPool``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Push(PendingSend):
-    """A staged sample, in the pieces of its block."""
+    """A sample copied to a staging buffer, in the pieces of its block."""
 
     def __init__(self, link: P2PLink, parts: Sequence[Tensor], staged: torch.cuda.Event) -> None:
         self._link, self._parts, self._staged = link, parts, staged
@@ -35,9 +35,10 @@ class _Push(PendingSend):
 
 
 class PushBuffer(DeferredBuffer):
-    """``write`` copies a sample aside on the current stream, on which its memory may be reused from then on (T2).
+    """A sender's buffer: ``write`` copies a sample to a staging buffer on the current stream.
 
-    The copy is freed when the sample is sent. At most what has been granted lies aside, so the window bounds it, too.
+    The sample's memory may be reused on that stream afterwards (T2). The copy is freed when it is sent. Only granted
+    samples are staged, so the window limits their memory, too.
     """
 
     def __init__(self, layout: SampleLayout, link: P2PLink, device: torch.device) -> None:
@@ -46,11 +47,11 @@ class PushBuffer(DeferredBuffer):
         self._pending: list[_Push] = []
 
     def open(self) -> None:
-        """Return when both ends of the link are there."""
+        """Return when both sides of the link are connected."""
         self._link.open()
 
     def write(self, grant: Packet, sample: FeatureSample) -> None:
-        """Copy a sample aside on the current stream."""
+        """Copy a sample to a staging buffer on the current stream."""
         copy = staged_copy(sample, self._layout, self._device)
         staged = self._link.new_event()
         staged.record(torch.get_device_module(self._device).current_stream(self._device))
@@ -58,11 +59,11 @@ class PushBuffer(DeferredBuffer):
         self._pending.append(_Push(self._link, parts, staged))
 
     def take_pending(self) -> PendingSend:
-        """Return what the last ``write`` has begun."""
+        """Return the pending send that the last ``write`` started."""
         return self._pending.pop()
 
     def settle(self) -> None:
-        """Return at once: what was copied aside is nobody else's."""
+        """Return at once: staged copies belong to this buffer alone."""
 
     def abandon(self) -> None:
         """Make pending and future sends raise PeerLost."""

@@ -45,25 +45,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GRACE_S = 0.2
-"""How long a transfer may go on when its sender is gone, in seconds: the sender may have finished its part. A
-transfer that waits for its turn has not begun."""
+"""Seconds that a transfer may continue after its sender is gone: the sender may have finished its part. A transfer
+that waits for its turn has not begun."""
 CLOSE_S = 5.0
-"""How long ``close`` waits for readers whose device does not come to them, in seconds."""
+"""Seconds that ``close`` waits for readers that the device has not reached yet."""
 _PROBLEM = "a sample could not be received"
 
 
 class PushPool(BufferPoolFactory):
-    """Gives each sender a channel of its own; all share one arena."""
+    """Gives each sender a separate channel; all channels share one arena of memory."""
 
     kind: ClassVar[str] = "pushed"
 
     def __init__(
         self, arena: DeviceArena, device: torch.device, new_link: Callable[[], tuple[str, P2PLink]]
     ) -> None:
-        """Make links by ``new_link``: what a sender must know to reach this end of a link, and this end."""
+        """Make the pool. ``new_link`` returns a link's name, for the sender, and the receiver's side of it."""
         self.arena, self.device = arena, device
         self.receiving = threading.Lock()
-        """Held by the channel that receives."""
+        """Held by the channel that is receiving."""
         self._new_link = new_link
         self._channels: list[_SenderChannel] = []
         self._freed: queue.SimpleQueue[_Freed | None] = queue.SimpleQueue()
@@ -71,7 +71,7 @@ class PushPool(BufferPoolFactory):
         self._sweeper.start()
 
     def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
-        """Return a channel for one more sender."""
+        """Return a channel for a new sender."""
         offer, link = self._new_link()
         self._channels = [channel for channel in self._channels if not channel.ended]
         self._channels.append(_SenderChannel(self, link, offer, has_room))
@@ -113,7 +113,7 @@ class _Freed(NamedTuple):
 
 
 class _SenderChannel(ReceiverPool):
-    """One sender's way into a push pool. Its thread ends with the sender."""
+    """One sender's channel into a push pool. Its thread ends with the sender."""
 
     kind = PushPool.kind
 
@@ -127,7 +127,7 @@ class _SenderChannel(ReceiverPool):
         self._disconnected = False
         """Whether the sender has gone."""
         self._abort_timer: threading.Timer | None = None
-        """Runs while both hold."""
+        """Runs while a transfer is in flight although the sender has gone."""
         self._when_ended: Callable[[], None] = _nothing
         self._thread = threading.Thread(target=self._receive_all, name="push-channel", daemon=True)
         self._thread.start()
@@ -196,7 +196,7 @@ class _SenderChannel(ReceiverPool):
 
     @contextlib.contextmanager
     def _transferring(self) -> Generator[None]:
-        """Abort, in time, what waits for a sender that has gone."""
+        """Mark a transfer as in flight; if its sender has gone, abort it after ``GRACE_S``."""
         with self._lock:
             self._busy = True
             self._start_abort_timer()
@@ -216,4 +216,4 @@ class _SenderChannel(ReceiverPool):
 
 
 def _nothing() -> None:
-    """Do nothing; for a channel whose sender is there."""
+    """Do nothing; the default callback while the sender is connected."""

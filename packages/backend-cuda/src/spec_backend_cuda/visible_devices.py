@@ -16,10 +16,10 @@ ORDER = "CUDA_DEVICE_ORDER"
 
 
 def visible_gpus(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[str]:
-    """Return entries for the devices that ``environ`` lets a process see.
+    """Return the entries of the devices that ``environ`` lets a process see.
 
-    They are those of its list up to the first that names none, or nothing if it names one twice, as CUDA reads it;
-    without a list every GPU by its index.
+    As in CUDA, the list is read up to its first invalid entry, and is empty if it names a device twice. Without a
+    list, every GPU is named by its index.
     """
     if NAME not in environ:
         return [str(index) for index in range(len(gpus))]
@@ -33,7 +33,7 @@ def visible_gpus(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[str]:
 
 
 def gpu_of(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
-    """Return the GPU of an entry; None for a slice (MIG), whose GPU the entry does not name."""
+    """Return the GPU of an entry; None for a MIG slice, because the entry does not name its GPU."""
     if entry.isdigit():
         return gpus[int(entry)]
     return next((gpu for gpu in gpus if gpu.uuid == entry), None)
@@ -53,7 +53,10 @@ def gpus_visible_to_child(
 
 
 def _in_full(entry: str, gpus: Sequence[Gpu]) -> str | None:
-    """None if it names no device. The first characters of a UUID are enough for CUDA, but not for vLLM."""
+    """Return the full name of an entry's device, None if it names no device.
+
+    CUDA accepts the first characters of a UUID, but vLLM does not.
+    """
     if entry.isdigit():
         return str(int(entry)) if int(entry) < len(gpus) else None
     if entry.startswith("MIG-"):

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineContext:
-    """What the application passes to an engine besides the engine's section of the configuration.
+    """The arguments that the application passes to an engine besides its section of the configuration.
 
     An engine runs on the devices that its process sees (B4). An engine that runs the target in this process
     gets the device from ``claim_device`` and the transport from ``open_transport``. An engine that starts

@@ -41,14 +41,14 @@ class Generation:
 
     token_ids: tuple[int, ...]
     top2_margin: tuple[float, ...] = ()
-    """For each token, the difference of the target's two largest logits, if the engine returns it. A
+    """Per token, the difference of the target's two largest logits, if the engine returns it. A
     difference near 0 explains why two greedy runs diverge."""
     guess_places: tuple[int, ...] = ()
-    """For each token, the index k ≥ 1 of the guess in its round that was verified at this token's position; 0
+    """Per token, the index k ≥ 1 of the guess in its round that was verified at this token's position; 0
     if there was no such guess. All earlier guesses of the round were accepted; the target accepted guess k or
     replaced it by this token. Empty if the engine does not report it."""
     refused_guesses: tuple[int, ...] = ()
-    """For each token, the id of the refused guess that the token replaced; −1 if it replaced none. Empty if
+    """Per token, the id of the refused guess that the token replaced; −1 if it replaced none. Empty if
     the engine does not report it."""
     verifications: tuple[int, ...] = ()
     """Number of the answer's verifications that accepted 0, 1, … guesses. Empty if the engine does not count
@@ -56,7 +56,7 @@ class Generation:
     cached_tokens: int = 0
     """Number of prompt tokens that came from a prefix cache, as far as the engine counts them."""
     times_s: tuple[float, ...] = ()
-    """For each token, the seconds from the start of the request until the engine returned the token. The
+    """Per token, the seconds from the start of the request until the engine returned the token. The
     tokens of one verification are returned together. Empty if not asked for, or if the engine does not
     stream."""
     draft_version: int | None = None

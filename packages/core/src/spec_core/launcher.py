@@ -153,7 +153,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchContext:
-    """What the application passes to a launcher besides the launcher's section of the configuration."""
+    """The arguments that the application passes to a launcher besides its section of the configuration."""
 
     backend: Backend
     """Backend of the workers. The launcher calls its ``prepare_host`` (L10)."""

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class WeightMedium(IntEnum):
-    """What the bytes of an update pass through, from fastest to slowest."""
+    """The medium that the bytes of an update pass through, from fastest to slowest."""
 
     DEVICE_MEMORY = 1
     """Memory of one device, which both processes map."""

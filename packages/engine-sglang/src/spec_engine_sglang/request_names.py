@@ -9,7 +9,7 @@ _NAME = re.compile(r"spec-capture-(\d+)-(\d+)-([\d.]*)")
 
 
 class Assignment(NamedTuple):
-    """What the forward pass must know of a request to be captured."""
+    """The facts about a captured request that the forward pass needs."""
 
     request_id: int
     num_tokens: int

@@ -36,7 +36,7 @@ _ROUNDS = "_spec_draft_rounds"
 
 
 class _Requests:
-    """Tells requests that this process first scheduled after the draft last changed from earlier requests.
+    """Distinguishes requests that this process first scheduled after the draft last changed from earlier ones.
 
     Earlier requests hold keys and values that another draft has computed, and so do the prefixes that they leave in
     the cache.

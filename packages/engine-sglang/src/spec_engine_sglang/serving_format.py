@@ -40,7 +40,8 @@ _LATENT_CHAIN = "Eagle3DeepseekV2ForCausalLM"
 _VLLM_CHAINS = frozenset({"Eagle3LlamaForCausalLM", "Eagle3DeepseekV3ForCausalLM"})
 """Further names of such drafts, which only vLLM knows."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
-"""The name in EAGLE's own files; the field ``draft_vocab_size`` tells such a draft from a whole Llama model."""
+"""The name in EAGLE's own files; the field ``draft_vocab_size`` distinguishes such a draft from a whole Llama
+model."""
 _BLOCK = "DFlashDraftModel"
 _MARKOV_BLOCK = "Qwen3DSparkModel"
 """A block draft whose first slot, the slot of the last known token, makes a guess, too."""

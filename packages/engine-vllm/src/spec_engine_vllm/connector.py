@@ -124,7 +124,7 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished_all_groups(request, block_ids)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Tell vLLM that no tokens are loaded from elsewhere."""
+        """Return 0 tokens: nothing is loaded from elsewhere."""
         return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:

@@ -26,8 +26,8 @@ _LATENT_CHAINS = frozenset({"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForC
 _CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}) | _LATENT_CHAINS
 """Autoregressive drafts; vLLM knows each kind by two names."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
-"""The name in EAGLE's own files; the field ``draft_vocab_size`` tells such a draft from a whole Llama model. vLLM
-adds the prefix ``Eagle3``."""
+"""The name in EAGLE's own files; the field ``draft_vocab_size`` distinguishes such a draft from a whole Llama model.
+vLLM adds the prefix ``Eagle3``."""
 _PARALLEL_CHAINS = frozenset({"PEagleDraftModel", "PeagleLlamaForCausalLM", "PeagleQwen3ForCausalLM"})
 """Drafts with the same layers that guess all tokens in one pass, with ``parallel_drafting``. vLLM registers these
 names, but then puts ``Eagle3`` before them. So a folder that vLLM can serve has a name of ``_CHAINS`` and a mask

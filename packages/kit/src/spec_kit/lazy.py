@@ -1,4 +1,4 @@
-"""Public names of a library, each imported from its module when it is first asked for.
+"""Import the public names of a library lazily: each from its module, when it is first used.
 
 So a package can list names whose modules need torch, and still be imported without it.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def lazy_names(package: str, **modules: str) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for ``package``; each keyword is a module of it, with the names that it defines.
+    """Return a ``__getattr__`` for ``package``. Each keyword is a module, its value the names that it defines.
 
     ``__getattr__ = lazy_names(__name__, rope="Rope rotate")``
     """

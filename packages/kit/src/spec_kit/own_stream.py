@@ -1,4 +1,4 @@
-"""OwnStream: a stream of a device that nobody else in this process uses meanwhile."""
+"""OwnStream: a device stream with one owner in this process at a time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ if TYPE_CHECKING:
 
 
 class OwnStream(Resource):
-    """``stream`` is its owner's alone until ``close``, which keeps it for another owner.
+    """Exclusive use of ``stream`` until ``close``, which returns it to a pool for the next owner.
 
-    torch never takes a stream back: it has 32 of each priority and assigns them in turn, so that two new ones may be
-    one. An owner on whose stream a call has failed does not close it, and it is used no more.
+    torch has 32 streams of each priority and assigns them in turn, so two new Stream objects may be the same
+    stream. If a call on the stream has failed, the owner must not call ``close``; the stream is then never used
+    again.
     """
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _spare: ClassVar[defaultdict[tuple[torch.device, int], list[Any]]] = defaultdict(list)
 
     def __init__(self, device: torch.device, priority: int = 0) -> None:
-        """Take a stream of that device and priority; the lowest number is the highest priority."""
+        """Get a stream of ``device`` with ``priority``; a lower number is a higher priority."""
         import torch
 
         self._kind = device, priority
@@ -35,7 +36,7 @@ class OwnStream(Resource):
             )
 
     def close(self) -> None:
-        """Give the stream back."""
+        """Return the stream to the pool."""
         with self._lock:
             if not self._closed:
                 self._closed = True

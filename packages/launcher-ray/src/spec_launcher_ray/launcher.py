@@ -45,7 +45,7 @@ _HOSTS_LOOK_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """What is needed to start a worker, or to start it again: its specification and its devices."""
+    """The specification and devices of a worker, from which it is started, and started again."""
 
     spec: WorkerSpec
     env: Mapping[str, str]

@@ -1,1 +1,1 @@
-"""Strategy megatron: tensor and data parallel by Megatron-Core."""
+"""Strategy ``megatron``: tensor and data parallelism by Megatron-Core."""

@@ -1,8 +1,9 @@
-"""A draft's module, cut for one rank of a tensor-parallel group as its hints say.
+"""Divides a draft's module for one rank of a tensor-parallel group, as the draft's hints say.
 
-The module's own code then runs on parts of its weights. What that takes besides is put around its submodules, as
-hooks: where a whole tensor enters divided layers, the parts of its gradient are summed; where a part of a sum leaves
-them, it is summed. Layers that a draft never calls, because a kernel takes their weights, are divided all the same.
+The module's own code then runs on this rank's shards of the weights. Hooks around its submodules add the
+communication. If a whole tensor enters divided layers, its gradient is summed over ranks. If the output of divided
+layers is one summand per rank, the summands are summed. Layers that a draft never calls, because a kernel takes their
+weights, are divided, too.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ class Division:
     """How a parameter is divided over a tensor-parallel group."""
 
     dimension: int
-    """The dimension that it is cut along."""
+    """The dimension along which it is divided."""
     copies: int = 1
-    """Neighbouring ranks that have the same part."""
+    """Number of neighbouring ranks that hold the same shard."""
 
 
 def divide(
     module: nn.Module, hints: TensorParallelHints, group: dist.ProcessGroup, sequence_parallel: bool
 ) -> dict[str, Division]:
-    """Cut the weights and hang in the sums; return how each divided parameter is divided."""
+    """Divide the weights and add the hooks; return the Division of each divided parameter, by name."""
     size = dist.get_world_size(group)
     columns = {
         name: Division(0, max(1, size // pieces) if name in hints.replicated else 1)
@@ -78,7 +79,7 @@ def divide(
 
 
 def _cut(module: nn.Module, name: str, division: Division, group: dist.ProcessGroup) -> None:
-    """Replace a parameter by this rank's part of it."""
+    """Replace a parameter by this rank's shard of it."""
     layer_name, _, attribute = name.rpartition(".")
     layer = module.get_submodule(layer_name)
     whole: Tensor = getattr(layer, attribute)
@@ -106,7 +107,7 @@ def _enter(group: dist.ProcessGroup, module: nn.Module, inputs: object, output: 
 
 
 def _entered(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the tensor, as it is; backwards, the gradients that the ranks have for it are summed."""
+    """Return the tensor unchanged; in the backward pass, its gradients are summed over ranks."""
     entered = copy_to_tensor_model_parallel_region(whole, group)
     if entered.requires_grad:
         entered.register_hook(_own)

@@ -1,4 +1,4 @@
-"""DividedTargetOps: the target's frozen tensors, a part of the vocabulary on each rank of a tensor-parallel group."""
+"""DividedTargetOps: the target's frozen tensors; each tensor-parallel rank holds a shard of the vocabulary."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class DividedTargetOps(TargetOps):
 
     @property
     def vocab_range(self) -> tuple[int, int]:
-        """This rank's part of the vocabulary."""
+        """First token id of this rank's shard of the vocabulary, and the id after its last."""
         return self._range
 
     @property
     def shard_rows(self) -> int:
-        """The largest part of any rank (O5)."""
+        """Rows of the largest shard of any rank (O5)."""
         return self._shard_rows
 
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class DividedTargetOps(TargetOps):
 
 
 def vocabulary_bounds(kept_V: Tensor | None, vocab_size: int, parts: int) -> list[int]:
-    """Return where the vocabulary is cut into parts: equal ones, or such that each has equally many kept ids."""
+    """Return the bounds of ``parts`` vocabulary shards: of equal size, or with equally many ids of ``kept_V``."""
     if kept_V is None:
         return [rank * vocab_size // parts for rank in range(parts + 1)]
     ids = kept_V.nonzero().squeeze(1).tolist()

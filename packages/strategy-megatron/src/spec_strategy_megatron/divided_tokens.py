@@ -1,6 +1,6 @@
-"""Sequence parallel: between divided layers a rank of a tensor-parallel group has a part of the tokens.
+"""Sequence parallelism: between divided layers, each tensor-parallel rank holds a share of the tokens.
 
-Tokens are the last dimension but one, channels the last. Megatron's mappings are along the first.
+Tokens are the second-to-last dimension, channels the last. Megatron's functions divide along the first dimension.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def pad_tokens(batch: DraftBatch, multiple: int) -> DraftBatch:
-    """Return the batch with padding at its end: at least ``multiple`` tokens, and a multiple of that."""
+    """Return the batch padded at its end to a multiple of ``multiple`` tokens, and at least that many."""
     num_tokens, place_T = len(batch.input_ids_T), batch.guess_place_T
     missing = max(multiple, num_tokens + -num_tokens % multiple) - num_tokens
     batch = replace(batch, rows_multiple=multiple)
@@ -42,29 +42,29 @@ def pad_tokens(batch: DraftBatch, multiple: int) -> DraftBatch:
 
 
 def split_input(group: dist.ProcessGroup, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Cut this rank's tokens out of the first input; backwards, gradients are gathered."""
+    """Reduce the first input to this rank's tokens; in the backward pass, gradients are gathered."""
     return _mapped(scatter_to_sequence_parallel_region, inputs[0], group), *inputs[1:]
 
 
 def leave_in_parts(group: dist.ProcessGroup, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
-    """Sum the ranks' parts of a sum, of this rank's tokens; backwards, gradients are gathered."""
+    """Sum the output over ranks, and keep this rank's tokens; in the backward pass, gradients are gathered."""
     return _mapped(reduce_scatter_to_sequence_parallel_region, output, group)
 
 
 def enter_from_parts(group: dist.ProcessGroup, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
-    """Gather all tokens; backwards, the gradients that the ranks have for them are summed."""
+    """Gather all tokens; in the backward pass, their gradients are summed over ranks."""
     return _mapped(gather_from_sequence_parallel_region, output, group)
 
 
 def gather_output(group: dist.ProcessGroup, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
-    """Gather all tokens, whose gradients every rank has whole."""
+    """Gather all tokens, for layers after which every rank has their full gradient."""
     return _mapped(gather_from_sequence_parallel_region, output, group, tensor_parallel_output_grad=False)
 
 
 def _mapped(
     mapping: Callable[..., Tensor], tokens: Tensor, group: dist.ProcessGroup, **options: bool
 ) -> Tensor:
-    """Return one of Megatron's mappings of the tokens."""
+    """Apply one of Megatron's functions along the token dimension."""
     if not tokens.numel():
         # Nothing to exchange, but the shape, and a gradient (of zero) must reach every input.
         parts = dist.get_world_size(group)

@@ -1,4 +1,4 @@
-"""The place of each trained weight: its part on a tensor-parallel rank, and that part's range in the master."""
+"""HeldWeights: each trained weight's shard on a tensor-parallel rank, and the rank's range of that shard's master."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class HeldWeights:
     config: MegatronConfig
     mesh: DeviceMesh
     trained: Mapping[str, nn.Parameter]
-    """The module's parameters: this tensor-parallel rank's part of each weight."""
+    """The module's parameters: this tensor-parallel rank's shard of each weight."""
     masters: Mapping[str, Master]
     divisions: Mapping[str, Division]
-    """How each divided weight is divided."""
+    """The Division of each divided weight, by name."""
 
     def whole_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a whole weight."""
@@ -42,14 +42,14 @@ class HeldWeights:
         return tuple(shape)
 
     def part(self, name: str) -> Tensor:
-        """Return this tensor-parallel rank's part of a weight, in float32. Collective over the data axis."""
+        """Return this tensor-parallel rank's shard of a weight, in float32. Collective over the data axis."""
         parameter = self.trained[name].detach()
         if parameter.dtype == torch.float32:
             return parameter
         return self.joined(name, self.masters[name].values)
 
     def joined(self, name: str, values: Tensor) -> Tensor:
-        """Return this tensor-parallel rank's part, from what the ranks of the data axis hold of it, float32 [n]."""
+        """Return this tensor-parallel rank's shard, joined from the data-parallel ranks' ``values``, float32 [n]."""
         parameter = self.trained[name]
         if not self.config.distributed_optimizer:
             return values.view(parameter.shape)
@@ -60,7 +60,7 @@ class HeldWeights:
         return bits.view(torch.float32)
 
     def whole(self, name: str, part: Tensor) -> Tensor:
-        """Return the whole tensor of which each tensor-parallel rank has a part."""
+        """Return the full tensor of which each tensor-parallel rank has the shard ``part``."""
         if (division := self.divisions.get(name)) is None:
             return part
         placements = [Replicate(), Shard(division.dimension)]
@@ -69,11 +69,11 @@ class HeldWeights:
         return torch.cat(parts[:: division.copies], division.dimension) if division.copies > 1 else whole
 
     def gather(self, name: str, values: Tensor) -> Tensor:
-        """Return the whole tensor of which each rank has a part that is laid out as its master."""
+        """Return the full tensor, from each rank's ``values``, which have the layout of the rank's master."""
         return self.whole(name, self.joined(name, values.reshape(-1)))
 
     def cut(self, name: str, whole: Tensor) -> Tensor:
-        """Return this rank's part of a whole tensor, laid out as its master."""
+        """Return this rank's elements of a full tensor, in the layout of the rank's master."""
         if division := self.divisions.get(name):
             parts = self.config.tensor_parallel // division.copies
             place = self.mesh.get_local_rank("tensor") // division.copies
@@ -82,9 +82,9 @@ class HeldWeights:
         return master.of(whole.contiguous()).view(master.tensor.shape)
 
     def shard(self, name: str, value: Tensor) -> FlatShard:
-        """Return a tensor of a weight's state, which is laid out as its master.
+        """Return the saved form of a tensor of optimizer state, which has the layout of the weight's master.
 
-        Of no dimension, it is one for the weight: it is saved by the rank that has the weight's first element.
+        A scalar is saved once for the weight, by the rank that has the weight's first element.
         """
         scalar, master, division = not value.ndim, self.masters[name], self.divisions.get(name)
         data, tensor = self.mesh.get_local_rank("data"), self.mesh.get_local_rank("tensor")

@@ -1,4 +1,4 @@
-"""Megatron's data parallel, and its optimizer around one of torch's, with groups that it is handed."""
+"""Makes Megatron's data-parallel module and its optimizer around a torch optimizer, for given process groups."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Master:
     tensor: Tensor
     """The elements, as the optimizer holds them."""
     first: int = 0
-    """Index of the first among the parameter's."""
+    """Index of the first element within the parameter."""
 
     @property
     def values(self) -> Tensor:
@@ -43,16 +43,16 @@ class Master:
         return self.tensor.detach().view(-1)
 
     def of(self, parameter: Tensor) -> Tensor:
-        """Return these elements of a tensor in the parameter's shape."""
+        """Return the master's elements of a tensor that has the parameter's shape."""
         return parameter.detach().view(-1)[self.first : self.first + len(self.values)]
 
 
 def data_parallel(
     module: nn.Module, mesh: DeviceMesh, alone: ProcessGroup, distributed_optimizer: bool
 ) -> DistributedDataParallel:
-    """Return the module with float32 gradients that are summed over the mesh's data axis. ``alone``: this process.
+    """Return the module with float32 gradients that are summed over the mesh's data axis.
 
-    With the distributed optimizer a rank gets the sums of its range only.
+    ``alone``: the group of this process only. With the distributed optimizer, a rank gets only its range of the sums.
     """
     groups = ProcessGroupCollection()
     groups.dp = groups.dp_cp = groups.expt_dp = mesh.get_group("data")
@@ -81,10 +81,10 @@ def build_optimizer(
     mesh: DeviceMesh,
     everyone: ProcessGroup,
 ) -> MegatronOptimizer:
-    """Return an optimizer of float32 masters of the module's parameters, with the norm of all its gradients.
+    """Return an optimizer of the float32 masters of the module's parameters, which knows the norm of all gradients.
 
-    Inside is an AdamW, the one class that Megatron accepts: it makes masters of what that holds. Whatever updates
-    them takes its place.
+    It contains an AdamW, the only class that Megatron accepts, and makes masters of its parameters. The optimizer
+    that the user has chosen replaces the AdamW afterwards.
     """
     adam = torch.optim.AdamW(parallel.params_with_grad, lr=0.0)
     distributed = parallel.ddp_config.use_distributed_optimizer
@@ -139,7 +139,7 @@ def masters_of(optimizer: MegatronOptimizer, parameters: Sequence[nn.Parameter])
 
 
 def _as_leaf(master: Tensor) -> Tensor:
-    """Return the same elements as a leaf, which optimizers ask for: Megatron may have a view of a parameter."""
+    """Return the master as a leaf tensor, as optimizers require: Megatron's may be a view of a parameter."""
     if master.is_leaf:
         return master
     leaf = master.detach()

@@ -1,7 +1,7 @@
-"""Megatron's own calls on a device that is not CUDA's: it names CUDA where it means the device of the process.
+"""Lets Megatron run on a device other than CUDA, although its code names CUDA for the device of the process.
 
-Three habits of it are answered, inside the context and nowhere else: tensors made on "cuda", types compared with
-"torch.cuda.FloatTensor" and its like, and ``torch.cuda.current_device()``.
+Three habits of Megatron are handled, only inside the context: tensors made on "cuda", types compared with
+"torch.cuda.FloatTensor" and similar names, and ``torch.cuda.current_device()``.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 _NAMED = "cuda"
-"""The type of device that Megatron names."""
+"""The device type that Megatron's code names."""
 
 
 def on_device(device: torch.device) -> AbstractContextManager[None]:
-    """Return the context in which Megatron is called; with a CUDA device it changes nothing."""
+    """Return the context for calls of Megatron. For a CUDA device it changes nothing."""
     return nullcontext() if device.type == _NAMED else _in_place_of_named(device)
 
 
 @contextmanager
 def as_current_device(device: torch.device) -> Iterator[None]:
-    """Return the context in which a draft runs with Megatron's calls inside, on any thread: these ask for no more."""
+    """Return the context for a draft's passes, on any thread: Megatron asks there only for the current device."""
     cuda: Any = torch.cuda
     before = cuda.current_device
     cuda.current_device = before if device.type == _NAMED else lambda: device

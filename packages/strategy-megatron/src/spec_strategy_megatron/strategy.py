@@ -1,4 +1,4 @@
-"""Strategy ``megatron``: tensor and data parallel by Megatron-Core; a draft says how it may be divided."""
+"""Strategy ``megatron``: tensor and data parallelism by Megatron-Core. The draft says how it may be divided."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _MODEL = "model."
 class MegatronStrategy(Strategy):
     """Megatron-Core over a mesh of data × tensor ranks.
 
-    The ranks of a tensor-parallel group are neighbours. The module computes in the compute dtype; gradients are
-    summed, and masters are updated, in float32.
+    The ranks of a tensor-parallel group have consecutive numbers. The module computes in the compute dtype. Gradients
+    are summed, and masters updated, in float32.
     """
 
     name: ClassVar[str] = "megatron"
@@ -62,7 +62,7 @@ class MegatronStrategy(Strategy):
 
     @classmethod
     def data_parallel(cls, config: StrategyConfig, rank: int, world_size: int) -> DataParallel:
-        """Return the place on the data axis: neighbours divide a draft (S7)."""
+        """Return the data-parallel rank and size; consecutive ranks divide one draft (S7)."""
         assert isinstance(config, MegatronConfig)
         if world_size % config.tensor_parallel:
             raise ConfigError(
@@ -73,13 +73,13 @@ class MegatronStrategy(Strategy):
 
     @classmethod
     def divisions(cls, ranks: int) -> Sequence[StrategyConfig]:
-        """Return a division of the layers alone, and one of the tokens between them too (S7)."""
+        """Return two ways to divide the draft: tensor parallelism, without and with sequence parallelism (S7)."""
         divided = MegatronConfig(name=cls.name, tensor_parallel=ranks)
         return divided, divided.model_copy(update={"sequence_parallel": True})
 
     @classmethod
     def check(cls, config: StrategyConfig, target: TargetSpec, hints: ShardHints) -> None:
-        """Raise ConfigError where heads, channels or a vocabulary do not split evenly (S10)."""
+        """Raise ConfigError if heads, channels or a vocabulary cannot be divided evenly (S10)."""
         assert isinstance(config, MegatronConfig)
         parts, divided = config.tensor_parallel, hints.tensor_parallel
         if config.sequence_parallel and parts > 1 and not (divided and divided.each_token):
@@ -165,7 +165,7 @@ class MegatronStrategy(Strategy):
         ]
 
     def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
-        """Return this rank's part of the vocabulary; the whole where the draft does not divide it."""
+        """Return operations on this rank's shard of the vocabulary; on the whole one if the draft is not divided."""
         import torch
 
         from spec_kit.drafting import TargetOps
@@ -202,7 +202,7 @@ class MegatronStrategy(Strategy):
     def evaluate(
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps
     ) -> StepOutput:
-        """Return the output of a forward pass only, summed over the data axis."""
+        """Return the output of forward passes without backward passes, summed over the data axis."""
         import torch
 
         denominators = to_device_async(denominators, self.device)
@@ -212,23 +212,23 @@ class MegatronStrategy(Strategy):
             )
 
     def full_weights(self) -> dict[str, Tensor]:
-        """Return the gathered float32 weights and the buffers (S2)."""
+        """Return the full float32 weights and the buffers, on the CPU (S2)."""
         return {name: tensor.cpu() for name, tensor in self.gather_weights()}
 
     def gather_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Gather one tensor after the other on every process's device (S9)."""
+        """Gather the tensors one after the other, each on every process's device (S9)."""
         for name, value in self._module.state_dict().items():
             part = self._held.part(name) if name in self._held.masters else value.detach()
             yield name, self._held.whole(name, part)
 
     def save(self, folder: StateFolder) -> None:
-        """Write this process's parts, and on rank 0 their index: files that the strategy fsdp reads, too (S5)."""
+        """Write this process's shards, and on rank 0 their index; strategy ``fsdp`` can read these files (S5)."""
         from spec_kit.sharding import save_sharded
 
         save_sharded(self._state(), folder, self._everyone)
 
     def load(self, folder: StateFolder) -> None:
-        """Read parts that any number of processes wrote (S5)."""
+        """Read shards that were written by any number of processes (S5)."""
         from spec_kit.sharding import load_sharded
 
         load_sharded(self._state(), folder, self._everyone)
@@ -244,13 +244,13 @@ class MegatronStrategy(Strategy):
 
     @classmethod
     def read_weights(cls, folder: StateFolder) -> dict[str, Tensor]:
-        """Return the model of a saved state, put together from its parts (S8)."""
+        """Return the full weights of a saved state, joined from its shards (S8)."""
         from spec_kit.sharding import read_full
 
         return {name.removeprefix(_MODEL): value for name, value in read_full(folder, _MODEL).items()}
 
     def _kept_ids(self) -> Tensor | None:
-        """Return the buffer that marks the ids of a reduced vocabulary, where it decides how ranks divide it."""
+        """Return the bool buffer of a reduced vocabulary's tokens if it decides how ranks divide the vocabulary."""
         return self._module.get_buffer(self._hints.kept_ids) if self._hints and self._hints.kept_ids else None
 
     def _forward_backward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
@@ -277,7 +277,7 @@ class MegatronStrategy(Strategy):
         return self._hints is not None and self.config.sequence_parallel
 
     def _sum_partial_gradients(self) -> None:
-        """Sum over the tensor axis what each of its ranks knows a part of."""
+        """Sum over the tensor axis the gradients of which each rank has only a summand."""
         import torch
         import torch.distributed as dist
 
@@ -306,14 +306,17 @@ class MegatronStrategy(Strategy):
     def _map_whole(
         self, function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
-        """Apply the function to whole tensors, which all ranks share out (S12)."""
+        """Apply ``function`` to each full tensor, and return this rank's shard of each result (S12).
+
+        All ranks divide the tensors among them. ``parts``: weight name → this rank's shard of the tensor.
+        """
         from spec_kit.sharding import Parts, map_dealt
 
         held = Parts(gather=self._held.gather, cut=self._held.cut, group=self._everyone)
         return map_dealt(function, parts, held)
 
     def _state(self) -> dict[str, Tensor | FlatShard]:
-        """Return what a checkpoint holds: the model's tensors, masters for weights, and the optimizer's of each."""
+        """Return a checkpoint's tensors: weights' masters, the module's other tensors, and optimizer state."""
         masters = self._held.masters
         state: dict[str, Tensor | FlatShard] = {
             f"{_MODEL}{name}": value
@@ -330,7 +333,7 @@ class MegatronStrategy(Strategy):
         return reduce(add, outputs).combined(self._sum)
 
     def _sum(self, values: Tensor) -> Tensor:
-        """Return the sum over the data axis, added up here and in rank order: not every all-reduce takes float64."""
+        """Return the sum over the data axis, added locally in rank order: not every all-reduce supports float64."""
         import torch.distributed as dist
 
         group = self._mesh.get_group("data")
@@ -348,7 +351,7 @@ class MegatronStrategy(Strategy):
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Keep Megatron from warning of Transformer Engine and Apex: nothing that is used here would come from them."""
+    """Suppress Megatron's warnings about missing Transformer Engine and Apex, which are not used here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"megatron\.")
         yield

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _PRELOADED = "torch", "torch.distributed.tensor", "torch._dynamo"
-"""Modules that are imported before ranks are forked. None of them initializes a device."""
+"""Modules that the fork server imports before it forks ranks. None of them initializes a device."""
 LIMIT_S = patient(120.0)
 """Longest time, in seconds, of the ranks of a test. Only a test that hangs takes so long."""
 PR_SET_PDEATHSIG = 1

@@ -102,7 +102,7 @@ def fault_in_receiver(me: Rank, stage: Stage) -> str | None:
 
 
 def fault_before_connect(me: Rank, stage: Stage) -> str | None:
-    """Kill or stop the receiver before a sender connects."""
+    """Kill or stop the receiver before a sender connects; return what ``connect`` raises."""
     if me.rank == 0:
         with stage.receiver(me):
             me.reach(FAULT)

@@ -227,7 +227,7 @@ class RemoteReplica(DraftReplica):
         self._lock = threading.Lock()
 
     def end(self) -> None:
-        """Tell the other process to stop serving the receiver."""
+        """Make the other process stop serving the receiver."""
         with contextlib.suppress(OSError):
             self._connection.send(("end", ()))
 

@@ -1,4 +1,4 @@
-"""Names of hosts and devices by which two processes can tell whether they share them."""
+"""Names of hosts and devices by which two processes can check whether they share them."""
 
 from __future__ import annotations
 

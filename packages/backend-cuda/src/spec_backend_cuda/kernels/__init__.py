@@ -1,4 +1,4 @@
-"""Kernels in Triton, by the names that users ask for; each says which dtypes and shapes it is written for."""
+"""Triton kernels, by name. Each kernel has a function that says which dtypes and shapes it supports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _where(takes: Callable[..., bool], kernel: Kernel) -> Kernel:
-    """Return the kernel, which gives NotImplemented where ``takes`` refuses its arguments: plain torch runs then."""
+    """Return the kernel, extended to return NotImplemented for unsupported arguments; plain torch is used then."""
 
     def call(*arguments: Any) -> Any:
         return kernel(*arguments) if takes(*arguments) else NotImplemented

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_ROWS = 128
-"""Rows of a tile of queries: more do not fit into the registers beside their sums."""
+"""Most rows of a tile of queries: more do not fit into the registers together with their sums."""
 
 
 class BlockPlaces(Protocol):
@@ -33,7 +33,7 @@ class BlockPlaces(Protocol):
 
 
 class Tiling(NamedTuple):
-    """The shape of a kernel's tiles, and how it runs; measured on an H200 with blocks of 16, 32 heads over 8."""
+    """Tile sizes and launch options of a kernel, measured on an H200 with blocks of 16 and 32 heads over 8."""
 
     rows: int
     keys: int
@@ -42,7 +42,7 @@ class Tiling(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """How Triton launches the kernel."""
+        """Triton's launch options."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
@@ -58,16 +58,16 @@ NARROW = Tilings(Tiling(128, 64, 8, 3), Tiling(64, 64, 4, 2), Tiling(64, 128, 8,
 WIDE = Tilings(Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 2))
 """Tiling of blocks of more than 64 rows."""
 SHARED_BYTES = 172_032
-"""Shared memory of the largest tiles, with heads of 128: Hopper has it, smaller GPUs do not."""
+"""Bytes of shared memory of the largest tiles, with heads of 128: Hopper has enough, smaller GPUs do not."""
 PROGRAMS = 1024
-"""Least number of programs for the context's gradients: some waves of the largest GPUs."""
+"""Least number of programs for the context's gradients: enough for several waves on the largest GPUs."""
 
 EVERYWHERE = 1 << 30
 """A window wider than any document."""
 
 
 def takes_blocks(q: Tensor, context: tuple[Tensor, Tensor], *_: object) -> bool:
-    """Return whether dtype and sizes are ones that the kernels are written for, and their tiles fit this GPU."""
+    """Return whether the kernels support dtype and sizes, and their tiles fit into this GPU's shared memory."""
     slots, heads, width = q.shape[1:]
     return (
         q.numel() > 0
@@ -85,7 +85,7 @@ def fused_block_attention(
     layout: BlockPlaces,
     window: int | None,
 ) -> Tensor:
-    """Return the blocks' attention to their context and to themselves; arguments are those of the plain version."""
+    """Return the blocks' attention to their context and themselves, with the plain version's arguments."""
     return _BlockAttention.apply(window, layout.places, q, *context, *own)
 
 
@@ -147,7 +147,10 @@ def _context_gradients(
 def _seen_by(
     places: tuple[Tensor, Tensor], first_token: Tensor, shape: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """Return int64 [tiles] twice: the range of blocks that see any of a tile's tokens (both places ascend)."""
+    """Return int64 [tiles] twice: first and last of the blocks that attend to any token of a tile.
+
+    Anchors and document starts must ascend.
+    """
     (anchor, start), end = places, first_token + shape["KEYS"]
     first, last = torch.searchsorted(anchor, first_token, right=True), torch.searchsorted(start, end)
     return first, last.minimum(torch.searchsorted(anchor, end + (shape["window"] - 1)))

@@ -189,7 +189,7 @@ def context_backward(
     SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, OWN: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of one tile of the context, by one share of the blocks that see it."""
+    """Compute dk and dv of one tile of the context, from one share of the blocks that attend to it."""
     kv_head, split = tl.program_id(1), tl.program_id(2)
     first = tl.load(first_seen + tl.program_id(0)).to(tl.int32)
     last = tl.load(last_seen + tl.program_id(0)).to(tl.int32)

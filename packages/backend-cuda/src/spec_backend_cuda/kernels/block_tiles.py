@@ -1,4 +1,4 @@
-"""The tiles of block attention: their rows, their keys, and which of them see which (see ``block_attention``)."""
+"""The tiles of block attention: rows, keys, and which rows attend to which keys (see ``block_attention``)."""
 
 # ruff: noqa: ANN001, ANN201 (a kernel's arguments are device pointers and numbers)
 
@@ -13,7 +13,7 @@ def rows_of(
     first_block, end_block, kv_head, anchor, start, window, kv_heads,
     SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Return for each row whether it is one, its place [A, B, N] of a query head, and the context that it sees."""
+    """Return for each row whether it exists, its index in [A, B, N], and the range of context it attends to."""
     row = tl.arange(0, ROWS)
     block = first_block + row // (SLOTS * GROUP)
     slot = (row // GROUP) % SLOTS
@@ -31,7 +31,7 @@ def own_places(
     first_block, num_blocks, kv_head, kv_heads,
     SLOTS: tl.constexpr, TOGETHER: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """Return for each key of the program's blocks whether it is one, and its place [A, B, K]."""
+    """Return for each key of the program's blocks whether it exists, and its index in [A, B, K]."""
     column = tl.arange(0, OWN)
     block = first_block + column // SLOTS
     inside = (column < TOGETHER * SLOTS) & (block < num_blocks)
@@ -43,9 +43,9 @@ def own_seen(
     SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """Return [ROWS, OWN]: a row sees its own block.
+    """Return bool [ROWS, OWN]: whether a row attends to a key of its block.
 
-    Rows of padding see something too, so that no row sees nothing.
+    Padding rows attend to one key, so that no softmax is empty.
     """
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, OWN)[None, :]
@@ -57,7 +57,7 @@ def own_seen(
 
 @triton.jit
 def key_ranges(inside, low, high, KEYS: tl.constexpr):
-    """Return bounds a ≤ b ≤ c ≤ d: some row sees a key of a..d only; every row sees b..c, whole tiles."""
+    """Return bounds a ≤ b ≤ c ≤ d of keys. Rows attend only to a..d; every row attends to b..c, whole tiles."""
     far: tl.constexpr = 1 << 30
     a = tl.min(tl.where(inside, low, far), 0)
     d = tl.max(tl.where(inside, high, 0), 0)

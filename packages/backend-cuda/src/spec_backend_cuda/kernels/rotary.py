@@ -22,7 +22,7 @@ ROWS = 32
 
 
 def takes_heads(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> bool:
-    """Return whether all channels are rotated, and their number is one that the kernels are written for."""
+    """Return whether all channels are rotated and the kernels support their number and dtype."""
     width = heads_TND.shape[-1]
     narrow = heads_TND.dtype in (torch.bfloat16, torch.float16, torch.float32)
     return (
@@ -102,7 +102,7 @@ class _Rotated(torch.autograd.Function):
 
 
 def _rows_whole(heads_TND: Tensor) -> Tensor:
-    """Return the heads with a row's channels side by side; strides between rows may be any."""
+    """Return the heads with each row's channels contiguous; strides between rows may be any."""
     return heads_TND if heads_TND.stride(-1) == 1 else heads_TND.contiguous()
 
 

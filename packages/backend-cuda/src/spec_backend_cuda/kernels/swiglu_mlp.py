@@ -1,4 +1,4 @@
-"""SwiGLU MLP that keeps only gate and up for the backward pass: their product is made again, with its gradients."""
+"""SwiGLU MLP that stores only gate and up for the backward pass, which computes their product again."""
 
 # ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)
 
@@ -21,7 +21,7 @@ WARPS = 8
 
 
 def takes_mlp(x: Tensor, *_: object) -> bool:
-    """Return whether the dtype is one that the kernels are written for."""
+    """Return whether the kernels support the dtype."""
     return x.numel() > 0 and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 

@@ -1,6 +1,7 @@
-"""Attention of training-time test: a few further keys of each query at its own index, merged into a finished one.
+"""Attention of training-time test: merges a few further keys per query into finished attention.
 
-A program takes some tokens and one key-value head; its tiles are [query head of the group, token, channel].
+The further keys are at the query's own index. A program handles some tokens and one key-value head; its tiles are
+[query head of the group, token, channel].
 """
 
 # ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)
@@ -24,7 +25,7 @@ WARPS = 1
 
 
 def takes_queries(q: Tensor, *_: object) -> bool:
-    """Return whether the dtype is one that the kernels are written for."""
+    """Return whether the kernels support the dtype."""
     return q.numel() > 0 and q.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 

@@ -23,7 +23,7 @@ WARPS = 8
 
 
 def takes_logits(logits: Tensor, *_: object) -> bool:
-    """Return whether the dtype is one that the kernels are written for."""
+    """Return whether the kernels support the dtype."""
     return logits.numel() > 0 and logits.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 

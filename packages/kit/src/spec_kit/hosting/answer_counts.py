@@ -1,4 +1,4 @@
-"""AnswerCounts: counts of accepted guesses, with the sums by which the spread between answers is estimated."""
+"""AnswerCounts: counts of accepted guesses, and the sums that show the spread between answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AnswerCounts:
         self._answers = self._squared_rounds = self._squared_accepted = self._rounds_times_accepted = 0
 
     def add(self, answer: AnswerRounds, accepted: int) -> AnswerRounds:
-        """Count one verification of an answer that accepted so many guesses; return the answer's new counts."""
+        """Count one verification of ``answer``, with ``accepted`` guesses; return the answer's new counts."""
         new = AnswerRounds(answer.rounds + 1, answer.accepted + accepted)
         self._accepted[accepted] += 1
         self._answers += answer.rounds == 0

@@ -55,7 +55,7 @@ class _Batch:
 
 
 class CaptureController(Resource):
-    """Tracks the captures of one program process, with one schema and one exporter. Any thread may call it."""
+    """Tracks the captures of one program, with one schema and one exporter. Any thread may call it."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class CaptureController(Resource):
 
     @property
     def address(self) -> str:
-        """The argument of ``FeatureExporter``. It contains the secret token, so only that process may get it."""
+        """The argument of ``FeatureExporter``. It contains a secret token for that process only."""
         return f"{self._name}:{self._token}"
 
     def wait_connected(self, timeout_s: float) -> bool:
@@ -143,7 +143,7 @@ class CaptureController(Resource):
         wait(batches)
 
     def health(self) -> None:
-        """Raise EngineError if the exporter is gone or silent, or no pending request has finished for too long."""
+        """Raise EngineError if the exporter is gone or silent, or if pending requests do not finish."""
         if self._failure is not None:
             raise self._failure
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""DraftMiddleware: ASGI middleware of an engine's server that a user has started with this project's extension.
+"""DraftMiddleware: ASGI middleware of an engine's server that has this project's extension.
 
 It answers ``/spec/draft/status`` (GET) and ``/spec/draft/prepare``, ``commit``, ``revert`` and ``abort`` (POST
 with JSON). ``/spec/draft/status?rounds=N&wait_s=S`` is a long poll: it is answered when N verifications were
@@ -47,7 +47,7 @@ _LONGEST_BODY = 1 << 16
 _LONGEST_WAIT_S = 30.0
 """Longest time in seconds of a long poll; a server that shuts down waits for it."""
 _LOOK_S = 0.1
-"""Seconds between a response of the server and the next read of the counters, so that responses are batched."""
+"""Seconds from a response of the server to the next read of the counters, so that few reads suffice."""
 _NEWS_S = 1.0
 """Age in seconds at which the status for response headers is read again; another frontend may change it."""
 

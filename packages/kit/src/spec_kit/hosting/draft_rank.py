@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DraftRank:
-    """Takes part in updates of one rank's draft. The spare copy is allocated at ``open`` or the first update."""
+    """Receives draft updates in one rank. The spare copy is allocated at ``open`` or the first update."""
 
     def __init__(self, make_slot: Callable[[], ExchangedSlot], rank: int) -> None:
         """Call ``make_slot`` when the slot is first needed; it may raise EngineError."""

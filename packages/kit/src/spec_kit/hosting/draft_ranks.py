@@ -33,7 +33,7 @@ class DraftRanks(ABC):
 
     @abstractmethod
     async def answers(self, name: str, argument: str) -> Sequence[Fields]:
-        """Return the result of ``DraftRank.answer`` on each rank. Raise EngineError if no rank has a draft."""
+        """Return each rank's result of ``DraftRank.answer``. Raise EngineError if no rank has a draft."""
 
     @abstractmethod
     def acceptance(self) -> Fields:

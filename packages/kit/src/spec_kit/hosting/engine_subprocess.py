@@ -79,7 +79,7 @@ class EngineSubprocess(Resource):
         arguments: Mapping[str, Any],
         env: Mapping[str, str],
     ) -> None:
-        """Start the program with ``arguments`` and the environment ``env``, without waiting until it is ready."""
+        """Start the program with ``arguments`` and the environment ``env``; do not wait until it is ready."""
         self.mode = mode
         self.ready: Fields = {}
         """The fields of the program's message ``ready``; empty before it arrives."""
@@ -170,7 +170,7 @@ class EngineSubprocess(Resource):
         return [_generation(answer, sampling) for answer in self.decode(prompts, sampling)]
 
     def ask(self, kind: str, **fields: Any) -> Future[Fields]:
-        """Send a request to the process; the future returns the fields of the reply, or raises EngineError."""
+        """Send a request to the process; the future returns the reply's fields, or raises EngineError."""
         answer: Future[Fields] = Future()
         with self._lock:
             if self._failure is not None:
@@ -187,7 +187,7 @@ class EngineSubprocess(Resource):
         return answer
 
     def health(self) -> None:
-        """Raise EngineError if the program has ended, was silent for ``peer_s`` seconds, or captures nothing."""
+        """Raise EngineError if the program has ended, was silent for ``peer_s``, or captures nothing."""
         if self._failure is not None:
             raise self._failure
         if self._started.is_set() and time.monotonic() - self._received_s > self._context.peer_s:

@@ -136,7 +136,7 @@ class FeatureExporter(Resource):
 
     @contextmanager
     def _ordered_after(self, export: _Export) -> Generator[None]:
-        """Run the block on a stream that waits for the states, so that the engine's stream waits for no copy."""
+        """Run the block on a stream that waits for the states; the engine's stream waits for no copy."""
         import torch
 
         if export.ready is None:

@@ -44,7 +44,8 @@ _LONGEST_BODY = 1 << 18
 _LONGEST_ROW = 16_384
 """Largest number of tokens of a prompt with its answer that is stored."""
 _TAKEN_TOKENS = 24_576
-"""Largest number of tokens of one ``take``: as seven-digit ids with commas they fit the client's largest response."""
+"""Largest number of tokens of one ``take``. As ids of seven digits with commas they fit the largest response that
+a client reads."""
 _ROW_TOKENS = 4
 """Size of the field names of one request in a response, in tokens."""
 _TOKEN_BYTES = 4
@@ -54,19 +55,19 @@ class LiveRequestsConfig(Config):
     """Fields of ``SPEC_LIVE_REQUESTS``."""
 
     share: Annotated[float, pydantic.Field(gt=0, le=1)]
-    """Share of the requests that is kept; a hash of the request's id decides."""
+    """Share of the requests that is stored; a hash of the request's id decides."""
     opt_in: bool = False
-    """Keep requests alone that have the header ``x-draft-learn: yes``."""
+    """Store only requests that have the header ``x-draft-learn: yes``."""
     models: list[str] = pydantic.Field(default_factory=list)
-    """Names of models as requests have them; empty for all. Requests to an adapter are never kept."""
+    """Store only requests whose field ``model`` is one of these; empty: all. Requests to an adapter are never stored."""
     routes: list[str] = pydantic.Field(default_factory=list)
-    """Paths of requests, such as /v1/chat/completions; empty for all."""
+    """Store only requests to these paths, such as /v1/chat/completions; empty: all."""
     rows: Annotated[int, pydantic.Field(ge=1)] = 1024
-    """Most requests that are kept at a time; the oldest goes first."""
+    """Largest number of stored requests; the oldest is dropped first."""
     bytes: Annotated[int, pydantic.Field(ge=1)] = 64 << 20
-    """Most bytes of token ids that are kept at a time, four for each token."""
+    """Largest number of bytes of stored token ids, four for each token."""
     age_s: Seconds = 600.0
-    """Longest time for which a request is kept."""
+    """Longest time in seconds for which a request is stored."""
 
 
 Token = Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]

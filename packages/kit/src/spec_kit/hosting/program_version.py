@@ -11,7 +11,7 @@ from spec_core.records import Availability
 
 
 def installed_version(*distributions: str) -> tuple[str, str] | None:
-    """Return name and version of the first installed distribution of those named; None if none is installed."""
+    """Return name and version of the first of ``distributions`` that is installed; None if none is."""
     for name in distributions:
         try:
             return name, metadata.version(name)
@@ -21,7 +21,7 @@ def installed_version(*distributions: str) -> tuple[str, str] | None:
 
 
 def probe_version(versions: str, *distributions: str) -> Availability:
-    """Return whether one of the distributions is installed in a version of ``versions`` (a PEP 440 specifier)."""
+    """Return whether a distribution is installed in one of ``versions``, such as ``>=0.26,<0.34``."""
     found = installed_version(*distributions)
     if found is None:
         name = distributions[0]

@@ -33,7 +33,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 DRAFT_TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
-"""Environment variable with the secret token for pushes; a server and its publisher must have the same value."""
+"""Environment variable with the secret token for pushes, the same for a server and its publisher."""
 _ROUTES = "/spec/draft/"
 _ANSWER_S = 60.0
 """Longest time in seconds for a response of a server, from the connection to the last byte. A call waits for the

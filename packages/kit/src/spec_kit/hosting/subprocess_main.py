@@ -34,10 +34,10 @@ _SETTLE_S = 1.0
 
 
 class EngineLink(AbstractContextManager["EngineLink"]):
-    """The connection to the engine. An exception in its ``with`` block is reported as the program's failure."""
+    """The connection to the engine. An exception in its ``with`` block is reported as the program's end."""
 
     def __init__(self) -> None:
-        """Connect to the engine by the last two command-line arguments, and wait for the message ``order``."""
+        """Connect to the engine by the last two command-line arguments, and wait for its first message."""
         self._channel = channel_to_parent(*sys.argv[-2:])
         self._messages = self._channel.messages()
         order = next(self._messages, None)

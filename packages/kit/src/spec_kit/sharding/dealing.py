@@ -1,4 +1,4 @@
-"""Work on whole tensors of which each rank of a group holds a part."""
+"""Apply a function to full tensors that are sharded over the ranks of a group."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """How the ranks of a group hold named tensors in parts."""
+    """How named tensors are sharded over the ranks of a group."""
 
     gather: Callable[[str, Tensor], Tensor]
-    """Returns the whole tensor from the rank's part of it; collective."""
+    """Takes a tensor's name and this rank's shard, and returns the full tensor; collective."""
     cut: Callable[[str, Tensor], Tensor]
-    """Returns the rank's part of a whole tensor."""
+    """Takes a tensor's name and the full tensor, and returns this rank's shard."""
     group: dist.ProcessGroup
 
 
 def map_dealt(
     function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor], held: Parts
 ) -> dict[str, Tensor]:
-    """Apply ``function`` to whole tensors, each on one rank of the group; return this rank's parts. Collective.
+    """Apply ``function`` to full tensors, each on one rank; return this rank's shards of the results. Collective.
 
-    ``function`` keeps shape and dtype. Ranks work side by side, each with two whole tensors at a time.
+    ``parts``: name -> this rank's shard of the tensor. ``function`` must keep shape and dtype. The ranks work in
+    parallel, each on a different tensor, and hold at most two full tensors at a time.
     """
     names, results = list(parts), {}
     size = dist.get_world_size(held.group)
@@ -40,7 +41,7 @@ def map_dealt(
 def _one_round(
     function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor], held: Parts
 ) -> dict[str, Tensor]:
-    """Apply the function to as many tensors as there are ranks, or fewer: each rank to one of them."""
+    """Apply ``function`` to at most as many tensors as there are ranks, each tensor on another rank."""
     rank, templates = dist.get_rank(held.group), list[Tensor]()
     own = made = None
     for owner, (name, part) in enumerate(parts.items()):

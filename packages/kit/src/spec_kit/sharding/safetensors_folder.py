@@ -1,4 +1,4 @@
-"""SafetensorsFolder: a StateFolder on a disk."""
+"""SafetensorsFolder: a StateFolder on disk, with safetensors and JSON files."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 new_digest = functools.partial(hashlib.blake2b, digest_size=16)
-"""The checksum of every file of a checkpoint."""
+"""Creates the hash object for the checksum of a checkpoint's file."""
 
 DTYPE_CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
-"""Safetensors' names of dtypes, by torch's: those that a checkpoint may hold."""
+"""Torch's name of a dtype that a checkpoint may hold -> safetensors' name."""
 
 
 class SafetensorsFolder(StateFolder):
-    """The folder of one checkpoint's state, seen from one process."""
+    """The folder of one checkpoint's state, as used by one process."""
 
     def __init__(self, path: Path) -> None:
-        """Name the folder; it exists where something is to be written."""
+        """Use the folder ``path``, which must exist before a file is written."""
         self.path = path
         self.digests: dict[str, str] = {}
-        """Digest of each file that this process has written, by its name."""
+        """File name -> digest of each file that this process has written."""
 
     def write_tensors(
         self, name: str, tensors: Mapping[str, Tensor], check: Callable[[], None] | None = None
     ) -> None:
-        """Write a safetensors file; tensors come to the CPU one at a time, so any device's will do.
+        """Write a safetensors file from tensors on any device; they are copied to the CPU one at a time.
 
         ``check`` is called before each tensor, and may raise to end the call.
         """
@@ -72,7 +72,7 @@ class SafetensorsFolder(StateFolder):
         self.digests[name] = write_synced(self.path / name, json.dumps(value, indent=1) + "\n")
 
     def has(self, name: str) -> bool:
-        """Return whether the folder has such a file."""
+        """Return whether the folder has a file ``name``."""
         return (self.path / name).is_file()
 
     def open_tensors(self, name: str) -> Any:
@@ -109,7 +109,7 @@ def _dtype_name(tensor: Tensor) -> str:
 
 
 def write_synced(file: Path, text: str) -> str:
-    """Write a file and see it on the disk; return its digest."""
+    """Write and fsync a file; return its digest."""
     content = text.encode()
     with file.open("wb") as stream:
         stream.write(content)

@@ -1,8 +1,8 @@
-"""Named tensors, sharded or not, in a StateFolder: saved by any number of processes, loaded by any other number.
+"""Save named tensors, sharded or not, to a StateFolder, and load them on any other number of ranks.
 
-What a rank holds of a tensor is rectangles of it: one, or a few that make a range of its elements (``FlatShard``).
-``rank-R.safetensors`` holds the parts that rank R wrote, under "name@offset"; ``index.json`` lists, for each tensor,
-its dtype, its full shape, and which part of it is in which file.
+A rank's shard of a tensor is one rectangle of the tensor, or a few rectangles that form a range of its elements
+(``FlatShard``). ``rank-R.safetensors`` holds the rectangles that rank R wrote, under "name@offset". ``index.json``
+lists each tensor's dtype and full shape, and the file of each rectangle.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
 
 INDEX_FILE = "index.json"
 _GENERATOR = "generator.rank-"
-"""Each process's own tensors begin with this name: not part of what the ranks hold together."""
+"""Prefix of the names under which each rank saves its generator's state, which is no shared tensor."""
 
 Offset = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlatShard:
-    """A range of the elements of a part of a tensor: what a rank of a distributed optimizer holds."""
+    """A range of the flattened elements of one rectangle of a tensor, as distributed optimizers shard it."""
 
     shape: Offset
-    """Shape of the whole tensor."""
+    """Shape of the full tensor."""
     offset: Offset
-    """First index of the part in the tensor."""
+    """Index in the tensor of the rectangle's first element, one number per dimension."""
     part: Offset
-    """Shape of the part."""
+    """Shape of the rectangle."""
     first: int
-    """Index of the range's first element among the part's, row by row."""
+    """Index of the range's first element in the flattened (row-major) rectangle."""
     values: Tensor
-    """The range's elements [n], contiguous; none where this rank has nothing of the part."""
+    """The range's elements [n], contiguous; n = 0 if this rank holds none of the rectangle."""
     saves: bool
-    """Whether this rank is the one to save the range: others may hold the same."""
+    """Whether this rank saves the range; other ranks may hold the same one."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -57,7 +57,7 @@ class FlatShard:
         return self.values.dtype
 
     def rectangles(self) -> Iterator[tuple[Tensor, Offset]]:
-        """Yield views of the range that are rectangles of the tensor, and where each begins."""
+        """Yield views of the range that are rectangles of the tensor, each with its offset in the tensor."""
         values = self.values.detach()
         for start, shape in _rectangles(self.first, self.first + len(values), self.part):
             rectangle, values = values.split([prod(shape), len(values) - prod(shape)])
@@ -82,14 +82,14 @@ class Part(Config):
 
 
 class IndexEntry(Config):
-    """A tensor's dtype, full shape and parts."""
+    """A tensor's dtype, full shape, and saved rectangles."""
 
     dtype: str
     shape: _Sizes
     parts: tuple[Part, ...]
 
     def check_whole(self) -> None:
-        """Raise ValueError for a dtype that is none, and where the parts do not make the tensor."""
+        """Raise ValueError if torch has no such dtype, or if the parts do not cover the tensor."""
         if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise ValueError(f"{self.dtype!r} is no dtype")
         for part in self.parts:
@@ -113,7 +113,7 @@ Index = dict[str, IndexEntry]
 def save_sharded(
     state: Mapping[str, Tensor | FlatShard], folder: StateFolder, group: dist.ProcessGroup
 ) -> None:
-    """Write the shards of ``state`` that this rank holds, and its generator; rank 0 adds the index. Collective."""
+    """Write this rank's shards of ``state`` and its random state; rank 0 also writes the index. Collective."""
     rank = dist.get_rank(group)
     file = f"rank-{rank}.safetensors"
     mine = {name: value for name, value in state.items() if _saves(value, rank)}
@@ -137,7 +137,10 @@ def save_sharded(
 def load_sharded(
     state: Mapping[str, Tensor | FlatShard], folder: StateFolder, group: dist.ProcessGroup
 ) -> None:
-    """Read into the tensors of ``state`` what any number of ranks saved, and this rank's generator if it has one."""
+    """Load what any number of ranks saved into the tensors of ``state``.
+
+    Also restore this rank's random state, if it was saved.
+    """
     index = _read_index(folder)
     shared = {name: entry for name, entry in index.items() if not name.startswith(_GENERATOR)}
     check_names(state, shared)
@@ -148,13 +151,13 @@ def load_sharded(
 
 
 def read_full(folder: StateFolder, prefix: str = "") -> dict[str, Tensor]:
-    """Return every full tensor whose name begins with ``prefix``, in one process without any group."""
+    """Return every full tensor whose name begins with ``prefix``; needs no process group."""
     index = _read_index(folder)
     return _read_full(index, [name for name in index if name.startswith(prefix)], folder)
 
 
 def check_names(state: Mapping[str, object], saved: Mapping[str, object]) -> None:
-    """Raise ArtifactError where the checkpoint has other tensors than the draft."""
+    """Raise ArtifactError if checkpoint and draft differ in the names of their tensors."""
     if different := state.keys() ^ saved.keys():
         raise ArtifactError(f"checkpoint and draft differ in {', '.join(sorted(different))}")
 
@@ -162,7 +165,7 @@ def check_names(state: Mapping[str, object], saved: Mapping[str, object]) -> Non
 def copy_overlap(
     target: Tensor | FlatShard, full_shape: Offset, source: Tensor, source_offset: Offset, name: str
 ) -> None:
-    """Copy what ``target`` (a tensor or the shard of one) and the rectangle ``source`` have in common."""
+    """Copy the overlap of the rectangle ``source`` with ``target``, a tensor or a shard, into ``target``."""
     if tuple(target.shape) != tuple(full_shape):
         raise ArtifactError(
             f"{name} has shape {list(full_shape)} in the checkpoint, {list(target.shape)} in the draft"
@@ -172,7 +175,7 @@ def copy_overlap(
 
 
 def _copy_common(local: Tensor, offset: Offset, source: Tensor, source_offset: Offset) -> None:
-    """Copy the rectangle that two rectangles of one tensor have in common."""
+    """Copy the overlap of two rectangles of one tensor from ``source`` to ``local``."""
     for dimension, (mine, theirs) in enumerate(zip(offset, source_offset, strict=True)):
         start = max(mine, theirs)
         stop = min(mine + local.shape[dimension], theirs + source.shape[dimension])
@@ -221,7 +224,7 @@ def _read_index(folder: StateFolder) -> Index:
 
 
 def _merged(everyones: list[Index]) -> dict[str, object]:
-    """Return the index of all ranks' parts, as JSON."""
+    """Merge the indices of all ranks; return the result as a JSON-serializable dict."""
     merged: Index = {}
     for entries in everyones:
         for name, entry in entries.items():
@@ -231,9 +234,10 @@ def _merged(everyones: list[Index]) -> dict[str, object]:
 
 
 def _saves(value: Tensor | FlatShard, rank: int) -> bool:
-    """Return whether this rank is the one to write what it holds: others may hold the same.
+    """Return whether this rank saves its shard of ``value``; other ranks may hold the same shard.
 
-    What is not sharded is the same everywhere, and so is a shard along each axis of the mesh that replicates it.
+    A tensor that is not sharded is the same on all ranks. A shard is the same along each mesh axis that
+    replicates it.
     """
     if isinstance(value, FlatShard):
         return value.saves
@@ -245,7 +249,7 @@ def _saves(value: Tensor | FlatShard, rank: int) -> bool:
 
 
 def _held(value: Tensor | FlatShard) -> Iterator[tuple[Tensor, Offset]]:
-    """Yield the rectangles that this rank holds of a tensor, and where each begins."""
+    """Yield the rectangles of a tensor that this rank holds, each with its offset in the tensor."""
     if isinstance(value, FlatShard):
         yield from value.rectangles()
         return
@@ -258,7 +262,7 @@ def _held(value: Tensor | FlatShard) -> Iterator[tuple[Tensor, Offset]]:
 
 
 def _rectangles(first: int, stop: int, shape: Offset) -> Iterator[tuple[Offset, Offset]]:
-    """Yield offset and shape of the fewest rectangles that are elements ``first`` to ``stop``, in order."""
+    """Yield offset and shape of the fewest rectangles that form the elements ``first`` to ``stop`` − 1."""
     if first >= stop:
         return
     if not shape:

@@ -1,7 +1,8 @@
-"""AsyncSender: the engine's end where a sample is still on its way after ``send`` has returned.
+"""AsyncSender: the engine's side of a stream whose samples may still be in transfer when ``send`` returns.
 
-It has threads of its own: one announces the samples in their order; one waits for the end of the connection, so that
-nothing on a device waits for a receiver that is gone; and one completes tickets, where samples overlap.
+It starts up to three threads. One announces the samples to the receiver in sequence. One waits until the
+connection ends, so that no device work waits for a receiver that is gone. If samples overlap, one completes
+tickets (the futures that ``send`` returns).
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ if TYPE_CHECKING:
     from spec_kit.streams.buffer_pool import SenderConnector
 
 CLOSE_S = 10.0
-"""How long ``close`` waits until all samples are announced, in seconds."""
+"""Seconds that ``close`` waits until all samples are announced."""
 SETTLE_S = 0.5
-"""How long it then waits for samples that the receiver has still to ask for."""
+"""Seconds that ``close`` then waits until the receiver has requested all announced samples."""
 LINGER_S = 60.0
-"""How long a closed sender keeps such samples for the receiver."""
+"""Seconds for which a closed sender stores samples that the receiver has not requested yet."""
 
 
 class PendingSend(ABC):
-    """A sample on its way. Both calls block, and raise RunError or torch's RuntimeError if it never gets there."""
+    """A sample in transfer. Both methods block, and raise RunError or torch's RuntimeError if it fails."""
 
     @abstractmethod
     def wait_sendable(self) -> None:
@@ -45,25 +46,25 @@ class PendingSend(ABC):
 
     @abstractmethod
     def wait_sent(self) -> None:
-        """Return when the sample does not need this process any more: its ticket is done (T7)."""
+        """Return when the transfer no longer needs this process, so that the ticket is done (T7)."""
 
 
 class DeferredBuffer(SenderBuffer):
-    """A buffer whose ``write`` returns before the sample is where it belongs."""
+    """A buffer whose ``write`` returns before the sample is in the receiver's memory."""
 
     overlapping: ClassVar[bool] = False
-    """Whether a sample may be announced before the one before it is sent. Such a buffer keeps samples for the
-    receiver when the sender closes."""
+    """Whether a sample may be announced before the previous sample is sent. Such a buffer still stores samples
+    for the receiver after the sender has closed."""
 
     def open(self) -> None:
-        """Prepare the buffer; the first call of the announcing thread. It may block, and is part of ``connect``."""
+        """Prepare the buffer, on the announcing thread. It may block; ``connect`` waits for it."""
 
     @abstractmethod
     def take_pending(self) -> PendingSend:
-        """Return what the last ``write`` has begun; called once for each."""
+        """Return the transfer that the last ``write`` has started; called once after each ``write``."""
 
     def abandon(self) -> None:
-        """Make pending and future sends raise PeerLost; called from any thread when the receiver is gone."""
+        """Make pending and future transfers raise PeerLost; any thread may call it if the receiver is gone."""
 
 
 class _Send(NamedTuple):
@@ -73,15 +74,15 @@ class _Send(NamedTuple):
 
 
 class AsyncSender(StreamSender):
-    """A ticket is done when the sample is sent, whatever becomes of this process then.
+    """A StreamSender that returns before a sample is sent; the ticket is done when the sample is sent.
 
-    Where the receiver offers memory that is not deferred, it works as a StreamSender.
+    If the receiver offers memory without a DeferredBuffer, it works like a StreamSender.
     """
 
     def __init__(
         self, address: str, schema: FeatureSchema, timeout_s: float, connector: SenderConnector
     ) -> None:
-        """Connect, and start the threads if the receiver's memory is deferred."""
+        """Connect, and start the threads if the receiver's memory has a DeferredBuffer."""
         deadline = time.monotonic() + timeout_s
         super().__init__(address, schema, timeout_s, connector)
         self._open_tickets: set[Ticket] = set()
@@ -92,7 +93,7 @@ class AsyncSender(StreamSender):
             self._start(self._buffer, deadline)
 
     def send(self, sample: FeatureSample, timeout_s: float) -> Ticket:
-        """Hand over a sample; its ticket is done when it is sent (T2, T5, T6)."""
+        """Start to send a sample; the returned ticket is done when the sample is sent (T2, T5, T6)."""
         if not isinstance(self._buffer, DeferredBuffer):
             return super().send(sample, timeout_s)
         self._check(sample)
@@ -114,9 +115,10 @@ class AsyncSender(StreamSender):
             raise DeadlineExceeded(f"{len(late)} samples to {self._name} were not sent within {timeout_s} s")
 
     def close(self) -> None:
-        """Announce what is still to be announced, within ``CLOSE_S``, and end the connection.
+        """Announce the remaining samples, within ``CLOSE_S`` seconds, and end the connection.
 
-        A sample that the receiver has still to ask for may keep its ticket for a while.
+        The ticket of a sample that the receiver has not requested yet may stay pending for up to ``LINGER_S``
+        seconds.
         """
         if self._closed:
             return
@@ -135,7 +137,10 @@ class AsyncSender(StreamSender):
                 send.ticket.set_exception(ProtocolError("the sender was closed"))
 
     def _close_buffer(self) -> None:
-        """Keep what the receiver has not asked for yet for ``LINGER_S``; the process does not end before."""
+        """Store samples that the receiver has not requested yet for up to ``LINGER_S`` seconds, on a thread.
+
+        The process does not exit before this thread ends.
+        """
         for thread in self._threads[1:2]:
             thread.join()  # it watches a connection that has ended
         if any(thread.is_alive() for thread in self._threads[2:]):
@@ -152,7 +157,7 @@ class AsyncSender(StreamSender):
         super()._close_buffer()
 
     def _start(self, buffer: DeferredBuffer, deadline: float) -> None:
-        """Start the threads, and wait until the buffer is open."""
+        """Start the threads, and wait until ``buffer.open`` has returned."""
         opened: Future[RunError | None] = Future()
         work: dict[str, Callable[[], None]] = {
             "announce": partial(self._announce_all, buffer, opened),
@@ -173,9 +178,9 @@ class AsyncSender(StreamSender):
             raise failure
 
     def _announce_all(self, buffer: DeferredBuffer, opened: Future[RunError | None]) -> None:
-        """Announce samples in their order; runs in a thread of its own.
+        """Announce samples in the sequence of their sends; runs on a separate thread.
 
-        What fails here ends the connection: nothing that comes later could arrive in its place.
+        A failure ends the connection, because samples must arrive without gaps.
         """
         failure = self._failure_of(buffer.open)
         opened.set_result(failure)
@@ -196,7 +201,7 @@ class AsyncSender(StreamSender):
         self._send_packet(send.ready, time.monotonic() + CLOSE_S)
 
     def _complete_all(self) -> None:
-        """Complete the tickets of overlapping samples in their order; runs in a thread of its own."""
+        """Complete the tickets of overlapping samples in sequence; runs on a separate thread."""
         while (send := self._to_complete.get()) is not None:
             _settle(send.ticket, self._failure_of(send.pending.wait_sent))
             del send
@@ -205,7 +210,7 @@ class AsyncSender(StreamSender):
         return failure_of(step, f"a sample did not reach {self._name}")
 
     def _watch(self, buffer: DeferredBuffer) -> None:
-        """Wait until either end closes the connection; runs in a thread of its own."""
+        """Wait until either side closes the connection, then abandon the buffer; runs on a separate thread."""
         ended = select.poll()
         ended.register(self._channel.end, select.POLLRDHUP)
         ended.poll()
@@ -216,7 +221,7 @@ class AsyncSender(StreamSender):
 
 
 def failure_of(step: Callable[[], None], problem: str) -> RunError | None:
-    """Do a step of a transfer; return why it failed, with ``problem`` before an error of torch's, or None."""
+    """Call ``step``; return None, or its error as a RunError. ``problem`` is put before torch's messages."""
     try:
         step()
     except RunError as error:

@@ -1,8 +1,8 @@
-"""The memory that samples of a feature stream lie in: what a receiver and its senders ask of it.
+"""Interfaces of the memory that stores a feature stream's samples, for receivers and senders.
 
-The packets (``wire``) are the same for every memory: the receiver allocates a block, the sender writes it, the
-receiver reads it in place and frees it. On a device the two ends order their work by events, which travel in a
-grant's payload; the host never waits for the device.
+The packets (``wire``) are the same for every kind of memory: the receiver allocates a block, the sender writes
+it, and the receiver reads it in place and frees it. On a device, both sides synchronize by events, whose handles
+are in the grant's payload; the host never waits for the device.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from spec_kit.streams.wire import ConnectReply, Packet, SampleLayout
 
 Arrived: TypeAlias = "Callable[[RunError | None], None]"
-"""Called with None when a sample is all there, else with why it never will be."""
+"""Callback with None when a sample has arrived completely, or with the error if it never will."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Room for one sample."""
+    """Memory for one sample: offset in bytes in the pool, and number of tokens."""
 
     offset: int
     num_tokens: int
 
 
 class BufferPoolFactory(ABC):
-    """Gives each sender of a receiver the pool that it writes to."""
+    """Returns the pool that each sender of a receiver writes to."""
 
     def serves(self, device_id: str) -> bool:
         """Return whether a sender on that device (``SenderConnector.device_id``) can write to its pools."""
@@ -43,59 +43,59 @@ class BufferPoolFactory(ABC):
 
     @abstractmethod
     def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
-        """Return the pool for one more sender on that device; it is closed with this factory.
+        """Return the pool for a new sender on the device ``device_id``; it is closed with this factory.
 
-        Any thread may call ``has_room`` when ``allocate`` would find room that it did not find before.
+        The pool calls ``has_room``, from any thread, when memory was freed for which ``allocate`` may have failed.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give the pools back; their memory goes with the last view of it."""
+        """Close the pools; their memory is freed with the last tensor that views it."""
 
 
 class ReceiverPool(BufferPoolFactory):
-    """The receiver's memory, large enough for a window of samples.
+    """The receiver's memory, of the size of its window.
 
-    All senders share it, unless ``admit`` is overridden. Not thread-safe: the receiver locks.
+    All senders share it, unless ``admit`` is overridden. Not thread-safe: the receiver calls it under a lock.
     """
 
     kind: str
-    """Name by which ``SenderConnector.attach`` knows it."""
+    """Name of the kind of memory, by which ``SenderConnector.attach`` recognizes it."""
     descriptor: int | None
-    """File descriptor that is passed to an admitted sender, which maps ``size`` bytes of it."""
+    """File descriptor that is passed to an admitted sender, which maps its first ``size`` bytes."""
     size: int
     offer: str = ""
-    """Text for an admitted sender, such as the name of a link."""
+    """Text that is sent to an admitted sender, such as an address."""
 
     def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
-        """Return itself: all senders share it."""
+        """Return this pool, which all senders share."""
         return self
 
     @abstractmethod
     def allocate(self, num_tokens: int) -> Block | None:
-        """Return room for a sample of that many tokens, or None until other blocks are freed."""
+        """Return a block for a sample of ``num_tokens`` tokens, or None if other blocks must be freed first."""
 
     def grant_payload(self, block: Block) -> bytes:
-        """Return what the sender must know of a block besides its offset."""
+        """Return the information about a block that the sender needs besides its offset, as bytes."""
         return b""
 
     def fill(self, block: Block, position: int, data: bytes) -> None:
-        """Write bytes of a sample that came over the connection. Raise ProtocolError where they do not belong."""
+        """Write a sample's bytes from a packet at ``position`` of its block. Raise ProtocolError if they do not fit."""
         raise ProtocolError(f"it sent bytes for memory of kind {self.kind!r}, which it writes itself")
 
     def fetch(self, block: Block, arrived: Arrived) -> None:
-        """Call ``arrived`` once a sample that was announced is all there, or never will be.
+        """Call ``arrived`` once an announced sample has arrived completely, or its transfer has failed.
 
-        It may be called later and from another thread, but in the order of the calls of ``fetch``.
+        It may be called later and from another thread, but in the sequence of the calls of ``fetch``.
         """
         arrived(None)
 
     def disconnect(self, ended: Callable[[], None]) -> None:
-        """Call ``ended`` when all that was fetched from a sender that is gone has arrived or failed."""
+        """Call ``ended`` when all fetched samples of a sender that is gone have arrived or failed."""
         ended()
 
     def is_written(self, block: Block) -> bool:
-        """Return whether a sender that has died meanwhile had finished with the block."""
+        """Return whether a sender that is now dead had written the block completely."""
         return True
 
     @abstractmethod
@@ -104,10 +104,10 @@ class ReceiverPool(BufferPoolFactory):
 
     @abstractmethod
     def free(self, block: Block) -> None:
-        """Free a block after the work on the current stream, where it has been read."""
+        """Free a block once the work that is queued on the current stream, which reads it, is done."""
 
     def reclaim(self, block: Block) -> None:
-        """Free a block that was not read, and that its sender writes to no more."""
+        """Free a block that was not read and to which its sender no longer writes."""
         self.free(block)
 
 
@@ -119,24 +119,27 @@ class SenderBuffer(ABC):
         """Copy ``sample`` into the block that was granted."""
 
     def packets(self, grant: Packet, sample: FeatureSample) -> Iterable[Packet]:
-        """Return what takes the sample over the connection after ``write``: nothing where that has put it there."""
+        """Return the packets to send after ``write``; none if ``write`` itself has transferred the sample."""
         return ()
 
     @abstractmethod
     def settle(self) -> None:
-        """Return when nothing is being written any more; called after a send that failed half-way."""
+        """Return when no write is in progress; called after a send that failed."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the view."""
+        """Release the view of the receiver's memory."""
 
 
 class SenderConnector(ABC):
-    """How a sender reaches the pool that a receiver offers it."""
+    """Creates the sender's view of the pool that a receiver offers."""
 
     device_id: str = ""
-    """Name of the device that the sender's tensors are on, the same in every process; empty: the host."""
+    """Name of the device of the sender's tensors, the same in every process; empty: host memory."""
 
     @abstractmethod
     def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
-        """Return the view of the pool behind ``descriptor``. Raise ProtocolError for a kind that it does not know."""
+        """Return the view of the pool in ``reply``. Raise ProtocolError for an unknown kind of memory.
+
+        ``descriptor``: file descriptor of the pool's memory; None from another host.
+        """

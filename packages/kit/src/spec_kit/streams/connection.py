@@ -1,4 +1,4 @@
-"""How a sender reaches a receiver: by its Unix socket on the same host, by its port from another one."""
+"""Connect a sender to a receiver: by a Unix socket on the same host, by TCP from another host."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from spec_processes.sockets.addresses import parse_address
 from spec_processes.sockets.framed_socket import FramedSocket, detect_dead_host
 
 HANG_UP_S = 5.0
-"""How long a sender waits for a receiver of another host to close its end, in seconds."""
+"""Seconds that a sender waits until a receiver on another host closes the connection."""
 
 
 def split_address(address: str) -> tuple[str, str, str]:
-    """Return a receiver's socket name, its token, and its ``host:port`` or an empty string."""
+    """Split a receiver's address into socket name, token, and ``host:port`` (or an empty string)."""
     own, _, remote = address.partition("@")
     kind, _, rest = own.partition(":")
     name, _, token = rest.partition(":")
@@ -27,7 +27,7 @@ def split_address(address: str) -> tuple[str, str, str]:
 
 
 def connect_stream(name: str, remote: str, timeout_s: float) -> FramedSocket:
-    """Return a connection to the receiver. Raise OSError, TimeoutError for one."""
+    """Return a connection to the receiver. Raise OSError if it fails, such as TimeoutError."""
     if not remote or is_on_this_host(name):
         end = local_socket.connect(name, timeout_s)
     else:
@@ -37,7 +37,7 @@ def connect_stream(name: str, remote: str, timeout_s: float) -> FramedSocket:
 
 
 def is_on_this_host(name: str) -> bool:
-    """Return whether that abstract socket is one of this host's (of this network namespace, that is)."""
+    """Return whether an abstract Unix socket of this name exists in this network namespace."""
     try:
         names = Path("/proc/net/unix").read_text()
     except OSError:
@@ -46,10 +46,10 @@ def is_on_this_host(name: str) -> bool:
 
 
 def hang_up(channel: FramedSocket) -> None:
-    """End a connection so that the receiver gets all that was sent.
+    """Close a connection so that the receiver gets all data that was sent.
 
-    TCP drops what is on its way if the receiver has sent something that was not read: so it is read first, until the
-    receiver has closed its end.
+    If received data is unread when a TCP socket is closed, TCP drops data that is in transit. So this side first
+    reads until the receiver has closed the connection.
     """
     if channel.end.family == socket.AF_UNIX:
         channel.shutdown()

@@ -1,4 +1,4 @@
-"""DeviceArena: blocks in one piece of device memory, and how samples are copied on a device.
+"""DeviceArena: allocates blocks in one range of device memory; and functions that copy samples on a device.
 
 Shapes: T tokens, N captured layers, H hidden size.
 """
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
     from spec_kit.streams.wire import SampleLayout
 
 MAX_PIECES = 2_000
-"""Largest number of pieces of a block: their ranges fit a packet with room to spare."""
+"""Largest number of ranges of a block; so many ranges fit into a packet."""
 
 _EVENT, _PIECE = struct.Struct("<?64s"), struct.Struct("<QQ")
 
 
 class Event(Protocol):
-    """An event of any device."""
+    """An event of any type of device."""
 
     def query(self) -> bool:
-        """Return whether the device has come to it."""
+        """Return whether the device has reached the event."""
         ...
 
 
 @dataclass(frozen=True)
 class ScatteredBlock(Block):
-    """A block whose ranges add up to the sample's size; more than one if no free range was large enough."""
+    """A block of several ranges (start, stop) in bytes, if no free range was large enough for the sample."""
 
     pieces: Sequence[Range]
 
 
 class GrantInfo(NamedTuple):
-    """Payload of a grant of device memory."""
+    """Payload of the packet that grants a block of device memory to a sender."""
 
     pieces: Sequence[Range]
     event: bytes = bytes(64)
-    """Handle of an event that both processes know."""
+    """Interprocess handle of the block's event, which both processes use."""
     dirty: bool = False
-    """Whether something may still read the block: the sender's copy waits for the event."""
+    """Whether the device may still be reading the block; then the sender's copy must wait for the event."""
 
     def encode(self) -> bytes:
         """Return the payload's bytes."""
@@ -59,7 +59,7 @@ class GrantInfo(NamedTuple):
 
     @classmethod
     def decode(cls, payload: bytes) -> GrantInfo:
-        """Return what ``encode`` has made ``payload`` of."""
+        """Return the GrantInfo from the bytes that ``encode`` returned."""
         dirty, event = _EVENT.unpack_from(payload)
         pieces = [(start, stop) for start, stop in _PIECE.iter_unpack(payload[_EVENT.size :])]
         return cls(pieces, event, dirty)
@@ -71,15 +71,18 @@ class GrantInfo(NamedTuple):
 
 
 def arena_bytes(layout: SampleLayout, window_bytes: int) -> int:
-    """Return the size of a window and the padding of its blocks; a sample of one token has most."""
+    """Return the bytes of memory for a window with the padding of its blocks.
+
+    Samples of one token have the largest share of padding, so it is computed for them.
+    """
     return -(-window_bytes * layout.block_bytes(1) // layout.sample_bytes(1))
 
 
 class DeviceArena:
     """Allocates blocks at the lowest free addresses. Thread-safe.
 
-    A sample that finds no free range of its size is scattered over several and gathered when it is read: what fits
-    by bytes never waits for a range of the right size (T5).
+    If no free range is large enough, a sample is scattered over several ranges, and gathered when it is read. So a
+    sample never waits while enough bytes are free (T5).
     """
 
     def __init__(self, memory: Tensor, layout: SampleLayout) -> None:
@@ -88,11 +91,11 @@ class DeviceArena:
         self.size = memory.nbytes
         self._free_list = FreeList(memory.nbytes)
         self._readers: list[tuple[Range, Event]] = []
-        """Free ranges that the device may still be reading."""
+        """Free ranges that the device may still be reading, each with the event after the read."""
         self._lock = threading.Lock()
 
     def allocate(self, num_tokens: int) -> list[Range] | None:
-        """Return ranges that add up to the block of such a sample, or None while there is no room."""
+        """Return ranges for the block of a sample of ``num_tokens`` tokens, or None if too little is free."""
         if num_tokens == 0:
             return []
         with self._lock:
@@ -103,7 +106,7 @@ class DeviceArena:
         return pieces
 
     def free(self, pieces: Sequence[Range], read: Event | None = None) -> None:
-        """Free ranges for others, who must wait for ``read``, if it is given, before they write there."""
+        """Free ranges. ``read``: event for which the next writer of the ranges must wait."""
         with self._lock:
             for piece in pieces:
                 self._free_list.free(*piece)
@@ -111,13 +114,13 @@ class DeviceArena:
                 self._readers += [(piece, read) for piece in pieces]
 
     def readers(self, pieces: Sequence[Range]) -> list[Event]:
-        """Return what is still to be waited for before these ranges are written to."""
+        """Return the events that must be waited for before these ranges are overwritten."""
         with self._lock:
             self._readers = [(piece, read) for piece, read in self._readers if not read.query()]
             return [read for piece, read in self._readers if any(_overlap(piece, other) for other in pieces)]
 
     def parts(self, pieces: Sequence[Range]) -> list[Tensor]:
-        """Return the bytes of these ranges, not copied."""
+        """Return a uint8 view of each range, without a copy."""
         return [self._bytes[start:stop] for start, stop in pieces]
 
     def view(self, pieces: Sequence[Range], num_tokens: int) -> tuple[Tensor, Tensor]:
@@ -127,21 +130,22 @@ class DeviceArena:
         return self._layout.view(torch.cat(self.parts(pieces)), 0, num_tokens)
 
     def close(self) -> None:
-        """Forget the memory, which goes with the last view of it."""
+        """Release the memory, which is freed with the last tensor that views it."""
         self._readers.clear()
         del self._bytes
 
 
 def first_address(pieces: Sequence[Range]) -> int:
-    """Return where a block begins; 0 for the block of a sample of no tokens."""
+    """Return the offset in bytes of a block's first range; 0 for a sample without tokens."""
     return pieces[0][0] if pieces else 0
 
 
 def copy_sample(sample: FeatureSample, targets: tuple[Tensor, Tensor]) -> None:
-    """Copy a sample onto a device on the current stream, on which its memory may be reused from then on (T2).
+    """Queue a copy of a sample to ``targets``, its ids and states on a device, on the current stream (T2).
 
-    Stream order does not protect host memory. A copy from pageable memory has finished reading when it returns; from
-    pinned memory it must block.
+    Afterwards work on the same stream may overwrite the sample's device memory. Stream semantics do not protect
+    host memory: a copy from pageable memory has read it when the call returns, so a copy from pinned memory
+    blocks, too.
     """
     for target, tensor in zip(targets, (sample.input_ids, sample.hidden_TNH), strict=True):
         pinned = tensor.is_cpu and tensor.is_pinned()
@@ -149,7 +153,10 @@ def copy_sample(sample: FeatureSample, targets: tuple[Tensor, Tensor]) -> None:
 
 
 def staged_copy(sample: FeatureSample, layout: SampleLayout, device: torch.device) -> Tensor:
-    """Return a copy of a sample as it lies in a block, uint8 [bytes] on ``device``, made on the current stream."""
+    """Return a copy of a sample in the layout of a block, uint8 [bytes] on ``device``.
+
+    It is made on the current stream.
+    """
     num_tokens = len(sample.input_ids)
     staged = torch.empty(layout.block_bytes(num_tokens), dtype=torch.uint8, device=device)
     copy_sample(sample, layout.view(staged, 0, num_tokens))

@@ -1,8 +1,8 @@
-"""DevicePool: samples in one arena of a device's memory, which the processes of that device share.
+"""DevicePool: a pool in device memory that the processes on one device share.
 
-Neither host waits for the device. Each block has an event that both processes know: the receiver records on it when
-the block's last reader will be through, and the sender's copy waits for that. A reader waits for the sender's copy in
-one of two ways, which the vendor chooses (``DeviceSharing.records_copies``).
+Neither process waits on the host for the device. Each block has an event that both processes use. The receiver
+records it after the last read of the block's memory, and the sender's copy waits for it. A reader waits for the
+sender's copy in one of two ways, which the vendor chooses (``DeviceSharing.records_copies``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from spec_kit.streams.wire import ConnectReply, SampleLayout
 
 _own_events: dict[bytes, Any] = {}
-"""This process's shared events by handle: a process cannot open what it has exported itself."""
+"""Handle -> event that this process has exported; a process cannot open the handle of its own event."""
 
 
 class SharingUnsupported(RunError):
@@ -45,23 +45,23 @@ class SharedMemory(NamedTuple):
     """Device memory that other processes can map."""
 
     bytes: Tensor
-    """uint8 [bytes], contiguous; it and every view of it keep the memory."""
+    """uint8 [bytes], contiguous. The memory is freed with the last view of it."""
     descriptor: int
-    """File descriptor by which another process reaches it."""
+    """File descriptor by which another process maps the memory."""
     size: int
-    """Number of bytes behind the descriptor."""
+    """Number of bytes that the descriptor stands for."""
     close: Callable[[], None]
-    """Close the descriptor, and whatever else was opened for it."""
+    """Closes the descriptor and all other resources that were opened for it."""
 
 
 class DeviceSharing(ABC):
-    """Vendor's part of a DevicePool: memory of ``device`` that several processes map."""
+    """Vendor-specific operations of a DevicePool: memory of ``device`` that several processes map."""
 
     device_type: ClassVar[str]
     """``torch.device.type`` of the vendor's devices."""
     records_copies: ClassVar[bool]
-    """Whether the sender records the end of its copy on the block's event, for which the reader then waits on its
-    stream. If not, a sample must be announced only when its copy is complete (``DeferredBuffer``)."""
+    """Whether the sender records the block's event after its copy, so that the reader's stream can wait for it.
+    If not, a sample must only be announced when its copy is complete (``DeferredBuffer``)."""
 
     def __init__(self, device: torch.device) -> None:
         """Share memory of ``device``."""
@@ -74,29 +74,29 @@ class DeviceSharing(ABC):
 
     @abstractmethod
     def create(self, size: int) -> SharedMemory:
-        """Return new memory of at least ``size`` bytes. Raise SharingUnsupported where it cannot be shared."""
+        """Return new memory of at least ``size`` bytes. Raise SharingUnsupported if it cannot be shared."""
 
     @abstractmethod
     def attach(self, descriptor: int, size: int, layout: SampleLayout) -> SenderBuffer:
-        """Return a sender's view of memory that another process has made; see ``PeerEvents``."""
+        """Return a sender's view of memory that another process has created; see ``PeerEvents``."""
 
     def bind_thread(self) -> None:  # noqa: B027 (not every vendor wants it)
-        """Make ``device`` usable in the thread that calls."""
+        """Make ``device`` usable in the calling thread."""
 
     def submit(self, stream: Any) -> None:  # noqa: B027 (not every vendor wants it)
-        """Return when what was queued on ``stream`` is known to the device, so that other processes see it."""
+        """Submit the work queued on ``stream`` to the device, so that other processes can wait for it."""
 
 
 class EventPool:
-    """Shared events of one device of this process.
+    """Interprocess events of one device that this process has created.
 
-    Events that nobody uses stay for the next pool: a vendor may destroy them long after their last owner has gone.
+    Unused events are stored for the next pool, because a vendor may destroy events long after their last use.
     """
 
     _spare: ClassVar[defaultdict[torch.device, list[bytes]]] = defaultdict(list)
 
     def __init__(self, device: torch.device) -> None:
-        """Make events of ``device``."""
+        """Create events of ``device``."""
         self._device = device
         self._lent: set[bytes] = set()
 
@@ -108,12 +108,12 @@ class EventPool:
         return handle
 
     def free(self, handle: bytes) -> None:
-        """Keep an event for the next block."""
+        """Store an event for the next block."""
         self._lent.remove(handle)
         self._spare[self._device].append(handle)
 
     def close(self) -> None:
-        """Forget the events that were not freed: nobody knows what waits for them."""
+        """Drop the events that were not freed; they are not reused, since a peer may still wait for them."""
         for handle in self._lent:
             del _own_events[handle]
         self._lent.clear()
@@ -128,15 +128,15 @@ class EventPool:
 
 
 class PeerEvents:
-    """A sender's view of the receiver's events, each of which is opened once."""
+    """Opens the receiver's events in a sender, each event once."""
 
     def __init__(self, device: torch.device) -> None:
-        """Open events of a process that shares ``device``."""
+        """Prepare to open events of another process on ``device``."""
         self._device = device
         self._opened: dict[bytes, Any] = {}
 
     def open(self, handle: bytes) -> Any:
-        """Return the event. Raise PeerLost where the process that made it has gone."""
+        """Return the event of this handle. Raise PeerLost if the process that created it is gone."""
         if handle in _own_events:
             return _own_events[handle]
         if handle not in self._opened:
@@ -148,7 +148,7 @@ class PeerEvents:
         return self._opened[handle]
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all opened events."""
         self._opened.clear()
 
 
@@ -159,10 +159,10 @@ class _DeviceBlock(ScatteredBlock):
 
 
 class DevicePool(ReceiverPool):
-    """Senders of the same device write to it; readers and writers wait for each other on their streams."""
+    """Pool for senders on the same device; readers and writers wait for each other on their streams."""
 
     def __init__(self, layout: SampleLayout, window_bytes: int, sharing: DeviceSharing) -> None:
-        """Allocate a window of memory as ``sharing`` does."""
+        """Allocate memory for a window of ``window_bytes`` by ``sharing``."""
         self.kind = sharing.device_type
         self._sharing = sharing
         # Only the arena keeps the memory, so that after ``close`` it goes with the last view of a sample.
@@ -174,7 +174,7 @@ class DevicePool(ReceiverPool):
         self._device_module = torch.get_device_module(sharing.device)
         self._own_stream = OwnStream(sharing.device)
         self._stream = self._own_stream.stream
-        """It waits for readers and records events; it does nothing else."""
+        """Stream that only waits for readers and records events."""
 
     def serves(self, device_id: str) -> bool:
         """Return whether a sender is on the same device."""
@@ -196,7 +196,7 @@ class DevicePool(ReceiverPool):
         return _DeviceBlock(first_address(pieces), num_tokens, pieces, event, bool(readers))
 
     def grant_payload(self, block: Block) -> bytes:
-        """Return the block's ranges, its event, and whether to wait for it."""
+        """Return the block's ranges, its event, and whether to wait for the event, as bytes."""
         assert isinstance(block, _DeviceBlock)
         return GrantInfo(block.pieces, block.event, block.dirty).encode()
 
@@ -221,12 +221,12 @@ class DevicePool(ReceiverPool):
         self._events.free(block.event)
 
     def reclaim(self, block: Block) -> None:
-        """Free a block; its event is not used again, since nobody knows what is recorded on it."""
+        """Free a block that was not read; its event is not reused, since its recorded work is unknown."""
         assert isinstance(block, _DeviceBlock)
         self._arena.free(block.pieces)
 
     def close(self) -> None:
-        """Close the memory for senders, and give it back with the last view of a sample."""
+        """Close the memory for senders; it is freed with the last view of a sample."""
         self._close_memory()
         self._events.close()
         self._arena.close()
@@ -234,10 +234,10 @@ class DevicePool(ReceiverPool):
 
 
 class DeviceConnector(SenderConnector):
-    """A sender whose tensors are on a device; through host memory where the receiver is on another one."""
+    """Connector of a sender on a device; it uses host memory if the receiver is on another device."""
 
     def __init__(self, sharing: DeviceSharing) -> None:
-        """Reach memory of the device as ``sharing`` does."""
+        """Map the receiver's device memory by ``sharing``."""
         self._sharing = sharing
         self.device_id = sharing.device_id
 

@@ -1,22 +1,22 @@
-"""FreeList: which ranges of an arena's addresses are free."""
+"""FreeList: the free address ranges of an arena."""
 
 from __future__ import annotations
 
 import bisect
 
 Range = tuple[int, int]
-"""First address and one past the last."""
+"""First address of a range, and one past its last address."""
 
 
 class FreeList:
-    """Allocates the lowest addresses first. Free ranges that touch become one."""
+    """Allocates the lowest addresses first, and merges adjacent free ranges."""
 
     def __init__(self, size: int) -> None:
         """Begin with one free range of ``size`` addresses."""
         self._free: list[Range] = [(0, size)]
 
     def allocate(self, size: int) -> Range | None:
-        """Return the lowest range of that size, or None while no free range is large enough."""
+        """Return the lowest range of that size, or None if no free range is large enough."""
         for index, (start, stop) in enumerate(self._free):
             if stop - start >= size:
                 self._free[index : index + 1] = [(start + size, stop)] if stop - start > size else []
@@ -24,7 +24,7 @@ class FreeList:
         return None
 
     def allocate_scattered(self, size: int) -> list[Range] | None:
-        """Return ranges that add up to that size, one if possible; None if all together are too small."""
+        """Return ranges with that total size, a single one if possible; None if too little is free."""
         if (whole := self.allocate(size)) is not None:
             return [whole]
         if sum(stop - start for start, stop in self._free) < size:
@@ -40,7 +40,7 @@ class FreeList:
         return pieces
 
     def free(self, start: int, stop: int) -> Range:
-        """Free a range that was allocated and return the free range that it is now part of."""
+        """Free an allocated range, and return the merged free range that now contains it."""
         index = bisect.bisect(self._free, (start, stop))
         if index < len(self._free) and self._free[index][0] == stop:
             stop = self._free.pop(index)[1]

@@ -1,4 +1,4 @@
-"""Pools in host memory that both processes map (``shared_memory``), or that a sender elsewhere fills over TCP."""
+"""Pools in host memory that both processes map (``shared_memory``), or that a remote sender fills over TCP."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class HostPool(ReceiverPool):
-    """Samples are read where the sender has written them; delivered on ``device``, if one is given, by a copy."""
+    """Pool in shared host memory; samples are read in place, or copied to ``device`` if one is given."""
 
     kind = "host"
 
     def __init__(self, layout: SampleLayout, window_bytes: int, device: torch.device | None = None) -> None:
-        """Allocate a window of shared memory."""
+        """Allocate ``window_bytes`` of shared memory."""
         self._layout, self._device = layout, device
         self._arena = Arena(window_bytes)
         self.descriptor, self.size = self._arena.descriptor, self._arena.size
@@ -36,7 +36,7 @@ class HostPool(ReceiverPool):
         return None if offset is None else Block(offset, num_tokens)
 
     def fill(self, block: Block, position: int, data: bytes) -> None:
-        """Write bytes of a sample that came over the connection."""
+        """Write a sample's bytes from a packet at ``position`` of its block."""
         if not 0 <= position <= self._layout.block_bytes(block.num_tokens) - len(data):
             raise ProtocolError(f"it sent {len(data)} bytes for position {position}, outside of its room")
         self._arena.write(block.offset + position, data)
@@ -58,10 +58,10 @@ class HostPool(ReceiverPool):
 
 
 class HostBuffer(SenderBuffer):
-    """A sample that lies on a device is copied from there; ``write`` then waits for it."""
+    """Writes samples into mapped host memory; ``write`` waits for a copy from a device."""
 
     def __init__(self, layout: SampleLayout, descriptor: int, size: int) -> None:
-        """Map the receiver's memory, of ``size`` bytes, behind ``descriptor``."""
+        """Map the receiver's memory of ``size`` bytes, which ``descriptor`` stands for."""
         self._layout = layout
         self._mapping, self._bytes = attach(descriptor, size)
 
@@ -72,7 +72,7 @@ class HostBuffer(SenderBuffer):
         hidden.copy_(sample.hidden_TNH)
 
     def settle(self) -> None:
-        """Return at once: ``write`` has copied when it returns."""
+        """Return at once, since ``write`` returns only after its copy."""
 
     def close(self) -> None:
         """Unmap the memory."""
@@ -80,17 +80,17 @@ class HostBuffer(SenderBuffer):
 
 
 class RemoteBuffer(SenderBuffer):
-    """Memory of another host: a sample goes there in the packets of the connection."""
+    """Sends samples to a receiver on another host, in the packets of the connection."""
 
     def __init__(self, layout: SampleLayout) -> None:
-        """Send samples of that layout."""
+        """Send samples with the layout ``layout``."""
         self._layout = layout
 
     def write(self, grant: Packet, sample: FeatureSample) -> None:
-        """Write nothing here."""
+        """Do nothing; ``packets`` transfers the sample."""
 
     def packets(self, grant: Packet, sample: FeatureSample) -> Iterator[Packet]:
-        """Yield the bytes of the sample, in pieces."""
+        """Yield packets with the bytes of the sample."""
         for start, part in self._layout.parts(sample):
             data = part.numpy().data
             for done in range(0, len(data), MAX_DATA_BYTES):
@@ -98,17 +98,17 @@ class RemoteBuffer(SenderBuffer):
                 yield Packet(PacketKind.DATA, grant.number, start + done, piece)
 
     def settle(self) -> None:
-        """Return at once: nothing is being written."""
+        """Return at once, since no write can be in progress."""
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing, since no resource is held."""
 
 
 class HostConnector(SenderConnector):
-    """Any sender, of the receiver's host or of another one."""
+    """Connector of any sender to host memory, on the receiver's host or on another one."""
 
     def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
-        """Return the view of the pool that the receiver offers; it passes no descriptor to another host."""
+        """Return the view of the receiver's pool. ``descriptor`` None: the receiver is on another host."""
         if reply.pool != HostPool.kind:
             raise ProtocolError(
                 f"the receiver offers memory of kind {reply.pool!r}, which this sender cannot reach"

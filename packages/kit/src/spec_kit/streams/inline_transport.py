@@ -1,4 +1,4 @@
-"""InlineTransport: engine and trainer in one process; samples are handed over as they are, nothing is copied."""
+"""InlineTransport: engine and trainer share one process, and samples are passed without a copy."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
 
 class InlineTransport(Transport):
-    """Zero-copy: a ticket is done when the receiver has released its sample (T2). Both ends use one instance."""
+    """Zero-copy transport whose two sides use one instance.
+
+    A ticket is done when the receiver has released the sample (T2).
+    """
 
     def __init__(self) -> None:
-        """Begin without receivers."""
+        """Start without receivers."""
         self._receivers: dict[str, InlineReceiver] = {}
         self._ids = itertools.count()
 
@@ -46,10 +49,10 @@ class InlineTransport(Transport):
 
 
 class InlineReceiver(FeatureReceiver):
-    """The trainer's end: a queue bounded by bytes; one condition guards all of its state."""
+    """The trainer's side: a queue bounded by bytes. One condition variable guards all of its state."""
 
     def __init__(self, address: str, schema: FeatureSchema, window_bytes: int) -> None:
-        """Begin with an empty window."""
+        """Start with an empty queue of at most ``window_bytes``."""
         self.schema = schema
         self._closed = False
         self._address = address
@@ -64,7 +67,7 @@ class InlineReceiver(FeatureReceiver):
 
     @property
     def address(self) -> str:
-        """Return what a sender needs to connect (T1)."""
+        """Return the address by which a sender connects (T1)."""
         return self._address
 
     def admit_sender(self) -> None:
@@ -81,7 +84,7 @@ class InlineReceiver(FeatureReceiver):
             self._changed.notify_all()
 
     def queue(self, sample: FeatureSample, timeout_s: float) -> Ticket:
-        """Wait for room and queue a sample (T5)."""
+        """Wait until the window has enough free bytes, and queue a sample (T5)."""
         check_size(sample, self._window_bytes)
         size = sample.num_bytes
         with self._changed:
@@ -108,7 +111,7 @@ class InlineReceiver(FeatureReceiver):
             return sample
 
     def release(self, sample: FeatureSample) -> None:
-        """Give the bytes of a sample free for another one (T4)."""
+        """Free the bytes of a sample for other samples (T4)."""
         with self._changed:
             ticket = take_held(self._held, sample)
             self._used_bytes -= sample.num_bytes
@@ -116,7 +119,7 @@ class InlineReceiver(FeatureReceiver):
         ticket.set_result(None)
 
     def close(self) -> None:
-        """End the stream; pending tickets end with PeerLost. Idempotent."""
+        """End the stream; pending tickets fail with PeerLost. Idempotent."""
         with self._changed:
             if self._closed:
                 return
@@ -142,7 +145,7 @@ class InlineReceiver(FeatureReceiver):
 
 
 class InlineSender(FeatureSender):
-    """The engine's end. It keeps its unfinished tickets, for ``flush``."""
+    """The engine's side. It stores its pending tickets for ``flush``."""
 
     def __init__(self, receiver: InlineReceiver) -> None:
         """Send to ``receiver``."""
@@ -151,7 +154,7 @@ class InlineSender(FeatureSender):
         self._closed = False
 
     def send(self, sample: FeatureSample, timeout_s: float) -> Ticket:
-        """Hand over a sample as it is; its ticket is done at its release (T2, T5, T6)."""
+        """Pass a sample without a copy; the returned ticket is done at its release (T2, T5, T6)."""
         if self._closed:
             raise ProtocolError("the sender was closed")
         ticket = self._receiver.queue(sample, timeout_s)

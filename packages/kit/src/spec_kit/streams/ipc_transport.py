@@ -1,4 +1,4 @@
-"""IpcTransport: features between the processes of one device, in its memory; between others through host memory."""
+"""IpcTransport: features through device memory between processes on one device, else through host memory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 class IpcTransport(Transport):
-    """Receives on, and sends from, the device that is current when an end is made."""
+    """Each receiver or sender uses the device that is current when it is created."""
 
     def __init__(self, sharing: type[DeviceSharing], *, share_device: bool, required: bool = False) -> None:
-        """Go through device memory if ``share_device``, as the vendor's ``sharing`` does.
+        """Use device memory if ``share_device`` is true, by the vendor's ``sharing``; otherwise host memory.
 
-        Where that is not possible, warn and go through host memory, or raise ConfigError if it is ``required``.
+        If device memory cannot be shared, warn and use host memory, or raise ConfigError if ``required`` is true.
         """
         self._sharing_type, self._share_device, self._required = sharing, share_device, required
 

@@ -1,4 +1,4 @@
-"""StreamReceiver: the trainer's end of a feature stream between processes. ``wire`` draws the packets."""
+"""StreamReceiver: the trainer's side of a feature stream between processes. ``wire`` describes the packets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Peer:
     closed_cleanly: bool = False
     dead: bool = False
     failure: RunError | None = None
-    """Why this end has given it up."""
+    """Error because of which this receiver ended the connection."""
     granted: dict[int, Block] = field(default_factory=dict["int", "Block"])
 
 
@@ -72,9 +72,10 @@ class _Loss:
 
 
 def open_port(host: str, port: int = 0) -> socket.socket | None:
-    """Return a listener at an address of this host (port 0: a free one) for senders of others; None without one.
+    """Return a listening socket for senders of other hosts, or None if ``host`` is empty.
 
-    Raise ConfigError if this host cannot listen there.
+    ``host`` is an address of this host; ``port`` 0: a free port. Raise ConfigError if this host cannot listen
+    there.
     """
     if not host:
         return None
@@ -88,9 +89,10 @@ def open_port(host: str, port: int = 0) -> socket.socket | None:
 
 
 class StreamReceiver(FeatureReceiver):
-    """One thread admits senders, one more per sender handles its packets; one condition guards all state.
+    """Receiver with one thread that admits senders, and one per sender that handles the sender's packets.
 
-    An address is ``shm:<abstract socket name>:<token>``, and ``@<host>:<port>`` if there is a port.
+    One condition variable guards all state. The address is ``shm:<abstract socket name>:<token>``, followed by
+    ``@<host>:<port>`` if there is a port.
     """
 
     def __init__(
@@ -100,7 +102,10 @@ class StreamReceiver(FeatureReceiver):
         pools: Sequence[BufferPoolFactory],
         port: socket.socket | None = None,
     ) -> None:
-        """Own ``pools``, of which a sender gets the first that serves its device, and ``port`` (``open_port``)."""
+        """Start to listen. A sender gets the first of ``pools`` that serves its device.
+
+        ``port``: listening socket from ``open_port``. The receiver closes it and the pools.
+        """
         self._schema, self._layout = schema, SampleLayout(schema)
         self._window_bytes = window_bytes
         self._used_bytes = 0
@@ -124,7 +129,7 @@ class StreamReceiver(FeatureReceiver):
 
     @property
     def address(self) -> str:
-        """Return what a sender needs to connect (T1)."""
+        """Return the address by which a sender connects (T1)."""
         return f"shm:{self._name}:{self._token}{self._where}"
 
     def receive(self, timeout_s: float) -> FeatureSample:
@@ -148,7 +153,7 @@ class StreamReceiver(FeatureReceiver):
                     self._lose(arrival, error)
 
     def release(self, sample: FeatureSample) -> None:
-        """Give the bytes of a sample free for another one (T4)."""
+        """Free the bytes of a sample for other samples (T4)."""
         with self._changed:
             arrival = take_held(self._held, sample)
             self._used_bytes -= self._layout.sample_bytes(arrival.block.num_tokens)
@@ -179,7 +184,7 @@ class StreamReceiver(FeatureReceiver):
         return self._closed or bool(self._arrived) or deserted
 
     def _read(self, arrival: _Arrival) -> FeatureSample:
-        """Return a sample. Raise RunError where it is not there, as with a sender that died before (T7)."""
+        """Return a sample. Raise RunError if it is incomplete, such as PeerLost if its sender died (T7)."""
         peer, block = arrival.peer, arrival.block
         if peer.dead and not peer.pool.is_written(block):
             raise PeerLost(f"the sender in {peer.name} died while it sent sample {arrival.request_id}")
@@ -189,9 +194,10 @@ class StreamReceiver(FeatureReceiver):
         return sample
 
     def _lose(self, arrival: _Arrival, error: RunError) -> None:
-        """Give up a sample that cannot be read, and its sender, whose end ``receive`` then reports (T7).
+        """Drop a sample that cannot be read, and end the connection of its sender (T7).
 
-        Where the sender has ended already, raise the error, for all that was still to be received of it.
+        ``receive`` reports the sender's end later. If the sender has ended already, drop its other samples, too,
+        and raise the error.
         """
         self._give_up(arrival, error)
         if arrival.peer in self._peers:
@@ -203,7 +209,7 @@ class StreamReceiver(FeatureReceiver):
         raise error
 
     def _situation(self) -> str:
-        """Return who is to blame that no sample has come."""
+        """Return an explanation, for the error message, why no sample has arrived."""
         late = sorted(peer.name for peer in self._peers if peer.granted)
         if late:
             return f"room was given to {', '.join(late)} and was not filled"
@@ -211,7 +217,7 @@ class StreamReceiver(FeatureReceiver):
         return f"{self._num_admitted} senders have connected, {used}"
 
     def _admit_all(self) -> None:
-        """Admit senders until the receiver is closed; runs in a thread of its own."""
+        """Admit senders until the receiver is closed; runs on a separate thread."""
         for connection, data in self._limiter.first_packets():
             channel = FramedSocket(connection, MAX_PACKET_BYTES)
             name = f"process {local_socket.peer(connection)[0]}" if _is_local(connection) else ""
@@ -232,7 +238,7 @@ class StreamReceiver(FeatureReceiver):
             thread.start()
 
     def _greet(self, channel: FramedSocket, name: str, data: bytes) -> _Peer | None:
-        """Return the admitted sender, or None where schemas differ (T1). Raise ProtocolError without the token."""
+        """Return the admitted sender, or None if the schemas differ (T1). Raise ProtocolError for a wrong token."""
         request = ConnectRequest.decode(data)
         if not same_token(request.token, self._token):
             refusal = f"the receiver {self._name} does not know this sender's token"
@@ -265,9 +271,9 @@ class StreamReceiver(FeatureReceiver):
         return peer
 
     def _serve(self, peer: _Peer) -> None:
-        """Handle the packets of one sender until its connection ends; runs in a thread of its own.
+        """Handle the packets of one sender until its connection ends; runs on a separate thread.
 
-        What a sender may not send ends its connection, and nobody else's.
+        An invalid packet ends only the connection of its sender.
         """
         loss: RunError | None = None
         try:
@@ -312,7 +318,7 @@ class StreamReceiver(FeatureReceiver):
                 self._grant_in_order()
 
     def _grant_in_order(self) -> None:
-        """Grant first come, first served, so that small samples do not pass a large one for ever (T5)."""
+        """Grant requests first come, first served, so that small samples cannot starve a large one (T5)."""
         while self._requests:
             request = self._requests[0]
             size = self._layout.sample_bytes(request.num_tokens)
@@ -343,7 +349,7 @@ class StreamReceiver(FeatureReceiver):
         return block
 
     def _arrive(self, arrival: _Arrival, failure: RunError | None) -> None:
-        """Queue a sample that is all there; called by the pool's thread."""
+        """Queue a sample that has arrived completely, or drop it if ``failure``; called by the pool."""
         with self._changed:
             if self._closed:
                 return
@@ -354,7 +360,7 @@ class StreamReceiver(FeatureReceiver):
                 self._give_up(arrival, failure)
 
     def _give_up(self, arrival: _Arrival, failure: RunError) -> None:
-        """Free a sample's room, and end the connection of its sender, which ``_serve`` handles like any other end."""
+        """Free a sample's memory, and end its sender's connection; ``_serve`` then handles the end."""
         self._reclaim(arrival.peer.pool, arrival.block)
         self._grant_in_order()
         arrival.peer.failure = arrival.peer.failure or failure
@@ -367,7 +373,10 @@ class StreamReceiver(FeatureReceiver):
         self._forget(lambda request: request.peer is peer and request.number == number)
 
     def _disconnect(self, peer: _Peer, loss: RunError | None) -> None:
-        """Free the room of a sender that is gone (T7); ``receive`` reports the loss after what arrived before."""
+        """Free the memory granted to a sender that is gone (T7).
+
+        ``receive`` reports the loss after the samples that arrived before.
+        """
         peer.channel.close()
         peer.dead = not peer.closed_cleanly
         for block in peer.granted.values():
@@ -377,7 +386,7 @@ class StreamReceiver(FeatureReceiver):
         peer.pool.disconnect(partial(self._end, peer, loss))
 
     def _end(self, peer: _Peer, loss: RunError | None) -> None:
-        """Report the end of a sender; called by the pool's thread once what came before has arrived or failed."""
+        """Report the end of a sender; called by the pool once earlier samples have arrived or failed."""
         with self._changed:
             self._peers.discard(peer)
             self._deserted = True

@@ -1,4 +1,4 @@
-"""StreamSender: the engine's end of a feature stream between processes. ``wire`` draws the packets."""
+"""StreamSender: the engine's side of a feature stream between processes. ``wire`` describes the packets."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 _done: Ticket = Future()
-"""The ticket of every sample: there is nothing left to wait for when ``send`` returns."""
+"""The completed future that every ``send`` returns as its ticket, since ``send`` blocks until it is done."""
 _done.set_result(None)
 
 
 class StreamSender(FeatureSender):
-    """It has no thread: a call talks to the receiver while it lasts. Threads that share it take turns."""
+    """Sender without a thread: each call blocks while it talks to the receiver. Calls of threads are serialized."""
 
     def __init__(
         self, address: str, schema: FeatureSchema, timeout_s: float, connector: SenderConnector
@@ -66,7 +66,7 @@ class StreamSender(FeatureSender):
         return _done
 
     def flush(self, timeout_s: float) -> None:
-        """Wait for a ``send`` of another thread: every ticket was done when its ``send`` returned."""
+        """Wait for a ``send`` of another thread; every ticket is done when its ``send`` returns."""
         with self._exclusive(timeout_s):
             pass
 
@@ -95,7 +95,7 @@ class StreamSender(FeatureSender):
 
     @contextlib.contextmanager
     def _exclusive(self, timeout_s: float) -> Generator[float]:
-        """Hold the connection for this thread; yield its deadline."""
+        """Reserve the connection for this thread; yield the deadline (``time.monotonic``) of the call."""
         deadline = time.monotonic() + timeout_s
         if not self._in_use.acquire(timeout=max(0.0, timeout_s)):
             raise DeadlineExceeded(f"another thread's send to {self._name} took longer than {timeout_s} s")
@@ -107,7 +107,7 @@ class StreamSender(FeatureSender):
             self._in_use.release()
 
     def _reserve(self, num_tokens: int, deadline: float) -> Packet:
-        """Return the grant of a block for the sample."""
+        """Request a block for a sample of ``num_tokens`` tokens, and return the packet that grants it."""
         self._number += 1
         self._send_packet(Packet(PacketKind.REQUEST, self._number, num_tokens), deadline)
         while True:
@@ -118,9 +118,9 @@ class StreamSender(FeatureSender):
 
     @contextlib.contextmanager
     def _withdrawn_on_error(self) -> Generator[None]:
-        """Leave neither a request nor a block behind where a send fails, at its deadline for one (T6).
+        """Withdraw the request or the granted block if a send fails, for example at its deadline (T6).
 
-        Where not even that is taken in, over a network that stands still, the connection ends.
+        If even the withdrawal cannot be sent, because the network is down, the connection is ended.
         """
         try:
             yield

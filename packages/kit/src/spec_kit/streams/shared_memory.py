@@ -1,7 +1,7 @@
-"""Arena: memory that several processes of one host see, and that has no name.
+"""Arena: anonymous memory that several processes of one host share.
 
-It is a memfd: whoever holds the descriptor can map it, and the kernel frees it with the last process that does.
-Nothing is in ``/dev/shm``, so nothing can stay there, and the size limit of ``/dev/shm`` in containers is no limit.
+It is a memfd: a process that has the file descriptor can map it, and the kernel frees it when no process uses it.
+Nothing is created in ``/dev/shm``, so nothing can remain there, and its size limit in containers does not apply.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ALIGNMENT = 64
 """Alignment of blocks in bytes: a cache line, and more than any dtype needs."""
 
 ADDRESS_WINDOWS = 16
-"""Size of an arena's addresses in windows. First fit needs at most log2(largest / smallest) times the memory that is
-in use (Robson 1977), so blocks whose sizes differ up to 65,536-fold never wait for a free range of the right size.
-Addresses cost nothing: only pages that were written to take memory."""
+"""Size of an arena's address range, in windows. First fit needs at most log2(largest / smallest block) times the
+memory in use (Robson 1977). So blocks whose sizes differ up to 65,536-fold never wait for a large enough free
+range. Unused addresses cost no memory: only pages that were written to are allocated."""
 
 
 def aligned(size: int) -> int:
@@ -34,7 +34,10 @@ def aligned(size: int) -> int:
 
 
 def create(window_bytes: int) -> tuple[int, int]:
-    """Return descriptor and size of a new arena for ``window_bytes`` of samples; sealed, so no peer can shrink it."""
+    """Return the file descriptor and size in bytes of a new arena for ``window_bytes`` of samples.
+
+    It is sealed, so no peer can shrink it.
+    """
     size = _page_up(ADDRESS_WINDOWS * max(window_bytes, mmap.PAGESIZE))
     descriptor = os.memfd_create("spec-features", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -50,20 +53,20 @@ def create(window_bytes: int) -> tuple[int, int]:
 
 
 def attach(descriptor: int, size: int) -> tuple[mmap.mmap, Tensor]:
-    """Map an arena; return the mapping and its bytes, uint8 ``[size]``. It is unmapped with the last view of it."""
+    """Map an arena; return the mapping and its bytes, uint8 ``[size]``. The last view of it unmaps it."""
     mapping = mmap.mmap(descriptor, size)
     return mapping, torch.frombuffer(mapping, dtype=torch.uint8)
 
 
 class Arena:
-    """Allocates blocks of shared memory, lowest address first. Not thread-safe.
+    """Allocates blocks of shared memory, lowest addresses first. Not thread-safe.
 
-    The first window's worth of pages stays warm for the next blocks. Pages beyond it, which only fragmentation
-    asks for, go back to the system with their block: at most two windows are ever in memory.
+    The pages of the first ``window_bytes`` stay allocated for the next blocks. Pages beyond, which are only used if
+    memory is fragmented, are returned to the system with their block. So at most two windows are ever in memory.
     """
 
     def __init__(self, window_bytes: int) -> None:
-        """Make an arena for ``window_bytes`` of samples."""
+        """Create an arena for ``window_bytes`` of samples."""
         self.descriptor, self.size = create(window_bytes)
         self._mapping, self.bytes = attach(self.descriptor, self.size)
         self._warm_bytes = window_bytes
@@ -71,7 +74,7 @@ class Arena:
         self._blocks: dict[int, int] = {}
 
     def allocate(self, size: int) -> int | None:
-        """Return the offset of a block, or None while no free range is large enough."""
+        """Return the offset of a new block of ``size`` bytes, or None if no free range is large enough."""
         block = self._free_list.allocate(max(aligned(size), ALIGNMENT))
         if block is None:
             return None
@@ -89,13 +92,13 @@ class Arena:
         self._cool(max(start, _page_down(offset)), min(stop, _page_up(block_stop)))
 
     def _cool(self, start: int, stop: int) -> None:
-        """Give back the pages that lie wholly in ``start`` to ``stop`` and outside the warm window."""
+        """Return to the system all whole pages between ``start`` and ``stop`` outside the first window."""
         start, stop = _page_up(max(start, self._warm_bytes)), _page_down(stop)
         if stop > start:
             self._mapping.madvise(mmap.MADV_REMOVE, start, stop - start)
 
     def close(self) -> None:
-        """Forget the memory, which goes with the last view of it."""
+        """Release the memory, which is freed with the last tensor that views it."""
         os.close(self.descriptor)
         del self._mapping, self.bytes
 

@@ -1,9 +1,9 @@
-"""SharedMemoryTransport: features between processes of one host, copied once, read in place; over TCP between hosts.
+"""SharedMemoryTransport: features through shared memory between processes of a host, over TCP between hosts.
 
-The receiver owns one arena of shared memory for all its senders, so the window bounds the memory of all together,
-and grants room in it in the order in which it was asked for. The sender copies a sample into its block, or sends it
-to the receiver, which does: its ticket is done when ``send`` returns (T2). The receiver hands out views of the block,
-and frees it at ``release``.
+The receiver owns one arena of shared memory for all its senders, so the window bounds their total memory. It
+grants blocks in the sequence of the requests. The sender copies a sample into its block, or sends it over TCP to
+the receiver, which copies it. The ticket is done when ``send`` returns (T2). The receiver returns views of the
+block, and frees it at ``release``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SharedMemoryTransport(Transport):
-    """An address is good for one receiver's life."""
+    """Transport through shared memory or TCP. An address is valid as long as its receiver exists."""
 
     def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:
         """Return a receiver whose senders share ``window_bytes`` (T1, T5)."""

@@ -1,4 +1,4 @@
-"""Checks of both ends of a feature stream: that a sample fits the window, and that a released one is held."""
+"""Checks of feature streams: a sample must fit the window, and a released sample must have been received."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def check_size(sample: FeatureSample, window_bytes: int) -> None:
-    """Raise ConfigError for a sample that will never have room (T5)."""
+    """Raise ConfigError for a sample that is larger than the window (T5)."""
     if sample.num_bytes > window_bytes:
         raise ConfigError(
             f"sample {sample.request_id} has {sample.num_bytes} bytes of features, "
@@ -22,7 +22,7 @@ def check_size(sample: FeatureSample, window_bytes: int) -> None:
 
 
 def take_held(held: dict[int, tuple[FeatureSample, T]], sample: FeatureSample) -> T:
-    """Remove a sample from those that a receiver has handed out; return what was kept with it (T4)."""
+    """Remove a released sample from ``held``, the received samples; return the value stored with it (T4)."""
     if (found := held.pop(id(sample), None)) is None:
         raise ProtocolError(f"sample {sample.request_id} is not held: released twice or never received")
     return found[1]

@@ -1,4 +1,4 @@
-"""Packets between the two ends of a feature stream (``FramedSocket``).
+"""The packets of a feature stream between sender and receiver (``FramedSocket``).
 
 ::
 
@@ -6,18 +6,18 @@
     ConnectRequest (JSON)  ->                       token, schema, the device that its tensors are on
                            <-   ConnectReply (JSON) window and the pool's descriptor or offer, or the reason
                                                     for a refusal
-    REQUEST n, tokens      ->                       room for a sample of that many tokens
-                           <-   GRANT n, offset     perhaps much later, when others have been released;
-                                                    with what the pool says about the block
-    DATA    n, position    ->                       bytes of the sample in its block, where the block is another
-                                                    host's
-    READY   n, request id  ->                       the block at that offset is filled, or on its way
-    WITHDRAW n             ->                       instead of READY: forget request n, granted or not
-    CLOSE                  ->                       a connection that ends without it was cut
+    REQUEST n, tokens      ->                       requests a block for a sample of that many tokens
+                           <-   GRANT n, offset     perhaps much later, when other samples were released;
+                                                    the payload describes the block
+    DATA    n, position    ->                       bytes of the sample at a position of its block, if the block
+                                                    is on another host
+    READY   n, request id  ->                       the block is filled, or its transfer has started
+    WITHDRAW n             ->                       instead of READY: cancels request n, granted or not
+    CLOSE                  ->                       a connection that ends without it was lost
 
-Threat model: the token, part of the address, keeps out processes that were not given it; the kernel vouches that a
-peer over a Unix socket runs under the same user. A peer that holds the token may write anywhere in the pool. Tokens
-and packets travel in clear: over TCP use a network that is private.
+Threat model: the address contains a token, without which a process is refused. The kernel ensures that a peer
+over a Unix socket runs under the same user. A peer that has the token may write anywhere in the pool. Tokens and
+packets are not encrypted, so TCP must only be used in a private network.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PacketKind(enum.IntEnum):
 
 
 class Packet(NamedTuple):
-    """Every packet after the request and the reply of a connection."""
+    """Any packet after the first packet of each side. ``number``: of the request."""
 
     kind: PacketKind
     number: int = 0
@@ -68,7 +68,7 @@ class Packet(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Packet:
-        """Return the packet in ``data``. Raise ProtocolError for anything else."""
+        """Parse a packet. Raise ProtocolError for invalid bytes."""
         try:
             kind, number, value = _HEADER.unpack_from(data)
             return cls(PacketKind(kind), number, value, data[_HEADER.size :])
@@ -91,7 +91,7 @@ class ConnectRequest:
     """``SenderConnector.device_id``."""
     version: int = VERSION
     sender: str = ""
-    """Name of the sender's process, for messages, where the kernel does not know it."""
+    """Name of the sender's process, for messages, if the kernel does not tell the receiver its pid."""
 
     def encode(self) -> bytes:
         """Return the request as JSON."""
@@ -99,7 +99,7 @@ class ConnectRequest:
 
     @classmethod
     def decode(cls, data: bytes) -> ConnectRequest:
-        """Return the request in ``data``. Raise ProtocolError for whatever is not exactly one of this version."""
+        """Parse a request. Raise ProtocolError for invalid bytes or another protocol version."""
         try:
             request = pydantic.TypeAdapter(cls).validate_json(data)
         except pydantic.ValidationError as error:
@@ -128,7 +128,7 @@ class ConnectReply:
 
     @classmethod
     def decode(cls, data: bytes) -> ConnectReply:
-        """Return the reply in ``data``. Raise ProtocolError for anything else."""
+        """Parse a reply. Raise ProtocolError for invalid bytes."""
         try:
             return pydantic.TypeAdapter(cls).validate_json(data)
         except pydantic.ValidationError as error:
@@ -136,24 +136,24 @@ class ConnectReply:
 
 
 class SampleLayout:
-    """Places of a sample's two tensors in its block: ids first, then the hidden states, each aligned."""
+    """Layout of a sample's two tensors in its block: first the ids, then the hidden states, each aligned."""
 
     def __init__(self, schema: FeatureSchema) -> None:
-        """Lay out samples of ``schema``."""
+        """Compute the layout of samples of ``schema``."""
         self._schema = schema
         self._dtype = schema.torch_dtype()
         self._hidden_bytes = schema.bytes_per_token()
 
     def sample_bytes(self, num_tokens: int) -> int:
-        """Return what counts against the window; equals ``FeatureSample.num_bytes``."""
+        """Return the bytes that a sample uses of the window; equals ``FeatureSample.num_bytes``."""
         return num_tokens * (_ID_BYTES + self._hidden_bytes)
 
     def block_bytes(self, num_tokens: int) -> int:
-        """Return the size of a sample's block, padding included."""
+        """Return the size of a sample's block in bytes, with padding."""
         return aligned(num_tokens * _ID_BYTES) + aligned(num_tokens * self._hidden_bytes)
 
     def parts(self, sample: FeatureSample) -> tuple[tuple[int, Tensor], tuple[int, Tensor]]:
-        """Return the bytes of a sample's two tensors, uint8 on the host, each after its position in the block."""
+        """Return position in the block and bytes (uint8 on the host) of each of a sample's two tensors."""
         import torch
 
         ids, hidden = sample.input_ids, sample.hidden_TNH
@@ -163,7 +163,7 @@ class SampleLayout:
         )
 
     def view(self, memory: Tensor, offset: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Return ``input_ids`` and ``hidden_TNH`` in the block at ``offset``, not copied."""
+        """Return views of ``input_ids`` and ``hidden_TNH`` in the block at ``offset`` of ``memory``."""
         import torch
 
         start = offset + aligned(num_tokens * _ID_BYTES)
@@ -172,7 +172,7 @@ class SampleLayout:
         return ids, hidden.view(self._schema.shape(num_tokens))
 
     def fits(self, sample: FeatureSample) -> bool:
-        """Return whether a sample is what the schema says."""
+        """Return whether a sample's dtypes and shapes agree with the schema."""
         import torch
 
         ids, hidden = sample.input_ids, sample.hidden_TNH
