@@ -60,7 +60,7 @@ def parallel_mask_token(fields: Json) -> object:
     """Return the mask token id of a draft that guesses a chain in one pass, or None.
 
     It is read from the fields in which vLLM looks for it. Drafts that guess a chain token by token have none;
-    only by this can the folders be told from folders of Eagle3.
+    nothing else distinguishes the folders from folders of Eagle3.
     """
     nested: Any = fields.get("dflash_config")
     places = (

@@ -67,7 +67,7 @@ class EngineSubprocess(Resource):
     module: ClassVar[str]
     """Name of the module that the process runs as ``__main__``; it uses ``EngineLink``."""
     our_part: ClassVar[str]
-    """For messages: what captures states inside the program, and where to look if it is missing."""
+    """Text for messages: what captures states inside the program, and where to look if it is missing."""
     grace_s: ClassVar[float] = 0.0
     """Seconds between closing the connection to the process and killing the process."""
 

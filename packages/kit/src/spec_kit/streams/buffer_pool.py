@@ -80,7 +80,7 @@ class ReceiverPool(BufferPoolFactory):
         return b""
 
     def fill(self, block: Block, position: int, data: bytes) -> None:
-        """Write a sample's bytes from a packet at ``position`` of its block. Raise ProtocolError if they do not fit."""
+        """Write bytes of a sample at ``position`` of its block. Raise ProtocolError if they do not fit."""
         raise ProtocolError(f"it sent bytes for memory of kind {self.kind!r}, which it writes itself")
 
     def fetch(self, block: Block, arrived: Arrived) -> None:

@@ -72,10 +72,9 @@ class _Loss:
 
 
 def open_port(host: str, port: int = 0) -> socket.socket | None:
-    """Return a listening socket for senders of other hosts, or None if ``host`` is empty.
+    """Return a listening socket for senders of other hosts, or None if ``host`` is empty; ``port`` 0: a free port.
 
-    ``host`` is an address of this host; ``port`` 0: a free port. Raise ConfigError if this host cannot listen
-    there.
+    ``host`` is an address of this host. Raise ConfigError if this host cannot listen there.
     """
     if not host:
         return None
@@ -102,10 +101,7 @@ class StreamReceiver(FeatureReceiver):
         pools: Sequence[BufferPoolFactory],
         port: socket.socket | None = None,
     ) -> None:
-        """Start to listen. A sender gets the first of ``pools`` that serves its device.
-
-        ``port``: listening socket from ``open_port``. The receiver closes it and the pools.
-        """
+        """Start to listen. A sender gets the first of ``pools`` for its device; ``close`` closes them, and ``port``."""
         self._schema, self._layout = schema, SampleLayout(schema)
         self._window_bytes = window_bytes
         self._used_bytes = 0
@@ -194,10 +190,9 @@ class StreamReceiver(FeatureReceiver):
         return sample
 
     def _lose(self, arrival: _Arrival, error: RunError) -> None:
-        """Drop a sample that cannot be read, and end the connection of its sender (T7).
+        """Drop a sample that cannot be read, and end the connection of its sender, which ``receive`` reports (T7).
 
-        ``receive`` reports the sender's end later. If the sender has ended already, drop its other samples, too,
-        and raise the error.
+        If the sender has ended already, drop its other samples, too, and raise the error.
         """
         self._give_up(arrival, error)
         if arrival.peer in self._peers:
@@ -373,10 +368,7 @@ class StreamReceiver(FeatureReceiver):
         self._forget(lambda request: request.peer is peer and request.number == number)
 
     def _disconnect(self, peer: _Peer, loss: RunError | None) -> None:
-        """Free the memory granted to a sender that is gone (T7).
-
-        ``receive`` reports the loss after the samples that arrived before.
-        """
+        """Free the memory of a sender that is gone (T7). ``receive`` reports the loss after earlier samples."""
         peer.channel.close()
         peer.dead = not peer.closed_cleanly
         for block in peer.granted.values():
