@@ -101,7 +101,7 @@ class StreamReceiver(FeatureReceiver):
         pools: Sequence[BufferPoolFactory],
         port: socket.socket | None = None,
     ) -> None:
-        """Start to listen. A sender gets the first of ``pools`` for its device; ``close`` closes them, and ``port``."""
+        """Listen. A sender gets the first of ``pools`` that serves its device. ``close`` closes them and ``port``."""
         self._schema, self._layout = schema, SampleLayout(schema)
         self._window_bytes = window_bytes
         self._used_bytes = 0
