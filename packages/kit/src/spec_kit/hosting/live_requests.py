@@ -59,7 +59,7 @@ class LiveRequestsConfig(Config):
     opt_in: bool = False
     """Store only requests that have the header ``x-draft-learn: yes``."""
     models: list[str] = pydantic.Field(default_factory=list)
-    """Store only requests whose field ``model`` is one of these; empty: all. Requests to an adapter are never stored."""
+    """Store only requests to these models; empty: all. Requests to an adapter are never stored."""
     routes: list[str] = pydantic.Field(default_factory=list)
     """Store only requests to these paths, such as /v1/chat/completions; empty: all."""
     rows: Annotated[int, pydantic.Field(ge=1)] = 1024

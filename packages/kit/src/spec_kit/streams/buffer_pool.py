@@ -73,14 +73,14 @@ class ReceiverPool(BufferPoolFactory):
 
     @abstractmethod
     def allocate(self, num_tokens: int) -> Block | None:
-        """Return a block for a sample of ``num_tokens`` tokens, or None if other blocks must be freed first."""
+        """Return a block for a sample of ``num_tokens`` tokens; None if others must be freed first."""
 
     def grant_payload(self, block: Block) -> bytes:
         """Return the information about a block that the sender needs besides its offset, as bytes."""
         return b""
 
     def fill(self, block: Block, position: int, data: bytes) -> None:
-        """Write a sample's bytes from a packet at ``position`` of its block. Raise ProtocolError if they do not fit."""
+        """Write a sample's bytes from a packet to ``position`` of its block. Raise ProtocolError if invalid."""
         raise ProtocolError(f"it sent bytes for memory of kind {self.kind!r}, which it writes itself")
 
     def fetch(self, block: Block, arrived: Arrived) -> None:

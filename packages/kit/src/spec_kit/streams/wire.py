@@ -91,7 +91,7 @@ class ConnectRequest:
     """``SenderConnector.device_id``."""
     version: int = VERSION
     sender: str = ""
-    """Name of the sender's process, for messages, if the kernel does not tell the receiver its pid."""
+    """Name of the sender's process, for messages, if the kernel does not give its pid to the receiver."""
 
     def encode(self) -> bytes:
         """Return the request as JSON."""
