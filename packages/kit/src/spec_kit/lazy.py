@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def lazy_names(package: str, **modules: str) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for ``package``. Each keyword is a module, its value the names that it defines.
+    """Return a ``__getattr__`` for ``package``. Each keyword is a module; its value is the module's names.
 
     ``__getattr__ = lazy_names(__name__, rope="Rope rotate")``
     """

@@ -1,4 +1,4 @@
-"""Library for strategies: save, load and gather tensors that are sharded over ranks (docs/libraries/sharding.md)."""
+"""Library for strategies: save, load and gather sharded tensors (docs/libraries/sharding.md)."""
 
 from typing import TYPE_CHECKING
 

@@ -26,7 +26,7 @@ class Parts:
 def map_dealt(
     function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor], held: Parts
 ) -> dict[str, Tensor]:
-    """Apply ``function`` to full tensors, each on one rank; return this rank's shards of the results. Collective.
+    """Apply ``function`` to full tensors, each on one rank; return this rank's shards. Collective.
 
     ``parts``: name -> this rank's shard of the tensor. ``function`` must keep shape and dtype. The ranks work in
     parallel, each on a different tensor, and hold at most two full tensors at a time.

@@ -113,7 +113,7 @@ Index = dict[str, IndexEntry]
 def save_sharded(
     state: Mapping[str, Tensor | FlatShard], folder: StateFolder, group: dist.ProcessGroup
 ) -> None:
-    """Write this rank's shards of ``state`` and its random state; rank 0 also writes the index. Collective."""
+    """Write this rank's shards of ``state`` and random state; rank 0 also writes the index. Collective."""
     rank = dist.get_rank(group)
     file = f"rank-{rank}.safetensors"
     mine = {name: value for name, value in state.items() if _saves(value, rank)}

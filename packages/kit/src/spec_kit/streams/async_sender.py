@@ -64,7 +64,7 @@ class DeferredBuffer(SenderBuffer):
         """Return the transfer that the last ``write`` has started; called once after each ``write``."""
 
     def abandon(self) -> None:
-        """Make pending and future transfers raise PeerLost; any thread may call it if the receiver is gone."""
+        """Make pending and future transfers raise PeerLost; called, on any thread, if the receiver is gone."""
 
 
 class _Send(NamedTuple):
@@ -210,7 +210,7 @@ class AsyncSender(StreamSender):
         return failure_of(step, f"a sample did not reach {self._name}")
 
     def _watch(self, buffer: DeferredBuffer) -> None:
-        """Wait until either side closes the connection, then abandon the buffer; runs on a separate thread."""
+        """Wait until either side closes the connection, then abandon the buffer; runs on its own thread."""
         ended = select.poll()
         ended.register(self._channel.end, select.POLLRDHUP)
         ended.poll()

@@ -1,4 +1,4 @@
-"""Pools in host memory that both processes map (``shared_memory``), or that a remote sender fills over TCP."""
+"""Pools in host memory that both processes map (``shared_memory``), or that a sender fills over TCP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StreamReceiver: the trainer's side of a feature stream between processes. ``wire`` describes the packets."""
+"""StreamReceiver: the trainer's side of a feature stream between processes; packets are in ``wire``."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class StreamReceiver(FeatureReceiver):
             thread.start()
 
     def _greet(self, channel: FramedSocket, name: str, data: bytes) -> _Peer | None:
-        """Return the admitted sender, or None if the schemas differ (T1). Raise ProtocolError for a wrong token."""
+        """Return the admitted sender; None if schemas differ (T1). Raise ProtocolError for a wrong token."""
         request = ConnectRequest.decode(data)
         if not same_token(request.token, self._token):
             refusal = f"the receiver {self._name} does not know this sender's token"

@@ -1,4 +1,4 @@
-"""StreamSender: the engine's side of a feature stream between processes. ``wire`` describes the packets."""
+"""StreamSender: the engine's side of a feature stream between processes; packets are in ``wire``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _done.set_result(None)
 
 
 class StreamSender(FeatureSender):
-    """Sender without a thread: each call blocks while it talks to the receiver. Calls of threads are serialized."""
+    """Sender without a thread: each call blocks while it talks to the receiver, one call at a time."""
 
     def __init__(
         self, address: str, schema: FeatureSchema, timeout_s: float, connector: SenderConnector

@@ -1,4 +1,4 @@
-"""Hugging Face ``rope_parameters`` of a draft: which can be copied, and their form in a served config.json."""
+"""Hugging Face ``rope_parameters`` of a draft: checks of their values, and their form in a config.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LARGEST = 2**53  # a float holds every smaller integer exactly
 
 
 def value_problem(rope: Mapping[str, Any]) -> str | None:
-    """Return which value is of the wrong kind, or None; null counts as absent."""
+    """Return which value has an invalid type or sign, as an error message, or None; null counts as absent."""
     kind = rope.get("rope_type", "default")
     if not isinstance(kind, str):
         return f"rope_type={kind!r:.80}, expected a name"
@@ -35,7 +35,7 @@ def value_problem(rope: Mapping[str, Any]) -> str | None:
 
 
 def rope_problem(rope: Mapping[str, Any], head_dim: int) -> str | None:
-    """Return why a draft cannot copy these rotary embeddings, or None."""
+    """Return why a draft cannot use these rotary embeddings, or None."""
     if problem := value_problem(rope):
         return problem
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -51,7 +51,10 @@ def rope_problem(rope: Mapping[str, Any], head_dim: int) -> str | None:
 
 
 def read_rope(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``rope_parameters`` of today, or what older files say by ``rope_theta`` and ``rope_scaling``."""
+    """Return ``rope_parameters`` of a config.json, or the same from an older file's separate fields.
+
+    Older files have ``rope_theta`` and ``rope_scaling``.
+    """
     rope: dict[str, Any] = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
     rope.setdefault("rope_type", rope.pop("type", "default"))
     for key in ("rope_theta", "partial_rotary_factor"):
@@ -61,7 +64,7 @@ def read_rope(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rope_fields(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return today's ``rope_parameters``, and what readers of older transformers configurations expect."""
+    """Return the fields of config.json: ``rope_parameters``, and the older fields with the same values."""
     whole = {"rope_type": "default", "rope_theta": 10_000.0, **rope}
     partial = whole.get("partial_rotary_factor")
     scaling = {

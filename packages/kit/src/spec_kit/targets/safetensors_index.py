@@ -1,4 +1,4 @@
-"""Names, shapes and dtypes in a folder of safetensors, read from the files' headers: no torch, no tensor data.
+"""Read names, shapes and dtypes of tensors from the headers of safetensors files, without torch or tensor data.
 
 safetensors itself reads and checks each header. Sharded weights come with ``model.safetensors.index.json``, which
 maps names to files. Source of the format: https://github.com/huggingface/safetensors.
@@ -25,7 +25,7 @@ _SAMPLES, _SAMPLE_BYTES = 16, 4096
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """The place of a tensor; ``dtype`` is safetensors' own name (F32, BF16, …)."""
+    """File, dtype and shape of a stored tensor; ``dtype`` is safetensors' name (F32, BF16, …)."""
 
     file: Path
     dtype: str
@@ -33,7 +33,7 @@ class StoredTensor:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of the folder's model, sorted; TargetError where one is missing."""
+    """Return the safetensors files of the folder's model, sorted. Raise TargetError if one is missing."""
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if single.is_file():
         return [single]
@@ -65,15 +65,15 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_header(file: Path) -> bytes:
-    """Return the JSON header as stored, of a file that ``stored_tensors`` has read."""
+    """Return the bytes of a safetensors file's JSON header; ``stored_tensors`` must have read the file before."""
     with file.open("rb") as stream:
         return stream.read(int.from_bytes(stream.read(_LENGTH_BYTES), "little"))
 
 
 def sampled_blocks(file: Path) -> Iterator[bytes]:
-    """Yield a few blocks spread evenly over the file.
+    """Yield 16 blocks of 4,096 bytes, spread evenly over the file.
 
-    They distinguish two files of equal headers without reading all of them.
+    They distinguish two files with equal headers without reading the whole files.
     """
     last = max(0, file.stat().st_size - _SAMPLE_BYTES)
     with file.open("rb") as stream:

@@ -1,6 +1,6 @@
-"""A target's config.json: its values, checked, and its model type.
+"""Read a target's config.json: its checked values and its model type.
 
-The meaning of the values is in ``target_types``, positions are in ``target_rope``.
+``target_types`` interprets the values for each model type; ``target_rope`` reads the rotary embeddings.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _LARGEST = 2**53  # beyond it a number of JSON is none that a float holds exactl
 
 
 class TargetConfig:
-    """The values of a target's config.json; a nested ``text_config`` lies over the top level.
+    """The values of a target's config.json; values of a nested ``text_config`` take precedence.
 
-    What it leaves out, as Gemma 3's own files leave out the number of heads, is what transformers takes for this type
-    of model beside the values that are there.
+    For a missing value, such as the number of heads in Gemma 3's files, the default of transformers for this
+    model type is used.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read ``folder``; TargetError where it has no config.json that is a JSON object."""
+        """Read config.json in ``folder``. Raise TargetError if it is missing or no JSON object."""
         if not folder.is_dir():
             raise TargetError(f"target {folder} is not a folder; {_EXPECTED}")
         self.file = folder / "config.json"
@@ -47,7 +47,7 @@ class TargetConfig:
 
     @cached_property
     def model_type(self) -> str:
-        """The text model's type; TargetError where nobody knows it, or the type that wraps it."""
+        """Model type of the text model. Raises TargetError if this type, or the outer type, is unknown."""
         found: object = self._top.get("model_type")
         known = target_type(found) if isinstance(found, str) else None
         if self._nested is None and isinstance(known, TargetType):
@@ -61,19 +61,22 @@ class TargetConfig:
 
     @cached_property
     def described(self) -> TargetType:
-        """How the model code of this type treats embedding, head and positions."""
+        """Description of how the code of this model type treats embedding, head and positions."""
         known = target_type(self.model_type)
         if not isinstance(known, TargetType):
             raise self._unknown(self.model_type)
         return known
 
     def get(self, *names: str) -> Any:
-        """Return the value of the first name that is there and not null, or None."""
+        """Return the value of the first of ``names`` that is present and not null, or None."""
         return next((found for name in names if (found := self._values.get(name)) is not None), None)
 
     @cached_property
     def _left_out(self) -> Mapping[str, Any]:
-        """All values that transformers makes of the file; none where it is not installed or cannot read it."""
+        """All values, with defaults, as transformers reads the file.
+
+        Empty if transformers is not installed or cannot read it.
+        """
         values = deepcopy(self._top if self._nested is None else self._nested)  # transformers writes to it
         # transformers promises no type of error for odd values, and warns of old spellings.
         with suppress(Exception), warnings.catch_warnings(action="ignore"):
@@ -83,57 +86,60 @@ class TargetConfig:
         return {}
 
     def is_null(self, name: str) -> bool:
-        """Return whether a name is there with the value null."""
+        """Return whether ``name`` is present with the value null."""
         return name in self._values and self._values[name] is None
 
     def integer(self, *names: str, default: int | None = None) -> int:
-        """Return a positive integer under one of ``names``; TargetError where it is missing or something else."""
+        """Return the positive integer under one of ``names``. Raise TargetError if missing or invalid."""
         value = self._value(names, default)
         if type(value) is not int or not 1 <= value <= _LARGEST:
             raise self.error(names, value, "a positive integer")
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
-        """Return a finite number under one of ``names``; TargetError where it is missing or something else."""
+        """Return the finite number under one of ``names``. Raise TargetError if missing or invalid."""
         value = self._value(names, default)
         if type(value) not in (int, float) or not abs(value) <= _LARGEST:
             raise self.error(names, value, "a number")
         return float(value)
 
     def positive(self, *names: str, default: float | None = None) -> float:
-        """Return a number above 0, else as ``number``."""
+        """Return the number above 0 under one of ``names``. Raise TargetError if missing or invalid."""
         value = self.number(*names, default=default)
         if value <= 0:
             raise self.error(names, value, "a positive number")
         return value
 
     def word(self, *names: str, default: str) -> str:
-        """Return a text under one of ``names``; TargetError where it is something else."""
+        """Return the string under one of ``names``. Raise TargetError if it is no string."""
         value = self._value(names, default)
         if not isinstance(value, str):
             raise self.error(names, value, "a name")
         return value
 
     def flag(self, name: str) -> bool:
-        """Return a boolean that is false where it is absent; TargetError for anything else, null included."""
+        """Return the boolean ``name``, false if absent. Raise TargetError for any other value, null included."""
         return self._flag(name, self._values.get(name, False))
 
     @property
     def unties(self) -> bool:
-        """Whether config.json says that the head is not the embedding; of two levels the outer one decides."""
+        """Whether config.json says that head and embedding are not tied; the top level takes precedence."""
         key = "tie_word_embeddings"
         outer = self._top if key in self._top else self._values
         return key in outer and not self._flag(key, outer[key])
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return an object, empty where it is absent or null."""
+        """Return the object ``name`` of config.json, empty if it is absent or null."""
         value: object = self.get(name)
         if value is not None and not isinstance(value, dict):
             raise self.error((name,), value, "an object")
         return dict(cast("dict[str, Any]", value or {}))
 
     def token_ids(self, name: str, value: object) -> tuple[int, ...]:
-        """Return the ids of the vocabulary in ``value``: one, a list, or none for null. ``name`` is for the error."""
+        """Return the token ids in ``value``, which is an id, a list of ids, or null for none.
+
+        ``name``: name of the value in error messages.
+        """
         ids = cast("list[object]", value if isinstance(value, list) else [] if value is None else [value])
         vocab_size = self.integer("vocab_size")
         if any(type(one) is not int or not 0 <= one < vocab_size for one in ids):
@@ -141,7 +147,7 @@ class TargetConfig:
         return cast("tuple[int, ...]", tuple(ids))
 
     def error(self, names: Sequence[str], value: object, expected: str) -> TargetError:
-        """Return the error for a value that is not what is expected under one of ``names``."""
+        """Return the error for an invalid value under ``names``. ``expected``: description of valid values."""
         others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
         return TargetError(f"{self.file}: {names[0]}={value!r:.80}, expected {expected}{others}")
 

@@ -1,4 +1,4 @@
-"""Reading of a target's folder: its description without torch, and its frozen tensors."""
+"""Read a target's folder: its description, for which no torch is needed, and its frozen tensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ _TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "
 
 
 def read_target(folder: Path) -> TargetSpec:
-    """Return what config.json, generation_config.json and the safetensors headers say; TargetError otherwise."""
+    """Return the target's description from its JSON files and safetensors headers.
+
+    Raise TargetError if a file is missing or invalid.
+    """
     config = TargetConfig(folder)
     described = config.described  # first of all: a type that is not known is the plainest of reasons
     tensors = stored_tensors(folder)
@@ -43,9 +46,9 @@ def read_target(folder: Path) -> TargetSpec:
 
 
 def read_target_tensors(target: TargetSpec) -> TargetTensors:
-    """Return the frozen tensors on the CPU, memory-mapped where nothing has to be computed.
+    """Return the frozen tensors on the CPU, memory-mapped unless their values have to be computed.
 
-    Raises TargetError if one is gone.
+    Raises TargetError if a tensor is missing.
     """
     embedding_VH = _load_tensor(target, target.embedding_name)
     norm_H = _load_tensor(target, target.norm_name)
@@ -60,7 +63,7 @@ def read_target_tensors(target: TargetSpec) -> TargetTensors:
 
 
 def check_target_tensors(target: TargetSpec, names: Sequence[str]) -> None:
-    """Raise TargetError for a name that no tensor of the target's folder has."""
+    """Raise TargetError if the target's folder lacks a tensor of ``names``."""
     stored = stored_tensors(target.folder) if names else {}
     if missing := [name for name in names if name not in stored]:
         raise TargetError(
@@ -69,7 +72,7 @@ def check_target_tensors(target: TargetSpec, names: Sequence[str]) -> None:
 
 
 class _StoredTensors(Mapping[str, "Tensor"]):
-    """The tensors of a target's folder, memory-mapped; a name that it does not hold is a TargetError."""
+    """Name -> memory-mapped tensor of a target's folder. Raises TargetError for an unknown name."""
 
     def __init__(self, target: TargetSpec) -> None:
         self._target = target
@@ -126,7 +129,7 @@ def _describe(config: TargetConfig, described: TargetType, tensors: Mapping[str,
 
 
 def _latent(config: TargetConfig) -> LatentSizes | None:
-    """Return the sizes of a latent attention, which config.json names by these keys alone."""
+    """Return the sizes of a latent attention, or None if config.json does not have them."""
     keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     if any(not config.get(key) for key in keys):
         return None
@@ -150,7 +153,7 @@ def _load_tensor(target: TargetSpec, name: str) -> Tensor:
 
 
 def _embedding_name(folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
-    """Return the one embedding outside the layer stack (a layer's number is a part of its tensors' names)."""
+    """Return the name of the only embedding outside the layers, whose tensors have a number in their names."""
     found = [name for name in tensors if _leaf(name) in _EMBEDDINGS and not _in_stack(name)]
     if len(found) == 1:
         return found[0]
@@ -170,7 +173,10 @@ def _norm_name(folder: Path, tensors: Mapping[str, StoredTensor], embedding: str
 def _head_names(
     config: TargetConfig, tensors: Mapping[str, StoredTensor], embedding: str
 ) -> tuple[str, str | None]:
-    """Return (head, its bias). A stored head is the head, also where the config ties: then the two are equal."""
+    """Return the names of the head and of its bias, or None for the bias.
+
+    A stored head is used even if config.json ties it to the embedding; then both are equal.
+    """
     unties = config.unties
     for stem in _HEADS:
         if f"{stem}.weight" in tensors:
@@ -197,7 +203,7 @@ def _check_shapes(target: TargetSpec, tensors: Mapping[str, StoredTensor]) -> No
 
 
 def _check_padding(config: TargetConfig, vocab_size: int) -> None:
-    """Raise TargetError for a padding row that does not exist, which no engine makes; -1 is the last row."""
+    """Raise TargetError if ``pad_token_id`` is no row of the embedding; -1 means the last row."""
     value: object = config.get("pad_token_id")
     if value is not None and not (type(value) is int and -vocab_size <= value < vocab_size):
         raise config.error(("pad_token_id",), value, f"a token id below vocab_size={vocab_size}")
@@ -213,14 +219,14 @@ def _torch_dtype(stored: StoredTensor, name: str) -> str:
 
 
 def _attention_bias(config: TargetConfig, tensors: Mapping[str, StoredTensor], embedding: str) -> bool:
-    """Return whether attention has biases; Qwen2 has them without a key that says so."""
+    """Return whether attention has biases; Qwen2 has them without a field in config.json."""
     layers = embedding.removesuffix(f"{_leaf(embedding)}.weight") + "layers."
     stored = any(name.startswith(layers) and name.endswith("q_proj.bias") for name in tensors)
     return stored or config.flag("attention_bias")
 
 
 def _eos_token_ids(config: TargetConfig) -> tuple[int, ...]:
-    """Return where generation stops: generation_config.json decides where it names any."""
+    """Return the end token ids, from generation_config.json if it has any, else from config.json."""
     file = config.file.parent / "generation_config.json"
     stored = read_json_object(file, TargetError).get("eos_token_id") if file.exists() else None
     own = config.token_ids("eos_token_id", config.get("eos_token_id"))
@@ -228,7 +234,7 @@ def _eos_token_ids(config: TargetConfig) -> tuple[int, ...]:
 
 
 def _target_digest(folder: Path) -> str:
-    """Return TargetSpec.digest."""
+    """Return ``TargetSpec.digest`` of a target's folder."""
     digest = hashlib.sha256(read_bytes(folder / "config.json", TargetError))
     for file in weight_files(folder):
         digest.update(file.name.encode())
@@ -239,7 +245,10 @@ def _target_digest(folder: Path) -> str:
 
 
 def _leaf(name: str) -> str:
-    """Return ``wte`` of ``transformer.wte.weight``; empty for anything but a weight."""
+    """Return the last module name of a weight's name, such as ``wte`` of ``transformer.wte.weight``.
+
+    Return an empty string for any other tensor.
+    """
     parts = name.split(".")
     return parts[-2] if len(parts) > 1 and parts[-1] == "weight" else ""
 

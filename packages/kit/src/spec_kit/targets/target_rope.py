@@ -1,4 +1,4 @@
-"""Rotary position embeddings of a target: the many spellings of config.json, read as transformers reads them."""
+"""Read a target's rotary embeddings from the different forms of config.json, as transformers does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _NEED_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
 
 
 def target_rope(config: TargetConfig, max_positions: int) -> Mapping[str, Any]:
-    """Return one flat mapping, empty without rotation; where layers differ, that of those with full attention."""
+    """Return the target's rope parameters, empty if it has no rotary embeddings.
+
+    If layers differ, these are the parameters of the layers with full attention.
+    """
     if config.described.theta is None:
         return {}
     stored = _stored(config)
@@ -36,7 +39,7 @@ def target_rope(config: TargetConfig, max_positions: int) -> Mapping[str, Any]:
 
 
 def _stored(config: TargetConfig) -> dict[str, Any]:
-    """Return rope_scaling, the older key, before rope_parameters: transformers takes it for the user's own."""
+    """Return the field rope_scaling or else rope_parameters; transformers gives the older field precedence."""
     stored = config.section("rope_scaling") or config.section("rope_parameters")
     if config.described.needs_rope and not stored:
         raise config.error(("rope_parameters",), None, f"the values of this {config.model_type} model")
@@ -64,5 +67,5 @@ def _complete(config: TargetConfig, stored: dict[str, Any], max_positions: int) 
 
 
 def _first(*values: object) -> object:
-    """Return the first value that is not None: null counts as absent, as everywhere in config.json."""
+    """Return the first value that is not None, since null in config.json counts as absent."""
     return next((value for value in values if value is not None), None)

@@ -1,8 +1,8 @@
-"""The model types that can be targets, and how transformers' model code treats embedding, head and positions of each.
+"""The model types that can be targets, and how transformers treats embedding, head and positions of each.
 
-Every entry's reading was compared with the model code itself: tests/integration/test_target_types.py builds each
-as a small random model and compares logits, embeddings, states and rotary frequencies. A type without an entry, that
-no plugin adds, is refused, for its head would be guessed. docs/targets.md shows this table.
+Every entry is compared with the model code: tests/integration/test_target_types.py builds each type as a small
+random model and compares logits, embeddings, states and rotary frequencies. A type without an entry here or in a
+plugin is refused, because its head could only be guessed. docs/targets.md shows this table.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def _divisor(key: str) -> Scale:
 
 
 def _minicpm(values: TargetValues) -> float:
-    """Return dim_model_base / hidden_size, the states' scale before the head; null is the hidden size."""
+    """Return the states' scale before the head: dim_model_base / hidden_size, or 1 for a null dim_model_base."""
     hidden_size = values.integer("hidden_size")
     null = values.is_null("dim_model_base")
     return (hidden_size if null else values.integer("dim_model_base", default=256)) / hidden_size
 
 
 def _cap(default: float | None = None) -> Cap:
-    """Read ``final_logit_softcapping``, whose null means no cap and whose absence means ``default``."""
+    """Return a function that reads ``final_logit_softcapping``: null means no cap, absence ``default``."""
     key = "final_logit_softcapping"
 
     def cap(values: TargetValues) -> float | None:
@@ -123,12 +123,12 @@ WRAPPERS: Mapping[str, str] = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
-"""Types that hold a text model under ``text_config``, with the one type of it that was checked."""
+"""Model type with a text model under ``text_config`` -> the only supported type of that text model."""
 
 
 def target_type(name: str) -> TargetType | str | None:
-    """Return how a type of model is read, or the type of its text model; None for a type that nobody knows.
+    """Return the description of a model type, or the name of its text model's type; None if unknown.
 
-    Raise a PluginError for a plugin that adds it and is broken.
+    Raise PluginError if the plugin that adds the type is broken.
     """
     return plugins.find_target_type(name, {**TARGET_TYPES, **WRAPPERS})

@@ -1,4 +1,4 @@
-"""Library for engines and trainers: fresh draft weights while the engine serves (docs/libraries/weight_sync.md)."""
+"""Library to update a draft's weights while an engine serves (docs/libraries/weight_sync.md)."""
 
 from typing import TYPE_CHECKING
 

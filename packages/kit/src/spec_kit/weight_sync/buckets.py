@@ -1,7 +1,8 @@
-"""Buckets: how the tensors of an update lie in the blocks of bytes that a transport moves.
+"""Buckets: the layout of an update's tensors in the blocks of bytes that a weight transport sends.
 
-Both ends derive the same plan from the manifest. A tensor that fits into a bucket lies in one, at a multiple of
-``ALIGNMENT``, so that a view of it has its dtype; a larger one is cut and put together again.
+Sender and receiver derive the same plan from the manifest. A tensor that fits into a bucket is stored in one
+bucket, at a multiple of ``ALIGNMENT``, so that it can be viewed in its dtype. A larger tensor is split, and
+joined by the receiver.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from spec_core.weight_manifest import Manifest, TensorEntry
 
 ALIGNMENT = 256
-"""Bytes; a multiple of every dtype's size, and what devices copy best."""
+"""Alignment of tensors in bytes: a multiple of every dtype's size, at which devices copy fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +33,15 @@ class BucketPiece:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketPlan:
-    """The pieces of each bucket, in order."""
+    """The pieces of each bucket, in the sequence in which buckets are sent."""
 
     pieces: Sequence[Sequence[BucketPiece]]
     bucket_bytes: int
-    """Size of the largest bucket."""
+    """Size of the largest bucket in bytes."""
 
     @classmethod
     def of(cls, manifest: Manifest, bucket_bytes: int) -> BucketPlan:
-        """Return the plan for buckets of at most ``bucket_bytes``; a small payload gets a bucket of its own size."""
+        """Return the plan for buckets of at most ``bucket_bytes`` bytes; a bucket is no larger than needed."""
         limit = max(ALIGNMENT, bucket_bytes // ALIGNMENT * ALIGNMENT)
         pieces: list[list[BucketPiece]] = [[]]
         used = 0
@@ -55,7 +56,7 @@ class BucketPlan:
         return cls(pieces=pieces, bucket_bytes=max(map(bucket_size, pieces)))
 
     def pack(self, weights: Mapping[str, Tensor], bucket: Tensor) -> Generator[Tensor]:
-        """Yield each bucket's bytes, uint8, in the memory of ``bucket``: valid until the next is asked for."""
+        """Yield the bytes of each bucket, uint8, in the memory of ``bucket``; valid until the next ``next()``."""
         import torch
 
         for pieces in self.pieces:
@@ -67,7 +68,7 @@ class BucketPlan:
             yield bucket[: bucket_size(pieces)]
 
     def unpack(self, buckets: Iterable[Tensor]) -> Generator[tuple[str, Tensor]]:
-        """Yield the tensors of buckets as ``pack`` made them: views of their bucket, but for those that were cut."""
+        """Yield name and tensor of all tensors in ``buckets``: views of a bucket, or copies of split tensors."""
         import torch
 
         whole = torch.empty(0, dtype=torch.uint8)
@@ -84,7 +85,7 @@ class BucketPlan:
 
 
 def bucket_size(pieces: Sequence[BucketPiece]) -> int:
-    """Return the bytes of a bucket with these pieces, a multiple of ``ALIGNMENT``."""
+    """Return the size in bytes of a bucket with these pieces, a multiple of ``ALIGNMENT``."""
     return _aligned(pieces[-1].offset + pieces[-1].size) if pieces else 0
 
 

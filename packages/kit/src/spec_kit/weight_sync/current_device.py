@@ -1,4 +1,4 @@
-"""Device and stream of a thread: a new one begins with the first device, or, on some hardware, with none."""
+"""Set the current device and stream of a thread; a new thread starts with the first device, or with none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def use_device(device: torch.device) -> None:
-    """Make ``device`` the current one of this thread, where there are several of its type."""
+    """Make ``device`` the current device of this thread, if it has an index."""
     import torch
 
     if str(device) != device.type:  # it has a number
@@ -23,10 +23,10 @@ def use_device(device: torch.device) -> None:
 
 @contextmanager
 def beside(device: torch.device) -> Generator[None]:
-    """Make ``device`` current, queue work on a stream that nobody else uses meanwhile, and wait for it at the end.
+    """Run the block with ``device`` current, on an exclusive stream, and synchronize the stream at the end.
 
-    So the work waits for nothing that the process trains or serves, nor that for it. What torch's allocator has
-    cached for one stream is for no other: an update on a new one each time would take new memory each time.
+    So the work and the process's training or serving do not wait for each other. The stream is reused, because
+    torch's allocator caches memory per stream: an update on a new stream would allocate new memory each time.
     """
     import torch
 
@@ -42,7 +42,7 @@ def beside(device: torch.device) -> Generator[None]:
 
 
 def queued_before(device: torch.device) -> Any:
-    """Return an event behind what is queued on the device's current stream; a thread that waits for it sleeps."""
+    """Return an event after the work queued on the device's current stream; a thread waits for it in sleep."""
     import torch
 
     module = torch.get_device_module(device)

@@ -1,4 +1,4 @@
-"""Delivery: one push to one replica, from the publisher's side."""
+"""Delivery: the publisher's side of one push to one replica."""
 
 from __future__ import annotations
 
@@ -31,41 +31,42 @@ if TYPE_CHECKING:
 Outcome = Literal["committed", "aborted", "reverted", "quarantined"]
 
 _ANSWER_S = 1.0
-"""How long the reason of a rank's failure is waited for, once the transport has shown that there is one."""
+"""Seconds to wait for the reason of a rank's failure, after the transport has failed."""
 _UNDO_S = 10.0
-"""Longest wait for a busy replica to say whether a later trainer publishes there."""
+"""Longest time in seconds to wait until a busy replica reports whether a later trainer publishes to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaOutcome:
-    """How one replica came out of a push."""
+    """The result of a push at one replica."""
 
     state: Outcome
-    """``aborted``: it serves what it served before. ``quarantined``: it may not, and does not count until it was
-    pushed to anew."""
+    """``aborted``: the replica serves its previous version. ``quarantined``: this is not certain, and the replica
+    does not count until it serves the newest version."""
     transport: str = ""
-    """Weight transport that was used; empty where it did not come to that."""
+    """Name of the weight transport that was used; empty if none was chosen."""
     not_taken: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Why each other transport was not used, by name."""
+    """Name of each other transport -> why it was not used."""
     reason: str = ""
-    """Why the update was not committed there."""
+    """Why the update was not committed; empty if it was."""
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Time of each part: ``prepare``, ``send``, ``load``, ``commit`` and ``confirm``; of these the slowest rank has
-    taken ``receive`` (into the spare copy, while it was sent) and ``swap``."""
+    """Seconds of each phase: ``prepare``, ``send``, ``load``, ``commit`` and ``confirm``. Also the slowest rank's
+    seconds of ``receive`` (into the spare copy, during ``send`` and ``load``) and ``swap`` (during
+    ``commit``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """One version of the draft. Nobody changes its tensors."""
+    """Manifest and tensors of one version of the draft. The tensors must not be changed."""
 
     manifest: Manifest
     weights: Mapping[str, Tensor]
 
 
 class Delivery(Resource):
-    """Takes one update through its phases at one replica; ``state`` is how far it has come.
+    """Takes one update through its phases at one replica; ``state`` is the result of the last phase.
 
-    A phase that fails leaves its reason and does not raise: the other replicas go on.
+    A phase that fails sets ``reason`` and does not raise, so that other replicas are not affected.
     """
 
     def __init__(
@@ -76,14 +77,14 @@ class Delivery(Resource):
         choice: TransportChoice,
         device: torch.device,
     ) -> None:
-        """Push to ``replica``, called ``name``, by one of the transports of ``choice``."""
+        """Prepare a push to ``replica``, called ``name``, by one of the transports of ``choice``."""
         self.name, self.replica = name, replica
         self.state: Literal["pending", "received"] | Outcome = "pending"
         self.reason = self.transport = ""
         self.has_failed = False
-        """Whether the replica itself is at fault: what it serves has to be asked."""
+        """Whether a call to the replica failed, so that it must be asked which version it serves."""
         self.version_is_taken = False
-        """Whether another draft has the update's version there."""
+        """Whether the replica has had another draft under the update's version."""
         self.seconds: dict[str, float] = {}
         self.not_taken: Mapping[str, str] = {}
         self._link, self._choice, self._device = link, choice, device
@@ -92,9 +93,9 @@ class Delivery(Resource):
         self._cancelled = False
 
     def begin(self, update: UpdateId, payload: Payload, received_by: float, deadline: float) -> Self:
-        """Take on a push that is received by the first time and over by ``deadline``.
+        """Start a push that must be received at the time ``received_by`` and over at ``deadline``.
 
-        Its ranks may connect until ``close``.
+        Times are of ``time.monotonic``. The replica's ranks may connect until ``close``.
         """
         self.update, self.payload = update, payload
         self._deadline, self._end = received_by, deadline
@@ -104,9 +105,9 @@ class Delivery(Resource):
         return self
 
     def transfer(self) -> None:
-        """Bring the update to all ranks; afterwards its state is ``received``, or ``aborted`` with a reason.
+        """Send the update to all ranks; afterwards ``state`` is ``received``, or ``aborted`` with a reason.
 
-        The replica of an aborted update does not know of it before ``abort``.
+        After a failure, ``abort`` must be called to inform the replica.
         """
         try:
             with beside(self._device):
@@ -120,7 +121,7 @@ class Delivery(Resource):
             self.state, self.reason = "aborted", cause(error)
 
     def commit(self) -> None:
-        """Make the replica serve what it has received; afterwards ``committed``, or ``quarantined`` with a reason."""
+        """Make the replica serve the update; then ``state`` is ``committed``, or ``quarantined`` with a reason."""
         self._deadline = self._end
         try:
             with self._timed("commit"):
@@ -135,25 +136,25 @@ class Delivery(Resource):
             self.state, self.reason = "quarantined", self._later_trainer(self.replica.status) or cause(error)
 
     def abort(self, reason: str) -> None:
-        """Give up an update that is not committed; the replica serves on what it served."""
+        """Abort an update that is not committed; the replica continues to serve its current version."""
         taken_over = self._later_trainer(lambda: self.replica.abort(self.update))
         self.state, self.reason = "aborted", taken_over or reason
 
     def cancel(self) -> None:
-        """Make a phase under way end soon; any thread may call it."""
+        """Interrupt the phase in progress; any thread may call it."""
         self._cancelled = True
         if self._expected is not None and self.state == "pending":
             self._expected.cancel()
         self._close_sender()
 
     def close(self) -> None:
-        """End the connections to the ranks."""
+        """Close the connections to the ranks."""
         self._close_sender()
         if self._expected is not None:
             self._expected.close()
 
     def outcome(self) -> ReplicaOutcome:
-        """Return how it ended."""
+        """Return the result of the finished push."""
         assert self.state not in ("pending", "received")
         return ReplicaOutcome(
             state=self.state,
@@ -164,7 +165,7 @@ class Delivery(Resource):
         )
 
     def _prepare(self) -> list[RankEnd]:
-        """Return the connections of all ranks, each of which has begun to receive."""
+        """Call ``prepare`` on the replica, and return the connections of all its ranks."""
         assert self._expected is not None
         order = UpdateOrder(
             update=self.update,
@@ -180,7 +181,10 @@ class Delivery(Resource):
             raise DeadlineExceeded(f"{error}{self._own_reason()}") from error
 
     def _later_trainer(self, ask: Callable[[], Future[ServingStatus]]) -> str:
-        """Return that a later trainer publishes here, if the answer to a call says so; the call may fail."""
+        """Return an error message if a later trainer publishes to this replica, else an empty string.
+
+        ``ask``: a call to the replica, whose status shows it; the call may fail.
+        """
         now = time.monotonic()
         # A busy replica may take its time, but nobody waits long for one that has let the update's time pass.
         deadline = (
@@ -196,7 +200,7 @@ class Delivery(Resource):
         return ""
 
     def _own_reason(self) -> str:
-        """Return in parentheses why the replica has given up by itself, such as an address that it cannot reach."""
+        """Return, in parentheses, why the replica itself aborted, such as an unreachable address; else empty."""
         with contextlib.suppress(Exception):  # it may not answer either
             status = settled(self.replica.status(), time.monotonic() + _ANSWER_S, self.name)
             if status.update == self.update and status.state == "aborted":
@@ -230,7 +234,7 @@ class Delivery(Resource):
             sender.close()
 
     def _raise_reason_of(self, ends: Sequence[RankEnd]) -> None:
-        """Raise the error of a rank that has said why it failed."""
+        """Raise the error that a failed rank has sent, if any."""
         now = time.monotonic()
         deadline = max(now, min(now + _ANSWER_S, self._deadline))
         for end in ends:
@@ -238,7 +242,7 @@ class Delivery(Resource):
                 end.expect(Loaded, deadline)
 
     def _confirm(self) -> None:
-        """Return when each rank has said how long its commit took."""
+        """Return when each rank has sent the times of its commit."""
         assert self._expected is not None
         ends = self._expected.wait(self._deadline)
         for end in ends:
@@ -246,7 +250,7 @@ class Delivery(Resource):
         self._await_loaded(ends)
 
     def _await_loaded(self, ends: Sequence[RankEnd]) -> None:
-        """Wait for what each rank says next, and note its times."""
+        """Wait for each rank's next message, and record the times in it."""
         for end in ends:
             for part, seconds in end.expect(Loaded, self._deadline).seconds.items():
                 self.seconds[part] = max(seconds, self.seconds.get(part, 0.0))
@@ -261,7 +265,7 @@ class Delivery(Resource):
 
 
 def settled(future: Future[ServingStatus], deadline: float, who: str) -> ServingStatus:
-    """Return the result of a replica's call. Raise DeadlineExceeded where it does not come in time."""
+    """Return the result of a call to a replica. Raise DeadlineExceeded if there is none at ``deadline``."""
     try:
         return future.result(max(0.0, deadline - time.monotonic()))
     except FutureTimeoutError as error:

@@ -1,14 +1,15 @@
-"""Digest of a tensor's bytes, the same wherever they lie.
+"""Digest of a tensor's bytes, which is the same on every device.
 
-It finds damage, not forgery: the connection is authenticated. The bytes are read as rows of an odd number of words of
-64 bits. ``torch.hash_tensor`` hashes each row and each column where the tensor lies; SHA-256 hashes their number of
-bytes, all these hashes, and the bytes that fill no row. torch's hash is the exclusive or, so
+It detects damage, not forgery, since the connection is authenticated. The bytes are read as rows of an odd number
+of 64-bit words. ``torch.hash_tensor`` hashes each row and each column on the tensor's device. SHA-256 hashes the
+number of bytes, all these hashes, and the bytes after the last full row. torch's hash is the exclusive or, so
 
-- a changed word shows in its row, and one change of all words, as of each sign, too: a row has an odd number of them;
-- two words that change places show in their columns where they are in one row, and rows are hashed in their order.
+- a changed word changes the hash of its row; so does the same change of all words, such as of all signs, because a
+  row has an odd number of words;
+- two swapped words of one row change the hashes of their columns; swapped rows change the SHA-256.
 
-A vendor's extension may lack ``torch.hash_tensor``, or fail long after it was called: from there the bytes are copied
-to the host.
+A vendor's torch extension may lack ``torch.hash_tensor``, or fail long after the call. From its devices the bytes
+are copied to the host first.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROW_WORDS = 1023
-"""Words of a row: an odd number."""
+"""Number of 64-bit words of a row, which must be odd."""
 ROW_BYTES = 8 * ROW_WORDS
 
 
 class TensorDigests:
-    """Digests of several tensors; a device is waited for once, when all were added."""
+    """Computes digests of several tensors, and waits for each device only once, in ``entries``."""
 
     def __init__(self) -> None:
-        """Hold nothing yet."""
+        """Start without tensors."""
         self._tensors: list[tuple[torch.device, TensorEntry]] = []
-        """Device and entry of each, whose digest is still empty."""
+        """Device and manifest entry of each tensor; the entry's digest is still empty."""
         self._hashes: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
-        """Bytes that stand for each tensor on a device."""
+        """Device -> for each of its tensors, the bytes to be hashed by SHA-256."""
 
     def add(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Digest tensors; their memory may change after what is queued on their devices now."""
+        """Queue the hashing of tensors; work queued afterwards on the same stream may overwrite them."""
         for name, tensor in tensors:
             hashes = _hashes(tensor.detach().to(_computing_device(tensor.device)))
             entry = TensorEntry(
@@ -56,7 +57,7 @@ class TensorDigests:
             self._hashes[hashes.device].append(hashes)
 
     def entries(self) -> list[TensorEntry]:
-        """Return an entry for each tensor, in the order in which they were added."""
+        """Return the manifest entry of each tensor, in the sequence in which they were added."""
         on_host = {device: iter(_on_host(hashes)) for device, hashes in self._hashes.items()}
         return [
             entry.model_copy(update={"digest": _hexadecimal(entry.num_bytes, next(on_host[device]))})
@@ -65,7 +66,7 @@ class TensorDigests:
 
 
 def _hashes(tensor: Tensor) -> Tensor:
-    """Return the hashes of all rows and of all columns, and the bytes that fill no row, uint8; a copy."""
+    """Return a uint8 copy of the hashes of all rows and columns, and of the bytes after the last full row."""
     raw = tensor.contiguous().view(-1).view(torch.uint8)
     end = len(raw) - len(raw) % ROW_BYTES
     if not end:
@@ -78,7 +79,7 @@ def _hashes(tensor: Tensor) -> Tensor:
 
 
 def _on_host(hashes: list[Tensor]) -> list[memoryview]:
-    """Return what stands for each tensor, copied from its device at once."""
+    """Copy the hashes of all tensors to the host, in one copy, and return the bytes of each tensor."""
     parts = torch.cat(hashes).cpu().split([len(part) for part in hashes])
     return [part.numpy().data for part in parts]
 
@@ -90,36 +91,36 @@ def _hexadecimal(num_bytes: int, hashes: memoryview) -> str:
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """Return the digest of a tensor's bytes, 32 hexadecimal digits; the name, shape and dtype are not in it."""
+    """Return the digest of a tensor's bytes, 32 hexadecimal digits, without its name, shape and dtype."""
     return tensor_entry("", tensor).digest
 
 
 def tensor_entry(name: str, tensor: Tensor) -> TensorEntry:
-    """Return what a manifest says of a tensor."""
+    """Return the manifest entry of a tensor."""
     return tensor_entries([(name, tensor)])[0]
 
 
 def tensor_entries(tensors: Iterable[tuple[str, Tensor]]) -> list[TensorEntry]:
-    """Return what a manifest says of several tensors, in their order."""
+    """Return the manifest entries of several tensors, in the same sequence."""
     digests = TensorDigests()
     digests.add(tensors)
     return digests.entries()
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """Return torch's name of a tensor's dtype, such as ``bfloat16``."""
+    """Return the name of a tensor's dtype without the prefix ``torch.``, such as ``bfloat16``."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return one digest of several tensors and their names, shapes and dtypes, whatever their order.
+    """Return one digest of several tensors with names, shapes and dtypes; their sequence does not matter.
 
-    For the tensors that a draft exports it is their ``Manifest.digest``.
+    For the exported tensors of a draft it equals ``Manifest.digest``.
     """
     return entries_digest(tensor_entries(tensors))
 
 
 def _computing_device(device: torch.device) -> torch.device:
-    """Return ``device`` where torch itself has the kernels, else the CPU."""
+    """Return ``device`` if torch itself supports it, or the CPU if an extension does."""
     is_torchs = torch.get_device_module(device).__name__.startswith("torch.")
     return device if is_torchs else torch.device("cpu")

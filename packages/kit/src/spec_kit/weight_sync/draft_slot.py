@@ -1,4 +1,4 @@
-"""DraftSlot: the two copies of a draft's weights in one rank of an engine; DraftLayout: what an update must hold."""
+"""DraftSlot: the two copies of a draft's weights in one rank. DraftLayout: the tensors that an update must have."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class DraftLayout:
-    """The tensors of the draft that a rank was started with, and what they belong to: what it can take."""
+    """The shapes, dtypes, target and vocabulary of a rank's draft, which every update must match."""
 
     target: str
     """``TargetSpec.digest`` of the target that the engine runs."""
     vocabulary: str
-    """``Manifest.vocabulary`` of the draft: another mapping would need another engine."""
+    """``Manifest.vocabulary`` of the draft; a running engine cannot change it."""
     tensors: Mapping[str, tuple[Shape, str]]
-    """Shape and dtype, by torch name, of each exported tensor."""
+    """Name of each exported tensor -> its shape and torch's name of its dtype."""
 
     @classmethod
     def of_tensors(cls, tensors: Iterable[tuple[str, Tensor]], target: str) -> Self:
-        """Return the layout of exported tensors, made for the target of that digest."""
+        """Return the layout of exported tensors. ``target``: digest of the target they were trained for."""
         found: dict[str, tuple[Shape, str]] = {}
         mapping: list[TensorEntry] = []
         for name, tensor in tensors:
@@ -48,9 +48,9 @@ class DraftLayout:
 
     @classmethod
     def of_folder(cls, folder: Path, target: TargetSpec) -> Self:
-        """Return the layout of an exported draft, for the target that an engine runs.
+        """Return the layout of the exported draft in ``folder``. ``target``: the target that the engine runs.
 
-        Raise ArtifactError where its model.safetensors cannot be read.
+        Raise ArtifactError if model.safetensors cannot be read.
         """
         from safetensors import safe_open
 
@@ -63,7 +63,7 @@ class DraftLayout:
             return cls.of_tensors(((name, tensors.get_tensor(name)) for name in names), target.digest)
 
     def check(self, manifest: Manifest) -> None:
-        """Raise EngineError, in one line, for an update that does not go with what is served."""
+        """Raise EngineError, with a message of one line, if an update does not match this layout."""
         problems = [
             *self._differences(manifest),
             *(["it was trained for another target"] if manifest.target != self.target else []),
@@ -87,31 +87,31 @@ class DraftLayout:
 
 
 class DraftSlot(ABC):
-    """The live copy of a draft's own tensors, which serves, and a spare one of the same size, in one rank."""
+    """Two copies of a draft's tensors in one rank: the live copy, which serves, and a spare copy."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Return where new tensors should arrive."""
+        """Return the device on which the tensors of an update should arrive."""
 
     @abstractmethod
     def layout(self) -> DraftLayout:
-        """Return what an update must hold."""
+        """Return the layout that every update must match."""
 
     @abstractmethod
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Take all of an export's tensors into the spare copy, on a thread of its own, while the live one serves.
+        """Load all tensors of an update into the spare copy, on a separate thread, while the live copy serves.
 
-        The thread has ``device`` as its current one and a stream of its own, which is waited for before a swap.
-        A tensor is valid until the next one is asked for. The iterator checks them against the manifest, their bytes
-        after the last one, and raises where one is wrong; that error must pass through. The spare copy may then hold
-        anything: it will not be swapped in.
+        The thread's current device is ``device``; its exclusive stream is synchronized before a swap. A tensor is
+        valid until the next ``next()``. The iterator checks tensors against the manifest, and their bytes after
+        the last tensor. If it raises, the error must be passed on; the spare copy's content is then undefined and
+        never served.
         """
 
     @abstractmethod
     def swap(self) -> None:
-        """Exchange the copies, rebuild what is derived from weights, and count acceptance anew.
+        """Exchange the copies, recompute data derived from the weights, and reset the acceptance counters.
 
-        It is called where the engine calls ``commit`` or ``revert`` of the receiver, so between two of its steps.
-        Where it raises, the engine drafts with the old version, or not at all.
+        It runs on the thread that calls ``commit`` or ``revert`` of the receiver, between two steps of the
+        engine. If it raises, the engine must draft with the old version, or not at all.
         """

@@ -1,4 +1,4 @@
-"""ExchangedSlot: a draft's slot with two models of one architecture, whose contents are exchanged in place."""
+"""ExchangedSlot: a DraftSlot with two models of one architecture, whose contents are exchanged in place."""
 
 from __future__ import annotations
 
@@ -30,56 +30,56 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TORN = 70
-"""Exit code of a process whose draft is half of each version."""
+"""Exit code of a process whose draft is a mixture of two versions, because an exchange and its undo failed."""
 
 
 class ExchangedSlot(DraftSlot):
-    """The live model of one rank, which the engine has made, and a spare that no forward pass ever runs.
+    """The live model of one rank, which the engine has created, and a spare model that is never run.
 
-    An engine says how the spare is made and loaded, and which tensors of each are the draft's own.
+    A subclass for each engine creates and loads the spare, and returns the draft's tensors of each model.
     """
 
     def __init__(self, device: torch.device, layout: DraftLayout, target: nn.Module) -> None:
-        """Hold a draft on ``device``; ``layout`` is that of the folder it was started with.
+        """Create a slot on ``device``. ``layout``: of the draft's folder with which the engine was started.
 
-        What it shares with ``target`` is not its own.
+        Tensors that the draft shares with ``target`` are not exchanged.
         """
         self._device, self._layout, self._target = device, layout, target
         self._exchange: Exchange | None = None
         self._places: WeakKeyDictionary[nn.Module, tuple[dict[str, Address], frozenset[Address]]] = (
             WeakKeyDictionary()
         )
-        """Addresses of each copy's tensors when the target was looked up, and those of the target."""
+        """Model -> addresses of its tensors, and of the target's tensors, when they were last looked up."""
 
     @property
     def device(self) -> torch.device:
-        """Return where the draft lies."""
+        """Return the device of the draft."""
         return self._device
 
     def layout(self) -> DraftLayout:
-        """Return what an update must hold: what the engine was started with."""
+        """Return the layout of the draft with which the engine was started, which every update must match."""
         return self._layout
 
     def make_blank(self) -> None:
-        """Do what ``load`` needs and may only be done between two steps of the engine; before each update.
+        """Prepare ``load`` by work that is only allowed between two steps of the engine; before each update.
 
-        What it has queued on a device is done when it returns: ``load`` has another stream.
+        It synchronizes with the device before it returns, because ``load`` uses another stream.
         """
 
     @abstractmethod
     def load_spare(self, weights: Iterator[tuple[str, Tensor]]) -> Exchange:
-        """Load the spare and return the exchange with the live model; the update's thread calls it."""
+        """Load the spare model, and return the Exchange with the live model; called on the update's thread."""
 
     @abstractmethod
     def tensors(self, copy: Literal["live", "spare"]) -> Mapping[str, Tensor]:
-        """Return the draft's own tensors in a copy, by path. Raise EngineError where there is no spare yet."""
+        """Return the draft's tensors in a copy, by path. Raise EngineError if there is no spare model yet."""
 
     def own_tensors(self, model: nn.Module, lent: Collection[str] = ()) -> dict[str, Tensor]:
-        """Return parameters, buffers and plain tensor attributes of a copy that are not the target's, by path.
+        """Return, by path, the parameters, buffers and tensor attributes of a model that are not the target's.
 
-        Attributes named in ``lent`` are left out, and what has no bytes. Where the target lies is looked up again
-        where a tensor of the copy has moved: for a large target it takes 10 to 20 ms of Python, for which the engine
-        would wait.
+        Attributes named in ``lent``, and tensors without bytes, are left out. The target's addresses are looked
+        up again only if a tensor of the model has moved, because for a large target this blocks the engine for 10
+        to 20 ms.
         """
         tensors = plain_tensors(model, lent)
         places = {path: storage_address(tensor) for path, tensor in tensors.items()}
@@ -90,13 +90,13 @@ class ExchangedSlot(DraftSlot):
         return {path: tensor for path, tensor in tensors.items() if places[path] not in of_target}
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Load the spare."""
+        """Load the tensors of an update into the spare model."""
         self._exchange = None
         with torch.no_grad():
             self._exchange = self.load_spare(weights)
 
     def swap(self) -> None:
-        """Exchange live and spare between two steps. A process whose draft would be half of each ends itself."""
+        """Exchange live and spare model between two steps. Exit the process if this fails and cannot be undone."""
         if self._exchange is None:
             raise EngineError("the spare holds no draft")
         try:

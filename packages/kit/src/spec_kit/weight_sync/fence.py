@@ -1,9 +1,9 @@
-"""Fences: numbers that order the trainers that push to a replica, without anybody's clock.
+"""Fences: numbers by which a replica accepts only the latest of several trainers, without clocks.
 
-A replica remembers the fence of the last order that it has accepted, and refuses lower ones. A trainer asks for that
-and takes the next: the upper bits count the trainers, so a fence is never further ahead than by the trainers that
-there were. The lower bits are the trainer's own, drawn once: of two that ask at the same moment one has the higher
-fence, the same one at every replica. A time in nanoseconds, which trainers took once, is an old fence like any other.
+A replica stores the fence of the last update that it has accepted, and refuses updates with a lower fence. A new
+trainer reads the stored fence and uses a higher one. The upper bits count the trainers. The lower 32 bits are
+random bits that a trainer draws once: if two trainers read the same fence at the same time, one of them has the
+higher fence at every replica. Older trainers used a time in nanoseconds, which is a valid fence, too.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _OWN_BITS = 32
 
 
 def own_bits() -> int:
-    """Return random bits, by which two trainers that take a fence at the same moment differ."""
+    """Return 32 random bits, by which two trainers that read the same fence at the same time differ."""
     return secrets.randbits(_OWN_BITS)
 
 
 def fence_after(seen: int, own: int) -> int:
-    """Return the fence of a trainer with these bits of its own that takes over after the fence ``seen``."""
+    """Return the fence of a trainer that takes over after the fence ``seen``. ``own``: its random bits."""
     return (((seen >> _OWN_BITS) + 1) << _OWN_BITS) | own

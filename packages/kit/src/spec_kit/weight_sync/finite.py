@@ -1,4 +1,4 @@
-"""FiniteCheck: whether tensors hold NaN or infinity, wherever they lie. A draft that diverged is never served."""
+"""FiniteCheck: finds NaN and infinity in tensors on any device, so that a diverged draft is never served."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 class FiniteCheck:
-    """Looks at tensors as they pass; a device is waited for when all have passed.
+    """Checks tensors while they are iterated over, and waits for the device only in ``problem``.
 
-    Both extremes of a tensor are NaN if one of its values is, and infinity is an extreme. One call of torch finds
-    them and reads each byte once, a small part of the time of a digest.
+    The minimum and maximum of a tensor are NaN if any value is NaN, and infinite if a value is infinite.
+    ``torch.aminmax`` finds both and reads each byte once, which takes much less time than a digest.
     """
 
     def __init__(self) -> None:
-        """Hold nothing yet."""
+        """Start without tensors."""
         self._extremes: defaultdict[tuple[torch.device, torch.dtype], dict[str, tuple[Tensor, Tensor]]] = (
             defaultdict(dict)
         )
-        """The least and the greatest value of each tensor, apart by where they lie and in which dtype."""
+        """(Device, dtype) -> tensor name -> minimum and maximum of the tensor."""
 
     def watch(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors, and look at each as it passes: its memory may change after what is queued on its device."""
+        """Yield the same tensors, and queue the check of each; later work on its stream may overwrite it."""
         for name, tensor in tensors:
             if tensor.is_floating_point() and tensor.numel():
                 # Torch has no extremes of floats of 8 bits.
@@ -39,7 +39,7 @@ class FiniteCheck:
             yield name, tensor
 
     def problem(self) -> str:
-        """Return the name of a tensor that holds NaN or infinity and what to do, in one line; empty for none."""
+        """Return an error message of one line that names a tensor with NaN or infinity; empty if there is none."""
         for extremes in self._extremes.values():
             pairs = torch.stack([value for pair in extremes.values() for value in pair]).view(-1, 2)
             for name, pair in zip(extremes, pairs.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""The weight transports that are installed and can run here."""
+"""Create the weight transports that are installed and usable in this process."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def open_weight_transports(
     options: Mapping[str, object] | None = None,
     configs: Mapping[str, WeightTransportConfig] | None = None,
 ) -> dict[str, WeightTransport]:
-    """Return the weight transports of these names for this process's device, in order.
+    """Return the weight transports ``names``, in this sequence, for the device of ``backend``.
 
-    Without names it is every installed one that can run here; one that cannot is named in the log, with its reason.
-    Each takes those of ``options`` that its ``Config`` has, but for those that ``configs`` has set for it by its
-    name. Raise UsageError for a transport of ``names`` or ``configs`` that cannot be used, for one of ``configs``
-    that ``names`` leaves out, and for an option that no transport has.
+    Without ``names``, return every installed transport that is usable here, and log why others are not. A transport
+    gets the ``options`` that are fields of its ``Config``; values in ``configs``, by the transport's name, take
+    precedence. Raise UsageError if a transport of ``names`` or ``configs`` is not usable, if ``configs`` has a
+    transport that ``names`` lacks, or if no transport has an option.
     """
     configs, options = configs or {}, options or {}
     wanted = names or sorted({record.name for record in installed(WeightTransport)})
@@ -59,7 +59,7 @@ def open_weight_transports(
 def _open(
     name: str, backend: Backend, options: Mapping[str, object], config: WeightTransportConfig | None
 ) -> WeightTransport:
-    """Return the transport of that name. Raise UsageError where it cannot be used, whatever its plugin raises."""
+    """Return the transport ``name``. Raise UsageError if it is not usable, also for any error of its plugin."""
     plugin = load_available(WeightTransport, name)
     values = {key: value for key, value in options.items() if key in plugin.Config.model_fields}
     if config is not None:
