@@ -344,7 +344,7 @@ def test_an_answer_of_end_tokens_takes_no_longer_than_another(load, supervised):
 )
 def test_a_template_without_end_is_refused(load, monkeypatch, template, why):
     monkeypatch.setattr(render_process, "SECONDS", 0.5)
-    monkeypatch.setattr(render_process, "BYTES", 64 << 20)
+    monkeypatch.setattr(render_process, "BYTES", 128 << 20)
     with pytest.raises(DataError, match=f"refused by the chat template: .*{why}"):
         load(conversation("a", "b"), template=template)
 
