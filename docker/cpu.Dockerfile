@@ -11,5 +11,5 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -r
 RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/cpu
 COPY --from=wheels /wheels /wheels
 RUN pip install --no-cache-dir --find-links /wheels 'spec-trainer[tensorboard]' 'spec-launcher-ray[ray]'
-WORKDIR /work
+WORKDIR /trainer
 ENTRYPOINT ["spec-trainer"]

@@ -11,5 +11,5 @@ FROM vllm/vllm-openai:v0.33.0
 COPY --from=wheels /wheels /wheels
 RUN python3 -m pip install --no-cache-dir --find-links /wheels \
     'spec-trainer[cuda,vllm,tensorboard]' 'spec-launcher-ray[ray]'
-WORKDIR /work
+WORKDIR /trainer
 ENTRYPOINT ["spec-trainer"]

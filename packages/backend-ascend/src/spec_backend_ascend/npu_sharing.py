@@ -1,7 +1,7 @@
 """NpuSharing: memory of a card that several processes share (``spec_kit.streams``: ``DevicePool``).
 
-ACL documents events between processes only so that the process that made the event records it and another process
-waits. This module uses events in no other way. So a sample is announced only when its copy is complete, and no
+ACL documents one use of events between processes: the process that created the event records it, and another process
+waits for it. This module uses events only in this way. So a sample is announced only when its copy is complete, and no
 reader's stream waits for a process that may die.
 """
 
@@ -129,7 +129,7 @@ class NpuBuffer(DeferredBuffer):
         return CopyOnStream(self._copied)
 
     def settle(self) -> None:
-        """Return when the last copy is complete."""
+        """Wait until the last copy is complete."""
         self._copied.synchronize()
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class TargetValues(Protocol):
         ...
 
     def positive(self, *names: str, default: float | None = None) -> float:
-        """Return the number above 0 of the first name in ``names`` that is present."""
+        """Return the value of the first of ``names`` that is present, else ``default``; it must be greater than 0."""
         ...
 
     def flag(self, name: str) -> bool:

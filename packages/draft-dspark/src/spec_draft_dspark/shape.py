@@ -80,7 +80,7 @@ class DSparkShape(BlockShape):
         """Return DeepSpec's fields of config.json, which vLLM from 0.26 on and SGLang from 0.5.16 on read.
 
         ``target_layer_ids`` is written twice: vLLM 0.26 gets the size of ``fc`` right only from ``dflash_config``,
-        which both engines read first; other programs read the top level. It counts layers' outputs.
+        which both engines read first; other programs read the top level. Index i means the output of target layer i.
         """
         shared = {"mask_token_id": self.mask_token_id, "target_layer_ids": self.output_ids}
         return {

@@ -1,4 +1,4 @@
-"""The counters of a running SGLang server, from its metrics (SGLang 0.5.16 to 0.5.23 with ``--enable-metrics``)."""
+"""The counters of a running SGLang server, from its metrics (SGLang 0.5.23 with ``--enable-metrics``)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def sglang_counters(text: str) -> ServerCounters | None:
 
 
 def _acceptance(metrics: ServerMetrics, generated: int) -> AcceptanceCounters | None:
-    """Return the rounds, and the accepted tokens as what is left: SGLang counts neither those nor the drafted ones.
+    """Return the rounds and the accepted tokens: generated − answers − rounds.
 
-    The first token of an answer is the prefill's, and each round gives one token that is the target's own.
+    SGLang counts neither accepted nor drafted tokens. But the prefill gives each answer's first token, and in each round
+    the target itself gives one token.
     """
     rounds, answers = (
         metrics.total(f"sglang:{name}_total") for name in ("spec_verify_calls", "num_requests")

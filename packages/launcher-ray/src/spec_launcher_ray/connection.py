@@ -111,7 +111,7 @@ def _errors_of_ray(error_type: type[SpecError], problem: str) -> Iterator[None]:
 
 
 def _end(processes: set[psutil.Process]) -> None:
-    """Kill the processes that Ray has left of a node that did not start."""
+    """Kill the processes that remain after Ray failed to start a node."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()

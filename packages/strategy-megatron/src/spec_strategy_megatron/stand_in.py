@@ -29,7 +29,7 @@ def on_device(device: torch.device) -> AbstractContextManager[None]:
 
 @contextmanager
 def as_current_device(device: torch.device) -> Iterator[None]:
-    """Return the context for a draft's passes, on any thread: Megatron asks there only for the current device."""
+    """Make ``torch.cuda.current_device`` return ``device``: all that Megatron asks of it in a draft's passes."""
     cuda: Any = torch.cuda
     before = cuda.current_device
     cuda.current_device = before if device.type == _NAMED else lambda: device

@@ -127,9 +127,9 @@ class Workbench:
             return self.module(toy_batch([sample], self.schema), self.denominators([sample]), self.ops)
 
     def counts_of_rounds(self) -> tuple[list[int], list[int]]:
-        """Return the counts per draft position for a supervised document, without and with guess places.
+        """Return how many tokens count at each draft position, for a plain document and for a served answer.
 
-        With guess places, the document has a round with two verified guesses and a round with one.
+        The served answer has a round with two verified guesses and a round with one (``guess_place``).
         """
         (sample,) = self.samples([19])
         sample = replace(sample, loss_mask=torch.ones(19, dtype=torch.bool))

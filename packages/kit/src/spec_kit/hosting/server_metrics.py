@@ -1,4 +1,8 @@
-"""Metrics of a running server, in Prometheus' text exposition format."""
+"""Metrics of a running server, in Prometheus' text exposition format.
+
+The parser of ``prometheus_client`` takes quadratic time for a line of many labels, by which a hostile server
+could stop the caller. This one takes linear time.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ _LARGEST = 1 << 53
 
 
 class ServerMetrics:
-    """The counters of a page of metrics; a server that has several engines has a sample of each for one name."""
+    """Counters of a page of metrics. Several samples of one name, such as one for each engine, are summed."""
 
     def __init__(self, text: str) -> None:
-        """Read the samples; lines that are none, and values that are no count, are left out."""
+        """Read the samples. Lines that are not samples, and values that are not counts, are left out."""
         self._samples: dict[str, list[tuple[dict[str, str], int]]] = {}
         for line in text.splitlines():
             sample = _SAMPLE.fullmatch(line.strip())
@@ -25,7 +29,7 @@ class ServerMetrics:
                 self._samples.setdefault(sample["name"], []).append((labels, value))
 
     def total(self, name: str) -> int | None:
-        """Return the sum of a counter over all its labels; None where the server does not have it."""
+        """Return the sum of a counter over all its labels, or None if the server does not have it."""
         samples = self._samples.get(name)
         return None if samples is None else sum(value for _, value in samples)
 
