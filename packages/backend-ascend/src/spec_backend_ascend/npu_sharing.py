@@ -1,8 +1,8 @@
 """NpuSharing: memory of a card that several processes share (``spec_kit.streams``: ``DevicePool``).
 
-ACL documents one use of events between processes: the process that created the event records it, and another process
-waits for it. This module uses events only in this way. So a sample is announced only when its copy is complete, and no
-reader's stream waits for a process that may die.
+ACL documents one use of events between processes: the process that created the event records it, and another
+process waits for it. This module uses events only in this way. So a sample is announced only when its copy is
+complete, and no reader's stream waits for a process that may die.
 """
 
 from __future__ import annotations

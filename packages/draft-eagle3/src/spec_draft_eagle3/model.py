@@ -1,4 +1,7 @@
-"""The Eagle3 network and its training-time test. Parameters are named as in the serving format."""
+"""The Eagle3 network, and its training over unrolled draft steps (Eagle3's "training-time test").
+
+Parameters are named as in the serving format.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +40,17 @@ if TYPE_CHECKING:
 
 
 ATTENTIONS: Mapping[str, Any] = {"gqa": GroupedQueryAttention, "mla": LatentAttention}
-"""Attention modules, by the value of ``draft.attention``."""
+"""Value of ``draft.attention`` -> attention module."""
 
 
 class Eagle3Layer(nn.Module):
     """One decoder layer. The first layer's attention reads [normed token embedding ; normed hidden state].
 
-    The layer has the projections; the attention itself spans the unrolled steps.
+    The layer has the projections; ``_UnrolledLayer`` computes the attention over the unrolled steps.
     """
 
     def __init__(self, shape: Eagle3Shape, kernels: ChainKernels, *, is_first: bool) -> None:
-        """Make the layer; its MLP uses the backend's kernel."""
+        """Create the layer; its MLP uses the backend's kernel in ``kernels``."""
         super().__init__()
         width = shape.hidden_size
         self.input_layernorm = nn.RMSNorm(width, shape.norm_eps)
@@ -61,16 +64,16 @@ class Eagle3Layer(nn.Module):
         return torch.cat([projection.weight for projection in self.self_attn.input_projections])
 
     def embed(self, embedding_TH: Tensor, weight: Tensor) -> Tensor:
-        """Return the embedding's part of the projected input, [T, rows of ``weight``]."""
+        """Return the token embedding's contribution to the input projections, [T, rows of ``weight``]."""
         return F.linear(self.input_layernorm(embedding_TH), weight)
 
     def project(
         self, hidden_TH: Tensor, weight: Tensor, embedded: Tensor | None = None, row_N: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the projections that queries [N, channels], and keys and values [T, channels], are computed from.
+        """Return the input projections for queries [N, channels], and for keys and values [T, channels].
 
-        ``row_N``: the rows that have a query; None: all. ``embedded``: the embedding's part, for the first layer
-        only.
+        ``row_N``: indices of the rows that have a query; None: all rows. ``embedded``: the result of
+        ``embed``; only for the first layer.
         """
         norm = self.input_layernorm if self.hidden_norm is None else self.hidden_norm
         normed_TH, width = norm(hidden_TH), len(self.self_attn.input_projections[0].weight)
@@ -83,7 +86,7 @@ class Eagle3Layer(nn.Module):
         return queries, _product(normed_TH, weight[width:], added[1])
 
     def finish(self, hidden_TH: Tensor, attended: Tensor) -> Tensor:
-        """Return the layer's output: output projection and MLP around their residuals."""
+        """Return the layer's output: output projection and MLP, each with its residual connection."""
         hidden_TH = hidden_TH + self.self_attn.output(attended)
         return hidden_TH + self.mlp(self.post_attention_layernorm(hidden_TH))
 
@@ -94,31 +97,35 @@ def _product(normed_RH: Tensor, weight: Tensor, added: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of one layer in one step."""
+    """The rows that one layer computes in one step."""
 
     query_angles: Angles
     angles: Angles
-    """The keys' angles."""
+    """Rotary angles of the keys."""
     index_N: Tensor | None
-    """int64: the queries' rows among those of the documents; None: all."""
+    """int64: row of each query in the flat batch; None: every row has a query."""
     token_N: Tensor | slice
-    """The rows of the tokens that enter."""
+    """Index of each row's input token in the flat batch, which is padded at its end."""
     narrows: bool
-    """The queries are fewer than the rows of the hidden state that comes in."""
+    """Whether only some rows of the layer's input have a query."""
 
 
 class _UnrolledLayer:
-    """One layer over the unrolled steps; it stores the keys and values of all steps so far."""
+    """Runs one layer for each unrolled step, and stores the keys and values of all steps so far."""
 
     def __init__(self, model: Eagle3Model, layer: Eagle3Layer, weight: Tensor, bounds: Bounds) -> None:
-        """Begin before the first step; ``weight``: of the projections of the hidden state, stacked."""
+        """Start before the first step.
+
+        ``weight``: the stacked weights of the input projections of the hidden state. ``bounds``: first row of
+        each document, and the row after its last.
+        """
         self._model, self._layer, self._weight, self._bounds = model, layer, weight, bounds
         self._advance = checkpointed(self._compute, enabled=model.config.checkpoint_activations)
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
     def step(self, hidden_RH: Tensor, embedded: Tensor | None, rows: _Rows) -> Tensor:
-        """Return the layer's output of one more step, [N, H]; ``embedded``: what ``embed`` made of all tokens."""
+        """Return the layer's output of the next step, [N, H]; ``embedded``: ``embed`` of all tokens."""
         hidden_NH, k, v = self._advance(rows, hidden_RH, embedded, *self._keys, *self._values)
         self._keys.append(k)
         self._values.append(v)
@@ -127,7 +134,7 @@ class _UnrolledLayer:
     def _compute(
         self, rows: _Rows, hidden_RH: Tensor, embedded: Tensor | None, *past: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the layer's output, and the step's keys and values, given those of the steps before."""
+        """Return the step's output, keys and values; ``past``: previous steps' keys, then their values."""
         layer, kernels = self._layer, self._model.kernels
         attention, rotate = layer.self_attn, kernels.rotate
         if embedded is not None:
@@ -153,14 +160,15 @@ class _UnrolledLayer:
 class Eagle3Model(nn.Module):
     """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``.
 
-    Buffers, only with a reduced vocabulary: ``d2t`` int64 [V'], target id = row + d2t[row]; ``t2d`` bool [V].
+    A model with a reduced vocabulary has two buffers. ``d2t``, int64 [V']: the target id of the head's row r
+    is r + d2t[r]. ``t2d``, bool [V]: whether the head has a row for the target id.
     """
 
     d2t: Tensor | None
     t2d: Tensor | None
 
     def __init__(self, shape: Eagle3Shape, config: Eagle3Config, kernels: ChainKernels) -> None:
-        """Make the network; the vocabulary mapping is empty until it is loaded."""
+        """Create the network; the vocabulary mapping is all zeros until it is loaded."""
         super().__init__()
         self.shape, self.config, self.kernels = shape, config, kernels
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
@@ -194,13 +202,17 @@ class Eagle3Model(nn.Module):
         return rows if self.d2t is None else rows + self.d2t
 
     def local_ids(self, ops: VocabularyOps) -> Tensor:
-        """Return the target ids of this rank's rows of the head, whose ids are in ``ops.vocab_range``."""
+        """Return the target ids of this rank's rows of the head; the ids lie in ``ops.vocab_range``."""
         ids_V, (first, _) = self.ids_V, ops.vocab_range
         rows = torch.arange(len(self.lm_head.weight), device=ids_V.device)
         return ids_V[(ids_V < first).sum() + rows]
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
-        """Return this batch's share of Σ_s decay^s · (Σ CE) / n_s; ``denominators``: the global n_s, float64 [S]."""
+        """Return this batch's summand of the loss Σ_s decay^s · (Σ CE) / n_s, where s is the unrolled step.
+
+        Σ CE: sum of the cross-entropies (or ``config.loss``) of all labels of step s. ``denominators``: n_s,
+        the number of these labels in the global batch, float64 [S].
+        """
         states, needed = self.unroll(batch, ops)
         loss = HeadLoss(
             head_VH=self.lm_head.weight,
@@ -214,10 +226,11 @@ class Eagle3Model(nn.Module):
         return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch), weight_S, needed)
 
     def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> tuple[list[Tensor], NeededRows]:
-        """Return the head's normed inputs at S steps, each [N, H] for the N rows that are needed, and these rows.
+        """Return the head's normed input of each of S steps, [N, H], and the N rows that each step needs.
 
-        Row t of step s has token t + 1 + s as input. Past the end of the row's document that is some other token.
-        Such a row has no label, in later steps neither, and no row of its document attends to it.
+        The input token of row t in step s is token t + 1 + s. If that is after the end of the row's document,
+        the token is arbitrary: the row has no label in this step or a later one, and no row of its document
+        attends to it.
         """
         steps, num_tokens, layers = self.config.num_steps, len(batch.input_ids_T), self.decoder_layers
         # The embedding's part of q, k and v does not depend on the step, so every step shares one product.
@@ -253,7 +266,7 @@ class Eagle3Model(nn.Module):
         return states, needed
 
     def select(self, hidden_RH: Tensor, rows: Tensor | slice) -> Tensor:
-        """Return some rows of the layers' hidden states, of which a rank may hold only some tokens."""
+        """Return the given rows of a hidden state; a rank may hold only its shard, before and after."""
         whole_RH = self.whole_rows(hidden_RH)
         return self.rank_rows(whole_RH[rows] if isinstance(rows, slice) else take_rows(whole_RH, rows))
 

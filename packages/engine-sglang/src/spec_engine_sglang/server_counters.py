@@ -22,8 +22,8 @@ def sglang_counters(text: str) -> ServerCounters | None:
 def _acceptance(metrics: ServerMetrics, generated: int) -> AcceptanceCounters | None:
     """Return the rounds and the accepted tokens: generated − answers − rounds.
 
-    SGLang counts neither accepted nor drafted tokens. But the prefill gives each answer's first token, and in each round
-    the target itself gives one token.
+    SGLang counts neither accepted nor drafted tokens. But the prefill gives each answer's first token, and in each
+    round the target itself gives one token.
     """
     rounds, answers = (
         metrics.total(f"sglang:{name}_total") for name in ("spec_verify_calls", "num_requests")

@@ -1,4 +1,4 @@
-"""The counters of a running vLLM server, from its metrics (vLLM 0.26 to 0.33)."""
+"""Read the counters of a running vLLM server (vLLM 0.26 to 0.33) from its Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_POSITIONS = 1024
 
 
 def vllm_counters(text: str) -> ServerCounters | None:
-    """Return what a vLLM server has counted; None for the metrics of another program."""
+    """Return the counters in the metrics of a vLLM server; None for the metrics of another program."""
     metrics = ServerMetrics(text)
     generated = metrics.total("vllm:generation_tokens_total")
     if generated is None:

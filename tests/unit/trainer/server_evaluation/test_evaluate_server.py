@@ -198,7 +198,8 @@ def test_the_key_is_the_one_in_the_environment(evaluate, bench, monkeypatch):
         monkeypatch.setenv("OPENAI_API_KEY", "hush\n")
         code, _, line = evaluate(*of_bench(url, bench))
     assert code == 2
-    assert "OPENAI_API_KEY cannot be sent" in line
+    assert "cannot be sent; expected printable ASCII" in line
+    assert line.endswith("(OPENAI_API_KEY)")
     assert "hush" not in line
 
 

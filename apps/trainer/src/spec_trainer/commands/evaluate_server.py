@@ -1,4 +1,4 @@
-"""An evaluation of running servers, from its request to its document."""
+"""Run ``evaluate --server``: measure running servers and return the document with the figures."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ANSWERED_AT_ONCE = 8
-"""Answers at once that later questions follow; they are not timed."""
+"""Number of concurrent requests while answers to earlier turns are generated, which are not timed."""
 
 
 def evaluate_servers(request: EvaluationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the document of ``evaluate --server --json``; ``words`` are ``data.chat_template_kwargs.NAME=VALUE``."""
+    """Return the document of ``evaluate --server --json``.
+
+    ``words``: command-line options ``data.chat_template_kwargs.NAME=VALUE``.
+    """
     chat = _chat(request, words)
     for url in filter(None, (request.server, request.baseline_server)):
         server_address(url)  # both, before any is asked
@@ -78,7 +81,7 @@ def evaluate_servers(request: EvaluationRequest, words: Sequence[str] = ()) -> d
 
 
 def _chat(request: EvaluationRequest, words: Sequence[str]) -> ChatConfig:
-    """Return how the servers render conversations. Raise ConfigError for the words of an engine."""
+    """Return the chat-template settings in ``words``. Raise ConfigError if ``words`` has any other option."""
     for word in words:
         if not word.startswith("data.chat_template_kwargs"):
             raise ConfigError(

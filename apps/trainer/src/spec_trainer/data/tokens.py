@@ -143,7 +143,7 @@ class Encoder:
         return ids, mask
 
     def _rendered(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the token ids of rendered text, [T], and each token's range of characters, [T, 2]; add no special tokens."""
+        """Return the ids of rendered text, [T], without special tokens, and each token's characters, [T, 2]."""
         encoding = self._tokenize(_unicode(text), add_special_tokens=False, return_offsets_mapping=True)
         ids = np.asarray(encoding["input_ids"], dtype=np.int64)
         return ids, np.asarray(encoding["offset_mapping"]).reshape(-1, 2)

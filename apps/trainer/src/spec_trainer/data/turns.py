@@ -105,7 +105,7 @@ class TurnFinder:
         return self._framed(spoken) or (self._framed(spoken - {"tool"}) if "tool" in spoken else {})
 
     def _framed(self, roles: Collection[str]) -> dict[int, ContentFrame]:
-        """Return index of each message of ``roles`` -> ContentFrame, from one rendering with placeholders for contents.
+        """Return index of each message of ``roles`` -> ContentFrame, from one rendering with placeholders.
 
         Return nothing unless that rendering, with the contents put back, equals the text. An empty content gets no
         placeholder, because templates treat it differently.

@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TIE = 0.1
-"""Gap of the two largest logits under which bf16 rounding may flip a greedy choice."""
+"""Difference of the two largest logits below which bfloat16 rounding may change the greedy token."""
 _MOST_LISTED = 20
 
 
 Decode = Callable[[Sequence[int]], str]
-"""Returns the text of tokens."""
+"""A function that returns the text of token ids."""
 
 
 def summarise(work: Workload, plain: Passes, drafted: Passes, decode: Decode | None = None) -> dict[str, Any]:
-    """Return the figures of ``work.sampling``, the comparison of texts, then every way of decoding by itself.
+    """Return the document: figures of ``work.sampling``, of greedy and of sampled decoding, and a comparison.
 
-    With ``decode`` the answers are graded that have a right number.
+    ``decode``: if given, answers to questions with a right number are graded.
     """
     greedy = _figures(work.greedy.temperature, plain.greedy, drafted.greedy)
     sampled = None
@@ -64,8 +64,9 @@ def summarise(work: Workload, plain: Passes, drafted: Passes, decode: Decode | N
 def compare(plain: Sequence[Generation], drafted: Sequence[Generation]) -> dict[str, Any]:
     """Return whether speculation changed the greedy text.
 
-    In a low precision a difference at a near tie is rounding; whether all are is None where the engine gives no gaps.
-    In float32 nothing may differ.
+    In low precision, a difference is due to rounding if the two largest logits are nearly equal there. In
+    float32 nothing may differ. ``outputs_differing_only_at_ties``: whether rounding explains all differences;
+    None if the engine does not report the logits' gap.
     """
     differences = list(_differences(plain, drafted))
     return {
@@ -91,9 +92,10 @@ def _finite(gap: float | None) -> float | None:
 def _differences(
     plain: Sequence[Generation], drafted: Sequence[Generation]
 ) -> Iterator[tuple[dict[str, int], float | None]]:
-    """Yield where two texts first differ, and the gap of plain decoding there, if it is known.
+    """Yield the first difference of each pair of texts, and the gap of the two largest logits there.
 
-    The gap is infinite where one text just ends: no rounding explains that.
+    The gap is measured without the draft; None if it is unknown. It is infinite if one text is the beginning
+    of the other, because rounding cannot explain that.
     """
     for prompt, (one, other) in enumerate(zip(plain, drafted, strict=True)):
         pairs = zip(one.token_ids, other.token_ids, strict=False)
@@ -106,7 +108,7 @@ def _differences(
 
 
 def _graders(work: Workload, decode: Decode | None) -> dict[str, Callable[[Pass], float | None]]:
-    """Return what grades a pass over each benchmark that has right numbers."""
+    """Return, for each benchmark, a function that grades a pass over it; empty without ``decode``."""
     right: dict[str, list[Decimal | None]] = {}
     for name, number in zip(work.benchmarks, work.right, strict=False):
         right.setdefault(name, []).append(number)

@@ -1,4 +1,4 @@
-"""Exact-match accuracy of answers whose right one is a number, as GSM8K's rows end with it after ``####``."""
+"""Exact-match accuracy of answers that are numbers; rows of GSM8K end with ``####`` and the right number."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)", re.ASCII)
 
 
 def right_number(answer: object) -> Decimal | None:
-    """Return the number after ``####`` in a row's answer; None for an answer of another layout."""
+    """Return the number after ``####`` in a row's answer; None if the answer has no such number."""
     if not isinstance(answer, str) or "####" not in answer:
         return None
     return last_number(answer.rpartition("####")[2])
 
 
 def last_number(text: str) -> Decimal | None:
-    """Return the last number in a text, whose thousands may have commas."""
+    """Return the last number in a text, which may have commas between thousands; None if there is none."""
     numbers = _NUMBER.findall(text)
     return Decimal(numbers[-1].replace(",", "")) if numbers else None
 
 
 def accuracy(texts: Sequence[str], right: Sequence[Decimal | None]) -> float | None:
-    """Return the share of texts whose last number is the right one, of those with one; None where none has one."""
+    """Return the share of texts whose last number is the right number.
+
+    Texts without a right number (None in ``right``) do not count; return None if no text counts.
+    """
     graded = [
         last_number(text) == number for text, number in zip(texts, right, strict=True) if number is not None
     ]

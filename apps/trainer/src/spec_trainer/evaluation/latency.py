@@ -1,7 +1,8 @@
-"""Figures of a load on an engine: when tokens come, and up to how many answers at once a draft pays.
+"""Speed and latencies of an engine by concurrency, and the concurrency from which on a draft slows it down.
 
-Times are those of a client that reads its answers along. The inter-token latency of an answer is the time from its
-first to its last token over the tokens between them, so that the several tokens of one verification count as several.
+Times are measured by a client that reads answers as they arrive. The inter-token latency of an answer is the
+time from its first to its last token, divided by the number of tokens after the first. So each token of a
+verification counts.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerTimes:
-    """Times of one answer, in seconds since its request."""
+    """Arrival times of one answer, in seconds since its request."""
 
     num_tokens: int
     parts_s: Sequence[float]
-    """When its parts came, ascending; each has one token or more, together ``num_tokens``."""
+    """Arrival times of the chunks of the answer, ascending. Each chunk has at least one token."""
 
     @property
     def per_token_s(self) -> float:
-        """Inter-token latency of an answer of two tokens or more."""
+        """Inter-token latency in seconds; the answer must have at least two tokens."""
         return (self.parts_s[-1] - self.parts_s[0]) / (self.num_tokens - 1)
 
 
 def describe_load(one: Pass) -> dict[str, Any]:
-    """Return the speed of a pass, in total and for each user, and its latencies in milliseconds.
+    """Return the speed of a pass, in total and per user, and its latencies in milliseconds.
 
-    What needs the times of tokens is None where the engine does not stream.
+    Figures that need the arrival times of tokens are None if the engine does not stream.
     """
     timed = [
         AnswerTimes(num_tokens=len(answer.times_s), parts_s=sorted(set(answer.times_s)))
@@ -46,7 +47,7 @@ def describe_load(one: Pass) -> dict[str, Any]:
 
 
 def describe_times(timed: Sequence[AnswerTimes]) -> dict[str, Any]:
-    """Return the speed for each user, and the latencies in milliseconds, of answers that have come in parts."""
+    """Return the speed per user, and the latencies in milliseconds, of streamed answers."""
     per_token = [answer.per_token_s for answer in timed if answer.num_tokens > 1]
     gaps = [after - before for answer in timed for before, after in itertools.pairwise(answer.parts_s)]
     return {
@@ -60,7 +61,7 @@ def describe_times(timed: Sequence[AnswerTimes]) -> dict[str, Any]:
 
 
 def describe_loads(plain: Mapping[int, Pass], drafted: Mapping[int, Pass]) -> list[dict[str, Any]]:
-    """Return an entry for each concurrency, with the draft and without it."""
+    """Return, for each concurrency, the figures with the draft and without it."""
     return [
         {
             "concurrency": size,
@@ -75,10 +76,11 @@ def describe_loads(plain: Mapping[int, Pass], drafted: Mapping[int, Pass]) -> li
 
 
 def break_even(entries: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the number of answers at once from which on the draft makes decoding slower.
+    """Return the concurrency from which on the draft makes decoding slower.
 
-    Between two measured numbers it is where a straight line, over the logarithm of the number, crosses a speed-up of
-    1. None where the draft still pays at the largest number; the smallest one where it pays at none.
+    Between two measured concurrencies, the speed-up is interpolated linearly over the logarithm of the
+    concurrency; the result is the concurrency with a speed-up of 1. If decoding is faster with the draft
+    at the largest concurrency, return None. If it is faster at none, return the smallest.
     """
     points = sorted((entry["concurrency"], entry["speedup"]) for entry in entries)
     if not points or points[-1][1] > 1:

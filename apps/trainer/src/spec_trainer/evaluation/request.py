@@ -1,4 +1,4 @@
-"""The request of ``spec-trainer evaluate``. Light: the command line imports it."""
+"""The options of ``spec-trainer evaluate``. It imports nothing heavy, because the command line imports it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from spec_core.errors import ConfigError
 from spec_core.wording import shortened, shown
 
 _OF_AN_ENGINE = ("target", "draft_model", "engine", "backend", "num_draft_tokens", "untrained", "report")
-"""Options of an engine that this command starts."""
+"""Options of an engine that the command starts; ``--server`` refuses them."""
 _MOST_REQUESTS = 1024
-"""Each has a thread and a connection."""
+"""Largest number of concurrent requests to a server; each needs a thread and a connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """The draft with its target, or the running server, that is measured, the prompts, and how."""
+    """The draft and target, or the running server, to measure; the prompts; and how to measure."""
 
     target: str = ""
     """Folder or hub id of the target."""
@@ -58,7 +58,7 @@ class EvaluationRequest:
     """File to write the figures and plots to, as one page of HTML that needs no network."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a value out of its range."""
+        """Raise ConfigError for a value out of its range, and for options that exclude each other."""
         self._check_measured()
         for name, least in (
             ("num_draft_tokens", 1),
@@ -89,7 +89,7 @@ class EvaluationRequest:
             )
 
     def _check_measured(self) -> None:
-        """Raise ConfigError unless the request names a target with a draft, or servers, and options of that alone."""
+        """Raise ConfigError unless target and draft, or a server, are given, with the options for them."""
         if not self.server:
             if not self.target or self.draft_model is None:
                 raise ConfigError("evaluate needs --target and --draft-model, or --server URL")
@@ -104,11 +104,11 @@ class EvaluationRequest:
 
     @property
     def draft_folder(self) -> Path:
-        """``draft_model`` of a request that names no server."""
+        """The exported draft folder; only for a request without ``server``."""
         assert self.draft_model is not None, "the request was checked when it was made"
         return self.draft_model
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
-        """``concurrency`` as numbers, each once."""
+        """The numbers in ``concurrency``, without duplicates."""
         return tuple(dict.fromkeys(map(int, self.concurrency.split(",")))) if self.concurrency else ()

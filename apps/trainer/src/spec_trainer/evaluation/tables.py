@@ -1,4 +1,4 @@
-"""Lines of ``evaluate`` without ``--json``: tables of the figures, then what is wrong and how to serve the draft."""
+"""The lines that ``evaluate`` prints without ``--json``: tables, warnings, and how to serve the draft."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def evaluation_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield every line that is shown of an evaluation's document."""
+    """Yield the lines that are printed for a document of ``evaluate``."""
     yield from _setting_lines(document)
     for lines in (_way_lines, benchmark_lines, load_lines):
         if table := list(lines(document)):
@@ -31,7 +31,7 @@ def _setting_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _way_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a table with a row for greedy answers, one for sampled ones, and one for an untrained draft."""
+    """Yield a table with one row each for greedy answers, sampled answers and an untrained draft."""
     heads = ("tokens", "tau", "tau/request", "tokens/s", "without", "speed-up")
     yield f"{'answers':<20}" + "".join(f"{head:>13}" for head in heads) + "  accepted at each position"
     ways = {"greedy": document["greedy"], "sampled": document["sampled"]}
@@ -61,7 +61,7 @@ def _lengths_and_speeds(figures: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _comparison(document: Mapping[str, Any]) -> str:
-    """Return whether the draft has changed the greedy text."""
+    """Return a sentence that says whether the draft has changed the greedy text."""
     if document["outputs_equal"]:
         return "greedy texts with the draft are equal to those without"
     share = f"{100 * document['outputs_differing_share']:.0f} % of the greedy texts differ"
@@ -74,7 +74,10 @@ def _comparison(document: Mapping[str, Any]) -> str:
 
 
 def benchmark_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a table: a row for each benchmark, and their total. Nothing where there are none."""
+    """Yield a table with a row for each benchmark and for the total, then the accuracies.
+
+    Yield nothing if there are no benchmarks.
+    """
     rows = document["benchmarks"]
     if not rows:
         return
@@ -89,13 +92,13 @@ def benchmark_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def accuracy_sentence(name: str, with_draft: float, without: float | None) -> str:
-    """Return which share of the answers is right, with the draft and without it."""
+    """Return a sentence with the share of right answers, with the draft and without it."""
     beside = "" if without is None else f", {100 * without:.1f} % without the draft"
     return f"{name}: {100 * with_draft:.1f} % of the answers are right{beside}"
 
 
 def load_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a table with a row for each concurrency, and from which on the draft stops paying."""
+    """Yield a table with a row for each concurrency, and the sentence of ``break_even_sentence``."""
     entries = document["throughput"]
     if not entries:
         return
@@ -126,7 +129,7 @@ def load_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def break_even_sentence(document: Mapping[str, Any]) -> str:
-    """Return from how many answers at once on the draft does not pay."""
+    """Return a sentence with the concurrency from which on the draft makes decoding slower."""
     sizes = [entry["concurrency"] for entry in document["throughput"]]
     border = document["break_even_concurrency"]
     if border is None:

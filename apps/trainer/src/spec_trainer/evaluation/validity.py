@@ -1,4 +1,4 @@
-"""Why figures of an evaluation are not valid: too little was decoded, the clock, a cache."""
+"""Warnings about an evaluation's figures: too few tokens, too short a pass, or a prefix cache in use."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ if TYPE_CHECKING:
 _ENOUGH_TOKENS = 5000
 """Number of generated tokens below which an acceptance length is noise."""
 _ENOUGH_SECONDS = 1.0
-"""Duration of a pass below which its speed is noise: of the clock, of other processes, of what runs first."""
+"""Seconds of a pass below which its speed is noise, from the clock, other processes or a cold start."""
 _ENOUGH_ROUNDS, _ENOUGH_GUESSED = 100, 1.05
-"""After so many verifications, the acceptance length below which a draft is of no use, whatever it costs."""
+"""Number of verifications needed for a verdict, and the acceptance length below which a draft is useless."""
 _ENOUGH_WAVES = 2
-"""Answers over answers at once, below which most of them begin together and end while others are gone."""
+"""Smallest ratio of answers to concurrency.
+
+Below it, most answers begin together, and the last ones run at a lower concurrency.
+"""
 
 
 def invalid_figures(plain: Passes, drafted: Passes, own: str) -> Iterator[str]:
-    """Yield why figures are not what they seem; ``own`` is greedy or sampled, the way at the document's top."""
+    """Yield a warning for each reason why figures are not valid.
+
+    ``own``: "greedy" or "sampled": the kind of decoding whose figures are at the document's top level.
+    """
     for way, one, other in (
         ("greedy", plain.greedy, drafted.greedy),
         ("sampled", plain.sampled, drafted.sampled),
@@ -51,7 +57,7 @@ def _of_pair(way: str, plain: Pass, drafted: Pass, own: str) -> Iterator[str]:
 
 
 def unlikely_acceptance(name: str, counters: AcceptanceCounters) -> Iterator[str]:
-    """Yield that no guess was verified, or that almost none was accepted; ``name`` begins the sentence."""
+    """Yield a warning if no guess was verified or almost none was accepted; it begins with ``name``."""
     if not counters.rounds:
         yield f"{name}no verification of a guess was counted, so the acceptance length says nothing"
     elif counters.rounds >= _ENOUGH_ROUNDS and counters.acceptance_length < _ENOUGH_GUESSED:
@@ -62,13 +68,13 @@ def unlikely_acceptance(name: str, counters: AcceptanceCounters) -> Iterator[str
 
 
 def few_tokens(name: str, number: int) -> Iterator[str]:
-    """Yield that so many generated tokens are few for an acceptance length."""
+    """Yield a warning if ``number`` generated tokens are too few to measure an acceptance length."""
     if number < _ENOUGH_TOKENS:
         yield f"{name}{number} generated tokens are few, {_ENOUGH_TOKENS} or more are advised"
 
 
 def short_passes(name: str, *seconds: float) -> Iterator[str]:
-    """Yield that the shortest of some passes was too short for its speed to count."""
+    """Yield a warning if the shortest of some passes was too short to measure a speed."""
     if min(seconds) < _ENOUGH_SECONDS:
         yield (
             f"{name}a pass took {min(seconds):.2f} s, too short for its speed to count: give more prompts or a "
@@ -77,7 +83,7 @@ def short_passes(name: str, *seconds: float) -> Iterator[str]:
 
 
 def few_answers(name: str, number: int, concurrency: int) -> Iterator[str]:
-    """Yield that so many answers are few for so many at once."""
+    """Yield a warning if ``number`` answers are too few to measure this concurrency."""
     if number < _ENOUGH_WAVES * concurrency and concurrency > 1:
         yield (
             f"{name}{number} answers are few, most begin together and the last ones have the engine to "

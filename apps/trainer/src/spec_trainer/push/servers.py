@@ -12,7 +12,7 @@ from spec_core.errors import ConfigError, EngineError, ProtocolError
 from spec_core.foreign import cause
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
 from spec_kit.weight_sync import open_weight_transports
-from spec_processes.sockets import check_draft_token, server_address
+from spec_processes.sockets import check_secret, server_address
 from spec_processes.sockets.addresses import bind, parse_address
 from spec_trainer.configuration.push_options import transport_configs
 from spec_trainer.disk import check_writable
@@ -145,7 +145,7 @@ def _token() -> str:
         raise ConfigError(
             f"environment variable {DRAFT_TOKEN_VARIABLE} is not set; give it the value that the servers have"
         )
-    check_draft_token(token)
+    check_secret(token)
     return token
 
 

@@ -1,1 +1,1 @@
-"""``evaluate --server``: the speed and acceptance length of a running server, asked as any client asks it."""
+"""``evaluate --server``: measure the speed and acceptance length of a running server as a client."""

@@ -1,4 +1,4 @@
-"""The document of ``evaluate --server --json``: figures of a server, and of one without a draft beside it."""
+"""The document of ``evaluate --server --json``: the figures of a server with a draft, and of one without."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _MOST_LISTED = 20
 def summarise_servers(
     drafted: Loads, plain: Loads | None, right: Sequence[Decimal | None], is_greedy: bool
 ) -> dict[str, Any]:
-    """Return the figures of passes by concurrency; ``plain`` are those of the server without a draft.
+    """Return the figures of a server with a draft; ``drafted``: concurrency -> pass.
 
-    ``right`` has the right number of each question, where there is one.
+    ``plain``: the passes of the server without a draft, if there is one. ``right``: the number that is the
+    right answer of each question; None for a question without one.
     """
     acceptance = _acceptance(drafted)
     throughput = [_entry(size, one, None if plain is None else plain[size]) for size, one in drafted.items()]
@@ -58,7 +59,7 @@ def _entry(size: int, drafted: ServedPass, plain: ServedPass | None) -> dict[str
 
 
 def _acceptance(loads: Loads) -> AcceptanceCounters | None:
-    """Return the counts of all passes; None where the server has not counted one of them."""
+    """Return the acceptance counters summed over all passes; None if a pass has no acceptance counters."""
     total = AcceptanceCounters()
     for one in loads.values():
         if one.counted is None or one.counted.acceptance is None:
@@ -68,7 +69,10 @@ def _acceptance(loads: Loads) -> AcceptanceCounters | None:
 
 
 def _compare(drafted: Loads, plain: Loads | None) -> dict[str, Any]:
-    """Return whether the greedy texts are equal, at the smallest concurrency; None where they are not compared."""
+    """Return whether the greedy texts of both servers are equal, and their first differences.
+
+    Only the smallest concurrency is compared. If ``plain`` is None, nothing is compared.
+    """
     if plain is None:
         return {"outputs_equal": None, "outputs_differing_share": None, "first_differences": []}
     smallest = min(drafted)
@@ -88,7 +92,7 @@ def _compare(drafted: Loads, plain: Loads | None) -> dict[str, Any]:
 
 
 def _accuracy(loads: Loads, right: Sequence[Decimal | None]) -> float | None:
-    """Return the share of right answers at the smallest concurrency."""
+    """Return the share of right answers at the smallest concurrency; None if no right answer is known."""
     answers = loads[min(loads)].answers[: len(right)]
     return accuracy([answer.text for answer in answers], right)
 

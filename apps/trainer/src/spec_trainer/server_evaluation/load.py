@@ -1,4 +1,4 @@
-"""ServedPass: questions that a server has answered, so many at once, with its own counts meanwhile."""
+"""ServedPass: a server's answers to questions at one concurrency, with the server's own counters."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WARM_UP_TOKENS = 8
-"""Tokens of each answer before a clock starts."""
+"""Number of tokens of each warm-up answer, before the timing starts."""
 _SETTLING_S, _LOOK_S = 5.0, 0.1
-"""Longest wait for counters that an engine keeps in another process than its routes, and the time between looks."""
+"""Longest wait until a server's counters are up to date, and the time between two reads, in seconds.
+
+Counters may be updated after the answers arrive if the engine counts in another process than the one that
+serves HTTP.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedPass:
-    """Answers of one pass over questions, its duration, and what the server has counted meanwhile."""
+    """Answers of one pass over questions, its duration, and the increase of the server's counters."""
 
     answers: list[ServedAnswer]
     seconds: float
@@ -45,7 +49,7 @@ class ServedPass:
         return self.num_tokens / self.seconds
 
     def describe(self) -> dict[str, Any]:
-        """Return speed and latencies, as ``describe_load`` does for an engine."""
+        """Return speed and latencies, in the format of ``describe_load``."""
         timed = [answer.times for answer in self.answers if answer.times is not None]
         return {"tokens_per_s": self.tokens_per_s, **describe_times(timed)}
 
@@ -53,7 +57,10 @@ class ServedPass:
 def measure_load(
     server: OpenAiServer, questions: Sequence[Question], options: Mapping[str, Any], concurrency: int
 ) -> ServedPass:
-    """Ask every question, ``concurrency`` at once, from the start again where more are needed; timed."""
+    """Send every question, ``concurrency`` at a time, and measure the pass after a warm-up.
+
+    If there are fewer questions than ``concurrency``, they are repeated.
+    """
     asked = list(itertools.islice(itertools.cycle(questions), max(concurrency, len(questions))))
     _warm_up(server, asked[:concurrency], options)
     log.info("timing %d answers, %d at once, of %s", len(asked), concurrency, server.url)
@@ -68,7 +75,10 @@ def measure_load(
 def ask_at_once(
     server: OpenAiServer, questions: Sequence[Question], options: Mapping[str, Any], concurrency: int
 ) -> list[ServedAnswer]:
-    """Return the answers in the questions' order. The first that fails ends all, with its error."""
+    """Send ``concurrency`` questions at a time, and return the answers in the order of the questions.
+
+    If a request fails, cancel all others, close the server's client, and raise the error.
+    """
     with ThreadPoolExecutor(concurrency, thread_name_prefix="asking") as pool:
         asked = [pool.submit(server.answer, question, options) for question in questions]
         try:
@@ -83,7 +93,7 @@ def ask_at_once(
 
 
 def _warm_up(server: OpenAiServer, questions: Sequence[Question], options: Mapping[str, Any]) -> None:
-    """Ask for a few tokens of as many answers, before a clock starts."""
+    """Request a few tokens of each answer, all at once, before the timing starts."""
     few = min(_WARM_UP_TOKENS, options["max_tokens"])
     ask_at_once(server, questions, {**options, "max_tokens": few}, len(questions))
 
@@ -91,7 +101,10 @@ def _warm_up(server: OpenAiServer, questions: Sequence[Question], options: Mappi
 def _counted_since(
     server: OpenAiServer, before: ServerCounters, answers: Sequence[ServedAnswer]
 ) -> ServerCounters | None:
-    """Return what the server has counted since ``before``, when every token of the answers is in it."""
+    """Return the increase of the server's counters since ``before``; None if they cannot be read.
+
+    Wait up to ``_SETTLING_S`` seconds until the counters include every token of ``answers``.
+    """
     generated = sum(answer.num_tokens for answer in answers)
     deadline = time.monotonic() + _SETTLING_S
     while (after := server.counters()) is not None:

@@ -1,4 +1,4 @@
-"""OpenAiServer: a running server with OpenAI's routes, as vLLM and SGLang have them, asked by streaming requests."""
+"""OpenAiServer: a client of a running server with OpenAI's HTTP API, such as vLLM or SGLang."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spec_core.engine import Engine
-from spec_core.errors import ConfigError, EngineError, PluginError
+from spec_core.errors import EngineError, PluginError
 from spec_core.foreign import foreign_errors
 from spec_core.plugins import load_each
 from spec_core.resource import Resource
 from spec_core.wording import one_line, shortened, shown
-from spec_processes.sockets import HttpClient
+from spec_processes.sockets import HttpClient, check_secret
 from spec_trainer.evaluation.latency import AnswerTimes
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from spec_trainer.server_evaluation.questions import Question
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"
-"""Environment variable with the key that such servers ask for (``--api-key``), by the name that clients give it."""
+"""Environment variable with the API key that a server started with ``--api-key`` requires."""
 _SHORT_ANSWER_S = 30.0
-"""Longest time for a list of models, and for metrics."""
+"""Longest time for a request of the list of models or of the metrics, in seconds."""
 _LONGEST_PAGE = 1 << 24
-"""Bytes of the largest list of models, and of the largest page of metrics."""
+"""Largest size of the list of models, and of the page of metrics, in bytes."""
 _LONGEST_START, _LONGEST_TOKEN = 1 << 20, 1 << 12
-"""Bytes of the largest answer without tokens, and of what a token adds to it; vLLM sends some 250 for one."""
+"""Largest size of an answer in bytes: a constant and an amount per token. vLLM sends some 250 per token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,27 +41,31 @@ class ServedAnswer:
     text: str
     num_tokens: int
     times: AnswerTimes | None
-    """None where the answer has no text, such as one that ends at once."""
+    """None if the answer has no text, for example because it ends at once."""
 
 
 class OpenAiServer(Resource):
-    """A running server; any thread may ask it."""
+    """A client of a running server; any thread may use it."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
-        """Ask the server at ``url`` for its model; no answer may take longer than ``timeout_s``.
+        """Request the model's name from the server at ``url``; no answer may take longer than ``timeout_s``.
 
-        Raise ConfigError for another address, or a key that no header can carry; EngineError for no server.
+        Raise ConfigError for an invalid URL, or an API key that no HTTP header can carry. Raise EngineError
+        if no server answers.
         """
         self._client = HttpClient(url.rstrip("/").removesuffix("/v1"), _api_key())
         self.url, self._timeout_s = self._client.url, timeout_s
         self.model = self._first_model()
         self.engine_name: str | None = None
-        """The engine whose metrics the server has; None for a server without metrics that a plugin knows."""
+        """Name of the engine that the server runs; None if no plugin recognizes the server's metrics."""
         self._engine_type: type[Engine] | None = None
         self._find_engine()
 
     def answer(self, question: Question, options: Mapping[str, Any]) -> ServedAnswer:
-        """Return the answer. Raise EngineError for a refusal, and for what is no answer or comes too late."""
+        """Return the server's answer. ``options``: further fields of the request, such as ``max_tokens``.
+
+        Raise EngineError if the server refuses the request, or if the answer is invalid or too late.
+        """
         fields = {
             "model": self.model,
             **question.fields,
@@ -88,7 +92,7 @@ class OpenAiServer(Resource):
         return ServedAnswer(text="".join(texts), num_tokens=num_tokens, times=times)
 
     def counters(self) -> ServerCounters | None:
-        """Return what the server has counted since its start; None where it has no metrics that a plugin knows."""
+        """Return the server's counters since its start; None if no plugin can read its metrics."""
         if self._engine_type is None:
             return None
         with suppress(EngineError):
@@ -96,7 +100,7 @@ class OpenAiServer(Resource):
         return None
 
     def close(self) -> None:
-        """End every request under way with EngineError, and each that follows; any thread may call it."""
+        """Make all current and later requests raise EngineError; any thread may call it."""
         self._client.close()
 
     def _first_model(self) -> str:
@@ -108,7 +112,7 @@ class OpenAiServer(Resource):
             return model
 
     def _find_engine(self) -> None:
-        """Find the plugin that knows the server's metrics."""
+        """Find the engine plugin that recognizes the server's metrics."""
         with suppress(EngineError):
             metrics = self._page("/metrics")
             for name, engine_type in load_each(Engine):
@@ -123,7 +127,7 @@ class OpenAiServer(Resource):
         return b"".join(self._client.stream(path, "", limit_s, _LONGEST_PAGE)).decode(errors="replace")
 
     def _parts(self, path: str, body: str, longest: int) -> Iterator[dict[str, Any]]:
-        """Yield the events of a stream, up to the one that ends it."""
+        """Yield the events of a streamed answer, up to ``[DONE]``, as parsed JSON objects."""
         with closing(self._client.stream(path, body, self._timeout_s, longest)) as stream:
             for data in _events(stream):
                 if data == b"[DONE]":
@@ -144,16 +148,13 @@ class OpenAiServer(Resource):
 
 def _api_key() -> str | None:
     key = os.environ.get(API_KEY_VARIABLE) or None
-    if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
-        raise ConfigError(
-            f"environment variable {API_KEY_VARIABLE} cannot be sent; expected printable ASCII without spaces at "
-            "its ends"
-        )
+    if key is not None:
+        check_secret(key, API_KEY_VARIABLE)
     return key
 
 
 def _events(stream: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the data of server-sent events, each of one line, as these servers write them."""
+    """Yield the data of server-sent events. Each event must be one line, as vLLM and SGLang write it."""
     rest = bytearray()
     for data in stream:
         rest += data
@@ -165,7 +166,7 @@ def _events(stream: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _text(part: Mapping[str, Any]) -> str:
-    """Return the text of a part, of a completion or of a chat; the reasoning of a chat is text, too."""
+    """Return the text in one event of a streamed completion or chat; reasoning counts as text."""
     choices = part.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict):

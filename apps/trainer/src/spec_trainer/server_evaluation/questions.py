@@ -1,4 +1,4 @@
-"""Read questions to a server: those of benchmarks, or the prompts of any file that training takes."""
+"""Read the questions to send to a server, from benchmarks or from any data file that training accepts."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A request to a server without its options."""
+    """A request to a server, without its sampling options."""
 
     path: str
-    """``CHAT`` for a conversation, which the server's chat template renders; ``COMPLETION`` for text or tokens."""
+    """URL path: ``CHAT`` for a conversation, which the server renders; ``COMPLETION`` for text or tokens."""
     fields: Mapping[str, Any]
-    """The fields of the request that hold the prompt."""
+    """The JSON fields of the request that hold the prompt."""
     right: Decimal | None = None
-    """The number that is the right answer, where there is one."""
+    """The number that is the right answer; None if the question has no such number."""
 
 
 def read_questions(
     request: EvaluationRequest, chat: ChatConfig, answer: Callable[[Sequence[Question]], Sequence[str]]
 ) -> list[Question]:
-    """Return the questions of a request; ``answer`` returns the target's answers, which later turns follow.
+    """Return the questions of an evaluation request; ``answer`` returns the target's answers to questions.
 
-    Raise DataError, naming the row, for one that is no question.
+    A benchmark's later turns include the answers to the earlier turns. Raise DataError, with the row's
+    location, if a row holds no question.
     """
     if request.prompts is not None:
         return _of_file(request.prompts, chat)

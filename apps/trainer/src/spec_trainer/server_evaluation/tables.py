@@ -1,4 +1,4 @@
-"""Lines of ``evaluate --server`` without ``--json``."""
+"""The lines that ``evaluate --server`` prints without ``--json``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEADS = ("tokens/s", "speed-up", "per user", "TTFT ms", "p50", "p99", "ITL ms",
 
 
 def server_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield every line that is shown of the document of servers."""
+    """Yield the lines that are printed for a document of ``evaluate --server``."""
     yield _server_line("server", document["server"], document["engine"], document["model"])
     if document["baseline_server"] is not None:
         yield _server_line(

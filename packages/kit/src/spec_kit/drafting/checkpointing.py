@@ -1,4 +1,4 @@
-"""Activation checkpointing: parts of a network that are computed again in the backward pass."""
+"""Activation checkpointing: recompute a function's activations in the backward pass."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ R = TypeVar("R")
 
 
 def checkpointed(function: Callable[P, R], *, enabled: bool = True) -> Callable[P, R]:
-    """Return the function, of which autograd keeps the arguments alone where ``enabled``.
+    """Return the function; if ``enabled``, autograd saves only its arguments, and recomputes its activations.
 
-    It must draw no random numbers, and neither read nor write what changes between the two computations: what it
-    adds to a cache it takes as an argument and returns. Pass tensors as arguments of their own, not in containers:
-    an outer checkpoint drops only those.
+    The function must draw no random numbers, and must not read or write state that changes between the two
+    computations. For example, it gets the content of a cache as arguments and returns the new entries. Pass
+    each tensor as a separate argument, not in a container, because an outer checkpoint frees only separate
+    tensors.
     """
     if not enabled:
         return function

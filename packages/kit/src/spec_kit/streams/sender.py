@@ -66,7 +66,7 @@ class StreamSender(FeatureSender):
         return _done
 
     def flush(self, timeout_s: float) -> None:
-        """Wait for a ``send`` that another thread has begun. Nothing else is pending: ``send`` returns after the copy."""
+        """Wait for a ``send`` that another thread has begun. A ``send`` that has returned is complete."""
         with self._exclusive(timeout_s):
             pass
 

@@ -42,7 +42,10 @@ def beside(device: torch.device) -> Generator[None]:
 
 
 def queued_before(device: torch.device) -> Any:
-    """Return an event after the work queued on the device's current stream; a thread waits for it in sleep."""
+    """Return an event recorded after the work that is queued on the device's current stream.
+
+    A thread that waits for the event sleeps instead of polling.
+    """
     import torch
 
     module = torch.get_device_module(device)

@@ -3,17 +3,17 @@
 ::
 
     rank                                             publisher
-    Greeting: token, place for each transport  ->
-                                               <-    Offer: manifest, transport, size of buckets
-    Endpoint: address of the rank's end        ->
-                                               <-    Endpoint: address of the sender's end
+    Greeting: token, location per transport    ->
+                                               <-    Offer: manifest, transport, bucket size
+    Endpoint: address of the receiver          ->
+                                               <-    Endpoint: address of the sender
     ...  the transport moves the tensors  ...
     Loaded: the spare copy holds the update    ->
-    ...  all replicas; commit goes to the engine  ...
+    ...  when all replicas have received or failed, the engine is asked to commit  ...
                                                <-    Confirm
-    Loaded: the times of the commit            ->
+    Loaded: seconds of the commit              ->
 
-Either end may send UpdateFailed instead, or close the connection.
+Either side may send UpdateFailed instead, or close the connection.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 MAX_PACKET_BYTES = 16 << 20
-"""Largest message: a manifest of some 80,000 tensors."""
+"""Largest message in bytes; enough for a manifest of some 80,000 tensors."""
 _LOOK_S = 0.5
-"""Between two looks at whether the other end is still there."""
+"""Seconds between two checks whether the peer is still connected."""
 _CONNECT_S = 10.0
-"""Longest wait for a connection, which cannot be ended from another thread."""
+"""Longest wait for a connection, in seconds. No other thread can interrupt this wait."""
 
 _Seconds = Annotated[float, pydantic.Field(ge=0, le=1e6)]
 
 
 class Greeting(WireRecord):
-    """The first message of a rank's connection."""
+    """The first message on a connection, from the rank to the publisher."""
 
     kind: Literal["greeting"] = "greeting"
     token: Annotated[str, pydantic.Field(repr=False)]
@@ -59,65 +59,65 @@ class Greeting(WireRecord):
     replica: str
     rank: int
     places: Mapping[str, str]
-    """Name of a weight transport -> where this rank is (``WeightTransport.place``)."""
+    """Name of a weight transport -> location of this rank, from ``WeightTransport.place``."""
     unplaced: Mapping[str, str] = {}
-    """Name of a weight transport that raised in place of that -> its error."""
+    """Name of a weight transport whose ``place`` failed -> the error message."""
 
 
 class Offer(WireRecord):
-    """The update that is to be received, and how."""
+    """The manifest of an update that the rank should receive, the transport, and the bucket size."""
 
     kind: Literal["offer"] = "offer"
     manifest: Manifest
     transport: str
     bucket_bytes: Annotated[int, pydantic.Field(ge=4096)]
-    """The sender's; both ends lay the tensors out by it."""
+    """Bucket size of the sender. Both sides compute from it which bytes of a tensor are in which bucket."""
 
 
 class Endpoint(WireRecord):
-    """Address of one end of the transport."""
+    """Address of one side of the transport: of the rank's receiver or of the publisher's sender."""
 
     kind: Literal["endpoint"] = "endpoint"
     address: str
 
 
 class Loaded(WireRecord):
-    """A rank holds the whole update, or has committed it."""
+    """A rank has received the whole update, or has committed it."""
 
     kind: Literal["loaded"] = "loaded"
     seconds: Annotated[
         Mapping[str, Annotated[float, pydantic.Field(ge=0, le=1e6)]], pydantic.Field(max_length=16)
     ] = {}
-    """Time that this rank has taken for each of its parts since the message before."""
+    """Phase (``receive``, ``swap``) -> seconds that this rank spent on it since its previous message."""
 
 
 class Confirm(WireRecord):
-    """The update was committed: how long did that take?"""
+    """The update was committed; the rank should answer with the seconds that its commit took."""
 
     kind: Literal["confirm"] = "confirm"
 
 
 class UpdateFailed(WireRecord):
-    """The end of an update that cannot go on."""
+    """The update has failed at the sender of this message."""
 
     kind: Literal["failed"] = "failed"
     reason: Annotated[str, pydantic.AfterValidator(one_line)]
     version_taken: bool = False
-    """Whether another draft has the version, so that the update can go on under a higher one."""
+    """Whether another draft was committed under this version. A higher version can then be pushed."""
 
 
 class VersionTaken(EngineError):
-    """A rank has had another draft under the version of an update."""
+    """A rank has committed another draft under the version of an update."""
 
 
 M = TypeVar("M", Greeting, Offer, Endpoint, Loaded, Confirm)
 
 
 class UpdateChannel(FramedSocket):
-    """One rank's connection to the publisher."""
+    """A connection between one rank and the publisher."""
 
     def __init__(self, end: socket.socket, peer: str) -> None:
-        """Own ``end``; ``peer`` names the other one in errors."""
+        """Take ownership of the socket ``end``. ``peer``: name of the other side in error messages."""
         super().__init__(end, MAX_PACKET_BYTES)
         self._peer = peer
 
@@ -125,7 +125,7 @@ class UpdateChannel(FramedSocket):
     def connect(cls, address: str, deadline: float) -> UpdateChannel:
         """Return a connection to the publisher at ``address``.
 
-        Raise PeerLost where nobody listens there, DeadlineExceeded where nobody answers.
+        Raise PeerLost if nothing listens there, DeadlineExceeded if nothing answers in time.
         """
         peer = f"the publisher at {address}"
         with _errors_of(peer):
@@ -140,9 +140,9 @@ class UpdateChannel(FramedSocket):
             self.send(message.encode(), deadline)
 
     def expect(self, kind: type[M], deadline: float) -> M:
-        """Return the next message, which must be of that kind.
+        """Return the next message, which must be of type ``kind``.
 
-        Raise EngineError where the other end has failed, VersionTaken where that is why.
+        If the other side has sent UpdateFailed instead, raise EngineError, or VersionTaken if it says so.
         """
         with _errors_of(self._peer):
             packet = self.receive(deadline)
@@ -154,7 +154,10 @@ class UpdateChannel(FramedSocket):
 
     @contextlib.contextmanager
     def watched(self, ended: Callable[[], None]) -> Generator[None]:
-        """Call ``ended``, on another thread, when the other end goes during the block; it may send nothing in it."""
+        """Call ``ended``, on another thread, if the peer disconnects during the block.
+
+        The peer must send nothing during the block.
+        """
         over = threading.Event()
 
         def watch() -> None:
@@ -172,7 +175,7 @@ class UpdateChannel(FramedSocket):
             watcher.join()
 
     def fail(self, error: Exception) -> None:
-        """Say why the update ends, if the other end still listens."""
+        """Send the error that ended the update, if the peer is still connected."""
         failed = UpdateFailed(reason=cause(error), version_taken=isinstance(error, VersionTaken))
         with contextlib.suppress(OSError):
             self.send(failed.encode(), time.monotonic() + 1.0)

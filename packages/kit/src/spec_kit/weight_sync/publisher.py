@@ -1,9 +1,10 @@
-"""Publisher: pushes fresh weights of one draft to any number of replicas, in two phases.
+"""Publisher: pushes new weights of one draft to any number of replicas, in two phases.
 
-All replicas first receive a version into their spare copies; then each that has it commits it, whatever became of the
-others. A replica at which something failed is quarantined until it is known to serve the newest version: it is asked,
-and pushed to if need be, after this push and after each that follows, where nobody waits for it. So the replicas that
-count serve the same version.
+First, every replica receives the version into its spare copy. Then each replica that has received it commits
+it, even if others have failed. A replica at which something failed is quarantined until it is known to serve
+the newest version. After this push and after each later push, the publisher asks such a replica which draft
+it serves, and pushes the newest version to it if needed. No caller waits for that. So all replicas that are
+not quarantined serve the same version.
 """
 
 from __future__ import annotations
@@ -47,39 +48,39 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 _REPAIR_S = 30.0
-"""Longest time for bringing one replica back to what the others serve."""
+"""Longest time, in seconds, to bring one quarantined replica to the newest version."""
 _STATUS_S = 2.0
-"""Longest wait for a replica to say what it serves, before it is repaired."""
+"""Longest wait, in seconds, for the status of a quarantined replica."""
 _SETTLED = ("idle", "committed", "aborted", "reverted")
-"""States in which a late commit is refused, and what is served is whole."""
+"""States in which a replica refuses a late commit and serves an undamaged draft."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishReport:
-    """How a push came out."""
+    """The result of a push."""
 
     version: int
     digest: str
     """``Manifest.digest`` of the version."""
     committed: bool
-    """Whether a replica serves it now, as ``replicas`` says; else all serve what they served before."""
+    """Whether at least one replica has committed the version; also True if there are no replicas."""
     num_bytes: int
     replicas: Mapping[str, ReplicaOutcome]
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Time of each part: ``manifest``, ``transfer``, ``commit`` (or ``abort``) and ``total``."""
+    """Seconds of each phase: ``manifest``, ``transfer``, ``commit`` or ``abort``; and ``total``."""
 
 
 @dataclass(kw_only=True)
 class _Member:
-    """A replica in the publisher's books."""
+    """The publisher's knowledge of one replica."""
 
     replica: DraftReplica
     fence: int
-    """The publisher's, as that replica knows it."""
+    """The fence that this publisher sends to the replica with each update."""
     counts: bool = True
-    """Whether it is known to serve the newest committed version."""
+    """Whether the replica is known to serve the newest committed version."""
     update: UpdateId | None = None
-    """The push by which it serves that."""
+    """The last push that the replica has committed; ``revert`` undoes it."""
 
 
 _LEFT_OUT = ReplicaOutcome(
@@ -88,7 +89,7 @@ _LEFT_OUT = ReplicaOutcome(
 
 
 class Publisher(Resource):
-    """The trainer's end of one update group, on threads of its own: only ``serving`` and ``next_version`` wait."""
+    """Pushes weights to one update group; only ``serving``, ``next_version`` and ``close`` block."""
 
     def __init__(
         self,
@@ -101,12 +102,13 @@ class Publisher(Resource):
         address: str = "127.0.0.1:0",
         fastest_first: bool = False,
     ) -> None:
-        """Publish drafts for the target with the digest ``target``, by the first transport that reaches a replica.
+        """Publish drafts of the target with digest ``target``, by the first transport that reaches a replica.
 
-        With ``fastest_first`` it is the one whose ``medium`` towards the replica is fastest, of equals the first.
-        Ranks connect to ``address``. A replica that has seen a higher ``fence`` refuses this publisher; by default it
-        is one more than that of any replica when it is added, so the publisher that was started last wins
-        (``spec_kit.weight_sync.fence``). Buckets are made on ``device``. ``close`` closes the transports.
+        With ``fastest_first``, use the transport whose ``medium`` is fastest, or the first of several that
+        are equally fast. Ranks connect to ``address``. A replica that has seen a higher ``fence`` refuses
+        this publisher. The default fence is higher than any that a replica has seen when it is added, so the
+        publisher that was started last wins (``spec_kit.weight_sync.fence``). Buckets are assembled on
+        ``device``. ``close`` closes the transports.
         """
         self.group, self.fence = group, fence
         self._asks_for_fences, self._own_bits = fence is None, own_bits()
@@ -119,7 +121,7 @@ class Publisher(Resource):
         self._number = 0
         self._last_version = -1
         self._lock = threading.Lock()
-        """Guards the two below; everything above belongs to the thread of the jobs."""
+        """Guards ``_under_way`` and ``_closed``. Only ``_jobs``'s thread changes the attributes above."""
         self._under_way: list[Delivery] = []
         self._closed = False
         self._link = PublisherLink(address)
@@ -128,21 +130,22 @@ class Publisher(Resource):
 
     @property
     def committed(self) -> int | None:
-        """The newest committed version."""
+        """The newest committed version; None if there is none."""
         newest = self._newest
         return None if newest is None else newest.manifest.version
 
     def add(
         self, name: str, replica: DraftReplica, timeout_s: float = _REPAIR_S
     ) -> Future[ReplicaOutcome | None]:
-        """Push to a replica from now on, and take it over from whoever did so before.
+        """Push to a replica from now on, and take it over from its previous publisher.
 
-        It first gets the newest committed version; None where there is none.
+        The replica first gets the newest committed version. The future's result is the outcome of that push;
+        None if no version is committed.
         """
         return self._submit(lambda: self._add(name, replica, timeout_s))
 
     def remove(self, name: str) -> Future[None]:
-        """Push to a replica no more."""
+        """Stop pushing to a replica."""
         return self._submit(lambda: self._remove(name))
 
     def publish(
@@ -152,16 +155,17 @@ class Publisher(Resource):
         *,
         timeout_s: float = 60.0,
     ) -> Future[PublishReport]:
-        """Push exported tensors as ``version``, which must be higher than the last one.
+        """Push exported tensors as ``version``, which must be higher than the last published one.
 
-        Where a tensor holds NaN or infinity nothing is sent, and the report says so for each replica. Where one has
-        had another draft under that version, it is committed nowhere. None is ``next_version``, and again the next
-        one for as long as another trainer takes that meanwhile.
+        If a tensor holds NaN or infinity, nothing is sent, and the report's reasons name the tensor. If a
+        replica has had another draft under ``version``, no replica commits. If ``version`` is None, the
+        publisher uses ``next_version``, and the next higher version again while other trainers take the
+        chosen one.
 
-        The tensors are given away: nobody may change them any more, but for what is queued on the current stream of
-        their device. ``timeout_s`` is for the whole push, from when its turn has come. The future ends with a report,
-        also where nothing was committed; its callbacks run one after the other on a thread of their own, while the
-        next push goes on.
+        Nothing may change the tensors after this call, except work that is already queued on the current
+        stream of their device. ``timeout_s`` limits the push itself, not the wait for earlier pushes. The
+        future's result is a report, even if nothing was committed. Its callbacks run one after the other on a
+        separate thread, while the next push goes on.
         """
         devices = {tensor.device for tensor in weights.values() if not tensor.is_cpu}
         made = [queued_before(device) for device in devices]
@@ -174,24 +178,24 @@ class Publisher(Resource):
         return self._submit(publish, then=self._repair)
 
     def revert(self, timeout_s: float = 60.0) -> Future[Mapping[str, ReplicaOutcome]]:
-        """Undo the newest commit on every replica; one that cannot swap back gets the version before anew, if any."""
+        """Undo the newest commit on every replica. If one cannot, push the previous version to it, if any."""
         return self._submit(lambda: self._revert(timeout_s), then=self._repair)
 
     def serving(self, timeout_s: float = 10.0) -> dict[str, ServingStatus]:
-        """Return what each replica says of itself; one that does not answer in time counts as quarantined."""
+        """Return each replica's status; a replica that does not answer in time counts as quarantined."""
         deadline = time.monotonic() + timeout_s
         asked = {name: member.replica.status() for name, member in list(self._members.items())}
         return {name: _answer(name, future, deadline) for name, future in asked.items()}
 
     def next_version(self, timeout_s: float = 10.0) -> int:
-        """Return a version that names no other draft: one more than the highest that a replica reports to have had.
+        """Return an unused version: one more than the highest that was published or that a replica reports.
 
-        It waits for its turn, and for the answers. Raise EngineError where no higher version is left.
+        Waits for earlier jobs and for the replicas' answers. Raise EngineError if no higher version is left.
         """
         return self._submit(lambda: self._next_version(timeout_s)).result()
 
     def close(self) -> None:
-        """Give up what is under way, and end; replicas serve on what they serve."""
+        """Cancel the push in progress, and stop; replicas continue to serve their current draft."""
         with self._lock:
             self._closed = True
             for delivery in self._under_way:
@@ -203,7 +207,7 @@ class Publisher(Resource):
             transport.close()
 
     def _submit(self, job: Callable[[], R], then: Callable[[], None] | None = None) -> Future[R]:
-        """Run a job in its turn, and ``then`` after its result was given out."""
+        """Run ``job`` after all earlier jobs and return its future. If it succeeds, ``then`` runs next."""
         result: Future[R] = Future()
 
         def run() -> None:
@@ -232,16 +236,19 @@ class Publisher(Resource):
         return self._push(self._newest, [name], timeout_s).deliveries[name].outcome()
 
     def _fence_for(self, name: str, replica: DraftReplica, timeout_s: float) -> int:
-        """Return a fence that a replica has not seen; one that does not answer shows that when it is pushed to."""
+        """Return the given fence, or one that is higher than any that the replica has seen.
+
+        A replica that does not answer counts as one that has seen no fence.
+        """
         if not self._asks_for_fences and self.fence is not None:
             return self.fence
         last = _answer(name, replica.status(), time.monotonic() + timeout_s).update
         return max(self.fence or 0, fence_after(0 if last is None else last.fence, self._own_bits))
 
     def _level_fences(self) -> int:
-        """Return this publisher's fence; all replicas that are there at its first push get the same.
+        """Return this publisher's fence. The first push sets it, to the highest fence of all replicas.
 
-        So of two publishers that push to the same replicas one is the later one at all of them.
+        So if two publishers push to the same replicas, the same publisher wins at all of them.
         """
         if self.fence is None:
             fences = [member.fence for member in self._members.values()]
@@ -307,7 +314,7 @@ class Publisher(Resource):
         )
 
     def _push(self, payload: Payload, names: Iterable[str], timeout_s: float) -> Push:
-        """Push to the replicas of these names, and note what they serve now."""
+        """Push to the replicas called ``names``, and store what each replica is now known to serve."""
         self._number += 1
         members = {name: self._members[name] for name in names}
         updates = {
@@ -332,7 +339,7 @@ class Publisher(Resource):
 
     @contextlib.contextmanager
     def _known(self, push: Push) -> Generator[None]:
-        """Let ``close`` end the push from another thread."""
+        """Let ``close`` cancel the push from another thread during the block."""
         with self._lock:
             if self._closed:
                 raise RunError("the publisher is closed")
@@ -364,16 +371,16 @@ class Publisher(Resource):
         return outcomes
 
     def _serves_newest(self, status: ServingStatus) -> bool:
-        """Return whether a replica serves the newest committed version, so that it counts.
+        """Return whether a replica serves the newest committed version.
 
-        Where there is none, whatever a replica was started with or another publisher has left there will do.
+        If no version is committed, return True: the replica may serve any draft.
         """
         if self._newest is None:
             return True
         return status.state in _SETTLED and status.digest == self._newest.manifest.digest
 
     def _repair(self) -> None:
-        """Bring the replicas that do not count to the newest committed version, each for itself."""
+        """Push the newest committed version to each replica that does not serve it, one after the other."""
         for name, member in list(self._members.items()):
             if member.counts:
                 continue
@@ -385,7 +392,7 @@ class Publisher(Resource):
 
 
 def _answer(name: str, future: Future[ServingStatus], deadline: float) -> ServingStatus:
-    """Return a replica's status; one that cannot say it counts as quarantined."""
+    """Return a replica's status; a replica whose call fails counts as quarantined."""
     try:
         return settled(future, deadline, f"replica {name!r}")
     except Exception as error:  # noqa: BLE001 (a replica may raise anything)

@@ -1,4 +1,4 @@
-"""PublisherLink: where the ranks of all replicas connect to the publisher of one update group."""
+"""PublisherLink: the listener to which the ranks of all replicas of one update group connect."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ logger = logging.getLogger(__name__)
 
 
 class RankEnd(UpdateChannel):
-    """The publisher's end of the connection of one rank."""
+    """The publisher's side of the connection to one rank."""
 
     def __init__(self, end: socket.socket, greeting: Greeting) -> None:
-        """Own ``end``, over which ``greeting`` has come."""
+        """Take ownership of the socket ``end``, on which ``greeting`` has arrived."""
         super().__init__(end, f"rank {greeting.rank} of replica {greeting.replica!r}")
         self.rank, self.places, self.unplaced = greeting.rank, greeting.places, greeting.unplaced
 
 
 class ExpectedRanks(Resource):
-    """The ranks of one replica that are to connect for one update."""
+    """The ranks of one replica that must connect for one update, and their connections."""
 
     def __init__(
         self, update: UpdateId, replica: str, num_ranks: int, forget: Callable[[ExpectedRanks], None]
     ) -> None:
-        """Wait for ranks 0 to ``num_ranks`` - 1; ``forget`` is called when no more are wanted."""
+        """Expect ranks 0 to ``num_ranks`` - 1. ``close`` calls ``forget`` with this object."""
         self.update, self.replica = update, replica
         self.token = secrets.token_hex(16)
         self._num_ranks, self._forget = num_ranks, forget
@@ -47,7 +47,10 @@ class ExpectedRanks(Resource):
         self._closed = False
 
     def wait(self, deadline: float) -> list[RankEnd]:
-        """Return the connections of all ranks, in order. Raise DeadlineExceeded that names who did not come."""
+        """Return the connections of all ranks, in rank order.
+
+        Raise DeadlineExceeded, with the missing ranks in its message, or PeerLost after ``cancel``.
+        """
         with self._changed:
             left = max(0.0, deadline - time.monotonic())
             self._changed.wait_for(lambda: self._closed or len(self._ends) == self._num_ranks, left)
@@ -60,7 +63,7 @@ class ExpectedRanks(Resource):
             return [self._ends[rank] for rank in sorted(self._ends)]
 
     def admit(self, greeting: Greeting, end: socket.socket) -> None:
-        """Take the connection of a rank. Raise ProtocolError for one that is not expected."""
+        """Accept the connection of a rank. Raise ProtocolError if the rank is not expected."""
         with self._changed:
             if self._closed or greeting.rank in self._ends or not 0 <= greeting.rank < self._num_ranks:
                 raise ProtocolError(f"rank {greeting.rank} of replica {self.replica!r} is not expected")
@@ -68,7 +71,7 @@ class ExpectedRanks(Resource):
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """End every connection, and wake who waits in one; any thread may call it."""
+        """Shut down every connection, and wake the threads that wait; any thread may call it."""
         with self._changed:
             self._closed = True
             for end in self._ends.values():
@@ -76,7 +79,7 @@ class ExpectedRanks(Resource):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the connections; no other thread may use one any more."""
+        """Close the connections; no other thread may use them any more."""
         self._forget(self)
         self.cancel()
         for end in self._ends.values():
@@ -84,10 +87,10 @@ class ExpectedRanks(Resource):
 
 
 class PublisherLink(Resource):
-    """Listens for as long as its publisher lives; who does not know the token of an update learns nothing."""
+    """Accepts connections of ranks until ``close``; a peer without the token of an update is disconnected."""
 
     def __init__(self, address: str) -> None:
-        """Listen at ``address``, ``host:port``; port 0 takes a free one."""
+        """Listen at ``address`` (``host:port``); port 0 selects a free port."""
         host, port = parse_address(address)
         listener = bind(host, port)
         self.address = format_address(host, listener.getsockname()[1])
@@ -98,14 +101,14 @@ class PublisherLink(Resource):
         self._thread.start()
 
     def expect(self, update: UpdateId, replica: str, num_ranks: int) -> ExpectedRanks:
-        """Return the ranks of a replica, which may connect from now on until it is closed."""
+        """Let the ranks of ``replica`` connect for ``update``, until the returned object is closed."""
         expected = ExpectedRanks(update, replica, num_ranks, self._forget)
         with self._lock:
             self._expected[update, replica] = expected
         return expected
 
     def close(self) -> None:
-        """Listen no more, and end what waits for ranks."""
+        """Stop listening; threads that wait for ranks get PeerLost."""
         self._limiter.close()
         self._thread.join()
         with self._lock:

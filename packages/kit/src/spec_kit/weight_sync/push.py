@@ -1,4 +1,4 @@
-"""Push: one update at several replicas, each of which commits it for itself."""
+"""Push: sends one update to several replicas, each of which commits it independently."""
 
 from __future__ import annotations
 
@@ -15,31 +15,34 @@ if TYPE_CHECKING:
 
 
 _COMMIT_SHARE = 0.25
-"""Share of the time that is kept for commits: a replica that hangs until then must not keep the others from them."""
+"""Fraction of a push's time that is reserved for commits.
+
+So a replica that hangs in the transfer cannot prevent the other replicas from committing.
+"""
 
 
 class Push:
-    """Takes its deliveries through the two phases, all replicas at the same time."""
+    """Takes all deliveries through the two phases, transfer and commit, in parallel."""
 
     def __init__(self, deliveries: Mapping[str, Delivery]) -> None:
-        """Commit wherever the update was received."""
+        """Prepare a push. ``deliveries``: name of a replica -> its delivery."""
         self.deliveries = deliveries
         self.seconds: dict[str, float] = {}
 
     @property
     def committed(self) -> bool:
-        """Return whether a replica has committed the update."""
+        """Return whether at least one replica has committed the update."""
         return any(delivery.state == "committed" for delivery in self.deliveries.values())
 
     @property
     def version_is_taken(self) -> bool:
-        """Return whether a replica has another draft under the version: then it is committed nowhere."""
+        """Return whether a replica has had another draft under this version; then no replica commits."""
         return any(delivery.version_is_taken for delivery in self.deliveries.values())
 
     def run(self, updates: Mapping[str, UpdateId], payload: Payload, deadline: float) -> None:
-        """Push; afterwards every delivery has its outcome.
+        """Push to all replicas; afterwards every delivery has its outcome.
 
-        ``updates`` has the update of each delivery, by its name.
+        ``updates``: name of a replica -> id of its update.
         """
         kept_s = _COMMIT_SHARE * (deadline - time.monotonic()) if len(self.deliveries) > 1 else 0.0
         with ExitStack() as stack:
@@ -59,7 +62,7 @@ class Push:
             self._each("abort", failed, lambda delivery: delivery.abort(delivery.reason))
 
     def _each(self, phase: str, deliveries: Iterable[Delivery], action: Callable[[Delivery], None]) -> None:
-        """Run an action for each delivery, all at once, and wait for all; actions do not raise."""
+        """Run ``action`` for each delivery, in parallel, and wait for all; actions do not raise."""
         if chosen := list(deliveries):
             started = time.monotonic()
             with ThreadPoolExecutor(len(chosen), thread_name_prefix=f"weight-{phase}") as pool:

@@ -1,6 +1,7 @@
-"""UpdateReceiver: one rank's part in updates of the draft that its engine serves.
+"""UpdateReceiver: receives and commits updates of the draft that an engine serves, in one rank.
 
-Everything but ``DraftSlot.swap`` happens on a thread of the update's own, so the engine goes on meanwhile.
+Each update is received on a separate thread, so the engine goes on meanwhile; only ``DraftSlot.swap``
+interrupts it.
 """
 
 from __future__ import annotations
@@ -42,14 +43,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _KEPT_VERSIONS = 10_000
-"""Versions whose digests are known for as long: some MB."""
+"""Largest number of versions whose digests are stored; they take some MB."""
 
 
 class UpdateReceiver(Resource):
-    """Takes part in the updates of one group, for one rank; any thread may call it.
+    """Receives and commits the updates of one group, in one rank; any thread may call it.
 
-    An engine calls ``commit`` and ``revert`` between two of its steps. Each call returns the status after it, and
-    raises EngineError where ``spec_core.draft_replica`` says that it is refused.
+    An engine calls ``commit`` and ``revert`` between two of its steps. Each call returns the status after the
+    call. It raises EngineError in the cases in which ``spec_core.draft_replica`` says that the call is
+    refused.
     """
 
     def __init__(
@@ -60,22 +62,22 @@ class UpdateReceiver(Resource):
         group: str = "default",
         rank: int = 0,
     ) -> None:
-        """Update what ``slot`` holds; ``transports``, which it closes, are those of this process, by name."""
+        """Update the draft in ``slot``. ``transports``: name -> weight transport; ``close`` closes them."""
         self.slot, self.transports, self.group, self.rank = slot, transports, group, rank
         self._lock = threading.RLock()
         self._status = ServingStatus()
         self._transfer: _Transfer | None = None
-        """The last one: it may still be ending."""
+        """The last update's transfer; its thread may still run."""
         self._replaced: ServingStatus | None = None
-        """Status before the last commit, while the spare copy still holds what was served then, and that is whole."""
+        """Status before the last commit; None if the spare copy does not hold the draft served then."""
         self._damage = ""
-        """Why it was quarantined, until an update is committed whole, or undone (U8)."""
+        """Why this rank was quarantined; empty again after the next successful commit or revert (U8)."""
         self._digests: dict[int, str] = {}
-        """Digest of each version that was committed, the last ones (U10)."""
+        """Committed version -> its digest, for the ``_KEPT_VERSIONS`` highest versions (U10)."""
         self._closed = False
 
     def prepare(self, order: UpdateOrder) -> ServingStatus:
-        """Begin to receive an update; the one before, if it is not committed, is forgotten (U2, U6)."""
+        """Begin to receive an update; discard the previous update if it is not committed (U2, U6)."""
         with self._lock:
             if self._is(order.update, "prepared") or self._is(order.update, "received"):
                 return self._status
@@ -89,7 +91,7 @@ class UpdateReceiver(Resource):
             return self._status
 
     def commit(self, update: UpdateId) -> ServingStatus:
-        """Serve what was received (U3)."""
+        """Serve the received update (U3)."""
         with self._lock:
             if self._is(update, "committed"):
                 return self._status
@@ -112,7 +114,7 @@ class UpdateReceiver(Resource):
             return self._status
 
     def revert(self, update: UpdateId) -> ServingStatus:
-        """Serve again what was served before the commit of ``update`` (U5)."""
+        """Serve again the draft that was served before the commit of ``update`` (U5)."""
         with self._lock:
             if self._is(update, "reverted"):
                 return self._status
@@ -136,19 +138,19 @@ class UpdateReceiver(Resource):
             return self._status
 
     def status(self) -> ServingStatus:
-        """Return what this rank serves."""
+        """Return which draft this rank serves, and the state of its last update."""
         return self._status
 
     @contextlib.contextmanager
     def unchanged(self) -> Generator[ServingStatus]:
-        """Yield what is served; commits and reverts wait until the block ends."""
+        """Yield the status; commits and reverts wait until the block ends."""
         with self._lock:
             yield self._status
 
     def forget(self) -> None:
-        """Note that nothing that was pushed is served any more; then the draft's memory may be given up.
+        """Note that no pushed draft is served any more; after this call, the draft's memory may be freed.
 
-        An update under way ends first: its thread writes into that memory.
+        An update in progress is cancelled, and its thread ends first, because it writes into that memory.
         """
         with self._lock:
             transfer, self._replaced, self._damage = self._transfer, None, ""
@@ -158,7 +160,7 @@ class UpdateReceiver(Resource):
             transfer.join()
 
     def close(self) -> None:
-        """End an update under way, and what the transports keep for later ones; what is served stays."""
+        """Cancel an update in progress, and close the transports; the served draft does not change."""
         with self._lock:
             self._closed, self._replaced = True, None
             transfer = self._transfer
@@ -171,14 +173,14 @@ class UpdateReceiver(Resource):
             transport.close()
 
     def has_received(self, update: UpdateId) -> None:
-        """Note that the spare copy holds the whole update; called by its thread."""
+        """Note that the spare copy holds the whole update; the update's thread calls this."""
         with self._lock:
             if not self._is(update, "prepared"):
                 raise PeerLost(self._account(update))
             self._set("received")
 
     def check_version(self, manifest: Manifest) -> None:
-        """Raise VersionTaken for a version that was committed with another digest (U10)."""
+        """Raise VersionTaken if the manifest's version was committed here with another digest (U10)."""
         known = self._digests.get(manifest.version, manifest.digest)
         if known != manifest.digest:
             raise VersionTaken(
@@ -187,7 +189,7 @@ class UpdateReceiver(Resource):
             )
 
     def give_up(self, update: UpdateId, reason: str) -> None:
-        """Abort an update, unless it is committed or another one has taken its place."""
+        """Abort an update, unless it is committed or a later update has replaced it."""
         with self._lock:
             if self._is(update, "prepared") or self._is(update, "received"):
                 assert self._transfer is not None
@@ -197,7 +199,7 @@ class UpdateReceiver(Resource):
                 self._set("quarantined" if self._damage else "aborted", reason=reason)
 
     def _bind(self, manifest: Manifest) -> None:
-        """Note which draft a version names from now on."""
+        """Store the digest of the manifest's version."""
         self._digests[manifest.version] = manifest.digest
         if len(self._digests) > _KEPT_VERSIONS:
             self._digests.pop(min(self._digests))
@@ -223,7 +225,7 @@ class UpdateReceiver(Resource):
         return self._status.update == update and self._status.state == state
 
     def _account(self, update: UpdateId) -> str:
-        """Return where an update stands, for messages; the reasons of another one are none of its own."""
+        """Return the state of ``update`` as text for error messages, without the reasons of other updates."""
         last, reason = self._status.update, self._status.reason
         if last is None:
             return "none was begun"
@@ -237,7 +239,7 @@ class UpdateReceiver(Resource):
 
 
 class _Transfer:
-    """The thread that receives one update."""
+    """Receives one update on a separate thread."""
 
     def __init__(self, owner: UpdateReceiver, order: UpdateOrder, before: _Transfer | None) -> None:
         self.order = order
@@ -264,7 +266,7 @@ class _Transfer:
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Generator[None]:
-        """Note the time of a part, for the next message to the publisher."""
+        """Measure the block's seconds; the next message to the publisher reports them as ``part``."""
         started = time.monotonic()
         yield
         self._seconds[part] = time.monotonic() - started
@@ -305,7 +307,7 @@ class _Transfer:
         channel.post(Loaded(seconds=self._times()), self._deadline)
 
     def _load(self, channel: UpdateChannel, ends: contextlib.ExitStack) -> None:
-        """Receive the update into the spare copy; ``ends`` gets what to close."""
+        """Receive the update into the spare copy; ``ends`` later closes the transport's receiver."""
         slot = self._owner.slot
         offer = channel.expect(Offer, self._deadline)
         self.manifest = offer.manifest
@@ -341,9 +343,10 @@ class _Transfer:
         )
 
     def _checked(self, weights: Iterator[tuple[str, Tensor]]) -> Generator[tuple[str, Tensor]]:
-        """Pass on what arrives, every tensor of the manifest once; its bytes are checked after the last one.
+        """Yield the arriving tensors, each tensor of the manifest once; check all bytes at the end.
 
-        So a device is waited for twice. What a damaged tensor has left in the spare copy is never swapped in.
+        So there are only two device synchronizations. If a tensor is damaged, the error comes after it was
+        loaded into the spare copy, but that copy is then never served.
         """
         missing = {entry.name: entry for entry in self.manifest.tensors}
         digests, finite = TensorDigests(), FiniteCheck()

@@ -1,4 +1,4 @@
-"""Replicas that are made of receivers: those of this process, and the status of several ranks together."""
+"""A replica of one rank in this process, and functions that combine the statuses of ranks or replicas."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class ReceiverReplica(DraftReplica):
-    """A replica of one rank, in this process, whose calls run on the thread that asks for them."""
+    """A replica of one rank in this process; each call runs on the caller's thread."""
 
     num_ranks = 1
 
     def __init__(self, receiver: UpdateReceiver) -> None:
-        """Hand every call to ``receiver``."""
+        """Pass every call on to ``receiver``."""
         self._receiver = receiver
 
     def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
-        """Call the receiver's method of that name, and return when it has."""
+        """Call the receiver's method ``name``, and return a future that is already done."""
         future: Future[ServingStatus] = Future()
         method = getattr(self._receiver, name)
         try:
@@ -35,7 +35,7 @@ class ReceiverReplica(DraftReplica):
 
 
 def combined(statuses: Iterable[ServingStatus]) -> ServingStatus:
-    """Return the status of a replica whose ranks have these: where they differ, it is quarantined."""
+    """Return the status of a replica from the statuses of its ranks; it is quarantined if they differ."""
     all_of_them = list(statuses)
     first = all_of_them[0]
     updates = [status.update for status in all_of_them if status.update is not None]
@@ -54,6 +54,6 @@ def combined(statuses: Iterable[ServingStatus]) -> ServingStatus:
 
 
 def newest_version(statuses: Iterable[ServingStatus]) -> int:
-    """Return the highest version that replicas report to have had; 0 where none has had one."""
+    """Return the highest version in the statuses of ranks or replicas; 0 if none has a version."""
     versions = [version for status in statuses for version in (status.version, status.newest)]
     return max((version for version in versions if version is not None), default=0)

@@ -1,4 +1,4 @@
-"""Turns of a process's threads while a draft is received."""
+"""Shorten Python's thread switch interval while a draft is received."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _usual_s = 0.0
 
 @contextlib.contextmanager
 def short_turns() -> Generator[None]:
-    """Let a thread that waits for its turn have it after 0.1 ms, while any thread is in such a block.
+    """Set the thread switch interval of Python to 0.1 ms while any thread is inside this context.
 
-    After every call of torch a thread waits for its turn again. Beside an engine that is busy in Python, at Python's
-    5 ms a turn, the thousand calls of an update would take a third of a second.
+    After every torch call, a thread waits for the GIL again. With Python's default interval of 5 ms, the
+    thousand calls of an update would take a third of a second while the engine is busy in Python.
     """
     global _num_inside, _usual_s
     with _lock:

@@ -1,7 +1,8 @@
-"""Exchange the contents of two models of one architecture, in place: wholly, or not at all.
+"""Exchange the contents of two models of the same architecture in place, either completely or not at all.
 
-Addresses stay, so that graphs that were captured with them stay valid. The bytes of one storage after the other go
-by way of a scratch that was allocated before; whatever fails is undone from what each span notes about itself.
+Tensor addresses do not change, so captured device graphs stay valid. Storages are exchanged one after the
+other, through a scratch buffer that was allocated before. If a step fails, all steps are undone; for this,
+each span counts its copies.
 """
 
 from __future__ import annotations
@@ -21,22 +22,25 @@ if TYPE_CHECKING:
 Address = tuple["torch.device", int]
 """Device and address of a tensor's storage."""
 _HOLDERS = (torch.Tensor, list, tuple)
-"""A tuple is quicker to ask for than a union of types, and it is asked of every attribute of a target."""
+"""Types of the attributes that can hold tensors.
+
+``isinstance`` is faster with a tuple than with a union of types, and it tests every attribute of a target.
+"""
 _SPAN_BYTES = 64 << 20
-"""Most bytes that are exchanged at a time: the size of the scratch."""
+"""Most bytes that are exchanged at a time, and the largest size of a scratch buffer."""
 
 
 class TornDraftError(EngineError):
-    """The exchange failed, and so did undoing it: the live draft is neither the old nor the new one."""
+    """The exchange failed and could not be undone: the live draft is neither the old nor the new draft."""
 
 
 def storage_address(tensor: Tensor) -> Address:
-    """Return where the tensor's storage lies: two tensors with one address share memory."""
+    """Return the device and address of the tensor's storage; tensors with the same result share memory."""
     return tensor.device, tensor.untyped_storage().data_ptr()
 
 
 def storage_addresses(model: nn.Module) -> frozenset[Address]:
-    """Return where parameters, buffers and plain tensor attributes of a model lie."""
+    """Return the storage addresses of a model's parameters, buffers and plain tensor attributes."""
     return frozenset(
         storage_address(tensor) for module in model.modules() for _, tensor in _tensors_in(module)
     )
@@ -45,7 +49,7 @@ def storage_addresses(model: nn.Module) -> frozenset[Address]:
 def plain_tensors(model: nn.Module, lent: Collection[str] = ()) -> dict[str, Tensor]:
     """Return parameters, buffers and plain tensor attributes of ``model``, by path.
 
-    Left out are attributes named in ``lent``, and what has no bytes.
+    Attributes named in ``lent``, meta tensors and tensors with empty storage are left out.
     """
     return {
         f"{path}.{name}": tensor
@@ -56,27 +60,28 @@ def plain_tensors(model: nn.Module, lent: Collection[str] = ()) -> dict[str, Ten
 
 
 class ExchangeStep(Protocol):
-    """One part of an exchange."""
+    """One step of an exchange, which can be undone."""
 
     def forget(self) -> None:
-        """Forget the exchange before: what is undone is the next one."""
+        """Forget the previous exchange; ``undo`` then undoes only the next one."""
 
     def exchange(self) -> None:
-        """Exchange this part."""
+        """Exchange the contents that this step covers."""
 
     def undo(self) -> None:
-        """Take back an exchange, or what was done of it."""
+        """Undo the exchange, even if it failed halfway."""
 
 
 class Exchange:
-    """The contents of a live model and of its spare, pair by pair."""
+    """Exchanges the contents of a live model and its spare copy, one pair of storages after the other."""
 
     def __init__(
         self, live: Mapping[str, Tensor], spare: Mapping[str, Tensor], others: Sequence[ExchangeStep] = ()
     ) -> None:
-        """Pair what both models own, by path, and allocate a scratch; ``others`` are exchanged after the tensors.
+        """Pair the tensors of both models by path, and allocate scratch buffers.
 
-        Raise EngineError where the models do not match. Nothing has changed then.
+        Tensors that the models share are skipped. ``others``: steps that run after the tensors are exchanged.
+        Raise EngineError, without any change, if the models do not match.
         """
         pairs = _storage_pairs(live, spare)
         scratch = _scratch([ours for ours, _ in pairs])
@@ -90,9 +95,10 @@ class Exchange:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Exchange everything, and wait for the device.
+        """Exchange everything, and synchronize the devices.
 
-        What fails is undone and raised again; raise TornDraftError where that fails, too.
+        If a step fails, undo all steps and raise the step's error. Raise TornDraftError if undoing fails,
+        too.
         """
         begun: list[ExchangeStep] = []
         for step in self._steps:
@@ -118,16 +124,16 @@ class Exchange:
 
 @dataclass(eq=False)
 class _Span:
-    """Bytes of one storage on both sides, and a scratch of their length that other spans use, too."""
+    """Bytes of one storage in both models, and a scratch buffer of that length, shared with other spans."""
 
     live: Tensor
     spare: Tensor
     scratch: Tensor
     copied: int = 0
-    """How many of the three copies are known to be done."""
+    """Number of the three copies of ``exchange`` that are known to be done."""
 
     def forget(self) -> None:
-        """Forget the exchange before: what is undone is the next one."""
+        """Forget the previous exchange; ``undo`` then undoes only the next one."""
         self.copied = 0
 
     def exchange(self) -> None:
@@ -139,7 +145,7 @@ class _Span:
         self.copied = 3
 
     def undo(self) -> None:
-        """Take back an exchange, or what was done of it; what the next copy has done does no harm."""
+        """Undo the exchange, even if it failed halfway; a copy that is partly done does no harm."""
         if self.copied == 3:
             self.exchange()
             return
@@ -167,7 +173,10 @@ def _tensors_in(module: nn.Module, lent: Collection[str] = ()) -> Iterator[tuple
 
 
 def _storage_pairs(live: Mapping[str, Tensor], spare: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return the bytes of each storage on both sides, once, however many tensors of a model lie in it."""
+    """Return the bytes of each storage in both models, as pairs of uint8 tensors.
+
+    Each storage has one pair, even if several tensors share it.
+    """
     counterparts: dict[Address | None, Address | None] = {}
     pairs: dict[Address | None, tuple[Tensor, Tensor]] = {}
     for path in dict.fromkeys([*live, *spare]):

@@ -1,4 +1,4 @@
-"""TransportChoice: by which weight transport an update goes to the ranks of a replica."""
+"""TransportChoice: chooses the weight transport that sends an update to the ranks of a replica."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ if TYPE_CHECKING:
 
 
 class ChosenTransport(NamedTuple):
-    """The transport of one update."""
+    """The transport that was chosen for one update."""
 
     name: str
     transport: WeightTransport
     not_taken: Mapping[str, str]
-    """Why each of the others was not."""
+    """Name of each other transport -> why it was not chosen."""
 
 
 class TransportChoice:
-    """The transports of a publisher, in the order of preference, or the fastest first."""
+    """Chooses one of a publisher's transports for each replica."""
 
     def __init__(
         self, transports: Mapping[str, WeightTransport], device: torch.device, *, fastest_first: bool
     ) -> None:
-        """Choose among ``transports`` for senders on ``device``: the first that reaches a replica, or the fastest."""
+        """Choose the first of ``transports`` that reaches a replica; with ``fastest_first``, the fastest one.
+
+        ``device``: device of the sender.
+        """
         self._transports, self._device, self._fastest_first = transports, device, fastest_first
 
     def towards(self, replica: str, ends: Sequence[RankEnd]) -> ChosenTransport:
-        """Return a transport that reaches every rank of ``replica``. Raise EngineError where none does."""
+        """Return a transport that reaches every rank of ``replica``. Raise EngineError if none does."""
         obstacles: dict[str, str] = {}
         media: dict[str, WeightMedium] = {}
         for name, transport in self._transports.items():

@@ -7,7 +7,7 @@ to a server, with limits on time and size.
 
 from spec_processes.sockets.addresses import bind, format_address, opening, parse_address
 from spec_processes.sockets.framed_socket import FramedSocket, detect_dead_host, peer_errors
-from spec_processes.sockets.http_client import HttpAnswer, HttpClient, check_draft_token, server_address
+from spec_processes.sockets.http_client import HttpAnswer, HttpClient, check_secret, server_address
 from spec_processes.sockets.peer_admission import AcceptLimiter, same_token
 from spec_processes.sockets.rendezvous import TcpRendezvous
 
@@ -18,7 +18,7 @@ __all__ = [
     "HttpClient",
     "TcpRendezvous",
     "bind",
-    "check_draft_token",
+    "check_secret",
     "detect_dead_host",
     "format_address",
     "opening",

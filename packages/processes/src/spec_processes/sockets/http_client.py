@@ -66,7 +66,7 @@ class HttpClient(Resource):
         """
         self._parts = server_address(url)
         if token is not None:
-            check_draft_token(token)
+            check_secret(token)
         self._token = token
         self.url = f"{self._parts.scheme}://{self._parts.netloc}"
         self._port = self._parts.port or _PORTS[self._parts.scheme]
@@ -233,12 +233,12 @@ def _without_password(url: str) -> str:
     return shown(f"…@{rest}" if user else url)
 
 
-def check_draft_token(token: str) -> None:
-    """Raise ConfigError if a secret cannot be sent in an HTTP header."""
-    if not token or not token.isascii() or not token.isprintable() or token != token.strip():
+def check_secret(secret: str, variable: str = "SPEC_DRAFT_TOKEN") -> None:
+    """Raise ConfigError if the secret of an environment variable cannot be sent in an HTTP header."""
+    if not secret or not secret.isascii() or not secret.isprintable() or secret != secret.strip():
         raise ConfigError(
             "the secret of the servers cannot be sent; expected printable ASCII without spaces at its ends "
-            "(SPEC_DRAFT_TOKEN)"
+            f"({variable})"
         )
 
 

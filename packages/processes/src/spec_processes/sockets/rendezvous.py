@@ -73,7 +73,7 @@ def _opened(file: str) -> str:
 
 
 def _sees(file: str, name: str) -> bool:
-    """Return whether the link ``file`` in /proc points to ``name``; on another host its process id may be another's."""
+    """Return whether the link ``file`` in /proc points to ``name``; on another host it need not."""
     try:
         return os.readlink(file) == name and os.access(file, os.R_OK | os.W_OK)
     except OSError:
