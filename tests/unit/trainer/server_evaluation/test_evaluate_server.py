@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 
 import pytest
 
@@ -132,6 +133,36 @@ def test_tau_is_not_known_of_a_server_without_counters(evaluate, bench, fields):
         table = evaluate(*words[:-1])[1]
     assert (document["acceptance_length"], document["rounds"]) == (None, None)
     assert "acceptance length (tau): not known; the server's /metrics has no counters of a draft" in table
+
+
+AILING = """
+from spec_engine_hf.engine import HfEngine
+
+class Ailing(HfEngine):
+    name = "ailing"
+
+    @classmethod
+    def server_counters(cls, metrics):
+        {failure}
+"""
+
+
+@pytest.mark.parametrize("failure", ["raise KeyError('mine')", "raise SystemExit(3)"])
+def test_an_engine_beside_it_that_fails_is_named_and_passed_over(
+    evaluate, bench, tmp_path, monkeypatch, caplog, failure
+):
+    info = tmp_path / "site" / "ailing-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ailing\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[spec_core.engines]\nailing = ailing_engine:Ailing\n")
+    (info.parent / "ailing_engine.py").write_text(AILING.format(failure=failure))
+    monkeypatch.syspath_prepend(info.parent)
+    monkeypatch.delitem(sys.modules, "ailing_engine", raising=False)
+    with streaming() as (url, _):
+        code, out, _ = evaluate(*of_bench(url, bench))
+    assert (code, json.loads(out)["engine"]) == (0, "vllm")
+    (warning,) = [record.getMessage() for record in caplog.records if "ailing" in record.getMessage()]
+    assert warning.startswith("engine 'ailing' (ailing 1.0) is passed over: ")
 
 
 def test_answers_of_gsm8k_are_graded_on_both_servers(evaluate, bench):

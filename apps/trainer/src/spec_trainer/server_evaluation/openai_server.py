@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from contextlib import closing, suppress
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.engine import Engine
 from spec_core.errors import EngineError, PluginError
 from spec_core.foreign import foreign_errors
-from spec_core.plugins import load_each
+from spec_core.plugins import find, load_each
 from spec_core.resource import Resource
 from spec_core.wording import one_line, shortened, shown
 from spec_processes.sockets import HttpClient, check_secret
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from spec_core.records import ServerCounters
     from spec_trainer.server_evaluation.questions import Question
+
+log = logging.getLogger(__name__)
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 """Environment variable with the API key that a server started with ``--api-key`` requires."""
@@ -95,7 +98,12 @@ class OpenAiServer(Resource):
         """Return the server's counters since its start; None if no plugin can read its metrics."""
         if self._engine_type is None:
             return None
-        with suppress(EngineError):
+        with (
+            suppress(EngineError),
+            foreign_errors(
+                EngineError, f"{self.url} has metrics that engine {self.engine_name!r} cannot read"
+            ),
+        ):
             return self._engine_type.server_counters(self._page("/metrics"))
         return None
 
@@ -113,14 +121,24 @@ class OpenAiServer(Resource):
 
     def _find_engine(self) -> None:
         """Find the engine plugin that recognizes the server's metrics."""
-        with suppress(EngineError):
+        try:
             metrics = self._page("/metrics")
-            for name, engine_type in load_each(Engine):
-                if (
-                    not isinstance(engine_type, PluginError)
-                    and engine_type.server_counters(metrics) is not None
+        except EngineError:
+            return
+        for name, engine_type in load_each(Engine):
+            if isinstance(engine_type, PluginError):
+                continue
+            try:
+                with foreign_errors(
+                    PluginError, f"engine {name!r} ({find(Engine, name).owner}) is passed over"
                 ):
-                    self.engine_name, self._engine_type = name, engine_type
+                    recognized = engine_type.server_counters(metrics) is not None
+            except PluginError as error:
+                log.warning("%s, for it cannot say whether metrics are its own", error)
+                continue
+            if recognized:
+                self.engine_name, self._engine_type = name, engine_type
+                return
 
     def _page(self, path: str) -> str:
         limit_s = min(_SHORT_ANSWER_S, self._timeout_s)
