@@ -75,6 +75,17 @@ def test_an_engine_that_cannot_serve_the_draft_is_left_out(accepted, tmp_path, m
     assert serving_commands(Folder, draft("dspark", markov_head="rnn"), tmp_path, 7).keys() == {"sglang"}
 
 
+@pytest.mark.parametrize("failure", [KeyError("mine"), SystemExit(3)])
+def test_an_engine_that_fails_is_named_and_hides_no_other(accepted, tmp_path, monkeypatch, caplog, failure):
+    def fail(*_):
+        raise failure
+
+    monkeypatch.setattr(VllmEngine, "serving_command", fail)
+    assert list(served(tmp_path, "eagle3", 3)) == ["sglang"]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("engine 'vllm' (spec-engine-vllm 0.1.0) fails to name its serving")
+
+
 @pytest.mark.parametrize(
     ("figures", "lines"),
     [

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import logging
 from typing import TYPE_CHECKING, Any
 
 from spec_core.engine import Engine
 from spec_core.errors import PluginError, SpecError
-from spec_core.plugins import load_each
+from spec_core.foreign import foreign_errors
+from spec_core.plugins import find, load_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from spec_core.draft import Draft
     from spec_core.target import TargetSpec
+
+log = logging.getLogger(__name__)
 
 
 def serving_commands(target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int) -> dict[str, str]:
@@ -26,10 +29,16 @@ def serving_commands(target: TargetSpec, draft: Draft, folder: Path, num_draft_t
     for name, engine_type in load_each(Engine):
         if isinstance(engine_type, PluginError) or name not in draft.serving_methods:
             continue
-        with suppress(SpecError):  # this engine cannot serve it
-            engine_type.check_export(target, draft, folder)
-            if command := engine_type.serving_command(target, draft, folder, num_draft_tokens):
-                commands[name] = command
+        failure = f"engine {name!r} ({find(Engine, name).owner}) fails to name its serving command"
+        try:
+            with foreign_errors(PluginError, failure):
+                engine_type.check_export(target, draft, folder)
+                if command := engine_type.serving_command(target, draft, folder, num_draft_tokens):
+                    commands[name] = command
+        except PluginError as error:
+            log.warning("%s", error)
+        except SpecError:  # this engine cannot serve it
+            continue
     return commands
 
 
