@@ -58,7 +58,7 @@ def trained(request, trained_draft) -> Trained:
 
 @pytest.fixture(scope="module")
 def worse(trained, tmp_path_factory) -> Path:
-    """The trained draft with noise on every weight."""
+    """The trained draft with noise as large as its weights: next to no guess of it is right."""
     folder = tmp_path_factory.mktemp(f"worse-{trained.name}") / "draft"
     shutil.copytree(trained.folder, folder)
     tensors = weights_of(folder)
@@ -66,7 +66,7 @@ def worse(trained, tmp_path_factory) -> Path:
     for name, tensor in tensors.items():
         if tensor.is_floating_point():
             noise = torch.randn(tensor.shape, generator=draw)
-            tensors[name] = tensor + 0.3 * tensor.std().nan_to_num(0.1) * noise
+            tensors[name] = tensor + tensor.std().nan_to_num(0.1) * noise
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
