@@ -75,8 +75,8 @@ MUTATIONS = [
     Mutation(SHARING, "hidden.contiguous()", "hidden", STRIDED),
     Mutation(
         SHARING,
-        'Return when the last copy is complete."""\n        self._copied.synchronize()',
-        'Return when the last copy is complete."""\n        pass',
+        "        self._copied.synchronize()\n\n    def close(self)",
+        "        pass\n\n    def close(self)",
         SETTLED,
     ),
     Mutation(
@@ -103,8 +103,8 @@ MUTATIONS = [
     ),
     Mutation(
         SHARING,
-        'Return when the copy is complete."""\n        self._copied.synchronize()',
-        'Return when the copy is complete."""\n        pass',
+        "        self._copied.synchronize()\n\n    def wait_sent(self)",
+        "        pass\n\n    def wait_sent(self)",
         IPC_TEST + FOLLOWS + "[over_the_card]",
     ),
     Mutation(
