@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -20,6 +21,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 MakeTarget = Callable[..., Path]
+
+
+def pytest_collection_finish() -> None:
+    """Leave the libraries and the collected tests out of all later walks of the garbage collector."""
+    gc.freeze()
+
 
 _COMMON = {
     "vocab_size": 97,

@@ -33,7 +33,7 @@ SETTLE_S = 15.0
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        if item.path.parent == HERE:
             item.add_marker("gpu")
             item.add_marker(
                 pytest.mark.skipif(BACKEND == "cuda" and not AVAILABILITY.ok, reason=AVAILABILITY.reason)
