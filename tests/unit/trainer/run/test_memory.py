@@ -40,11 +40,9 @@ def test_measuring_draws_no_random_number(resolved):
 
 
 def test_the_target_is_counted_in_the_engines_dtype(resolved):
-    stored = sum(
-        math.prod(read_target_tensors(resolved().target).others[name].shape)
-        for name in read_target_tensors(resolved().target).others
-    )
-    assert RunSizes(resolved()).target_bytes == 4 * stored
+    run = resolved()
+    stored = sum(math.prod(tensor.shape) for tensor in read_target_tensors(run.target).others.values())
+    assert RunSizes(run).target_bytes == 4 * stored
     assert RunSizes(resolved("engine.dtype=bfloat16")).target_bytes == 2 * stored
 
 
