@@ -34,9 +34,16 @@ def chi_square(counts, expected_probs, total):
     return sum((counts[cell] - total * p) ** 2 / (total * p) for cell, p in expected_probs.items())
 
 
-def draft_guess(generator):
-    ids = tuple(int(torch.multinomial(row, 1, generator=generator)) for row in DRAFT_DISTRIBUTIONS)
-    return Proposal(token_ids=ids, probs_KV=DRAFT_DISTRIBUTIONS)
+def verify_all(logits, proposals, temperature, generator):
+    """Verify guesses of as many sequences at once."""
+    probs = distribution(logits, temperature).expand(len(proposals), -1, -1)
+    uniform = torch.rand(len(proposals), len(logits), dtype=torch.float64, generator=generator)
+    return verify_sampled(probs, proposals, uniform)
+
+
+def draft_guesses(total, generator):
+    ids = torch.multinomial(DRAFT_DISTRIBUTIONS, total, replacement=True, generator=generator).T.tolist()
+    return [Proposal(token_ids=tuple(pair), probs_KV=DRAFT_DISTRIBUTIONS) for pair in ids]
 
 
 def test_greedy_accepts_the_longest_matching_prefix():
@@ -65,12 +72,13 @@ def test_output_follows_the_targets_distribution(generator, temperature, kind):
     total = 6000
     p = distribution(LOGITS, temperature)
     pairs, firsts = Counter(), Counter()
-    for _ in range(total):
-        proposal = draft_guess(generator) if kind == "drawn" else Proposal(token_ids=(0, 2))
-        verdict = verify(LOGITS, proposal, temperature, generator)
-        tokens = [*proposal.token_ids[: verdict.accepted], verdict.next_token]
-        if len(tokens) == 1:  # the target's next round, here with the same second row
-            tokens.append(int(torch.multinomial(p[1], 1, generator=generator)))
+    certain = [Proposal(token_ids=(0, 2))] * total
+    proposals = draft_guesses(total, generator) if kind == "drawn" else certain
+    verdicts = verify_all(LOGITS, proposals, temperature, generator)
+    # Of the target's next round, here with the same second row.
+    seconds = torch.multinomial(p[1], total, replacement=True, generator=generator).tolist()
+    for proposal, verdict, second in zip(proposals, verdicts, seconds, strict=True):
+        tokens = [*proposal.token_ids[: verdict.accepted], verdict.next_token, second]
         pairs[tuple(tokens[:2])] += 1
         firsts[tokens[0]] += 1
     assert chi_square(firsts, dict(enumerate(p[0].tolist())), total) < CHI_SQUARE_LIMIT[V - 1]
@@ -81,14 +89,15 @@ def test_output_follows_the_targets_distribution(generator, temperature, kind):
 def test_naive_acceptance_would_fail_the_same_test(generator):
     """The statistic has power: taking every guess as it comes is caught."""
     total = 6000
-    firsts = Counter(draft_guess(generator).token_ids[0] for _ in range(total))
+    firsts = Counter(guess.token_ids[0] for guess in draft_guesses(total, generator))
     expected = dict(enumerate(distribution(LOGITS, 1.0)[0].tolist()))
     assert chi_square(firsts, expected, total) > 10 * CHI_SQUARE_LIMIT[V - 1]
 
 
 def test_acceptance_rate_is_the_overlap_of_the_two_laws(generator):
     total = 6000
-    accepted = sum(verify(LOGITS, draft_guess(generator), 1.0, generator).accepted >= 1 for _ in range(total))
+    verdicts = verify_all(LOGITS, draft_guesses(total, generator), 1.0, generator)
+    accepted = sum(verdict.accepted >= 1 for verdict in verdicts)
     overlap = float(torch.minimum(distribution(LOGITS, 1.0)[0], DRAFT_DISTRIBUTIONS[0].double()).sum())
     assert accepted / total == pytest.approx(overlap, abs=4 * (overlap * (1 - overlap) / total) ** 0.5)
 
