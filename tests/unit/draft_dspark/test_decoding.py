@@ -39,7 +39,7 @@ def drafting(tmp_path):
         out.mkdir()
         write_draft(draft, module.state_dict(), target, out)
         context = EngineContext(backend=CpuBackend(CpuBackend.Config()), transport=InlineTransport())
-        engine = HfEngine.create(HfConfig(name="hf", dtype="float32"), target, context)
+        engine = HfEngine.create(HfConfig(name="hf", dtype="float32", max_num_seqs=64), target, context)
         engines.append(engine)
         engine.load_draft(out)
         return engine

@@ -98,7 +98,7 @@ def test_drawn_tokens_follow_their_probabilities():
     _, _, document, proposer = setup("rnn")
     extend(proposer, document, 0, 10)
     generator, counts, chances = torch.Generator().manual_seed(0), torch.zeros(29, 29), torch.zeros(29, 29)
-    rounds = 3000
+    rounds = 1000
     for _ in range(rounds):
         drawn = proposer.propose(2, 1.0, generator)
         one, two = drawn.token_ids
