@@ -27,7 +27,7 @@ def settled_resources() -> Resources:
     last, since = _count(), time.monotonic()
     deadline = since + PATIENCE_S
     while time.monotonic() - since < QUIET_S and time.monotonic() < deadline:
-        time.sleep(QUIET_S / 10)
+        time.sleep(QUIET_S / 4)
         if (now := _count()) != last:
             last, since = now, time.monotonic()
     return last
