@@ -37,7 +37,7 @@ def built(name: str, folder: Path) -> Workbench:
     """Return a draft on a target whose sizes fp8 supports."""
     plugin = plugins.load_available(Draft, name)
     draft = plugin(plugin.Config.model_validate({"name": name, **DRAFTS[name]}))
-    return build(draft, toy_target(folder, vocab_size=112)).enlivened()
+    return build(draft, toy_target(folder, vocab_size=112))
 
 
 def trained_once(bench: Workbench) -> tuple[float, dict[str, torch.Tensor]]:
@@ -50,8 +50,11 @@ def trained_once(bench: Workbench) -> tuple[float, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("fp8", ["frozen", "layers"])
 def test_gradients_point_where_those_without_fp8_do(name, fp8, tmp_path):
-    """Relative rounding errors: up to 2^-4 (e4m3) of states and weights, up to 2^-3 (e5m2) of gradients. They are
-    independent, so they mostly cancel in sums, and add up over the products of a pass."""
+    """Relative rounding errors are up to 2^-4 (e4m3) of states and weights, up to 2^-3 (e5m2) of gradients.
+
+    The head's product is one of each, and roundings of many terms cancel in part. With layers, roundings of several
+    products add up, so the bound is twice as large. Noise of 2 % on all weights alone gives 3 to 7 %.
+    """
     loss, expected = trained_once(built(name, tmp_path))
     rounded, layers = built(name, tmp_path), Fp8Layers(no_kernel)
     if fp8 == "layers":
@@ -63,7 +66,7 @@ def test_gradients_point_where_those_without_fp8_do(name, fp8, tmp_path):
     assert other_loss == pytest.approx(loss, rel=2**-4)
     flat, other = (torch.cat([grads[key].flatten() for key in sorted(grads)]) for grads in (expected, got))
     error = ((other - flat).norm() / flat.norm()).item()
-    assert 0 < error < 2**-3 * (1 if fp8 == "frozen" else 3)
+    assert 0 < error < (2**-3 if fp8 == "frozen" else 2**-2)
 
 
 @pytest.fixture
@@ -92,7 +95,9 @@ def test_a_resumed_run_ends_as_one_without_a_break(words, tmp_path, fp8, name):
     assert run(words(resumed, *chosen)) == 0
     assert losses(resumed) == losses(whole)
     assert len(losses(whole)) == 8
-    assert (resumed / "draft/model.safetensors").read_bytes() == (whole / "draft/model.safetensors").read_bytes()
+    assert (resumed / "draft/model.safetensors").read_bytes() == (
+        whole / "draft/model.safetensors"
+    ).read_bytes()
     assert run(words(tmp_path / "without", *options)) == 0
     assert losses(tmp_path / "without") != losses(whole)
 

@@ -92,7 +92,7 @@ def test_quantize_rows(dtype, form, width):
     _, expected_scale = quantize_rows(rows, form)
     assert values.dtype == form
     torch.testing.assert_close(scale[:4], expected_scale[:4], rtol=1e-6, atol=0)
-    # Half of a gap between numbers of the format. Triton's interpreter loses a carry where it rounds up to a power of 2.
+    # Half of a gap between numbers of the format. The interpreter loses a carry where it rounds up to a power of 2.
     bits, smallest = {FORWARD: (4, 2.0**-10), BACKWARD: (3, 2.0**-17)}[form]
     bound = torch.maximum(2.0**-bits * rows.double().abs(), smallest * scale.double())[:4]
     difference = (values.double() * scale.double() - rows.double())[:4].abs()

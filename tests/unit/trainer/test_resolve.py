@@ -178,7 +178,9 @@ def test_fp8_is_refused_where_it_cannot_be(words, make_target, monkeypatch):
             resolve(None, {}, overrides)
     able = Capabilities(dtypes=frozenset({"bfloat16"}))
     monkeypatch.setattr(CpuBackend, "capabilities", classmethod(lambda cls: able))
-    with pytest.raises(ConfigError, match=r"train.fp8=frozen: backend 'cpu' has no fp8 products here; remove it"):
+    with pytest.raises(
+        ConfigError, match=r"train.fp8=frozen: backend 'cpu' has no fp8 products here; remove it"
+    ):
         resolve(None, {}, [*divisible, *fp8])
 
 

@@ -71,7 +71,7 @@ class Capabilities:
     dtypes: frozenset[str] = frozenset({"float32"})
     """Torch's names of the dtypes that training may compute in."""
     fp8: bool = False
-    """Matrix products in 8-bit floating point work, by ``torch.nn.functional.scaled_mm`` with a scale for each row."""
+    """Torch's ``scaled_mm`` works: products in 8-bit floating point, with a scale for each row."""
     num_devices: int = 1
     """Number of devices of this host."""
     device_bytes: int | None = None

@@ -29,7 +29,12 @@ def errors(rows_RK, dtype):
 
 def product_bound(left_RK, left_dtype, right_NK, result_dtype=torch.float32):
     """Most by which the product of two rounded matrices differs: |a b - a' b'| <= |a| db + da |b| + da db."""
-    a, b, da, db = left_RK.double().abs(), right_NK.double().abs(), errors(left_RK, left_dtype), errors(right_NK, FORWARD)
+    a, b, da, db = (
+        left_RK.double().abs(),
+        right_NK.double().abs(),
+        errors(left_RK, left_dtype),
+        errors(right_NK, FORWARD),
+    )
     rounded = a @ db.T + da @ b.T + da @ db.T
     # Sums in float32 over K terms, and the result's own dtype.
     return rounded + (a + da) @ (b + db).T * (a.shape[1] * 2.0**-24 + torch.finfo(result_dtype).eps)
@@ -53,12 +58,17 @@ def test_rows_of_zeros_stay_zero_and_what_is_not_finite_shows():
     values, scale = quantize_rows(rows, FORWARD)
     result = values.float() * scale
     assert result[0].eq(0).all()
-    assert not result[1].isfinite().all() and not result[2].isfinite().all()
+    assert not result[1].isfinite().all()
+    assert not result[2].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_with_a_weight_differ_by_rounding_only(dtype):
-    rows, weight, grad = draw(9, 64, dtype=dtype), draw(48, 64, seed=1, dtype=dtype), draw(9, 48, seed=2, dtype=dtype)
+    rows, weight, grad = (
+        draw(9, 64, dtype=dtype),
+        draw(48, 64, seed=1, dtype=dtype),
+        draw(9, 48, seed=2, dtype=dtype),
+    )
     products = Fp8Weight(weight)
     difference = (products.forward(rows).double() - rows.double() @ weight.double().T).abs()
     assert (difference <= product_bound(rows, FORWARD, weight, dtype)).all()
@@ -109,6 +119,10 @@ def test_layers_of_other_sizes_stay_as_they_are(sizes):
     kernels = Fp8Kernels.of(layers.find)
     assert kernels.quantize_rows is quantize_rows
     weight = layer.weight
-    calls = {"linear": (rows, weight), "linear_weight": (weight,), "swiglu_mlp": (rows, weight, weight, weight)}
+    calls = {
+        "linear": (rows, weight),
+        "linear_weight": (weight,),
+        "swiglu_mlp": (rows, weight, weight, weight),
+    }
     for name, arguments in calls.items():
         assert layers.find(name)(*arguments) is NotImplemented

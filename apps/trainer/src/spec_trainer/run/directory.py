@@ -116,8 +116,8 @@ class RunDirectory:
         if self.begun_as() not in (None, identity):
             raise ArtifactError(
                 f"output {self.root} belongs to another run (data, chat format, target, draft, optimizer, options of "
-                "the strategy, seed, dtype, fp8, global batch or decoding differ); choose another output, or remove it to "
-                "start anew"
+                "the strategy, seed, dtype, fp8, global batch or decoding differ); choose another output, or remove "
+                "it to start anew"
             )
 
     def begun_as(self) -> str | None:

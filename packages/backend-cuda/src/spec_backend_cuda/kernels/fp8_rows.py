@@ -33,9 +33,7 @@ def fused_quantize_rows(rows_RK: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
     scale_R1 = rows_RK.new_empty(rows, 1, dtype=torch.float32)
     block = min(LONGEST_BLOCK, triton.next_power_of_2(width))
     smallest = torch.finfo(torch.float32).tiny
-    _quantize_rows[(rows,)](
-        rows_RK, values_RK, scale_R1, width, largest, smallest, block, num_warps=WARPS
-    )
+    _quantize_rows[(rows,)](rows_RK, values_RK, scale_R1, width, largest, smallest, block, num_warps=WARPS)
     return values_RK, scale_R1
 
 

@@ -65,7 +65,9 @@ class HeadLoss:
 
     def _chunk_rows(self, num_steps: int) -> int:
         """Return the number of positions per chunk, by the memory of the teacher's and the draft's logits."""
-        row_bytes = 4 * self.ops.shard_rows + self.head.weight.element_size() * num_steps * len(self.head.weight)
+        row_bytes = 4 * self.ops.shard_rows + self.head.weight.element_size() * num_steps * len(
+            self.head.weight
+        )
         return max(1, self.ops.chunk_bytes // row_bytes)
 
 

@@ -59,7 +59,7 @@ class Linear(nn.Linear):
 
     product: Callable[[Tensor, Tensor], Tensor] = staticmethod(F.linear)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
         """Return the product of ``input`` [..., inputs] with the weight, [..., outputs]."""
         return self.product(input, self.weight)
 
