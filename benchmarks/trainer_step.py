@@ -85,6 +85,8 @@ class Case:
     passes: int = 1
     """Passes forward and backward before the one step of the optimizer."""
     dtype: str = "float32"
+    fp8: str = ""
+    """Products in 8-bit floating point: ``frozen`` or ``layers``, as ``train.fp8``."""
     threads: int = 1
     """CPU threads. One: CPU time is then free of threads that spin while they wait."""
     warmup: int = 1

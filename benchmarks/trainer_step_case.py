@@ -31,6 +31,7 @@ from spec_core import (
 )
 from spec_core.kernels import no_kernel
 from spec_core.records import DraftBatch, Span, Supervision
+from spec_kit.drafting import Fp8Layers, use_fp8_head
 from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
 
 if TYPE_CHECKING:
@@ -244,8 +245,15 @@ def strategy_step(problem: Problem, backend: Backend) -> Step:
     plugin = plugins.load_available(Strategy, "fsdp")
     settings = StepConfig(dtype=problem.case.dtype)
     strategy = plugin(plugin.Config(), settings, default_optimizer(), backend.device(0))
-    strategy.attach(problem.build(backend.kernel), problem.draft.shard_hints(problem.target))
+    layers = Fp8Layers(backend.kernel)
+    in_layers = problem.case.fp8 == "layers"
+    module = problem.build(layers.find if in_layers else backend.kernel)
+    if in_layers:
+        layers.attach(module)
+    strategy.attach(module, problem.draft.shard_hints(problem.target))
     ops = strategy.vocabulary_ops(problem.target, problem.tensors)
+    if problem.case.fp8:
+        use_fp8_head(ops, backend.kernel)
     batches, denominators = problem.case.passes * [problem.batch], problem.case.passes * problem.denominators
     return lambda: strategy.step(batches, denominators, ops, LR).output.loss.item()
 

@@ -84,9 +84,6 @@ class ShardOps(TargetOps):
     def head_VH(self):
         return super().head_VH[slice(*self._range)]
 
-    def teacher_logits(self, hidden_RH):
-        return super().teacher_logits(hidden_RH)[:, slice(*self._range)].clone()
-
     def reduce_max(self, value_R):
         return self.exchange(self.rank, value_R, torch.maximum)
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from spec_core import LinearWeight
 from spec_kit.chain_drafting import ChainKernels, HeadLoss, SupervisedRows
 
 from ..draft_parts import Exchange, ShardOps
@@ -26,7 +27,7 @@ def run(ops, head_VH, ids_V, kind):
     head_VH = head_VH.clone().requires_grad_()
     kept_V = torch.zeros(29, dtype=torch.bool)
     kept_V[::2] = True
-    vocabulary = {"head_VH": head_VH, "ids_V": ids_V, "kept_V": kept_V}
+    vocabulary = {"head": LinearWeight(head_VH), "ids_V": ids_V, "kept_V": kept_V}
     loss = HeadLoss(**vocabulary, kind=kind, ops=ops, kernels=ChainKernels())
     weight_S = torch.tensor([0.5, 0.25, 0.125], dtype=torch.float64)
     output = loss(list(states.unbind()), batch.hidden_TNH[:, -1].double(), SupervisedRows.of(batch), weight_S)

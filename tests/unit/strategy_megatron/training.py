@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save
 
+from spec_core.kernels import no_kernel
 from spec_core.strategy import StepConfig
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_dflash2.draft import DFlash2Draft
 from spec_draft_dspark.draft import DSparkDraft
 from spec_draft_eagle3.draft import Eagle3Draft
-from spec_kit.drafting import write_draft
+from spec_kit.drafting import Fp8Layers, use_fp8_head, write_draft
 from spec_kit.sharding import SafetensorsFolder
 from spec_optimizers.adamw import AdamWOptimizer
 from spec_optimizers.muon import MuonOptimizer
@@ -89,6 +90,8 @@ class Run:
     resume_from: Path | None = None
     save_to: Path | None = None
     """Folder for the state at the end."""
+    fp8: str = ""
+    """Products in fp8, as ``train.fp8``."""
     is_forced: bool = False
     """Whether Megatron's configuration is made to say that tokens are divided, whatever it was asked for."""
 
@@ -133,6 +136,10 @@ def _train(run: Run, folder: Path, me: Rank) -> Result:
     draft = plugin(plugin.Config.model_validate({"name": plugin.name, **options, **run.draft_options}))
     target = toy_target(folder, **SIZES)
     bench = build(draft, target, others={target.norm_name: torch.ones(target.hidden_size)})
+    layers = Fp8Layers(no_kernel)
+    if run.fp8 == "layers":
+        bench = bench.with_kernels(layers.find)
+        layers.attach(bench.module)
     chosen = OPTIMIZERS[run.optimizer]
     optimizer = chosen(chosen.Config.model_validate({"name": run.optimizer, **OPTIMIZER}))
     settings = StepConfig.model_validate({"dtype": run.dtype, "clip": CLIP})
@@ -149,6 +156,8 @@ def _train(run: Run, folder: Path, me: Rank) -> Result:
         with _forced() if run.is_forced else nullcontext():
             strategy.attach(bench.module, hints)
         ops = strategy.vocabulary_ops(bench.target, bench.tensors)
+        if run.fp8:
+            use_fp8_head(ops, no_kernel)
         if run.resume_from is not None:
             strategy.load(SafetensorsFolder(run.resume_from))
         for _ in range(run.steps):

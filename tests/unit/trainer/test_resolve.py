@@ -159,6 +159,31 @@ def test_dtype_that_the_backend_cannot_do_is_refused(resolved, monkeypatch):
         resolved("train.dtype=bfloat16")
 
 
+def test_fp8_is_refused_where_it_cannot_be(words, make_target, monkeypatch):
+    from spec_backend_cpu.backend import CpuBackend
+    from spec_core.records import Capabilities
+
+    fp8 = ["train.fp8=frozen", "train.dtype=bfloat16"]
+    divisible = [*words, f"target={make_target('llama', vocab_size=96, hidden_size=32)}"]
+    assert resolve(None, {}, [*divisible, *fp8]).config.train.fp8 == "frozen"
+    refusals = {
+        "train.fp8=frozen with train.dtype=float32: .*; set train.dtype=bfloat16 or remove": [*divisible, fp8[0]],
+        "train.fp8=frozen: target .* has 97 tokens in its vocabulary, not a multiple of 16; remove": [*words, *fp8],
+        "train.fp8=frozen: strategy 'megatron' does not compute in fp8; remove": [
+            *divisible, *fp8, "strategy.name=megatron"
+        ],
+    }  # fmt: skip
+    for line, overrides in refusals.items():
+        with pytest.raises(ConfigError, match=line):
+            resolve(None, {}, overrides)
+    able = Capabilities(dtypes=frozenset({"bfloat16"}))
+    monkeypatch.setattr(CpuBackend, "capabilities", classmethod(lambda cls: able))
+    with pytest.raises(
+        ConfigError, match=r"train.fp8=frozen: backend 'cpu' has no fp8 products here; remove it"
+    ):
+        resolve(None, {}, [*divisible, *fp8])
+
+
 def test_target_that_is_neither_here_nor_on_the_hub():
     with pytest.raises(TargetError, match="is neither a folder nor a model that the hub gives"):
         resolve_target("nobody/nothing")

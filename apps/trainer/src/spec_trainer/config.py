@@ -91,6 +91,9 @@ class TrainConfig(StepConfig):
     """Forward/backward passes that each rank cuts its share of a global batch into."""
     global_batch_tokens: PositiveInt = 16384
     """Real tokens of one optimizer step, over all ranks and passes."""
+    fp8: Literal["frozen", "layers"] | None = None
+    """Which products are computed in 8-bit floating point: frozen: those with the target's head; layers: the draft's
+    linear layers too. Needs ``train.dtype=bfloat16``."""
     save_every: PositiveInt = 500
     """Steps between checkpoints; the last step and a new best are saved besides."""
     keep: PositiveInt = 2
@@ -335,6 +338,11 @@ def _illegal_combinations(config: AnyRunConfig) -> list[str]:
             _changed(train, "min_lr_ratio") and train.schedule == "constant",
             f"train.min_lr_ratio={train.min_lr_ratio} with train.schedule=constant: a constant rate never falls; "
             "remove it or set another schedule",
+        ),
+        (
+            train.fp8 is not None and train.dtype != "bfloat16",
+            f"train.fp8={train.fp8} with train.dtype={train.dtype}: what is not in fp8 is in bfloat16; set "
+            "train.dtype=bfloat16 or remove train.fp8",
         ),
         (
             _changed(train, "epochs") and train.steps is not None,

@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from packaging.version import Version
+
 from spec_core import Backend, Placement, Role
 from spec_core.records import Availability, Capabilities
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     import torch
 
     from spec_core import Kernel, ProcessGroup, Rendezvous, Transport
+
+
+FP8_SINCE = "2.13"
+"""First version of torch whose fp8 products on CPUs were tried."""
 
 
 class CpuBackend(Backend):
@@ -35,7 +41,10 @@ class CpuBackend(Backend):
     @classmethod
     def capabilities(cls) -> Capabilities:
         """Return what this machine's hardware offers (B3)."""
-        return Capabilities(dtypes=frozenset({"float32", "bfloat16"}))
+        version = Availability.of_distribution("torch").versions.get("torch", "0")
+        return Capabilities(
+            dtypes=frozenset({"float32", "bfloat16"}), fp8=Version(version) >= Version(FP8_SINCE)
+        )
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
         """Return the number of OpenMP threads of a child: its share of the host's cores, at least one (B4)."""

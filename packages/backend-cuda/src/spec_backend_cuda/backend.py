@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 BFLOAT16_SINCE = (8, 0)
 """Compute capability of the first GPUs with bfloat16 matrix products (Ampere)."""
+FP8_SINCE = (8, 9)
+"""Compute capability of the first GPUs with fp8 matrix products (Ada)."""
 PROCESS_BYTES = 1536 << 20
 """Bytes that a process needs for the CUDA context, kernels loaded at their first call, libraries' workspaces and
 NCCL's buffers. Measured: vLLM 0.26 and a trainer before its first step used 2.0 GiB together in addition to the
@@ -121,12 +123,14 @@ class CudaBackend(Backend):
         if not entries:
             return Capabilities(num_devices=0)
         first = gpu_of(entries[0], gpus)
+        fp8 = first is None or first.compute_capability >= FP8_SINCE
         modern = first is None or first.compute_capability >= BFLOAT16_SINCE
         return Capabilities(
             device_ipc=True,
             memory_limit=True,
             graph_capture=True,
             dtypes=frozenset({"float32", "bfloat16"} if modern else {"float32"}),
+            fp8=fp8,
             num_devices=len(entries),
             device_bytes=_smallest([gpu_of(entry, gpus) for entry in entries]),
             process_bytes=PROCESS_BYTES,

@@ -33,7 +33,7 @@ from spec_core.launcher import (
     WorkerMessage,
     WorkerSpec,
 )
-from spec_core.ops import VocabularyOps
+from spec_core.ops import LinearWeight, VocabularyOps
 from spec_core.optimizer import MapWhole, Optimizer, TrainedWeight, WeightShape, map_here
 from spec_core.process_group import ProcessGroup
 from spec_core.rendezvous import Rendezvous
@@ -68,6 +68,7 @@ __all__ = [
     "LaunchContext",
     "Launcher",
     "LauncherConfig",
+    "LinearWeight",
     "Manifest",
     "MapWhole",
     "Message",

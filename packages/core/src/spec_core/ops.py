@@ -14,15 +14,17 @@ O2  ``teacher_logits`` gives float32 logits of the target (final norm, head, log
 O3  ``reduce_max`` and ``reduce_sum`` combine a value per row over all vocabulary shards; on one device they
     return their argument.
 O4  ``head_VH`` is the target's head as stored, local rows only, in the compute dtype, without a gradient: a
-    draft that shares the head multiplies by it, chunk by chunk. Its gradient with respect to the states is
-    partial too.
+    draft that shares the head multiplies by ``head``, chunk by chunk. Its gradient with respect to the states
+    is partial too.
 O5  Every shard makes the same calls of ``reduce_max`` and ``reduce_sum``: chunks that depend on the
     vocabulary's size depend on ``shard_rows``, which is the same on all of them.
+O6  All products with the head, those of ``teacher_logits`` too, go through ``head``. ``use_head`` replaces it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,8 +36,26 @@ a CPU they should fit in the cache (chunks of 64 MiB take a quarter longer). For
 is the limit."""
 
 
+@dataclass(frozen=True)
+class LinearWeight:
+    """The weight of a linear layer, and its products with rows; subclasses compute them in another precision."""
+
+    weight: Tensor
+    """[N, K]: N outputs, K inputs."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the layer's output [..., N] for ``rows`` [..., K]; not differentiable in subclasses."""
+        return rows @ self.weight.T
+
+    def backward(self, grad: Tensor) -> Tensor:
+        """Return the gradient [..., K] of the layer's input from ``grad`` [..., N], the output's."""
+        return grad @ self.weight
+
+
 class VocabularyOps(ABC):
     """The target's frozen embedding, head and final norm; the module's docstring has the contract."""
+
+    _head: LinearWeight | None = None
 
     @property
     @abstractmethod
@@ -52,6 +72,15 @@ class VocabularyOps(ABC):
     @abstractmethod
     def head_VH(self) -> Tensor:
         """Weight of the target's head: the local rows, [V_local, H] in the compute dtype (O4)."""
+
+    @property
+    def head(self) -> LinearWeight:
+        """The products with ``head_VH`` (O6)."""
+        return self._head or LinearWeight(self.head_VH)
+
+    def use_head(self, head: LinearWeight) -> None:
+        """Compute all later products with the head by ``head`` (O6)."""
+        self._head = head
 
     @property
     def chunk_bytes(self) -> int:

@@ -70,6 +70,8 @@ class Capabilities:
     """A process group may be used while another thread of the process uses torch's own groups."""
     dtypes: frozenset[str] = frozenset({"float32"})
     """Torch's names of the dtypes that training may compute in."""
+    fp8: bool = False
+    """Torch's ``scaled_mm`` works: products in 8-bit floating point, with a scale for each row."""
     num_devices: int = 1
     """Number of devices of this host."""
     device_bytes: int | None = None

@@ -97,6 +97,9 @@ class Strategy(Resource):
     api_version: ClassVar[int]
     """The version that the plugin was written for."""
     Config: ClassVar[type[StrategyConfig]] = StrategyConfig
+    takes_fp8: ClassVar[bool] = False
+    """Whether the products of the draft and of the vocabulary operations may be in fp8. Then each process has whole
+    weights in its passes."""
 
     def __init__(
         self, config: StrategyConfig, settings: StepConfig, optimizer: Optimizer, device: torch.device

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional as F
 
 from spec_draft_dflash.config import SOFT_LOSSES
 from spec_draft_dflash.targets import HardTargets, SoftTargets
@@ -92,7 +91,7 @@ class _BlockSums:
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
         """Add loss, metrics and gradients of the counted guesses of the blocks in ``blocks``."""
         place, ops = (guesses.block_R, guesses.guess_R), self.rule.ops
-        logits_RV = F.linear(self.states_ASH[blocks][place], ops.head_VH)
+        logits_RV = ops.head.forward(self.states_ASH[blocks][place])
         compared = self.rule.targets(self.batch, guesses.label_R).compare(logits_RV)
         correct_R = compared.best_R == self.batch.input_ids_T[guesses.label_R]
         weight_R = self.rule.weights(compared.loss_R, guesses)[place] * self.scale
@@ -100,7 +99,7 @@ class _BlockSums:
         self.metrics.add(guesses, accuracy=correct_R, slot_loss=compared.loss_R)
         self.metrics.add_lengths(guesses, acceptance_length=correct_R)
         if self.grad_ASH is not None:
-            grad_RH = compared.gradient_(weight_R) @ ops.head_VH
+            grad_RH = ops.head.backward(compared.gradient_(weight_R))
             self.grad_ASH[blocks][place] = ops.reduce_sum(grad_RH)
 
     def output(self) -> StepOutput:

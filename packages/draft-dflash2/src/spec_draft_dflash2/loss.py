@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional as F
 
 from spec_draft_dflash2.selector import Candidates, LocalColumns, scores
 from spec_kit.block_drafting import GuessMetrics, loss_scale
@@ -144,7 +143,7 @@ class _Sums:
 
     def _score(self, blocks: slice, guesses: CountedGuesses) -> _Scored:
         place, ops, kernels = (guesses.block_R, guesses.guess_R), self.rule.ops, self.rule.kernels
-        logits_RV = F.linear(self.inputs.states_ASH[blocks][place], ops.head_VH)
+        logits_RV = ops.head.forward(self.inputs.states_ASH[blocks][place])
         teacher_RV = ops.teacher_logits(self.batch.hidden_TNH[guesses.label_R - 1, -1])
         ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
         log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
@@ -188,7 +187,7 @@ class _Sums:
         grad_ASH, grad_ASr, grad_Vr = self.grads
         grad_RC = self.rule.options.selector_weight * weight_R[:, None] * scored.selector_grad_RC
         grad_RV, ops = self._logits_gradient_(scored, weight_R, grad_RC), self.rule.ops
-        grad_ASH[blocks][place] = ops.reduce_sum(grad_RV @ ops.head_VH)
+        grad_ASH[blocks][place] = ops.reduce_sum(ops.head.backward(grad_RV))
         grad_RC = grad_RC.to(grad_Vr.dtype)
         successor_RCr = self.inputs.successor_Vr[scored.candidate_RC]
         grad_ASr[blocks][place] = (grad_RC[:, None] @ successor_RCr).squeeze(1)

@@ -122,7 +122,7 @@ class _Sums:
 
     def _score(self, blocks: slice, guesses: CountedGuesses) -> _Scored:
         place, ops, kernels = (guesses.block_R, guesses.guess_R), self.rule.ops, self.rule.kernels
-        logits_RV = F.linear(self.inputs.states_ASH[blocks][place], ops.head_VH)
+        logits_RV = ops.head.forward(self.inputs.states_ASH[blocks][place])
         logits_RV.addmm_(self.inputs.bias_ASr[blocks][place], self.inputs.bias_Vr.T)
         ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
         log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
@@ -159,7 +159,7 @@ class _Sums:
         assert self.grads is not None
         grad_RV, ops = self._gradient_(scored, weight_R), self.rule.ops
         grad_ASH, grad_ASr, grad_Vr, *_ = self.grads
-        grad_ASH[blocks][place] = ops.reduce_sum(grad_RV @ ops.head_VH)
+        grad_ASH[blocks][place] = ops.reduce_sum(ops.head.backward(grad_RV))
         grad_ASr[blocks][place] = ops.reduce_sum(grad_RV @ self.inputs.bias_Vr)
         grad_Vr += grad_RV.T @ self.inputs.bias_ASr[blocks][place]
 

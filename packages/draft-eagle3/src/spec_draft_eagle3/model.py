@@ -50,7 +50,7 @@ class Eagle3Layer(nn.Module):
     """
 
     def __init__(self, shape: Eagle3Shape, kernels: ChainKernels, *, is_first: bool) -> None:
-        """Create the layer; its MLP uses the backend's kernel in ``kernels``."""
+        """Create the layer; its products use the kernels in ``kernels``."""
         super().__init__()
         width = shape.hidden_size
         self.input_layernorm = nn.RMSNorm(width, shape.norm_eps)
@@ -58,6 +58,7 @@ class Eagle3Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(width, shape.norm_eps)
         self.self_attn = ATTENTIONS[shape.attention](shape, 2 * width if is_first else width)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
+        self._linear = kernels.linear
 
     def qkv_weight(self) -> Tensor:
         """Return the weights of the attention's input projections, stacked along the rows."""
@@ -65,7 +66,7 @@ class Eagle3Layer(nn.Module):
 
     def embed(self, embedding_TH: Tensor, weight: Tensor) -> Tensor:
         """Return the token embedding's contribution to the input projections, [T, rows of ``weight``]."""
-        return F.linear(self.input_layernorm(embedding_TH), weight)
+        return self._linear(self.input_layernorm(embedding_TH), weight)
 
     def project(
         self, hidden_TH: Tensor, weight: Tensor, embedded: Tensor | None = None, row_N: Tensor | None = None
@@ -78,21 +79,17 @@ class Eagle3Layer(nn.Module):
         norm = self.input_layernorm if self.hidden_norm is None else self.hidden_norm
         normed_TH, width = norm(hidden_TH), len(self.self_attn.input_projections[0].weight)
         if row_N is None:
-            projected = _product(normed_TH, weight, embedded)
+            projected = self._linear(normed_TH, weight, embedded)
             return projected[:, :width], projected[:, width:]
         added = (None, None) if embedded is None else (embedded[:, :width], embedded[:, width:])
         added_NQ = None if added[0] is None else take_rows(added[0], row_N)
-        queries = _product(take_rows(normed_TH, row_N), weight[:width], added_NQ)
-        return queries, _product(normed_TH, weight[width:], added[1])
+        queries = self._linear(take_rows(normed_TH, row_N), weight[:width], added_NQ)
+        return queries, self._linear(normed_TH, weight[width:], added[1])
 
     def finish(self, hidden_TH: Tensor, attended: Tensor) -> Tensor:
         """Return the layer's output: output projection and MLP, each with its residual connection."""
         hidden_TH = hidden_TH + self.self_attn.output(attended)
         return hidden_TH + self.mlp(self.post_attention_layernorm(hidden_TH))
-
-
-def _product(normed_RH: Tensor, weight: Tensor, added: Tensor | None) -> Tensor:
-    return F.linear(normed_RH, weight) if added is None else torch.addmm(added, normed_RH, weight.T)
 
 
 @dataclass(frozen=True)
@@ -215,7 +212,7 @@ class Eagle3Model(nn.Module):
         """
         states, needed = self.unroll(batch, ops)
         loss = HeadLoss(
-            head_VH=self.lm_head.weight,
+            head=self.kernels.linear_weight(self.lm_head.weight),
             ids_V=self.local_ids(ops),
             kept_V=self.t2d,
             kind=self.config.loss,

@@ -155,7 +155,7 @@ class MtpModel(nn.Module):
         """Return this batch's share of Σ_s decay^s · (Σ CE) / n_s; ``denominators``: the global n_s, float64 [S]."""
         (states, needed), device = self.unroll(batch, ops), batch.input_ids_T.device
         loss = HeadLoss(
-            head_VH=ops.head_VH,
+            head=ops.head,
             ids_V=torch.arange(*ops.vocab_range, device=device),
             kept_V=None,
             kind=self.config.loss,

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional as F
 
 from spec_core.records import StepOutput
 from spec_kit.drafting import ROW_LOSSES, score, teach, with_gradients
@@ -19,7 +18,7 @@ from spec_kit.drafting import ROW_LOSSES, score, teach, with_gradients
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spec_core import VocabularyOps
+    from spec_core import LinearWeight, VocabularyOps
     from spec_draft_peagle.kernels import PEagleKernels
     from spec_kit.drafting import DistilledLoss
 
@@ -30,7 +29,7 @@ _VALUES = ("accuracy", "acceptance", "guess_loss")
 class PEagleLoss:
     """Computes the loss of guesses: the draft's head, and the target's distributions that it is compared with."""
 
-    head_VH: Tensor
+    head: LinearWeight
     ids_V: Tensor
     """int64: target id of each row of the head."""
     kept_V: Tensor | None
@@ -49,7 +48,7 @@ class PEagleLoss:
         the drop.
         """
         totals = _Sums(self, states_EH, guesses_3E, denominators)
-        row_bytes = 4 * self.ops.shard_rows + self.head_VH.element_size() * len(self.head_VH)
+        row_bytes = 4 * self.ops.shard_rows + self.head.weight.element_size() * len(self.head.weight)
         size = max(1, self.ops.chunk_bytes // row_bytes)
         with torch.no_grad():
             for first in range(0, len(states_EH), size):
@@ -73,12 +72,12 @@ class _Sums:
         self.agreed_E = zeros(len(states_EH))
         self.grads: tuple[Tensor, Tensor] | None = None
         if torch.is_grad_enabled():
-            self.grads = torch.zeros_like(states_EH), zeros(rule.head_VH.shape)
+            self.grads = torch.zeros_like(states_EH), zeros(rule.head.weight.shape)
 
     def add(self, chunk: slice, hidden_RH: Tensor) -> None:
         """Add loss, metrics and gradients of the guesses of a chunk."""
         rule, guess_R, input_RH = self.rule, self.guess_E[chunk], self.states_EH[chunk]
-        logits_RV, ops, kernels = F.linear(input_RH, rule.head_VH), rule.ops, rule.kernels
+        logits_RV, ops, kernels = rule.head.forward(input_RH), rule.ops, rule.kernels
         teacher = teach(ops, kernels, hidden_RH, rule.ids_V, rule.kept_V)
         scored = score(logits_RV[:, None], rule.ids_V, teacher, ops, kernels)
         value_R1, factors = ROW_LOSSES[rule.kind](scored, teacher, ops, kernels)
@@ -94,7 +93,7 @@ class _Sums:
         grad_RV = kernels.distill_grad_(
             logits_RV[:, None], scored.log_sum_RS, (a, b, c), teacher.distribution, teacher.kept_mass_R
         )[:, 0]
-        self.grads[0][chunk] = ops.reduce_sum(grad_RV @ rule.head_VH)
+        self.grads[0][chunk] = ops.reduce_sum(rule.head.backward(grad_RV))
         self.grads[1].add_(grad_RV.T @ input_RH)
 
     def output(self, most_chains: int) -> StepOutput:
@@ -110,7 +109,7 @@ class _Sums:
         lengths = counts_K[0] + (self._prefixes(most_chains) * weight_K.to(self.scale.dtype)).sum()
         loss = self.loss
         if self.grads is not None:
-            loss = with_gradients(loss, self.grads, (self.states_EH, self.rule.head_VH))
+            loss = with_gradients(loss, self.grads, (self.states_EH, self.rule.head.weight))
         return StepOutput(
             loss=loss,
             sums={**self.sums, "acceptance_length": lengths},

@@ -130,7 +130,7 @@ class PEagleModel(nn.Module):
         )
         chains = Chains.of(batch, rule)
         loss = PEagleLoss(
-            head_VH=self.lm_head.weight,
+            head=self.kernels.linear_weight(self.lm_head.weight),
             ids_V=self.local_ids(ops),
             kept_V=self.t2d,
             kind=config.loss,

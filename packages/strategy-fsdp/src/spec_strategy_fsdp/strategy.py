@@ -34,6 +34,7 @@ class FsdpStrategy(Strategy):
 
     name: ClassVar[str] = "fsdp"
     api_version: ClassVar[int] = 2
+    takes_fp8: ClassVar[bool] = True
 
     _mesh: DeviceMesh
     _module: FSDPModule

@@ -48,6 +48,16 @@ def test_what_does_not_change_the_result_does_not_change_the_identity(resolved, 
     assert identity(resolved(word)) == identity(resolved())
 
 
+def test_fp8_changes_the_identity_where_it_is_on(resolved):
+    config = resolved("train.dtype=bfloat16").config
+
+    def with_fp8(value) -> str:
+        train = config.train.model_copy(update={"fp8": value})
+        return run_identity(config.model_copy(update={"train": train}), "d", "t")
+
+    assert len({with_fp8(value) for value in (None, "frozen", "layers")}) == 3
+
+
 def test_options_of_a_strategy_are_part_of_the_identity_but_for_those_that_change_speed_only(resolved):
     class Momentum(StrategyConfig):
         speed_only = frozenset({"bucket_mib"})

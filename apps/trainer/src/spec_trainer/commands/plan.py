@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 def describe_run(run: RunSpec) -> dict[str, Any]:
     """Return a description of ``run`` as a JSON-serializable dict."""
     config, sizes = run.config, RunSizes(run)
-    tensors = run.target.vocab_size * run.target.hidden_size
-    itemsize = 2 if config.train.dtype == "bfloat16" else 4
     return {
         "target": str(run.target.folder),
         "architecture": run.target.architecture,
@@ -43,7 +41,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         **({"push": _pushes(run)} if config.train.push_every else {}),
         **({"serve": _measuring(run)} if config.train.serve_every else {}),
         **({"decode": _decoding(run)} if config.decode.every else {}),
-        "frozen_tensor_bytes": tensors * itemsize * (1 if run.target.tied else 2),
+        "frozen_tensor_bytes": sizes.frozen_bytes,
         "warnings": [*filter(None, [few_steps_warning(config.train, run.schedule.total_steps)])],
         "output": str(config.output),
         "identity": run.identity,

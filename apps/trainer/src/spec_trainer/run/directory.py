@@ -41,6 +41,8 @@ def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> 
         | moved_values(config.optimizer),
         "seed": config.seed,
     }
+    if config.train.fp8 is not None:
+        parts["train"]["fp8"] = config.train.fp8
     if any(config.data.record().values()):  # the tokens alone may be equal
         parts["chat"] = config.data.record()
     optimizer, strategy = config.optimizer, config.strategy
@@ -114,8 +116,8 @@ class RunDirectory:
         if self.begun_as() not in (None, identity):
             raise ArtifactError(
                 f"output {self.root} belongs to another run (data, chat format, target, draft, optimizer, options of "
-                "the strategy, seed, dtype, global batch or decoding differ); choose another output, or remove it to "
-                "start anew"
+                "the strategy, seed, dtype, fp8, global batch or decoding differ); choose another output, or remove "
+                "it to start anew"
             )
 
     def begun_as(self) -> str | None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from spec_trainer.run.spec import RunSpec
 
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_FP8_BYTES = 2
+"""Bytes of a weight in fp8: one in each of two copies, for the forward and the backward pass."""
 _STORED = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 """Safetensors' name of a dtype -> bytes of an element; any other dtype counts as one byte."""
 _CAST = ("F64", "F32", "F16", "BF16")
@@ -118,10 +120,11 @@ class RunSizes:
 
     @cached_property
     def frozen_bytes(self) -> int:
-        """Bytes of the target's embedding and head, which trainers hold in their compute dtype."""
-        target = self._run.target
-        size = target.vocab_size * target.hidden_size * _ITEMSIZES[self._config.train.dtype]
-        return size * (1 if target.tied else 2)
+        """Bytes of the target's embedding and head in trainers: in their compute dtype, and copies in fp8."""
+        target, train = self._run.target, self._config.train
+        numbers = target.vocab_size * target.hidden_size
+        copies = _FP8_BYTES if train.fp8 is not None else 0
+        return numbers * (_ITEMSIZES[train.dtype] * (1 if target.tied else 2) + copies)
 
     @cached_property
     def window_bytes(self) -> int:
@@ -145,7 +148,8 @@ class RunSizes:
         With one rank and bfloat16, the cast copy of the weights is included.
         """
         cast = self._config.train.dtype == "bfloat16" and self._config.train.ranks == 1
-        return self.state_bytes + (4 + 2 * cast) * self.num_trained
+        fp8 = _FP8_BYTES * self._config.train.ranks if self._config.train.fp8 == "layers" else 0
+        return self.state_bytes + (4 + 2 * cast + fp8) * self.num_trained
 
 
 def rooms(run: RunSpec, sizes: RunSizes) -> list[Room]:

@@ -179,7 +179,12 @@ def build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer:
     tensors = read_target_tensors(spec.target)
     module = new_module(spec, tensors)
     strategy.attach(module, spec.draft.shard_hints(spec.target))
-    return DraftTrainer(spec.draft, strategy, strategy.vocabulary_ops(spec.target, tensors), rank)
+    ops = strategy.vocabulary_ops(spec.target, tensors)
+    if spec.config.train.fp8 is not None:
+        from spec_kit.drafting import use_fp8_head
+
+        use_fp8_head(ops, plugins.find_kernel(spec.backend))
+    return DraftTrainer(spec.draft, strategy, ops, rank)
 
 
 def new_module(spec: RunSpec, tensors: TargetTensors) -> nn.Module:
@@ -190,7 +195,15 @@ def new_module(spec: RunSpec, tensors: TargetTensors) -> nn.Module:
     torch.manual_seed(spec.config.seed)
     random.seed(spec.config.seed)
     counts = torch.from_numpy(spec.source.token_counts(spec.target.vocab_size))
-    return spec.draft.build(spec.target, tensors, counts, plugins.find_kernel(spec.backend))
+    find = plugins.find_kernel(spec.backend)
+    if spec.config.train.fp8 != "layers":
+        return spec.draft.build(spec.target, tensors, counts, find)
+    from spec_kit.drafting import Fp8Layers
+
+    layers = Fp8Layers(find)
+    module = spec.draft.build(spec.target, tensors, counts, layers.find)
+    layers.attach(module)
+    return module
 
 
 @contextmanager

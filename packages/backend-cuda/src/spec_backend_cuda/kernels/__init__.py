@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spec_backend_cuda.kernels.block_attention import fused_block_attention, takes_blocks
+from spec_backend_cuda.kernels.fp8_rows import fused_quantize_rows, takes_rows
 from spec_backend_cuda.kernels.rotary import fused_norm_rotate, fused_rotate, takes_heads
-from spec_backend_cuda.kernels.swiglu_mlp import fused_swiglu_mlp, takes_mlp
+from spec_backend_cuda.kernels.swiglu_mlp import fused_swiglu, fused_swiglu_mlp, takes_mlp
 from spec_backend_cuda.kernels.ttt_attention import (
     fused_ttt_attention,
     fused_ttt_attention_backward,
@@ -36,6 +37,8 @@ def _where(takes: Callable[..., bool], kernel: Kernel) -> Kernel:
 
 
 KERNELS: Mapping[str, Kernel] = {
+    "quantize_rows": _where(takes_rows, fused_quantize_rows),
+    "swiglu": _where(takes_mlp, fused_swiglu),
     "swiglu_mlp": _where(takes_mlp, fused_swiglu_mlp),
     "rotate": _where(takes_heads, fused_rotate),
     "norm_rotate": _where(lambda heads, weight, eps, angles: takes_heads(heads, angles), fused_norm_rotate),

@@ -1,4 +1,4 @@
-"""SwiGLU MLP that stores only gate and up for the backward pass, which computes their product again."""
+"""SwiGLU, and the MLP around it, which store only gate and up for the backward pass."""
 
 # ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)
 
@@ -30,6 +30,30 @@ def fused_swiglu_mlp(x: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor)
     return _SwigluMlp.apply(x.flatten(0, -2), gate_IH, up_IH, down_HI).view(*x.shape[:-1], -1)
 
 
+def fused_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) · up; arguments are those of the plain version."""
+    return _Swiglu.apply(gate.contiguous(), up.contiguous())
+
+
+class _Swiglu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        product = torch.empty_like(gate)
+        _product[_programs(gate)](gate, up, product, gate.numel(), BLOCK, num_warps=WARPS)
+        ctx.save_for_backward(gate, up)
+        return product
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
+        # What the kernel stores of the product is overwritten by the gradient of gate, in the same program.
+        arguments = gate, up, grad.contiguous(), grad_gate, grad_gate, grad_up
+        _product_gradients[_programs(gate)](*arguments, gate.numel(), BLOCK, num_warps=WARPS)
+        return grad_gate, grad_up
+
+
 class _SwigluMlp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TH: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:
@@ -46,7 +70,7 @@ class _SwigluMlp(torch.autograd.Function):
         product_TI = torch.empty_like(gate_TI)
         # The product's gradient is overwritten by that of up.
         grad_up_TI, grad_gate_TI = grad_TH @ down_HI, torch.empty_like(gate_TI)
-        arguments = gate_TI, up_TI, grad_up_TI, product_TI, grad_gate_TI
+        arguments = gate_TI, up_TI, grad_up_TI, product_TI, grad_gate_TI, grad_up_TI
         _product_gradients[_programs(gate_TI)](*arguments, gate_TI.numel(), BLOCK, num_warps=WARPS)
         grad_down_HI = grad_TH.T @ product_TI
         del product_TI
@@ -68,7 +92,7 @@ def _product(gate, up, product, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _product_gradients(gate, up, grad, product, grad_gate, size, BLOCK: tl.constexpr):
+def _product_gradients(gate, up, grad, product, grad_gate, grad_up, size, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     g = tl.load(gate + place, mask=inside).to(tl.float32)
@@ -78,4 +102,4 @@ def _product_gradients(gate, up, grad, product, grad_gate, size, BLOCK: tl.const
     silu = g * share
     tl.store(product + place, silu * u, mask=inside)
     tl.store(grad_gate + place, d * u * (share + silu * (1 - share)), mask=inside)
-    tl.store(grad + place, d * silu, mask=inside)
+    tl.store(grad_up + place, d * silu, mask=inside)

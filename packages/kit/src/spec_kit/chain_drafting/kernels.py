@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional as F
 
 from spec_kit.drafting import DecoderKernels, rotate
 
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
     Bounds = Sequence[tuple[int, int]]
     """Index of the first token of each document, and of the token after its last one."""
     Grads = tuple[Tensor, list[Tensor], list[Tensor]]
+
+
+def linear(rows_RK: Tensor, weight_NK: Tensor, added_RN: Tensor | None = None) -> Tensor:
+    """Return rows · weightᵀ, [R, N], plus ``added_RN`` if it is given; differentiable."""
+    if added_RN is None:
+        return F.linear(rows_RK, weight_NK)
+    return torch.addmm(added_RN, rows_RK, weight_NK.T)
 
 
 def ttt_attention(q: Tensor, attended: Attended, keys: list[Tensor], values: list[Tensor]) -> Attended:
@@ -81,6 +89,7 @@ class ChainKernels(DecoderKernels):
     """
 
     rotate: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor] = rotate
+    linear: Callable[..., Tensor] = linear
     ttt_attention: Callable[[Tensor, Attended, list[Tensor], list[Tensor]], Attended] = ttt_attention
     ttt_attention_backward: Callable[
         [Tensor, tuple[Tensor, Tensor, Tensor], list[Tensor], list[Tensor], Tensor], Grads
@@ -100,6 +109,7 @@ class ChainKernels(DecoderKernels):
         merged = ttt_attention(q, attended, keys, values)
         return {
             **super().examples(draw),
+            "linear": tuple(draw(*shape).requires_grad_() for shape in ((7, 16), (24, 16), (7, 24))),
             "rotate": (draw(7, 3, 32).requires_grad_(), (angle.cos(), angle.sin())),
             "ttt_attention": (q, attended, keys, values),
             "ttt_attention_backward": (grad_out, (q, *merged), keys, values, grad_q),

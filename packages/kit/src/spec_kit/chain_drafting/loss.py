@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional as F
 
 from spec_core.records import StepOutput
 from spec_kit.drafting import ROW_LOSSES, score, teach, with_gradients
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.ops import VocabularyOps
+    from spec_core import LinearWeight, VocabularyOps
     from spec_kit.chain_drafting.kernels import ChainKernels
     from spec_kit.chain_drafting.labels import NeededRows, SupervisedRows
     from spec_kit.drafting import DistilledLoss
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 class HeadLoss:
     """The draft's head, and what its loss needs: the vocabulary, the kind of loss, operations and kernels."""
 
-    head_VH: Tensor
+    head: LinearWeight
     """A parameter of the draft, or the target's head, which gets no gradient."""
     ids_V: Tensor
     """int64: target id of each row of the head."""
@@ -66,7 +65,9 @@ class HeadLoss:
 
     def _chunk_rows(self, num_steps: int) -> int:
         """Return the number of positions per chunk, by the memory of the teacher's and the draft's logits."""
-        row_bytes = 4 * self.ops.shard_rows + self.head_VH.element_size() * num_steps * len(self.head_VH)
+        row_bytes = 4 * self.ops.shard_rows + self.head.weight.element_size() * num_steps * len(
+            self.head.weight
+        )
         return max(1, self.ops.chunk_bytes // row_bytes)
 
 
@@ -87,8 +88,8 @@ class _StepSums:
         if torch.is_grad_enabled():
             # One row more than there are, for the gradients of rows that are not labelled.
             self.grad_states_XH = states[0].new_zeros(num_steps * num_tokens + 1, width)
-            if head.head_VH.requires_grad:
-                self.grad_head_VH = zeros(head.head_VH.shape)
+            if head.head.weight.requires_grad:
+                self.grad_head_VH = zeros(head.head.weight.shape)
 
     def add(self, chunk: SupervisedRows, hidden_RH: Tensor) -> None:
         """Add the losses, metrics and gradients of the S rows of every position of a chunk."""
@@ -99,7 +100,7 @@ class _StepSums:
             row_RS = self.place_T[row_RS]
         row_RS = torch.where(labelled_RS, row_RS, 0)  # what is not labelled is some other row, with weight 0
         input_RSH = torch.stack([state[row_RS[:, s]] for s, state in enumerate(self.states)], dim=1)
-        logits_RSV = F.linear(input_RSH, head.head_VH)
+        logits_RSV = head.head.forward(input_RSH)
         ops, kernels = head.ops, head.kernels
         teacher = teach(ops, kernels, hidden_RH, head.ids_V, head.kept_V)
         scored = score(logits_RSV, head.ids_V, teacher, ops, kernels)
@@ -132,7 +133,7 @@ class _StepSums:
         if self.grad_states_XH is None:
             return
         grad_XV = grad_RSV.flatten(0, 1)
-        grad_XH = self.head.ops.reduce_sum(grad_XV @ self.head.head_VH)
+        grad_XH = self.head.ops.reduce_sum(self.head.head.backward(grad_XV))
         self.grad_states_XH.index_copy_(0, row_X, grad_XH)
         if self.grad_head_VH is not None:
             self.grad_head_VH += grad_XV.T @ input_RSH.flatten(0, 1)
@@ -152,7 +153,7 @@ class _StepSums:
             grads = [grad_TH[: len(state)] for grad_TH, state in zip(grad_STH, inputs, strict=True)]
             if self.grad_head_VH is not None:
                 grads.append(self.grad_head_VH)
-                inputs.append(self.head.head_VH)
+                inputs.append(self.head.head.weight)
             loss = with_gradients(loss, grads, inputs)
         return StepOutput(
             loss=loss,

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from spec_kit.drafting.decoder_shape import (
+    FP8_MULTIPLE,
     CapturedLayers,
     DecoderConfig,
     DecoderShape,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from spec_kit.drafting.decoder_parts import INIT_STD, AttentionProjections, Mlp, linear
     from spec_kit.drafting.draft_vocabulary import MAPPING, mapping, read_mapping, select_tokens
     from spec_kit.drafting.drawing import draw, uniform_numbers
+    from spec_kit.drafting.fp8 import Fp8Kernels, Fp8Layers, Fp8Weight, use_fp8_head
     from spec_kit.drafting.initial_weights import start_from_target
     from spec_kit.drafting.loss_parts import LabelColumns, sharded_logsumexp_argmax, with_gradients
     from spec_kit.drafting.plain_kernels import DecoderKernels, Distribution, softmax
@@ -49,6 +51,7 @@ else:
         decoder_parts="INIT_STD AttentionProjections Mlp linear",
         draft_vocabulary="MAPPING mapping read_mapping select_tokens",
         drawing="draw uniform_numbers",
+        fp8="Fp8Kernels Fp8Layers Fp8Weight use_fp8_head",
         initial_weights="start_from_target",
         loss_parts="LabelColumns sharded_logsumexp_argmax with_gradients",
         plain_kernels="DecoderKernels Distribution softmax",
@@ -60,6 +63,7 @@ else:
 
 __all__ = [
     "EMBEDDING",
+    "FP8_MULTIPLE",
     "INIT_STD",
     "MAPPING",
     "ROW_LOSSES",
@@ -73,6 +77,9 @@ __all__ = [
     "DraftCheckpoint",
     "DraftShape",
     "Flaw",
+    "Fp8Kernels",
+    "Fp8Layers",
+    "Fp8Weight",
     "Json",
     "LabelColumns",
     "Mlp",
@@ -114,6 +121,7 @@ __all__ = [
     "start_from_target",
     "teach",
     "uniform_numbers",
+    "use_fp8_head",
     "verify_greedy",
     "verify_sampled",
     "with_gradients",

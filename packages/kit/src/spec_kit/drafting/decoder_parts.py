@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.nn import functional as F
 
 from spec_kit.drafting.plain_kernels import swiglu_mlp
 
@@ -53,8 +54,18 @@ class Mlp(nn.Module):
         return self._swiglu_mlp(x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
 
 
-def linear(inputs: int, outputs: int) -> nn.Linear:
+class Linear(nn.Linear):
+    """A linear layer without a bias. ``product(x, weight)`` computes it, and may be replaced."""
+
+    product: Callable[[Tensor, Tensor], Tensor] = staticmethod(F.linear)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+        """Return the product of ``input`` [..., inputs] with the weight, [..., outputs]."""
+        return self.product(input, self.weight)
+
+
+def linear(inputs: int, outputs: int) -> Linear:
     """Return a linear layer without a bias; its weights are drawn from torch's global generator."""
-    layer = nn.Linear(inputs, outputs, bias=False)
+    layer = Linear(inputs, outputs, bias=False)
     nn.init.normal_(layer.weight, std=INIT_STD)
     return layer

@@ -33,6 +33,8 @@ CapturedLayers = Annotated[tuple[int, ...], pydantic.AfterValidator(_ascending)]
 """Ids of the captured residual streams, as an option of a draft."""
 DistilledLoss = Literal["ce", "lk_alpha", "lk_lambda"]
 """Losses against the target's distribution, as an option of a draft."""
+FP8_MULTIPLE = 16
+"""Inputs and outputs of a product in fp8 are multiples of this number (torch's ``scaled_mm`` on GPUs)."""
 
 
 class DecoderConfig(DraftConfig):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spec_core import LinearWeight
 from spec_core.kernels import KernelSet
 
 if TYPE_CHECKING:
@@ -23,9 +24,14 @@ Distribution = tuple[Tensor, Tensor]
 Three = tuple[Tensor, Tensor, Tensor]
 
 
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) · up, element by element; differentiable."""
+    return F.silu(gate) * up
+
+
 def swiglu_mlp(x: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:
     """Return down(silu(gate(x)) · up(x)), with the shape of ``x`` [..., H]; differentiable."""
-    return F.linear(F.silu(F.linear(x, gate_IH)) * F.linear(x, up_IH), down_HI)
+    return F.linear(swiglu(F.linear(x, gate_IH), F.linear(x, up_IH)), down_HI)
 
 
 def logsumexp_argmax(logits_XV: Tensor) -> Three:
@@ -81,6 +87,8 @@ class DecoderKernels(KernelSet):
     """The kernels of a draft with a SwiGLU MLP and a loss over the vocabulary; subclasses add others."""
 
     swiglu_mlp: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = swiglu_mlp
+    linear_weight: Callable[[Tensor], LinearWeight] = LinearWeight
+    """(weight) -> its products, for one forward and backward pass."""
     logsumexp_argmax: Callable[[Tensor], Three] = logsumexp_argmax
     distill_terms: Callable[[Tensor, Tensor, Distribution, Tensor], Three] = distill_terms
     distill_grad_: Callable[[Tensor, Tensor, Three, Distribution, Tensor], Tensor] = distill_grad_

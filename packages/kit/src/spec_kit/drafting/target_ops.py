@@ -53,7 +53,7 @@ class TargetOps(VocabularyOps):
             F.rms_norm(wide, wide.shape[-1:], eps=self._target.norm_eps).to(self._norm_H.dtype) * self._norm_H
         )
         # Float32 from here on: soft-cap, scale and softmax of a bf16 product lose the small probabilities.
-        logits = F.linear(normed, self._head_VH).to(wide.dtype)
+        logits = self.head.forward(normed).to(wide.dtype)
         if self._target.logit_scale != 1:
             logits = logits * self._target.logit_scale
         cap = self._target.logit_softcap
