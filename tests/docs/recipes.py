@@ -19,7 +19,21 @@ _QWEN3 = {
     "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     "use_sliding_window": False, "vocab_size": 151936,
 }  # fmt: skip
+_DEEPSEEK_V3 = {
+    "attention_bias": False, "hidden_act": "silu", "hidden_size": 7168, "intermediate_size": 18432,
+    "kv_lora_rank": 512, "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_experts_per_tok": 8, "num_hidden_layers": 61, "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "quantization_config": {"quant_method": "fp8"},
+    "rms_norm_eps": 1e-06, "scoring_func": "sigmoid", "tie_word_embeddings": False, "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16", "v_head_dim": 128,
+}  # fmt: skip
 CONFIGS = {
+    "Qwen/Qwen3-0.6B": _QWEN3
+    | {
+        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024, "intermediate_size": 3072,
+        "max_window_layers": 28, "model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 28,
+        "num_key_value_heads": 8, "tie_word_embeddings": True,
+    },
     "Qwen/Qwen3-8B": _QWEN3
     | {
         "architectures": ["Qwen3ForCausalLM"], "hidden_size": 4096, "intermediate_size": 12288,
@@ -31,6 +45,76 @@ CONFIGS = {
         "intermediate_size": 6144, "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
         "moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8,
         "num_hidden_layers": 48, "num_key_value_heads": 4,
+    },
+    "Qwen/Qwen3-235B-A22B": _QWEN3
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 1, "hidden_size": 4096,
+        "intermediate_size": 12288, "max_window_layers": 94, "mlp_only_layers": [], "model_type": "qwen3_moe",
+        "moe_intermediate_size": 1536, "norm_topk_prob": True, "num_attention_heads": 64, "num_experts": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 94, "num_key_value_heads": 4,
+    },
+    "Qwen/Qwen3.5-27B": {
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+        "tie_word_embeddings": False,
+        "text_config": {
+            "attention_bias": False, "attention_dropout": 0.0, "attn_output_gate": True, "dtype": "bfloat16",
+            "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+            "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 17408,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"] * 16, "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 48,
+            "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32", "max_position_embeddings": 262144,
+            "mlp_only_layers": [], "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1,
+            "mtp_use_dedicated_embeddings": False, "num_attention_heads": 24, "num_hidden_layers": 64,
+            "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+            "rope_parameters": {
+                "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+                "rope_theta": 10000000, "rope_type": "default",
+            },
+            "use_cache": True, "vocab_size": 248320,
+        },
+    },
+    "deepseek-ai/DeepSeek-V3": _DEEPSEEK_V3
+    | {
+        "architectures": ["DeepseekV3ForCausalLM"], "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3,
+        "max_position_embeddings": 163840, "model_type": "deepseek_v3", "n_group": 8, "n_routed_experts": 256,
+        "num_attention_heads": 128, "num_key_value_heads": 128, "num_nextn_predict_layers": 1,
+        "rope_scaling": {
+            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096, "type": "yarn",
+        },
+        "rope_theta": 10000, "routed_scaling_factor": 2.5, "topk_group": 4, "vocab_size": 129280,
+    },
+    "moonshotai/Kimi-K2-Instruct": _DEEPSEEK_V3
+    | {
+        "architectures": ["DeepseekV3ForCausalLM"], "eos_token_id": 163585, "first_k_dense_replace": 1,
+        "max_position_embeddings": 131072, "model_type": "kimi_k2", "n_group": 1, "n_routed_experts": 384,
+        "num_attention_heads": 64, "num_key_value_heads": 64, "num_nextn_predict_layers": 0,
+        "rope_scaling": {
+            "beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096, "type": "yarn",
+        },
+        "rope_theta": 50000.0, "routed_scaling_factor": 2.827, "seq_aux": True, "topk_group": 1,
+        "vocab_size": 163840,
+    },
+    "zai-org/GLM-4.7-Flash": {
+        "architectures": ["Glm4MoeLiteForCausalLM"], "attention_bias": False,
+        "eos_token_id": [154820, 154827, 154829], "first_k_dense_replace": 1, "hidden_act": "silu",
+        "hidden_size": 2048, "intermediate_size": 10240, "kv_lora_rank": 512, "max_position_embeddings": 202752,
+        "model_type": "glm4_moe_lite", "moe_intermediate_size": 1536, "n_group": 1, "n_routed_experts": 64,
+        "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 20, "num_experts_per_tok": 4,
+        "num_hidden_layers": 47, "num_key_value_heads": 20, "num_nextn_predict_layers": 1,
+        "partial_rotary_factor": 1.0, "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000, "routed_scaling_factor": 1.8,
+        "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 256,
+        "vocab_size": 154880,
+    },
+    "google/gemma-3-12b-it": {
+        "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 3840, "intermediate_size": 15360, "model_type": "gemma3_text",
+            "num_attention_heads": 16, "num_hidden_layers": 48, "num_key_value_heads": 8,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+        },
     },
     "meta-llama/Llama-3.1-8B-Instruct": {
         "architectures": ["LlamaForCausalLM"], "attention_bias": False, "eos_token_id": [128001, 128008, 128009],
@@ -58,32 +142,40 @@ CONFIGS = {
         "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False, "vocab_size": 201088,
     },
 }  # fmt: skip
+_GEMMA_3_VOCABULARY = 262208
+"""Gemma 3's own files leave it out."""
 RECIPES = [
     file for file in sorted(EXAMPLES.glob("*.yaml")) if yaml.safe_load(file.read_text())["target"] in CONFIGS
 ]
 
 
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of the text model."""
+    return {"vocab_size": _GEMMA_3_VOCABULARY} | config.get("text_config", config)
+
+
 def write_tensors(folder: Path, config: dict[str, Any]) -> None:
     """Write the tensors that training reads of a target, in a file that is as long as they are and takes no room."""
-    vocab, hidden = config["vocab_size"], config["hidden_size"]
+    text = text_config(config)
+    vocab, hidden = text["vocab_size"], text["hidden_size"]
+    shapes = {"model.embed_tokens.weight": [vocab, hidden], "model.norm.weight": [hidden]}
+    if not config.get("tie_word_embeddings", "gemma" in config["model_type"]):
+        shapes["lm_head.weight"] = [vocab, hidden]
     header, position = {}, 0
-    for name, shape in {
-        "lm_head.weight": [vocab, hidden],
-        "model.embed_tokens.weight": [vocab, hidden],
-        "model.norm.weight": [hidden],
-    }.items():
+    for name, shape in shapes.items():
         end = position + 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [position, end]}
         position = end
-    text = json.dumps(header).encode()
+    encoded = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + position)
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        file.truncate(8 + len(encoded) + position)
 
 
 def plan(recipe: Path, target: Path, data: Path, capsys: Any) -> dict[str, Any]:
-    """Return what ``plan`` prints of the recipe, with the target and the data here, for devices and engines here."""
+    """Return what ``plan`` prints of the recipe, with the target and the data here, for a CPU and the engine hf."""
     here = [f"target={target}", f"data.path={data}", "backend.name=cpu", "engine.name=hf"]
+    here += ["engine.tensor_parallel=1", "train.ranks=1"]
     code = cli.run(["plan", "--config", str(recipe), *here, "--json"])
     output = capsys.readouterr()
     assert code == 0, output.err

@@ -19,7 +19,8 @@ from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.prompts import load_prompts
 
-from .recipes import CONFIGS, RECIPES, plan, write_tensors
+from .fetch_targets import TARGETS
+from .recipes import CONFIGS, RECIPES, plan, text_config, write_tensors
 
 FILES = os.environ.get("SPEC_TEST_TARGETS", "")
 pytestmark = pytest.mark.skipif(not FILES, reason="needs the files that make test-targets fetches")
@@ -51,14 +52,22 @@ ROWS = [
         "tools": [CLOCK],
     },
 ]
+_QUESTIONS = [["Four.<|im_end|>"], ["Four.<|im_end|>"], ["Four.<|im_end|>", "Four.<|im_end|>"]]
 _QWEN_CALL = '<tool_call>\n{"name": "clock", "arguments": {"zone": "UTC"}}\n</tool_call><|im_end|>'
 _CHANNEL = "<|channel|>final<|message|>"
 SUPERVISED = {
-    "qwen3-8b-dflash-small": [
-        ["Four.<|im_end|>"],
-        ["Four.<|im_end|>"],
-        ["Four.<|im_end|>", "Four.<|im_end|>"],
-        [_QWEN_CALL, "Noon.<|im_end|>"],
+    "qwen3-0.6b-eagle3": [*_QUESTIONS, [_QWEN_CALL, "Noon.<|im_end|>"]],
+    "qwen3-8b-dflash-small": [*_QUESTIONS, [_QWEN_CALL, "Noon.<|im_end|>"]],
+    "qwen3-235b-a22b-eagle3": [*_QUESTIONS, [_QWEN_CALL, "Noon.<|im_end|>"]],
+    "deepseek-v3-eagle3-mla": [
+        ["Four.<｜end▁of▁sentence｜>"],
+        ["Four.<｜end▁of▁sentence｜>"],
+        ["Four.<｜end▁of▁sentence｜>", "Four.<｜end▁of▁sentence｜>"],
+    ],
+    "gemma-3-12b-eagle3": [
+        ["Four.<end_of_turn>"],
+        ["Four.<end_of_turn>"],
+        ["Four.<end_of_turn>", "Four.<end_of_turn>"],
     ],
     "qwen3-30b-a3b-eagle3": [
         ["Four.<|im_end|>"],
@@ -82,7 +91,7 @@ SUPERVISED = {
         ],
     ],
 }
-"""The texts that a draft learns of each row, by recipe."""
+"""The texts that a draft learns of each row, by recipe. The templates of DeepSeek-V3 and Gemma 3 take no tools."""
 
 
 @pytest.fixture(params=RECIPES, ids=lambda path: path.stem)
@@ -96,68 +105,92 @@ def values(recipe) -> dict:
 
 
 @pytest.fixture
+def rows(recipe) -> list[dict]:
+    if recipe.stem not in SUPERVISED:
+        pytest.skip("no package holds the target's tokenizer")
+    return ROWS[: len(SUPERVISED[recipe.stem])]
+
+
+@pytest.fixture
 def target(values, tmp_path) -> Path:
     folder = tmp_path / "target"
     folder.mkdir()
-    for file in (Path(FILES).absolute() / values["target"]).iterdir():
+    held = Path(FILES).absolute() / values["target"]
+    for file in held.iterdir() if held.exists() else ():
         (folder / file.name).symlink_to(file)
-    write_tensors(folder, json.loads((folder / "config.json").read_text()))
+    config = CONFIGS[values["target"]]
+    if not (folder / "config.json").exists():
+        (folder / "config.json").write_text(json.dumps(config))
+    write_tensors(folder, config)
     return folder
 
 
 @pytest.fixture
-def data(tmp_path) -> Path:
+def data(rows, tmp_path) -> Path:
     file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS * 5))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows * 5))
     return file
 
 
 def test_the_values_in_these_tests_are_those_of_the_genuine_config(values, target) -> None:
+    if values["target"] not in TARGETS or TARGETS[values["target"]][0] is None:
+        pytest.skip("no package holds the target's config.json")
     genuine = json.loads((target / "config.json").read_text())
     ours = CONFIGS[values["target"]]
     differ = {key for key in ours if ours[key] != genuine.get(key)}
     assert differ <= {"eos_token_id", "quantization_config"}  # that of the base model; fewer keys
-    said_nothing = {"attention_dropout", "bos_token_id", "initializer_range", "output_router_logits"}
-    said_nothing |= {"pretraining_tp", "router_aux_loss_coef", "transformers_version", "use_cache"}
+    said_nothing = {"attention_dropout", "initializer_range", "output_router_logits"}
+    said_nothing |= {
+        "auto_map",
+        "aux_loss_alpha",
+        "pretraining_tp",
+        "router_aux_loss_coef",
+        "transformers_version",
+    }
+    said_nothing |= {"use_cache", "vision_config"} | {key for key in genuine if key.endswith("_token_id")}
     assert set(genuine) - set(ours) <= said_nothing
 
 
-def test_the_recipe_passes_plan(recipe, target, data, tmp_path, monkeypatch, capsys) -> None:
+def test_the_recipe_passes_plan(recipe, target, rows, data, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("spec_trainer.run.memory.free_host_bytes", lambda: 1 << 40)  # not this host's business
     planned = plan(recipe, target, data, capsys)
     assert planned["data"].startswith("kept ")
-    assert planned["samples"] > len(ROWS)
+    assert planned["samples"] > len(rows)
     assert planned["frozen_tensor_bytes"] == pytest.approx(
         (target / "model.safetensors").stat().st_size, rel=1e-4
     )
 
 
+@pytest.mark.usefixtures("rows")
 def test_the_target_ends_its_turns_with_what_the_engine_stops_at(values, target) -> None:
     eos = CONFIGS[values["target"]]["eos_token_id"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
     assert tokenizer.eos_token_id in (eos if isinstance(eos, list) else [eos])
 
 
-def test_what_is_trained_is_what_the_target_says(recipe, values, target, data) -> None:
+def test_what_is_trained_is_what_the_target_says(recipe, values, target, rows, data) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
     keys = {key: value for key, value in values["data"].items() if key != "path"}
-    dataset = load_dataset(
-        DataConfig(path=str(data), eval_samples=0, **keys), target, CONFIGS[values["target"]]["vocab_size"]
-    )
-    for sample, row, expected in zip(dataset.train, ROWS, SUPERVISED[recipe.stem], strict=False):
+    dataset = load_dataset(DataConfig(path=str(data), eval_samples=0, **keys), target, _vocabulary(values))
+    for sample, row, expected in zip(dataset.train, rows, SUPERVISED[recipe.stem], strict=False):
         kwargs = keys.get("chat_template_kwargs", {})
         assert sample.input_ids.tolist() == reference(tokenizer, row["messages"], row.get("tools"), kwargs)
         assert turns(tokenizer, sample) == expected
 
 
-def test_prompts_are_what_the_template_makes_of_them(values, target, data) -> None:
+def test_prompts_are_what_the_template_makes_of_them(values, target, rows, data) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
     chat = ChatConfig(chat_template_kwargs=values["data"].get("chat_template_kwargs", {}))
-    prompts = load_prompts(data, target, CONFIGS[values["target"]]["vocab_size"], 4096, chat)
-    for prompt, row in zip(prompts, ROWS, strict=False):
+    prompts = load_prompts(data, target, _vocabulary(values), 4096, chat)
+    for prompt, row in zip(prompts, rows, strict=False):
         messages = row["messages"][:-1]
         kwargs = chat.chat_template_kwargs | {"add_generation_prompt": True}
         assert prompt == reference(tokenizer, messages, row.get("tools"), kwargs)
+
+
+def _vocabulary(values: dict) -> int:
+    return text_config(CONFIGS[values["target"]])["vocab_size"]
 
 
 def reference(tokenizer, messages: list, tools: list | None, kwargs: dict) -> list[int]:

@@ -19,6 +19,12 @@ def test_every_target_has_a_recipe() -> None:
     assert {yaml.safe_load(recipe.read_text())["target"] for recipe in RECIPES} == set(CONFIGS)
 
 
+@pytest.fixture(autouse=True)
+def large_host(monkeypatch) -> None:
+    """Here the drafts of many GPUs are planned for one CPU, whose memory may be less."""
+    monkeypatch.setattr("spec_trainer.run.memory.free_host_bytes", lambda: 1 << 40)
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_is_short_and_passes_plan(recipe, tmp_path, monkeypatch, capsys) -> None:
     text = recipe.read_text()
@@ -28,7 +34,8 @@ def test_a_recipe_is_short_and_passes_plan(recipe, tmp_path, monkeypatch, capsys
     config = CONFIGS[yaml.safe_load(text)["target"]]
     target = tmp_path / "target"
     target.mkdir()
-    (target / "config.json").write_text(json.dumps(config))
+    here = {"model_type": "deepseek_v3"} if config["model_type"] == "kimi_k2" else {}  # transformers lacks it
+    (target / "config.json").write_text(json.dumps(config | here))
     write_tensors(target, config)
     thinking_tokenizer().save_pretrained(target)
     rows = [
