@@ -130,11 +130,15 @@ class Lab:
         return sum((answer.acceptance for answer in answers), AcceptanceCounters()).acceptance_length
 
     def follow(self, url: str, output: Path, *words: object, start: str = "old") -> list[str]:
-        """Words of the command."""
+        """Words of the command, with data to replay."""
         drafts = ["--draft-model", str(self.drafts[start])]
-        data = [f"data.path={self.rows['old']}", "train.lr=3e-3"]
-        servers = ["--server", url, *drafts, "--output", str(output)]
-        return ["follow", *self.words(), *data, "follow.poll_s=0.05", *map(str, words), *servers]
+        data = f"data.path={self.rows['old']}"
+        return self.follow_anew(url, output, *drafts, data, *words)
+
+    def follow_anew(self, url: str, output: Path, *words: object) -> list[str]:
+        """Words of the command, without data and with fresh weights."""
+        servers = ["--server", url, "--output", str(output)]
+        return ["follow", *self.words(), "follow.poll_s=0.05", *map(str, words), *servers]
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +190,20 @@ def test_it_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest(lab, ur
     assert "Drafts judged on live requests" in (output / "report.html").read_text()
     notes = launching.metrics(output)[-1]
     assert (notes["serving_version"], notes["requests"]) == (1, 200)
+
+
+def test_without_data_it_learns_from_requests_alone(lab, url, tmp_path) -> None:
+    live_server.ask(url, prompts("new", 130, 25))
+    output = tmp_path / "run"
+    words = lab.follow_anew(url, output, "--draft-model", lab.drafts["old"], "follow.requests=130")
+    assert cli.run(words) == 0
+    (row,) = rows(output)
+    assert row["acceptance_length"] > row["acceptance_length_start"]
+    assert (row["served"], row["version"]) == (row["step"], 1)
+    held_out = row["held_out"]
+    same = json.loads((output / "summary.json").read_text())["left_out"].get("same_prompt", 0)
+    samples = sum(step["samples"] for step in launching.metrics(output))
+    assert samples == 130 - held_out - same, "every one is a request, none is replayed"
 
 
 CANARY = [81, 60, 93, 52, 77, 85, 64, 59, 90, 71]
@@ -247,16 +265,13 @@ def test_a_killed_command_leaves_a_server_that_serves_and_goes_on(lab, url, tmp_
 
 
 @pytest.mark.slow
-def test_a_draft_begins_with_nothing_and_a_server_that_returns_gets_it_again(lab, tmp_path) -> None:
+def test_a_draft_begins_with_neither_data_nor_weights_and_a_server_that_returns_gets_it_again(lab, tmp_path) -> None:
     output, log = tmp_path / "run", tmp_path / "log"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    words = lab.follow(f"http://127.0.0.1:{port}", output)
-    place = words.index("--draft-model")
+    words = [*launching.program(), *lab.follow_anew(f"http://127.0.0.1:{port}", output)]
     with log.open("wb") as errors:
-        process = subprocess.Popen(
-            [*launching.program(), *words[:place], *words[place + 2 :]], stdout=errors, stderr=errors
-        )
+        process = subprocess.Popen(words, stdout=errors, stderr=errors)
     try:
         start = output / "decoded" / "draft-0"
         until(lambda: start.exists() and "does not answer" in log.read_text())

@@ -36,7 +36,7 @@ def resolve_follow(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> RunSpec:
     """Return the run that a command line describes; create nothing. Raise UsageError, in one line."""
-    parts, replayed = read_inputs(config_file, {**_DEFAULTS, **flags}, overrides)
+    parts, replayed = read_inputs(config_file, {**_DEFAULTS, **flags}, overrides, follows=True)
     _check(parts.config)
     check_sender(parts)
     settings = BatchSettings.from_config(parts.config, parts.strategy_type)
