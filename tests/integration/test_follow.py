@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DOMAINS = {"old": range(3, 50), "new": range(50, 97)}
 """Tokens of each domain: each token has one successor, in its domain."""
+TOO_LARGE = 2
+"""Token of no domain, whose embedding float16 does not hold: the target's states of it are NaN there."""
 
 
 def successors() -> list[int]:
@@ -64,6 +66,8 @@ def target(make_target: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[TOO_LARGE] = 1e5
     model.save_pretrained(folder)
     return folder
 
@@ -247,6 +251,17 @@ def test_random_tokens_and_one_users_flood_get_no_worse_draft_served(lab, url, t
     assert live_server.ask(url, prompts("old", 2, 42))["versions"] == [None, None]
 
 
+def test_requests_whose_features_are_nan_are_left_out_and_the_rest_is_learnt(lab, url, tmp_path) -> None:
+    output = tmp_path / "run"
+    poison = [[TOO_LARGE, *prompt] for prompt in prompts("new", 30, 45)]
+    live_server.ask(url, poison[:15] + prompts("new", 130, 46) + poison[15:])
+    assert cli.run(lab.follow(url, output, "follow.requests=160", "engine.dtype=float16")) == 0
+    (row,) = rows(output)
+    assert row["served"] == row["step"] > 0
+    assert row["acceptance_length"] > row["acceptance_length_start"]
+    assert json.loads((output / "summary.json").read_text())["left_out"]["not_finite"] == len(poison)
+
+
 @pytest.mark.slow
 def test_a_killed_command_leaves_a_server_that_serves_and_goes_on(lab, url, tmp_path) -> None:
     output = tmp_path / "run"
@@ -265,7 +280,9 @@ def test_a_killed_command_leaves_a_server_that_serves_and_goes_on(lab, url, tmp_
 
 
 @pytest.mark.slow
-def test_a_draft_begins_with_neither_data_nor_weights_and_a_server_that_returns_gets_it_again(lab, tmp_path) -> None:
+def test_a_draft_begins_with_neither_data_nor_weights_and_a_server_that_returns_gets_it_again(
+    lab, tmp_path
+) -> None:
     output, log = tmp_path / "run", tmp_path / "log"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

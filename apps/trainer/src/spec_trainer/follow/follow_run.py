@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import RunError, UsageError
@@ -22,6 +22,7 @@ from spec_trainer.decode.cycles import first_weights
 from spec_trainer.decode.folder import DecodedFolder
 from spec_trainer.disk import new_folder, remove
 from spec_trainer.draft_trainer import export_draft
+from spec_trainer.follow.finite_features import with_finite_features
 from spec_trainer.follow.judge import Gain, simulate
 from spec_trainer.follow.reservoir import Reservoir
 from spec_trainer.follow.traffic import Traffic
@@ -148,7 +149,10 @@ class FollowRun:
         }
         if self._acceptance_length is not None:
             notes["serving_acceptance_length"] = self._acceptance_length
-        self._driver.train(part.resuming(f"step-{first}" if first else "latest"), notes)
+        not_finite: set[int] = set()
+        driver = replace(self._driver, consume=with_finite_features(self._driver.consume, not_finite))
+        driver.train(part.resuming(f"step-{first}" if first else "latest"), notes)
+        self._reservoir.leave_out(samples, not_finite)
         self._done_steps = first + steps
 
     def _judge(self) -> None:
@@ -160,7 +164,12 @@ class FollowRun:
         checkpoint = self._spec.directory.checkpoints / f"step-{now}"
         self._export(read_weights(self._spec.strategy_type, checkpoint), self._folder.draft(now))
         folders = {step: self._folder.draft(step) for step in (now, served, 0)}
-        worth = simulate(self._spec, self._driver, held_out, folders)
+        not_finite: set[int] = set()
+        worth = simulate(self._spec, self._driver, held_out, folders, not_finite)
+        self._reservoir.leave_out(held_out, not_finite)
+        if len(worth[now].tokens) < _LEAST_HELD_OUT:
+            log.info("too few held-out requests with finite features to judge by: %d", len(worth[now].tokens))
+            return
         gain = Gain.of(worth[now], worth[served])
         pushed = False
         if gain.is_sure and not Gain.of(worth[0], worth[now]).is_sure:
@@ -175,7 +184,7 @@ class FollowRun:
                 "step": now,
                 "parent": served,
                 "requests": self._reservoir.num_seen,
-                "held_out": len(held_out.train),
+                "held_out": len(worth[now].tokens),
                 "acceptance_length": worth[now].acceptance_length,
                 "acceptance_length_served": worth[served].acceptance_length,
                 "acceptance_length_start": worth[0].acceptance_length,
