@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +17,7 @@ import torch
 import transformers
 
 from spec_core.records import AcceptanceCounters
-from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, ServerMetrics
 from spec_trainer import cli
 
 from . import draft_server, launching, live_server
@@ -166,7 +168,7 @@ def rows(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (output / "versions.jsonl").read_text().splitlines()]
 
 
-def test_it_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest(lab, url, tmp_path, caplog) -> None:
+def test_it_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest(lab, url, tmp_path, capsys) -> None:
     old, new = (lab.acceptance_length(lab.drafts["old"], domain) for domain in DOMAINS)
     trained = lab.acceptance_length(lab.drafts["new"], "new")
     assert new < trained - 0.2, "the change of traffic costs too little to show anything"
@@ -192,6 +194,14 @@ def test_it_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest(lab, ur
     summary = json.loads((output / "summary.json").read_text())
     assert (summary["served_step"], summary["served_version"]) == (second["served"], second["version"])
     assert "Drafts judged on live requests" in (output / "report.html").read_text()
+    assert cli.run(["serving", "--of", url, "--history", str(output)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert f"  version {second['version']}  " in said[-3]
+    for line, row, data in zip(said[-2:], (first, second), ("0 to 200", "0 to 200"), strict=True):
+        assert (
+            f"pushed: version {row['version']}, of step {row['step']}  parent: step {row['parent']}" in line
+        )
+        assert f"requests {data}  tau {row['acceptance_length']:.2f}" in line
     notes = launching.metrics(output)[-1]
     assert (notes["serving_version"], notes["requests"]) == (1, 200)
 
@@ -286,7 +296,10 @@ def test_a_draft_begins_with_neither_data_nor_weights_and_a_server_that_returns_
     output, log = tmp_path / "run", tmp_path / "log"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    words = [*launching.program(), *lab.follow_anew(f"http://127.0.0.1:{port}", output)]
+    address = f"http://127.0.0.1:{port}"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        metrics = f"127.0.0.1:{taken.getsockname()[1]}"
+    words = [*launching.program(), *lab.follow_anew(address, output, f"follow.metrics={metrics}")]
     with log.open("wb") as errors:
         process = subprocess.Popen(words, stdout=errors, stderr=errors)
     try:
@@ -298,11 +311,24 @@ def test_a_draft_begins_with_neither_data_nor_weights_and_a_server_that_returns_
                     assert live_server.ask(url, asked)["answers"] == lab.answers(asked)
                 until(lambda url=url: live_server.ask(url, [CANARY])["versions"] != [None])
                 assert live_server.ask(url, [CANARY])["answers"] == lab.answers([CANARY])
+                until(lambda: scraped(metrics).total("spec_follow_server_version") == 1)
+        figures = scraped(metrics)
+        assert figures.by_label("spec_follow_left_out_total", "reason")["same_prompt"] > 0
+        assert figures.total("spec_follow_requests_total") > 130
+        assert figures.total("spec_follow_pushes_total") >= 2
+        until(lambda: scraped(metrics).by_label("spec_follow_server_up", "server") == {address: 0})
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130, log.read_text()
     finally:
         process.kill()
     assert (output / "draft" / "model.safetensors").exists()
+
+
+def scraped(address: str) -> ServerMetrics:
+    connection = HTTPConnection(address, timeout=10)
+    with closing(connection):
+        connection.request("GET", "/metrics")
+        return ServerMetrics(connection.getresponse().read().decode())
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:

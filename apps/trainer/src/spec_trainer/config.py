@@ -207,6 +207,8 @@ class FollowConfig(Config):
     """Most requests that drafts are judged by, the newest."""
     poll_s: Seconds = 2.0
     """Time between two looks at servers that had too few requests."""
+    metrics: Name | None = None
+    """host:port of this host where Prometheus reads the run's figures, at /metrics; by default nowhere."""
 
 
 class TimeoutsConfig(Config):

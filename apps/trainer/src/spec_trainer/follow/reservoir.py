@@ -43,6 +43,11 @@ class Reservoir:
         self.left_out: Counter[str] = Counter()
         """Number of unusable requests, by reason."""
 
+    @property
+    def oldest(self) -> int:
+        """Number of requests that arrived before the oldest one that is kept for training."""
+        return next((one.number for one in self._train.values()), self.num_seen)
+
     def add(self, request: LiveRequest) -> None:
         """Add a request; it replaces an earlier request with the same prompt, or the oldest request if full."""
         self.num_seen += 1
