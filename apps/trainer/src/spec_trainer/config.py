@@ -210,6 +210,8 @@ class FollowConfig(Config):
     """Most requests that drafts are judged by, the newest."""
     poll_s: Seconds = 2.0
     """Time between two looks at servers that had too few requests."""
+    metrics: Name | None = None
+    """host:port of this host where Prometheus reads the run's figures, at /metrics; by default nowhere."""
 
 
 class TimeoutsConfig(Config):
@@ -240,7 +242,7 @@ class RunConfig(Config, Generic[B, D, U, S, E, L, K]):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of initial weights, data order, and whatever a draft draws."""
     backend: B = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
-    data: DataConfig
+    data: DataConfig = DataConfig()
     draft: D = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     train: TrainConfig = TrainConfig()
     optimizer: U = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
@@ -264,6 +266,7 @@ class RunConfig(Config, Generic[B, D, U, S, E, L, K]):
     @model_validator(mode="after")
     def _combinations(self) -> Self:
         problems = [
+            *_missing_data(self),
             *_illegal_with_features(self),
             *_illegal_pushes(self),
             *_illegal_combinations(self),
@@ -289,6 +292,12 @@ def run_config_type(
 ) -> type[AnyRunConfig]:
     """Return the run configuration for the plugins that a run names."""
     return RunConfig[backend, draft, optimizer, strategy, engine, launcher, track]  # type: ignore[valid-type,return-value]
+
+
+def _missing_data(config: AnyRunConfig) -> list[str]:
+    """Return that ``data.path`` is missing, unless the run follows live traffic."""
+    is_missing = config.data.path is None and not config.follow.servers
+    return ["data.path is required, such as data.path=VALUE"] if is_missing else []
 
 
 def _illegal_combinations(config: AnyRunConfig) -> list[str]:

@@ -69,14 +69,20 @@ def _as_begun(run: RunSpec) -> RunSpec:
 
 
 def read_inputs(
-    config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
+    config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str], *, follows: bool = False
 ) -> tuple[RunParts, Dataset]:
-    """Return the loaded configuration, plugins and target, and the dataset; raise as ``resolve`` does."""
+    """Return the loaded configuration, plugins and target, and the dataset; raise as ``resolve`` does.
+
+    If the run ``follows`` live traffic, the dataset may be empty.
+    """
     from spec_kit.drafting.draft_files import check_finite
     from spec_trainer.data.kept import load_run_data
 
     with _one_line():
-        parts = _load_parts(*resolve_config(config_file, flags, overrides))
+        config, types = resolve_config(config_file, flags, overrides)
+        if config.follow.servers and not follows:
+            raise ConfigError("follow.servers: only spec-trainer follow learns from servers; remove it")
+        parts = _load_parts(config, types)
         if parts.config.draft.init_from is not None:
             check_finite(parts.config.draft.init_from)
         if parts.config.decodes:
@@ -103,8 +109,6 @@ def _one_line() -> Iterator[None]:
 
 
 def _check(run: RunSpec) -> None:
-    if run.config.follow.servers:
-        raise ConfigError("follow.servers: only spec-trainer follow learns from servers; remove it")
     _check_held_out(run)
     if run.config.decode.every:
         _check_window(run)

@@ -46,6 +46,7 @@ def push(
 def serving(
     *,
     of: Annotated[list[str], Parameter(consume_multiple=1, negative="")],
+    history: Path | None = None,
     timeout_s: float = 60.0,
     as_json: Json = False,
     logs: LogFlags = _LOGS,
@@ -56,13 +57,18 @@ def serving(
     ----------
     of
         Addresses of the servers, such as http://127.0.0.1:8000.
+    history
+        Run directory of spec-trainer follow, whose verdicts are shown, too: what was served, why, and since when.
     timeout_s
         Longest time for all answers; the servers are asked at the same time.
     """
     from spec_trainer.commands.push import describe_serving, serving_lines, serving_problem
+    from spec_trainer.follow.verdicts import read_verdicts, verdict_lines
 
+    verdicts = [] if history is None else read_verdicts(history)
     document = describe_serving(of, timeout_s)
-    print_lines(document, serving_lines(document), as_json)
+    shown = document if history is None else {"servers": document, "history": verdicts}
+    print_lines(shown, [*serving_lines(document), *verdict_lines(verdicts)], as_json)
     if problem := serving_problem(document):
         raise SystemExit(failed(problem, 1))
 

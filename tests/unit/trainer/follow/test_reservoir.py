@@ -108,3 +108,16 @@ def test_a_share_of_the_data_is_replayed() -> None:
     other = filled(60, held_out=1e-9, passes=1, replay=0.25)
     assert firsts(other.draw(replayed, 1)) != ids
     assert firsts(filled(60, held_out=1e-9, passes=1, replay=0.25).draw(replayed, 0)) == ids
+
+
+def test_a_request_without_finite_features_is_drawn_and_judged_by_no_more() -> None:
+    kept = filled(40, held_out=0.5, passes=9)
+    drawn, judged = kept.draw((), 0), kept.held_out()
+    kept.leave_out(drawn, {0, 2})
+    kept.leave_out(judged, {1})
+    assert kept.left_out == {"not_finite": 3}
+    gone = {firsts(drawn)[0], firsts(drawn)[2], firsts(judged)[1]}
+    for number in range(40, 80):
+        kept.add(request(number))
+    left = firsts(kept.draw((), 1)) + firsts(kept.held_out())
+    assert set(left) == set(range(80)) - gone

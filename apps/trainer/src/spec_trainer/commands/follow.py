@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from spec_trainer.command_line.progress import StepProgress
 from spec_trainer.command_line.stop_request import StopRequest
 from spec_trainer.decode.inline_driver import inline_driver
 from spec_trainer.follow.follow_run import FollowRun
+from spec_trainer.follow.metrics_page import MetricsPage
 from spec_trainer.push.servers import check_sender
 from spec_trainer.resolve import read_inputs
 from spec_trainer.run.batch_schedule import BatchSchedule, BatchSettings
@@ -36,9 +38,11 @@ def resolve_follow(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> RunSpec:
     """Return the run that a command line describes; create nothing. Raise UsageError, in one line."""
-    parts, replayed = read_inputs(config_file, {**_DEFAULTS, **flags}, overrides)
+    parts, replayed = read_inputs(config_file, {**_DEFAULTS, **flags}, overrides, follows=True)
     _check(parts.config)
     check_sender(parts)
+    if parts.config.follow.metrics is not None:
+        MetricsPage(parts.config.follow.metrics).close()
     settings = BatchSettings.from_config(parts.config, parts.strategy_type)
     longest = min(parts.config.data.max_length, parts.target.max_positions)
     window = sample_bytes(parts.schema, 2 * max(longest, parts.config.train.global_batch_tokens))
@@ -65,9 +69,13 @@ def run_follow(spec: RunSpec) -> dict[str, Any]:
             check_strategy(spec.strategy_type, first)
         done_steps = step_of(first) if first else 0
         cut_records(spec.directory, done_steps)
+        metrics = spec.config.follow.metrics
         try:
-            with inline_driver(spec, stop, StepProgress(None, "following")) as driver:
-                FollowRun(spec, driver, stop, done_steps).run()
+            with (
+                nullcontext() if metrics is None else MetricsPage(metrics) as page,
+                inline_driver(spec, stop, StepProgress(None, "following")) as driver,
+            ):
+                FollowRun(spec, driver, stop, done_steps, page).run()
         finally:
             spec.directory.remove_unfinished()
     return spec.directory.read_summary()

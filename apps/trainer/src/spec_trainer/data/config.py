@@ -12,8 +12,9 @@ from spec_trainer.data.chat_config import ChatConfig
 class DataConfig(ChatConfig):
     """Section ``data``: what is trained on, and how rows become samples."""
 
-    path: str
-    """A .jsonl, .json or .parquet file, a folder of them, or a hub id ``owner/name[:split]``."""
+    path: str | None = None
+    """A .jsonl, .json or .parquet file, a folder of them, or a hub id ``owner/name[:split]``; only a draft that
+    follows live traffic can do without."""
     eval_path: str | None = None
     """Held-out data, in the forms that ``path`` takes; with it nothing is held out from ``path``."""
     eval_samples: int | None = pydantic.Field(None, ge=0)

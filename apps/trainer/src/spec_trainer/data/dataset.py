@@ -113,8 +113,11 @@ def load_dataset(
     """Read, tokenise, check and split the data; with ``with_questions``, set ``Dataset.questions``.
 
     If ``longest_prompt`` is given, every sample has a prompt of at most so many tokens, and need not be supervised.
-    Raise DataError, with file and line, for a source or row that cannot be used, and if no sample is left.
+    Without ``data.path`` it is empty. Raise DataError, with file and line, for a source or row that cannot be used,
+    and if no sample is left.
     """
+    if config.path is None:
+        return Dataset((), (), DataReport())
     report = DataReport()
     row_encoder = RowEncoder(
         config=config,

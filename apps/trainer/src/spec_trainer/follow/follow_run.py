@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import RunError, UsageError
@@ -22,7 +22,9 @@ from spec_trainer.decode.cycles import first_weights
 from spec_trainer.decode.folder import DecodedFolder
 from spec_trainer.disk import new_folder, remove
 from spec_trainer.draft_trainer import export_draft
+from spec_trainer.follow.finite_features import with_finite_features
 from spec_trainer.follow.judge import Gain, simulate
+from spec_trainer.follow.metrics_page import Metric
 from spec_trainer.follow.reservoir import Reservoir
 from spec_trainer.follow.traffic import Traffic
 from spec_trainer.push.publish import publish_draft
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from spec_trainer.command_line.stop_request import StopRequest
     from spec_trainer.decode.inline_driver import InlineDriver
+    from spec_trainer.follow.metrics_page import MetricsPage
     from spec_trainer.run.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -62,9 +65,17 @@ class _Served:
 class FollowRun:
     """Runs the cycles of ``spec-trainer follow``, and holds their state."""
 
-    def __init__(self, spec: RunSpec, driver: InlineDriver, stop: StopRequest, done_steps: int) -> None:
-        """Continue after ``done_steps`` steps, with the draft that was pushed last."""
+    def __init__(
+        self,
+        spec: RunSpec,
+        driver: InlineDriver,
+        stop: StopRequest,
+        done_steps: int,
+        page: MetricsPage | None = None,
+    ) -> None:
+        """Continue after ``done_steps`` steps, with the draft that was pushed last; show figures on ``page``."""
         self._spec, self._driver, self._stop, self._done_steps = spec, driver, stop, done_steps
+        self._page = page
         self._config = spec.config.follow
         longest = min(spec.config.data.max_length, spec.target.max_positions)
         self._reservoir = Reservoir(
@@ -73,8 +84,9 @@ class FollowRun:
         self._traffic = Traffic(self._config.servers, ANSWER_S)
         self._folder = DecodedFolder(spec.directory)
         self._served = _last_served(spec)
-        self._acceptance_length: float | None = None
-        """Acceptance length of the served draft in the last verdict."""
+        self._acceptance_lengths: dict[str, float] = {}
+        """Acceptance length of the drafts in the last verdict: served, trained, start."""
+        self._num_verdicts = self._num_pushes = 0
         self._again_s = time.monotonic()
         """Time (``time.monotonic``) from which a server with an earlier draft may be pushed to again."""
         self._pause = self._left = 1
@@ -118,6 +130,7 @@ class FollowRun:
             raise Interrupted("interrupted; the same command goes on with the requests that come then")
         for request in self._traffic.take():
             self._reservoir.add(request)
+        self._show()
         if self._lags_behind() and time.monotonic() >= self._again_s:
             log.info("a server has come back with an earlier draft")
             self._again_s = time.monotonic() + _AGAIN_S
@@ -146,9 +159,12 @@ class FollowRun:
             "serving_version": self._served.version or 0,
             "requests": self._reservoir.num_seen,
         }
-        if self._acceptance_length is not None:
-            notes["serving_acceptance_length"] = self._acceptance_length
-        self._driver.train(part.resuming(f"step-{first}" if first else "latest"), notes)
+        if self._acceptance_lengths:
+            notes["serving_acceptance_length"] = self._acceptance_lengths["served"]
+        not_finite: set[int] = set()
+        driver = replace(self._driver, consume=with_finite_features(self._driver.consume, not_finite))
+        driver.train(part.resuming(f"step-{first}" if first else "latest"), notes)
+        self._reservoir.leave_out(samples, not_finite)
         self._done_steps = first + steps
 
     def _judge(self) -> None:
@@ -160,7 +176,12 @@ class FollowRun:
         checkpoint = self._spec.directory.checkpoints / f"step-{now}"
         self._export(read_weights(self._spec.strategy_type, checkpoint), self._folder.draft(now))
         folders = {step: self._folder.draft(step) for step in (now, served, 0)}
-        worth = simulate(self._spec, self._driver, held_out, folders)
+        not_finite: set[int] = set()
+        worth = simulate(self._spec, self._driver, held_out, folders, not_finite)
+        self._reservoir.leave_out(held_out, not_finite)
+        if len(worth[now].tokens) < _LEAST_HELD_OUT:
+            log.info("too few held-out requests with finite features to judge by: %d", len(worth[now].tokens))
+            return
         gain = Gain.of(worth[now], worth[served])
         pushed = False
         if gain.is_sure and not Gain.of(worth[0], worth[now]).is_sure:
@@ -169,13 +190,20 @@ class FollowRun:
             pushed = self._push(0)
         self._pause = 1 if pushed else min(2 * self._pause, _LONGEST_PAUSE)
         self._left = self._pause
-        self._acceptance_length = worth[self._served.step].acceptance_length
+        self._num_verdicts += 1
+        self._acceptance_lengths = {
+            "served": worth[self._served.step].acceptance_length,
+            "trained": worth[now].acceptance_length,
+            "start": worth[0].acceptance_length,
+        }
         self._note(
             {
                 "step": now,
+                "time": time.time(),
                 "parent": served,
+                "oldest_request": self._reservoir.oldest,
                 "requests": self._reservoir.num_seen,
-                "held_out": len(held_out.train),
+                "held_out": len(worth[now].tokens),
                 "acceptance_length": worth[now].acceptance_length,
                 "acceptance_length_served": worth[served].acceptance_length,
                 "acceptance_length_start": worth[0].acceptance_length,
@@ -186,6 +214,7 @@ class FollowRun:
             }
         )
         self._folder.keep_only(0, self._served.step)
+        self._show()
 
     def _note(self, row: dict[str, Any]) -> None:
         """Write a verdict to ``versions.jsonl``, and log it."""
@@ -229,7 +258,44 @@ class FollowRun:
             return False
         log.info("servers have the draft of step %d as version %d", step, report.version)
         self._served = _Served(step, report.version)
+        self._num_pushes += 1
         return True
+
+    def _show(self) -> None:
+        """Show the run's figures to Prometheus."""
+        if self._page is None:
+            return
+        traffic, answering = self._traffic, self._traffic.versions
+        self._page.show(
+            [
+                Metric("requests_total", "counter", "Live requests that came.", self._reservoir.num_seen),
+                Metric(
+                    "left_out_total", "counter", "Requests that nothing is learnt from.",
+                    traffic.left_out + self._reservoir.left_out, "reason",
+                ),
+                Metric("steps", "gauge", "Optimizer steps of the run.", self._done_steps),
+                Metric("verdicts_total", "counter", "Comparisons of drafts.", self._num_verdicts),
+                Metric("pushes_total", "counter", "Drafts that servers took.", self._num_pushes),
+                Metric("served_step", "gauge", "Steps of the served draft.", self._served.step),
+                Metric(
+                    "acceptance_length", "gauge", "Simulated tokens per verification, by the last verdict.",
+                    self._acceptance_lengths, "draft",
+                ),
+                Metric(
+                    "server_up", "gauge", "Whether the server answered last.",
+                    {url: int(url in answering) for url in self._config.servers}, "server",
+                ),
+                Metric(
+                    "server_version", "gauge", "Version of the draft that the server serves; 0 is the first one.",
+                    {url: version or 0 for url, version in answering.items()}, "server",
+                ),
+                Metric(
+                    "server_acceptance_length", "gauge",
+                    "Tokens per verification that the server counted since its draft changed.",
+                    traffic.acceptance_lengths, "server",
+                ),
+            ]
+        )  # fmt: skip
 
     def _finish(self) -> None:
         """Write a copy of the served draft, a summary and a report into the run directory."""

@@ -9,11 +9,12 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from spec_trainer.draft_trainer import BatchShare
+from spec_trainer.follow.finite_features import with_finite_features
 from spec_trainer.run.batch_schedule import BatchSchedule
 from spec_trainer.training.wiring import build_trainer, default_group
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -65,11 +66,12 @@ class Gain:
 
 
 def simulate(
-    spec: RunSpec, driver: InlineDriver, held_out: Dataset, drafts: Mapping[int, Path]
+    spec: RunSpec, driver: InlineDriver, held_out: Dataset, drafts: Mapping[int, Path], not_finite: set[int]
 ) -> dict[int, DraftRounds]:
     """Return step -> the DraftRounds of the exported draft of that step on the samples of ``held_out``.
 
-    ``drafts``: step -> folder of the draft. The samples' features are captured once for all drafts.
+    ``drafts``: step -> folder of the draft. The samples' features are captured once for all drafts. Samples without
+    finite features are left out; their ids are added to ``not_finite``.
     """
     settings = replace(
         spec.schedule.settings, global_batch_tokens=1, shuffle=False, total_steps=len(held_out.train)
@@ -81,10 +83,11 @@ def simulate(
         with ExitStack() as stack:
             stack.enter_context(default_group(part, rank, device, links.store))
             trainers = [_trainer(part, folder, device, stack) for folder in drafts.values()]
-            links.work(0, lambda: _judge(part, trainers, links, list(lengths.values())))
+            links.work(0, lambda: _judge(part, trainers, links, list(lengths.values()), not_finite))
 
-    replace(driver, consume=judge).train(part)
-    tokens = tuple(int(sample.loss_mask.sum()) for sample in held_out.train)
+    replace(driver, consume=with_finite_features(judge, not_finite)).train(part)
+    judged = [sample for sample in held_out.train if sample.sample_id not in not_finite]
+    tokens = tuple(int(sample.loss_mask.sum()) for sample in judged)
     return {
         step: DraftRounds(tokens, tuple(num / tau for num, tau in zip(tokens, found, strict=True)))
         for step, found in lengths.items()
@@ -92,14 +95,19 @@ def simulate(
 
 
 def _judge(
-    part: RunSpec, trainers: Sequence[DraftTrainer], links: RankLinks, lengths: Sequence[list[float]]
+    part: RunSpec,
+    trainers: Sequence[DraftTrainer],
+    links: RankLinks,
+    lengths: Sequence[list[float]],
+    not_finite: Collection[int],
 ) -> None:
     for item in part.schedule.items(0):
         share = BatchShare(
             micro_batches=links.stream.micro_batches(item),
             denominators=part.schedule.denominators((item,), part.draft),
         )
-        for trainer, found in zip(trainers, lengths, strict=True):
+        (sample_id,) = item.sample_ids
+        for trainer, found in zip(trainers, lengths, strict=True) if sample_id not in not_finite else ():
             acceptance_length = trainer.evaluate(share).metrics()["acceptance_length"]
             assert isinstance(acceptance_length, float)
             found.append(max(1.0, acceptance_length))

@@ -14,7 +14,7 @@ from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from spec_kit.hosting import LiveRequest
     from spec_trainer.config import FollowConfig
@@ -42,6 +42,11 @@ class Reservoir:
         """Number of training requests added since the last draw."""
         self.left_out: Counter[str] = Counter()
         """Number of unusable requests, by reason."""
+
+    @property
+    def oldest(self) -> int:
+        """Number of requests that arrived before the oldest one that is kept for training."""
+        return next((one.number for one in self._train.values()), self.num_seen)
 
     def add(self, request: LiveRequest) -> None:
         """Add a request; it replaces an earlier request with the same prompt, or the oldest request if full."""
@@ -81,6 +86,15 @@ class Reservoir:
         """Return the held-out requests, oldest first, as the ``train`` samples of a Dataset."""
         kept = list(self._held_out.values())
         return _dataset([one.input_ids for one in kept], [_answer_mask(one) for one in kept])
+
+    def leave_out(self, dataset: Dataset, not_finite: Iterable[int]) -> None:
+        """Drop requests whose features are not finite: samples of ``dataset``, a result of this object, by id."""
+        for sample_id in not_finite:
+            self.left_out["not_finite"] += 1
+            ids = dataset.sample(sample_id).input_ids
+            for place in (self._train, self._held_out):
+                for digest in [digest for digest, one in place.items() if one.input_ids is ids]:
+                    del place[digest]
 
     def _keep(self, prompt: Sequence[int], one: _Kept) -> None:
         digest = hashlib.blake2b(array("i", prompt).tobytes(), digest_size=16).digest()

@@ -30,6 +30,8 @@ class Traffic:
         self._left_out: dict[str, Counter[str]] = {}
         self.versions: dict[str, int | None] = {}
         """Address -> draft version of each server that answered the last ``take``."""
+        self.acceptance_lengths: dict[str, float] = {}
+        """Address -> tokens per verification that the server has counted since its draft changed, if any."""
 
     @property
     def left_out(self) -> Counter[str]:
@@ -42,7 +44,7 @@ class Traffic:
         A server that fails is logged once, and is asked again in the next call.
         """
         taken: list[LiveRequest] = []
-        self.versions = {}
+        self.versions, self.acceptance_lengths = {}, {}
         for url, server in ask_servers(self._urls, self._timeout_s).items():
             try:
                 if isinstance(server, EngineError):
@@ -50,6 +52,9 @@ class Traffic:
                 with server:
                     taken += self._of(url, server)
                 self.versions[url] = server.first_answer.status.version
+                counted = server.first_answer.acceptance
+                if counted.rounds:
+                    self.acceptance_lengths[url] = counted.acceptance_length
                 if self._problems.pop(url, None):
                     log.info("%s answers again", url)
             except EngineError as error:

@@ -312,7 +312,8 @@ def _versions(judged: Sequence[Record]) -> str:
         return ""
     columns = {
         "step": ("step", "{:,}"),
-        "requests": ("requests", "{:,}"),
+        "oldest_request": ("from request", "{:,}"),
+        "requests": ("to request", "{:,}"),
         "held_out": ("judged by", "{:,}"),
         "acceptance_length": ("τ", "{:.2f}"),
         "acceptance_length_served": ("τ, served", "{:.2f}"),
@@ -324,7 +325,15 @@ def _versions(judged: Sequence[Record]) -> str:
     }
     heads = [head for head, _ in columns.values()]
     rows = [[_number(one, key, form) for key, (_, form) in columns.items()] for one in judged]
-    return f"<h2>Drafts judged on live requests</h2>{table(heads, rows)}"
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for key, label in (("", "trained"), ("_served", "served"), ("_start", "start")):
+            lengths = [one[f"acceptance_length{key}"] for one in judged]
+            axes[0].plot([one["requests"] for one in judged], lengths, "o-", ms=4, lw=1.2, label=label)
+        axes[0].set(title="simulated τ on the newest requests", xlabel="requests")
+        axes[0].legend(frameon=False)
+
+    return f"<h2>Drafts judged on live requests</h2>{svg(draw, panels=1)}{table(heads, rows)}"
 
 
 def _replacements(entries: Sequence[Record]) -> str:

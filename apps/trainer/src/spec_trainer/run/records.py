@@ -81,6 +81,8 @@ class VersionRow(Row):
     chance: float
     served: _Count
     version: _Count | None = None
+    time: Annotated[float, Field(ge=0, le=1e11)] = 0.0
+    oldest_request: _Count = 0
 
 
 class MeasurementRow(Row):

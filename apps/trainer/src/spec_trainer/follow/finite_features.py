@@ -1,0 +1,60 @@
+"""FiniteFeatures takes samples out of batches if their features hold NaN, infinity or values too large to square.
+
+A request may make the target compute such features, above all in a dtype of 16 bits. It must not end the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from spec_core.records import DraftBatch
+    from spec_trainer.run.batch_schedule import GlobalBatch
+    from spec_trainer.run.feature_stream import BatchSource
+    from spec_trainer.run.spec import RunSpec
+    from spec_trainer.training.wiring import Consume, RankLinks
+
+
+def with_finite_features(consume: Consume, not_finite: set[int]) -> Consume:
+    """Return ``consume`` for finite features alone; ids of other samples are added to ``not_finite``."""
+
+    def consuming(part: RunSpec, rank: int, device: torch.device, links: RankLinks) -> object:
+        return consume(part, rank, device, replace(links, stream=FiniteFeatures(links.stream, not_finite)))
+
+    return consuming
+
+
+class FiniteFeatures:
+    """A BatchSource in whose batches the other samples have zero features, and no supervised token."""
+
+    def __init__(self, source: BatchSource, not_finite: set[int]) -> None:
+        """Take batches from ``source``; ids of samples with other features are added to ``not_finite``."""
+        self._source, self._not_finite = source, not_finite
+
+    def prepare(self, item: GlobalBatch) -> None:
+        """Begin to fill the batches of ``item``."""
+        self._source.prepare(item)
+
+    def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
+        """Return the batches of ``item``; wait for their features, and for the device."""
+        batches = self._source.micro_batches(item)
+        for batch in batches:
+            for span in batch.spans:
+                rows = slice(span.start, span.stop)
+                # A norm squares them, in float32; the sum is finite only if every square is.
+                if not batch.hidden_TNH[rows].float().square().mean().isfinite():
+                    batch.hidden_TNH[rows] = 0
+                    batch.loss_mask_T[rows] = False
+                    self._not_finite.add(span.sample_id)
+        return batches
+
+    def check(self) -> None:
+        """Raise RunError as the source does."""
+        self._source.check()
+
+    def fail(self, error: BaseException) -> None:
+        """Make a wait for features raise ``error``."""
+        self._source.fail(error)

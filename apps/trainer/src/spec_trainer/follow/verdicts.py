@@ -1,0 +1,39 @@
+"""Read and describe the verdicts of a following run: which draft was served, for which gain, and since when."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import ArtifactError
+from spec_trainer.run.directory import RunDirectory
+from spec_trainer.run.records import VersionRow, read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+
+def read_verdicts(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's ``versions.jsonl``, oldest first. Raise ArtifactError if they cannot be read."""
+    directory = RunDirectory(folder)
+    if not directory.config.exists():
+        raise ArtifactError(f"{folder} is no run directory; name the output of spec-trainer follow")
+    return read_records(directory.versions, VersionRow)
+
+
+def verdict_lines(verdicts: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """Yield a line of text for each verdict."""
+    for row in verdicts:
+        pushed = row["served"] != row["parent"]
+        version = "none yet" if row.get("version") is None else f"version {row['version']}"
+        parts = [
+            f"{datetime.fromtimestamp(row.get('time', 0.0)):%Y-%m-%d %H:%M:%S}",
+            f"{'pushed' if pushed else 'kept'}: {version}, of step {row['served']}",
+            f"parent: step {row['parent']}" if pushed else f"not pushed: step {row['step']}",
+            f"requests {row.get('oldest_request', 0)} to {row['requests']}",
+            f"tau {row['acceptance_length']:.2f} (served {row['acceptance_length_served']:.2f}, start "
+            f"{row['acceptance_length_start']:.2f})",
+            f"saves {row['saved']:.1%}, by chance {row['chance']:.1%}",
+        ]
+        yield "  ".join(parts)
