@@ -10,6 +10,7 @@ TARGETS ?= .cache/targets
 PARTS := tests/contract/test_megatron_strategy.py::TestMegatronStrategy::test_s3_outputs_are_equal_on_every_rank \
 	tests/integration/test_ray_runs.py::test_a_run_on_one_host_ends_with_rays_node_and_nothing_is_replaced \
 	tests/integration/test_ray_runs.py::test_a_cluster_with_too_few_cpus_is_bad_usage_before_anything_starts
+SURVEY ?= packages/kit/src/spec_kit/sharding/sharded_state.py tests/unit/kit/sharding/test_sharded_state.py
 SPREAD := --dist loadgroup --no-loadscope-reorder
 RIG := $(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/python
 MEMBERS := packages/core $(filter-out packages/core,$(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml))) apps/trainer
@@ -18,7 +19,7 @@ EDITABLE := $(foreach member,$(MEMBERS),--editable ./$(member))
 # Hundreds of short processes: each would compile our modules anew where the shell asks Python not to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install environments quickstart test test-slow test-engines test-sglang test-ascend test-ray test-megatron test-targets test-chaos test-soak test-parts check release docs bench mutations mutations-ascend clean
+.PHONY: help install environments quickstart test test-slow test-engines test-sglang test-ascend test-ray test-megatron test-targets test-chaos test-soak test-parts check release docs bench mutations mutations-survey mutations-ascend clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -94,10 +95,14 @@ bench: install ## benchmarks at toy size
 	$(BIN)/python benchmarks/scaling.py --toy
 
 mutations: install ## delete each contract's implementation, one line at a time: a test must fail
-	$(BIN)/python tests/mutations/run.py
+	$(BIN)/python -m tests.mutations.run clauses
+
+# All mutants of a module whose tests run in its own process: it tells of gaps, and does not fail for them.
+mutations-survey: install ## every mutant of a module, and which ones no test notices
+	$(BIN)/python -m tests.mutations.run survey $(SURVEY)
 
 mutations-ascend: $(ASCEND)/installed ## take away each wait, event and check of the Ascend transports: a test must fail
-	$(RIG) tests/rigs/ascend_mutations.py
+	$(RIG) -m tests.mutations.run ascend
 
 clean: ## remove the environment and what runs wrote
 	rm -rf $(VENV) $(ENGINES) $(SGLANG) $(ASCEND) $(TARGETS) runs dist site

@@ -202,8 +202,8 @@ def receive(arguments: argparse.Namespace, schema: FeatureSchema, line: Connecti
             for _ in range(count := line.recv()):
                 sample = features.receive(LIMIT_S)
                 if arguments.keep is not None and sample.request_id == 0:
-                    kept_TNH = sample.hidden_TNH[:KEPT_TOKENS].clone().cpu()
-                    save_file({"hidden_TNH": kept_TNH}, arguments.keep)
+                    saved_TNH = sample.hidden_TNH[:KEPT_TOKENS].clone().cpu()
+                    save_file({"hidden_TNH": saved_TNH}, arguments.keep)
                 features.release(sample)
             line.send(count)
 

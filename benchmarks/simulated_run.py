@@ -149,7 +149,7 @@ class SimulatedLauncher(Launcher):
         self._underway = 0
         """Messages and endings that the controller has not received."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = count()
+        self._sequence = count()
         self._engines: dict[str, float] = {}
         """Engine -> when it will have captured all that it was sent."""
         self._in_hand: dict[str, set[int]] = {}
@@ -270,7 +270,7 @@ class SimulatedLauncher(Launcher):
             happen()
 
     def _at(self, when_s: float, happen: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (when_s, next(self._order), happen))
+        heapq.heappush(self._events, (when_s, next(self._sequence), happen))
 
     def _act(self, worker: StandIn, message: protocol.ControlMessage) -> None:
         match message:

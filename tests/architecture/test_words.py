@@ -151,11 +151,11 @@ def test_dropped_words_stay_away():
 
 
 def test_no_public_name_stands_twice():
-    places = defaultdict(list)
+    files_of = defaultdict(list)
     for file in SOURCES:
         for name in top_level_names(ast.parse(file.read_text(encoding="utf-8"))):
-            places[name].append(str(file.relative_to(ROOT)))
-    repeated = {name: files for name, files in places.items() if len(files) > 1}
+            files_of[name].append(str(file.relative_to(ROOT)))
+    repeated = {name: files for name, files in files_of.items() if len(files) > 1}
     assert {name: files for name, files in repeated.items() if name not in MAY_REPEAT} == {}
 
 

@@ -105,9 +105,9 @@ def test_links_lead_somewhere():
     for page in ALL_PAGES:
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         for link, anchor in link_to.findall(text):
-            place = page.parent / link if link else page
-            assert place.exists(), (page, link)
-            assert not anchor or anchor in anchors(place), (page, link, anchor)
+            path = page.parent / link if link else page
+            assert path.exists(), (page, link)
+            assert not anchor or anchor in anchors(path), (page, link, anchor)
 
 
 def test_files_that_a_page_names_are_there():

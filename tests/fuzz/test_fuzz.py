@@ -57,7 +57,7 @@ def test_whatever_is_damaged_a_command_ends_in_one_line_and_creates_nothing(
     for name, value in servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(render_process, "SECONDS", 0.5)
-    kept = []
+    failures = []
     for number in range(part, CASES, PARTS):
         case = cases.make_case(root, tmp_path / "case", random.Random(f"{SEED} {number}"))
         monkeypatch.chdir(case.folder)
@@ -69,8 +69,8 @@ def test_whatever_is_damaged_a_command_ends_in_one_line_and_creates_nothing(
         found = cases.violations(case, code, out, err)
         found += cases.changes(case, before)
         if found:
-            kept.append(f"case {number}, {case.group}, {case.what}: {', '.join(found)}: {err[-500:]}")
-    assert kept == []
+            failures.append(f"case {number}, {case.group}, {case.what}: {', '.join(found)}: {err[-500:]}")
+    assert failures == []
 
 
 def test_a_word_that_breaks_yaml_parsers_in_c_does_not_end_the_program(tmp_path):

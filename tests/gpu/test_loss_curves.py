@@ -95,9 +95,9 @@ def _rows(file: Path) -> Path:
     with file.open("w") as rows:
         for length in (draw.randint(64, 200) for _ in range(256)):
             first, pace = draw.randrange(97), draw.choice([1, 2])
-            ids = [(first + pace * place) % 97 for place in range(length)]
+            ids = [(first + pace * position) % 97 for position in range(length)]
             rows.write(
-                json.dumps({"input_ids": ids, "loss_mask": [int(place > 1) for place in range(length)]})
+                json.dumps({"input_ids": ids, "loss_mask": [int(position > 1) for position in range(length)]})
                 + "\n"
             )
     return file

@@ -40,19 +40,19 @@ def main() -> None:
     os.setgid(user)
     os.setuid(user)
     told = {"uid": os.getuid(), "connected": 0, "answered_bytes": 0, "files_opened": 0}
-    kept: list[socket.socket] = []
+    ends: list[socket.socket] = []
     for line in sys.stdin:
         seen = json.loads(line)
         targets = [(socket.AF_UNIX, f"\0{name}") for name in seen["unix"]]
         targets += [(socket.AF_INET, ("127.0.0.1", port)) for port in seen["tcp"]]
         for saying, (family, address) in itertools.product(SAYINGS, targets):
             if (end := knock(family, address, saying)) is not None:
-                kept.append(end)
+                ends.append(end)
                 told["connected"] += 1
-        told["answered_bytes"] += sum(drip(end) for end in kept)
+        told["answered_bytes"] += sum(drip(end) for end in ends)
         told["files_opened"] += sum(map(files_opened, seen["pids"]))
-        while len(kept) > KEPT:
-            kept.pop(0).close()
+        while len(ends) > KEPT:
+            ends.pop(0).close()
         print(flush=True)  # for this line he has done what he could
     print(json.dumps(told))
 

@@ -53,8 +53,10 @@ def write_rows(file: Path) -> Path:
     with file.open("w") as rows:
         for number in range(44):
             length, first, pace = draw.randint(4, MAX_TOKENS), draw.randrange(97), draw.choice([1, 2])
-            ids = [(first + pace * place) % 97 for place in range(length)]
-            mask = [int(number % 11 != 0 and place > 1 and place % 7 != 0) for place in range(length)]
+            ids = [(first + pace * position) % 97 for position in range(length)]
+            mask = [
+                int(number % 11 != 0 and position > 1 and position % 7 != 0) for position in range(length)
+            ]
             rows.write(json.dumps({"input_ids": ids, "loss_mask": mask}) + "\n")
     return file
 
@@ -87,8 +89,8 @@ class Lab:
 
     def _path(self) -> str:
         """Folders in which its runs look for packages: those that the tests inherit count, too."""
-        places = [str(self.traps.site), self.python_path, os.environ.get("PYTHONPATH")]
-        return os.pathsep.join(filter(None, places))
+        paths = [str(self.traps.site), self.python_path, os.environ.get("PYTHONPATH")]
+        return os.pathsep.join(filter(None, paths))
 
     def words(self, output: Path, **keys: object) -> list[str]:
         words = {**self.keys, "output": output, **{key.replace("__", "."): v for key, v in keys.items()}}

@@ -165,9 +165,9 @@ def test_run_directory_has_what_the_design_lists(trained):
     assert {path.name for path in trained.iterdir() if not path.name.startswith(".")} == {
         "config.yaml", "metrics.jsonl", "summary.json", "checkpoints", "draft", "report.html", "logs"
     }  # fmt: skip
-    kept = {path.name for path in (trained / "checkpoints").iterdir()}
+    retained = {path.name for path in (trained / "checkpoints").iterdir()}
     best = (trained / "checkpoints" / "best").resolve().name
-    assert kept == {"best", "step-10", "step-12", best}
+    assert retained == {"best", "step-10", "step-12", best}
     assert {path.name for path in trained.rglob(".*")} == {".identity", ".lock"}
 
 

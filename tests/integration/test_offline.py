@@ -61,7 +61,7 @@ def offline(peaked_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Of
     with file.open("w") as out:
         for number in range(SAMPLES):
             first, length = draw.randrange(97), draw.randint(*TOKENS)
-            ids = [number // 97, number % 97, *((first + place) % 97 for place in range(length - 2))]
+            ids = [number // 97, number % 97, *((first + position) % 97 for position in range(length - 2))]
             out.write(json.dumps({"input_ids": ids, "loss_mask": [0, 0] + [1] * (length - 2)}) + "\n")
     return Offline(peaked_target, file)
 
@@ -84,11 +84,11 @@ def captured(offline: Offline, tmp_path_factory: pytest.TempPathFactory) -> Path
         with _started(offline.capture(folder, ONE_PASS_EACH)) as child:
             _until(lambda done=done, more=at_least: len(_shards(folder)) >= len(done) + more)
             child.send_signal(signal.SIGKILL)
-        kept = _shards(folder)
-        assert kept.keys() > done.keys()
-        assert kept.items() >= done.items(), "a complete shard was captured again"
+        retained = _shards(folder)
+        assert retained.keys() > done.keys()
+        assert retained.items() >= done.items(), "a complete shard was captured again"
     assert_done(offline.capture(folder, ONE_PASS_EACH))
-    assert _shards(folder).items() >= kept.items()
+    assert _shards(folder).items() >= retained.items()
     assert {path.name for path in folder.iterdir()} == {".lock", "index.json", *_shards(folder)}
     return folder
 

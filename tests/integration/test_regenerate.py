@@ -35,7 +35,7 @@ def target(make_target: Callable[..., Path]) -> Path:
     """A tiny Llama that speaks bytes, ends its turns about once in 30 tokens, and has a chat template."""
     tokenizer = Tokenizer(
         models.BPE(
-            {byte: place for place, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []
+            {byte: index for index, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []
         )
     )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

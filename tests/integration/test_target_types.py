@@ -219,8 +219,10 @@ def write_out(folder: Path) -> None:
 
 
 def without_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in config.items() if key in ESSENTIAL}
-    return {key: without_defaults(value) if isinstance(value, dict) else value for key, value in kept.items()}
+    essential = {key: value for key, value in config.items() if key in ESSENTIAL}
+    return {
+        key: without_defaults(value) if isinstance(value, dict) else value for key, value in essential.items()
+    }
 
 
 def described(target: TargetSpec) -> dict[str, Any]:

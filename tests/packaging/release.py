@@ -52,11 +52,11 @@ def main() -> int:
     try:
         version = check_versions(members, asked.version)
         wheels = build(members, asked.output, version)
-        with tempfile.TemporaryDirectory() as place:
+        with tempfile.TemporaryDirectory() as folder:
             for name in wheels:
-                check_alone(name, wheels, asked.output, Path(place) / name)
+                check_alone(name, wheels, asked.output, Path(folder) / name)
                 print(f"{name} {version}: installed alone, every module imported", flush=True)
-            check_together(wheels, asked.output, Path(place) / "together")
+            check_together(wheels, asked.output, Path(folder) / "together")
     except AssertionError as error:
         print(error, file=sys.stderr)
         return 1
@@ -107,13 +107,13 @@ def check_wheel(name: str, wheels: dict[str, Path], version: str) -> None:
     assert not wrong, f"{name} {version} requires {', '.join(wrong)}: this release has version {version}"
 
 
-def check_alone(name: str, wheels: dict[str, Path], output: Path, place: Path) -> None:
+def check_alone(name: str, wheels: dict[str, Path], output: Path, folder: Path) -> None:
     """Install one distribution with what its metadata requires, and import all of its modules."""
     needed = requirements(name, wheels)
-    python = make_environment(place, required_of_others(needed))
+    python = make_environment(folder, required_of_others(needed))
     install(python, output, name)
     extras = [line for line in metadata(wheels[name]).get_all("Requires-Dist") or [] if "extra ==" in line]
-    run(python, "-c", IMPORT_ALL, name.replace("-", "_"), *extras, *OF_VENDORS, cwd=place)
+    run(python, "-c", IMPORT_ALL, name.replace("-", "_"), *extras, *OF_VENDORS, cwd=folder)
 
 
 def requirements(name: str, wheels: dict[str, Path]) -> list[str]:
@@ -143,22 +143,22 @@ def install(python: Path, output: Path, *names: str) -> None:
     run(*pip, "--find-links", output, *names)
 
 
-def check_together(wheels: dict[str, Path], output: Path, place: Path) -> None:
+def check_together(wheels: dict[str, Path], output: Path, folder: Path) -> None:
     """Install all distributions in one environment; train and export a draft there."""
     needed = [line for name in wheels for line in requirements(name, wheels)]
-    python = make_environment(place, required_of_others(needed))
+    python = make_environment(folder, required_of_others(needed))
     install(python, output, *wheels)
     command = python.parent / "spec-trainer"
-    plugins = json.loads(run(command, "plugins", "--json", cwd=place))
+    plugins = json.loads(run(command, "plugins", "--json", cwd=folder))
     broken = [plugin["name"] for plugin in plugins if plugin["status"] not in ("ok", "unavailable")]
     assert not broken, f"plugins do not load: {broken}"
-    target, data = place / "target", place / "rows.jsonl"
-    run(python, "-c", TINY_TARGET, target, cwd=place)
+    target, data = folder / "target", folder / "rows.jsonl"
+    run(python, "-c", TINY_TARGET, target, cwd=folder)
     rows = [{"input_ids": [(7 * row + token) % 97 for token in range(40)]} for row in range(16)]
     data.write_text("".join(json.dumps({**row, "loss_mask": [1] * 40}) + "\n" for row in rows))
-    words = ["--target", target, "--data", data, "--output", place / "run"]
-    run(command, *words, "train.steps=2", cwd=place)
-    assert (place / "run" / "draft" / "model.safetensors").exists(), "the run exported no draft"
+    words = ["--target", target, "--data", data, "--output", folder / "run"]
+    run(command, *words, "train.steps=2", cwd=folder)
+    assert (folder / "run" / "draft" / "model.safetensors").exists(), "the run exported no draft"
 
 
 TINY_TARGET = """

@@ -208,8 +208,8 @@ def test_third_parties_pass_the_suites_in_a_clean_environment(run, clean_python,
     spread = ["-n", "2", "--dist", "loadfile"]
     report = run(clean_python, "-m", "pytest", *options, *spread, tmp_path, cwd=tmp_path)
     assert set(re.findall(r"PASSED ([\w-]+)/", report)) == {folder.name for folder in THIRD_PARTIES}
-    place = run(clean_python, "-c", "import spec_core; print(spec_core.__file__)").strip()
-    assert not Path(place).is_relative_to(ROOT)
+    file = run(clean_python, "-c", "import spec_core; print(spec_core.__file__)").strip()
+    assert not Path(file).is_relative_to(ROOT)
 
 
 def test_command_of_a_clean_environment_lists_the_third_parties(run, clean_python, tmp_path):

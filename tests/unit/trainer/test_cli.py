@@ -65,8 +65,8 @@ def test_a_bug_is_one_line_and_its_traceback_is_kept(monkeypatch, capsys, tmp_pa
 
 def test_a_bug_of_a_run_is_kept_with_its_logs_and_elsewhere_without(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for logs, place in ((tmp_path, tmp_path), (tmp_path / "nowhere", tmp_path / "cache")):
-        expected = rf"^unforeseen KeyError: 'x'; its traceback is in {place}"
+    for logs, folder in ((tmp_path, tmp_path), (tmp_path / "nowhere", tmp_path / "cache")):
+        expected = rf"^unforeseen KeyError: 'x'; its traceback is in {folder}"
         with pytest.raises(RunError, match=expected), unforeseen_errors(logs):
             raise KeyError("x")
 

@@ -151,8 +151,8 @@ class AscendBackend(Backend):
 
 def _without_segments(settings: str) -> str:
     parts = [part.strip() for part in settings.split(",")]
-    kept = [part for part in parts if part and not part.startswith("expandable_segments")]
-    return ",".join([*kept, "expandable_segments:False"])
+    remaining = [part for part in parts if part and not part.startswith("expandable_segments")]
+    return ",".join([*remaining, "expandable_segments:False"])
 
 
 def _torch_with_npu() -> Any:

@@ -28,10 +28,10 @@ def allocator_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _without_expandable(settings: str) -> str:
-    kept = [
+    remaining = [
         part for part in settings.split(",") if part and not part.strip().startswith("expandable_segments")
     ]
-    return ",".join([*kept, "expandable_segments:False"])
+    return ",".join([*remaining, "expandable_segments:False"])
 
 
 def limit_memory(fraction: float, device: torch.device) -> None:

@@ -83,8 +83,8 @@ def _limited() -> Generator[None]:
         return
 
     def ring(_: int, frame: FrameType | None) -> None:
-        place = f" at {frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
-        raise _TooLong(f"it was not done after {IMPORT_S:g} s, and hangs{place}")
+        location = f" at {frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+        raise _TooLong(f"it was not done after {IMPORT_S:g} s, and hangs{location}")
 
     handler = signal.signal(signal.SIGALRM, ring)
     rest = signal.setitimer(signal.ITIMER_REAL, IMPORT_S)

@@ -116,8 +116,8 @@ class Decoder:
             waiting = prompts[len(begun) : len(begun) + at_once - batch.num_running]
             if waiting and (not begun or go_on()):
                 new = [
-                    self._sequence(prompt, sampling, first_index + len(begun) + place, drafting)
-                    for place, prompt in enumerate(waiting)
+                    self._sequence(prompt, sampling, first_index + len(begun) + position, drafting)
+                    for position, prompt in enumerate(waiting)
                 ]
                 self._verify(new, batch.begin(new), sampling)
                 begun += new
@@ -195,11 +195,11 @@ class Decoder:
         Near ties, up to the first refused guess, are recomputed without a cache.
         """
         guesses = sequence.proposal.token_ids
-        for place in range(len(guesses) + 1 if any(close) else 0):
-            if close[place]:
-                logits_V = self._model.next_logits([*sequence.text, *guesses[:place]])
-                best[place] = int(logits_V.argmax())
-            if place < len(guesses) and best[place] != guesses[place]:
+        for position in range(len(guesses) + 1 if any(close) else 0):
+            if close[position]:
+                logits_V = self._model.next_logits([*sequence.text, *guesses[:position]])
+                best[position] = int(logits_V.argmax())
+            if position < len(guesses) and best[position] != guesses[position]:
                 break
         return best
 
@@ -303,7 +303,7 @@ class _Sequence:
         self._num_seen = 1  # the first token follows no state
         self._token_ids: list[int] = []
         self._gaps: list[float] = []
-        self._places: list[int] = []
+        self._guess_places: list[int] = []
         self._refused: list[int] = []
 
     @property
@@ -325,18 +325,18 @@ class _Sequence:
         self.new_ids = [*guesses[: verdict.accepted], verdict.next_token]
         self.text += self.new_ids
         judged = [*[-1] * verdict.accepted, *guesses[verdict.accepted : verdict.accepted + 1], -1]
-        for place, (token_id, gap) in enumerate(zip(self.new_ids, gaps, strict=False), start=1):
+        for position, (token_id, gap) in enumerate(zip(self.new_ids, gaps, strict=False), start=1):
             if not self.complete:
                 self._token_ids.append(token_id)
                 self._gaps.append(gap)
-                self._places.append(place if place <= len(guesses) else 0)
-                self._refused.append(judged[place - 1])
+                self._guess_places.append(position if position <= len(guesses) else 0)
+                self._refused.append(judged[position - 1])
 
     def generation(self) -> Generation:
         return Generation(
             token_ids=tuple(self._token_ids),
             top2_margin=tuple(self._gaps),
-            guess_places=tuple(self._places) if self.proposer is not None else (),
+            guess_places=tuple(self._guess_places) if self.proposer is not None else (),
             refused_guesses=tuple(self._refused) if self.proposer is not None else (),
             verifications=tuple(self.verifications),
         )

@@ -49,18 +49,18 @@ class HfModel:
 
     def states(self, rows: Sequence[Sequence[int]], schema: FeatureSchema) -> list[Tensor]:
         """Run one forward pass without the head; return each row's states [T, N, H] as a separate tensor."""
-        kept = [
+        captured = [
             torch.empty(schema.shape(len(r)), dtype=schema.torch_dtype(), device=self.device) for r in rows
         ]
 
         def keep(index: int, state_BTH: Tensor) -> None:
-            for row, kept_TNH in zip(state_BTH, kept, strict=True):
-                kept_TNH[:, index].copy_(row[: len(kept_TNH)])
+            for row, captured_TNH in zip(state_BTH, captured, strict=True):
+                captured_TNH[:, index].copy_(row[: len(captured_TNH)])
 
         # Padding stands on the right, so a causal target never looks at it and needs no mask for it.
         with torch.no_grad(), self.tapped(schema.layers, keep), _target_errors(self.target):
             self._stack(input_ids=self._padded(rows), use_cache=False)
-        return kept
+        return captured
 
     @contextmanager
     def tapped(self, layers: Sequence[int], keep: Callable[[int, Tensor], None]) -> Iterator[None]:

@@ -168,8 +168,8 @@ def _names_layers_at_top_only(draft: ServedFolder) -> bool:
 
 
 def _lacks_target_depth(draft: ServedFolder) -> bool:
-    places = (draft.fields.get("num_target_layers"), draft.nested("dflash_config", "num_target_layers"))
-    return _is_block(draft) and places == (None, None)
+    named = (draft.fields.get("num_target_layers"), draft.nested("dflash_config", "num_target_layers"))
+    return _is_block(draft) and named == (None, None)
 
 
 _FLAWS = (

@@ -147,8 +147,8 @@ class Reservation:
 
     def options(self, bundle: int, amount: float) -> dict[str, Any]:
         """Return Ray options for an actor or task that uses ``amount`` of the resource of a bundle."""
-        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
-        return {**_UNCOUNTED, **self._amount(amount), "scheduling_strategy": place}
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        return {**_UNCOUNTED, **self._amount(amount), "scheduling_strategy": strategy}
 
     def close(self) -> None:
         """Release the devices."""

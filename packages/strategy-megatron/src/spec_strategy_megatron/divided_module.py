@@ -83,8 +83,8 @@ def _cut(module: nn.Module, name: str, division: Division, group: dist.ProcessGr
     layer_name, _, attribute = name.rpartition(".")
     layer = module.get_submodule(layer_name)
     whole: Tensor = getattr(layer, attribute)
-    place, copy = divmod(dist.get_rank(group), division.copies)
-    part = whole.detach().chunk(dist.get_world_size(group) // division.copies, division.dimension)[place]
+    index, copy = divmod(dist.get_rank(group), division.copies)
+    part = whole.detach().chunk(dist.get_world_size(group) // division.copies, division.dimension)[index]
     parameter = nn.Parameter(part.clone(memory_format=torch.contiguous_format))
     # A further copy is not counted in the norm of gradients.
     set_tensor_model_parallel_attributes(parameter, is_parallel=copy == 0, dim=division.dimension, stride=1)

@@ -76,8 +76,8 @@ class HeldWeights:
         """Return this rank's elements of a full tensor, in the layout of the rank's master."""
         if division := self.divisions.get(name):
             parts = self.config.tensor_parallel // division.copies
-            place = self.mesh.get_local_rank("tensor") // division.copies
-            whole = whole.chunk(parts, division.dimension)[place]
+            index = self.mesh.get_local_rank("tensor") // division.copies
+            whole = whole.chunk(parts, division.dimension)[index]
         master = self.masters[name]
         return master.of(whole.contiguous()).view(master.tensor.shape)
 
@@ -88,11 +88,11 @@ class HeldWeights:
         """
         scalar, master, division = not value.ndim, self.masters[name], self.divisions.get(name)
         data, tensor = self.mesh.get_local_rank("data"), self.mesh.get_local_rank("tensor")
-        place, copy = divmod(tensor, division.copies if division else self.config.tensor_parallel)
+        index, copy = divmod(tensor, division.copies if division else self.config.tensor_parallel)
         part = () if scalar else tuple(self.trained[name].shape)
         offset = [0] * len(part)
         if part and division:
-            offset[division.dimension] = place * part[division.dimension]
+            offset[division.dimension] = index * part[division.dimension]
         return FlatShard(
             shape=self.whole_shape(name) if part else (),
             offset=tuple(offset),

@@ -97,9 +97,9 @@ def build_optimizer(
     )
     data, tensor = mesh.get_group("data"), mesh.get_group("tensor")
     if distributed:
-        place = torch.distributed.get_rank(tensor)
+        rank = torch.distributed.get_rank(tensor)
         optimizer = DistributedOptimizer(
-            adam, config, None, lambda *_: None, [parallel], {0: parallel.buffers}, data, None, place, 0
+            adam, config, None, lambda *_: None, [parallel], {0: parallel.buffers}, data, None, rank, 0
         )
     elif config.bf16:
         optimizer = Float16OptimizerWithFloat16Params(adam, config, None, lambda *_: None)

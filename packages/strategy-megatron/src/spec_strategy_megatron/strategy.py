@@ -295,13 +295,13 @@ class MegatronStrategy(Strategy):
             return
         # Of a replicated weight each rank adds to the part that it has: all parts, one after the other.
         sums = [parameter.main_grad.new_zeros(number, parameter.numel()) for parameter, number, _ in shared]
-        for (parameter, _, place), total in zip(shared, sums, strict=True):
-            total[place] = parameter.main_grad.flatten()
+        for (parameter, _, index), total in zip(shared, sums, strict=True):
+            total[index] = parameter.main_grad.flatten()
         flat = torch.cat([total.flatten() for total in sums])
         dist.all_reduce(flat, group=self._mesh.get_group("tensor"))
         totals = flat.split([total.numel() for total in sums])
-        for (parameter, number, place), total in zip(shared, totals, strict=True):
-            parameter.main_grad.copy_(total.view(number, *parameter.shape)[place])
+        for (parameter, number, index), total in zip(shared, totals, strict=True):
+            parameter.main_grad.copy_(total.view(number, *parameter.shape)[index])
 
     def _map_whole(
         self, function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor]

@@ -183,8 +183,8 @@ def assign_extend_cache_locs_cpu(requests, req_to_token, starts, ends, out_cache
 
 
 def fill_bonus_tokens_cpu(accept_tokens, accept_lens, bonus_tokens, accept_stride) -> None:
-    places = accept_stride * torch.arange(len(accept_lens)) + accept_lens - 1
-    bonus_tokens.copy_(accept_tokens.flatten()[places])
+    indices = accept_stride * torch.arange(len(accept_lens)) + accept_lens - 1
+    bonus_tokens.copy_(accept_tokens.flatten()[indices])
 
 
 def fill_accept_out_cache_loc_cpu(accept_index, out_cache_loc, accept_out_cache_loc) -> None:
@@ -195,6 +195,6 @@ def fill_accept_out_cache_loc_cpu(accept_index, out_cache_loc, accept_out_cache_
 def copy_all_layer_kv_cache_cpu(data_ptrs, strides, to, source) -> None:
     """Move rows of every layer's cache, of which the address and the bytes of a row are given."""
     for start, size in zip(data_ptrs.tolist(), strides.tolist(), strict=True):
-        rows = [ctypes.string_at(start + place * size, size) for place in source.tolist()]
-        for place, row in zip(to.tolist(), rows, strict=True):
-            ctypes.memmove(start + place * size, row, size)
+        rows = [ctypes.string_at(start + index * size, size) for index in source.tolist()]
+        for index, row in zip(to.tolist(), rows, strict=True):
+            ctypes.memmove(start + index * size, row, size)

@@ -23,7 +23,7 @@ def test_counts_are_sums_over_whole_answers():
         drafted=3 * 23,
         accepted=sum(map(sum, answers)),
         accepted_per_position=tuple(
-            sum(accepted > place for answer in answers for accepted in answer) for place in range(3)
+            sum(accepted > position for answer in answers for accepted in answer) for position in range(3)
         ),
         answers=4,
         squared_rounds=sum(len(answer) ** 2 for answer in answers),

@@ -125,7 +125,7 @@ def test_strided_tensors_are_laid_out_as_they_are():
         input_ids=sent.input_ids[::3],
         hidden_TNH=sent.hidden_TNH.transpose(1, 2)[::3].transpose(1, 2),
     )
-    places = (torch.empty(4, dtype=torch.int64), torch.empty(SCHEMA.shape(4)))
-    copy_sample(strided, places)
-    assert torch.equal(places[0], sent.input_ids[::3])
-    assert torch.equal(places[1], sent.hidden_TNH[::3])
+    tensors = (torch.empty(4, dtype=torch.int64), torch.empty(SCHEMA.shape(4)))
+    copy_sample(strided, tensors)
+    assert torch.equal(tensors[0], sent.input_ids[::3])
+    assert torch.equal(tensors[1], sent.hidden_TNH[::3])

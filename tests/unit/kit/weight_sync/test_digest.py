@@ -47,7 +47,7 @@ def test_tensors_that_share_a_block_do_not_touch_each_other():
         1: ROW_BYTES,
     }
     parts = [memory[start : start + size] for start, size in sizes.items()]  # some begin at odd addresses
-    together = tensor_entries((str(place), part) for place, part in enumerate(parts))
+    together = tensor_entries((str(index), part) for index, part in enumerate(parts))
     assert [entry.digest for entry in together] == [tensor_digest(part.clone()) for part in parts]
     assert together[0].digest != together[3].digest
 

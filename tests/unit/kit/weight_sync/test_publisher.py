@@ -94,6 +94,7 @@ def test_each_of_three_commits_for_itself(fleet, monkeypatch, method, state):
     assert report.committed
     assert [report.replicas[name].state for name in "012"] == ["committed", state, "committed"]
     assert "planted" in report.replicas["1"].reason
+    assert ("commit" in report.replicas["1"].seconds) == (method == "swap")  # asked only if it has received
     fleet.settle()  # the one at fault is repaired: all serve the same
     assert fleet.versions() == [2] * 3
     assert fleet.publisher.committed == 2

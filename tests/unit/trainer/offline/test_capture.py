@@ -34,14 +34,14 @@ def test_a_deleted_shard_is_captured_again_and_only_it(capture, words):
     folder = capture()
     before = files(folder)
     removed = folder / "features-00001.safetensors"
-    kept = {file: file.stat().st_mtime_ns for file in folder.glob("*.safetensors") if file != removed}
+    retained = {file: file.stat().st_mtime_ns for file in folder.glob("*.safetensors") if file != removed}
     removed.unlink()
     own = [f"output={folder}", "capture.shard_bytes=40000"]
     document = run_capture(resolve_capture(None, {}, [*words, *own]))
     assert document["captured_shards"] == 1
     assert document["shards"] == 3
     assert files(folder) == before
-    assert {file: file.stat().st_mtime_ns for file in kept} == kept
+    assert {file: file.stat().st_mtime_ns for file in retained} == retained
     assert run_capture(resolve_capture(None, {}, [*words, *own]))["captured_shards"] == 0
 
 

@@ -83,12 +83,12 @@ class Traffic:
         return {"left": left, "share": self._draw.betavariate(2, 3), "had": AnswerRounds()}
 
     def _step(self):
-        for place, answer in enumerate(self._answers):
+        for index, answer in enumerate(self._answers):
             if answer["left"] == 0:
-                self._answers[place] = answer = self._new(self._lengths[place])
-                self._begun.add(place)
+                self._answers[index] = answer = self._new(self._lengths[index])
+                self._begun.add(index)
             answer["left"] -= 1
-            if place in self._begun:
+            if index in self._begun:
                 accepted = 0
                 while accepted < 3 and self._draw.random() < answer["share"] * self._quality:
                     accepted += 1

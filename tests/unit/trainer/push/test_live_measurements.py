@@ -56,8 +56,8 @@ def test_figures_stand_in_the_record_after_the_measurement_and_version_and_lengt
         records[done] = run.rank_0.news()
     assert run.exported == ["draft-10"] * 2 + ["draft-20"] * 2 + ["draft-25"] * 2
     assert not any(records[done] for done in range(1, 14))
-    kept = {"serving_version": 10, "serving_acceptance_length": 1.5}
-    assert records[14] == {**kept, "serving_tokens": 5}
-    assert all(records[done] == kept for done in range(15, 20))
+    carried = {"serving_version": 10, "serving_acceptance_length": 1.5}
+    assert records[14] == {**carried, "serving_tokens": 5}
+    assert all(records[done] == carried for done in range(15, 20))
     assert [records[done].get("serving_tokens") for done in (19, 20, 21, 24, 25)] == [None, 5, None, None, 5]
     assert records[25]["serving_version"] == 25

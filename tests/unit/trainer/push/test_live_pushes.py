@@ -182,12 +182,12 @@ def test_memory_that_cannot_be_had_ends_a_push_and_no_run(spec, publisher, caplo
 
 def test_a_snapshot_takes_its_memory_once():
     snapshot = WeightSnapshot()
-    places = []
+    addresses = []
     for value in (1.0, 2.0):
         snapshot.take({"weight": torch.full((3,), value)}.items())
         assert snapshot.read()["weight"].tolist() == [value] * 3
-        places.append(snapshot.read()["weight"].data_ptr())
-    assert places[0] == places[1]
+        addresses.append(snapshot.read()["weight"].data_ptr())
+    assert addresses[0] == addresses[1]
 
 
 class Hanging:

@@ -234,10 +234,10 @@ def test_nothing_is_removed_or_written_through_a_link(directory, resolved, tmp_p
     (elsewhere / ".step-1").mkdir(parents=True)
     directory.checkpoints.mkdir(parents=True)
     (directory.root / ".identity").write_text("me\n")
-    place = directory.root / name
-    if place.is_dir():
-        place.rmdir()
-    place.symlink_to(elsewhere)
+    entry = directory.root / name
+    if entry.is_dir():
+        entry.rmdir()
+    entry.symlink_to(elsewhere)
     for use in (lambda: directory.open("me", resolved().config), directory.remove_unfinished):
         with pytest.raises(
             ArtifactError, match=rf"{name} is a link: expected a \w+ of its own; move it away"

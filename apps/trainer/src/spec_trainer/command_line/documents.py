@@ -26,10 +26,10 @@ def keep_stdout_for_documents() -> None:
     if sys.stdout is None or sys.stderr is None:  # closed by who started this process
         return
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved = os.dup(1)
     os.dup2(2, 1)
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
-    _streams.append(open(kept, "w", encoding=encoding, errors=errors))  # noqa: SIM115 (open until the process ends)
+    _streams.append(open(saved, "w", encoding=encoding, errors=errors))  # noqa: SIM115 (open until the process ends)
     sys.stdout = sys.stderr
 
 

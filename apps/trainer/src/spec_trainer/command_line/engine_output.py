@@ -45,14 +45,14 @@ def engine_output_kept(engine_type: type[Engine]) -> Iterator[None]:
 def _stdout_to(file: TextIO) -> Iterator[None]:
     """Redirect Python's stdout and file descriptor 1, which child processes inherit."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved = os.dup(1)
     os.dup2(file.fileno(), 1)
     try:
         with redirect_stdout(file):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def _loggers(engine_type: type[Engine]) -> list[logging.Logger]:

@@ -32,8 +32,8 @@ def unforeseen_errors(logs: Path | None = None, *foreseen: type[BaseException]) 
     except (*_FORESEEN, *foreseen):
         raise
     except BaseException as error:  # panics of compiled libraries are no Exception
-        kept = _keep("".join(traceback.format_exception(error)), logs)
-        where = f"; its traceback is in {kept}" if kept else ""
+        saved = _keep("".join(traceback.format_exception(error)), logs)
+        where = f"; its traceback is in {saved}" if saved else ""
         raise RunError(f"unforeseen {_name(error)}{where}") from error
 
 

@@ -77,8 +77,8 @@ def _pushes(run: RunSpec) -> str:
     config = run.config
     servers = ", ".join(config.push.to) or "the run's own engine"
     transports = open_transports(run.backend, config.push)
-    order = "the first" if config.push.transport else "what is fastest there"
-    return f"every {config.train.push_every} steps to {servers}, by {order} of {', '.join(transports)}"
+    which = "the first" if config.push.transport else "what is fastest there"
+    return f"every {config.train.push_every} steps to {servers}, by {which} of {', '.join(transports)}"
 
 
 def _decoding(run: RunSpec) -> str:

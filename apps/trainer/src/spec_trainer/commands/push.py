@@ -78,13 +78,13 @@ def serving_problem(document: Mapping[str, Any]) -> str:
         return (
             f"{', '.join(broken)} may serve something else than it should; the next push to it settles that"
         )
-    places: dict[str, list[str]] = {}
+    servers_of: dict[str, list[str]] = {}
     for url, server in document.items():
         version = "no version" if server["version"] is None else f"version {server['version']}"
-        places.setdefault(" ".join(filter(None, [version, server["digest"]])), []).append(url)
-    if len(places) == 1:
+        servers_of.setdefault(" ".join(filter(None, [version, server["digest"]])), []).append(url)
+    if len(servers_of) == 1:
         return ""
-    differing = "; ".join(f"{draft} at {', '.join(urls)}" for draft, urls in places.items())
+    differing = "; ".join(f"{draft} at {', '.join(urls)}" for draft, urls in servers_of.items())
     return f"the servers differ: {differing}; the next spec-trainer push to all of them settles that"
 
 

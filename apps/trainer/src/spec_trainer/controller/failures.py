@@ -40,12 +40,12 @@ class FailureReports:
         """Receive all events of ``launcher``."""
         self._launcher = launcher
         self._settled: set[str] = set()
-        self._kept: deque[WorkerMessage | WorkerEnded] = deque()
+        self._delayed: deque[WorkerMessage | WorkerEnded] = deque()
         """Events without a failure that arrived while ``with_causes`` waited."""
 
     def receive(self, deadline_s: float) -> WorkerMessage | WorkerEnded | None:
         """Return the next event, as ``Launcher.receive`` does."""
-        return self._kept.popleft() if self._kept else self._launcher.receive(deadline_s)
+        return self._delayed.popleft() if self._delayed else self._launcher.receive(deadline_s)
 
     def expect_end(self, worker: str) -> None:
         """Treat the exit of a worker as expected, not as a failure, from now on."""
@@ -91,7 +91,7 @@ class FailureReports:
             if (failure := self.failure_in(event)) is not None:
                 failures.append(failure)
             else:
-                self._kept.append(event)
+                self._delayed.append(event)
         of_worker: dict[str, Failure] = {}
         for failure in sorted(failures, key=lambda failure: failure.distance):
             of_worker.setdefault(failure.worker, failure)

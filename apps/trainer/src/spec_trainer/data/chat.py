@@ -203,8 +203,8 @@ def _without_empty_thought(text: str, span: tuple[int, int], message: dict[str, 
 
 
 def _way_out(chat: Chat, index: int) -> str:
-    place = (
+    where = (
         f"message {index + 1} of {len(chat.messages)}; {{% generation %}} marks in the template would show it"
     )
     later = any(message["role"] == "assistant" for message in chat.messages[index + 1 :])
-    return f"{place}, and data.last_turn_only=true needs the last turn only" if later else place
+    return f"{where}, and data.last_turn_only=true needs the last turn only" if later else where

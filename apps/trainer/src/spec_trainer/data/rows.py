@@ -43,7 +43,7 @@ class Chat:
     @property
     def answers(self) -> list[int]:
         """Indices of the assistant's messages, ascending."""
-        return [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+        return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
 
 
 @dataclass(frozen=True)

@@ -50,23 +50,23 @@ def read_rows(path: str) -> Iterator[DataRow]:
 
     Raise DataError if a source as a whole cannot be read.
     """
-    place = _place(path)
-    yield from read_files(place) if isinstance(place, list) else read_hub(*place)
+    source = _source(path)
+    yield from read_files(source) if isinstance(source, list) else read_hub(*source)
 
 
 def source_files(path: str) -> list[Path]:
     """Return the files that ``read_rows`` reads; for a hub id, files in the hub's cache. Raise DataError."""
-    place = _place(path)
-    if not isinstance(place, list):
-        name, split = place
+    source = _source(path)
+    if not isinstance(source, list):
+        name, split = source
         with _readable(f"{name}:{split}"):
-            place = [Path(part["filename"]) for part in _load_hub(name, None, split).cache_files]
-    for file in place:
+            source = [Path(part["filename"]) for part in _load_hub(name, None, split).cache_files]
+    for file in source:
         check_regular(file, DataError)
-    return place
+    return source
 
 
-def _place(path: str) -> list[Path] | tuple[str, str]:
+def _source(path: str) -> list[Path] | tuple[str, str]:
     """Return the files of ``path``, or the name and the split of a data set of the hub."""
     if not path:  # to pathlib, the working directory
         raise DataError(f"data is empty: expected {_EXPECTED}, or a hub id owner/name[:split]")
@@ -90,8 +90,8 @@ def read_files(files: Iterable[Path]) -> Iterator[DataRow]:
 
 def check_answers(path: str, chat: ChatConfig) -> None:
     """Raise ConfigError if ``regenerate`` rendered a file of ``path`` with other settings than ``chat``."""
-    place = Path(path)
-    for file in data_files(place) if path and place.is_dir() else [place]:
+    source = Path(path)
+    for file in data_files(source) if path and source.is_dir() else [source]:
         made = chat_of_answers(file)
         if made is not None:
             chat.check_same(made, f"data '{file}'")
@@ -99,7 +99,7 @@ def check_answers(path: str, chat: ChatConfig) -> None:
 
 def data_files(folder: Path) -> list[Path]:
     """Return the data files below ``folder``, sorted by path."""
-    names = (Path(place) / name for place, _, names in os.walk(folder, onerror=_raise) for name in names)
+    names = (Path(source) / name for source, _, names in os.walk(folder, onerror=_raise) for name in names)
     with _readable(str(folder)):
         files = sorted(file for file in names if _is_data(file))
     if not files:

@@ -62,14 +62,14 @@ def cycles_left(spec: RunSpec, done_steps: int) -> list[Cycle]:
 def prompts_of(spec: RunSpec, cycle: int) -> list[list[int]]:
     """Return the prompts of a cycle: the next ``decode.prompts`` of repeated, shuffled passes over the data."""
     samples, per_cycle = spec.source.train, spec.config.decode.prompts
-    places = range(cycle * per_cycle, (cycle + 1) * per_cycle)
+    positions = range(cycle * per_cycle, (cycle + 1) * per_cycle)
     orders = {
         epoch: epoch_order(len(samples), spec.config.seed, epoch)
         if spec.config.data.shuffle
         else range(len(samples))
-        for epoch in {place // len(samples) for place in places}
+        for epoch in {position // len(samples) for position in positions}
     }
-    chosen = [samples[orders[place // len(samples)][place % len(samples)]] for place in places]
+    chosen = [samples[orders[position // len(samples)][position % len(samples)]] for position in positions]
     return [_prompt(sample.prompt) for sample in chosen]
 
 

@@ -62,9 +62,9 @@ class DecodedFolder:
 
     def keep_only(self, *versions: int) -> None:
         """Remove the drafts of all versions except ``versions``."""
-        kept = [self.draft(version) for version in versions]
+        retained = [self.draft(version) for version in versions]
         for folder in self._root.glob("draft-*"):
-            if folder not in kept:
+            if folder not in retained:
                 remove(folder)
 
     def remove_drafts_after(self, done_steps: int) -> None:

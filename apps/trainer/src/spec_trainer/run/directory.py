@@ -165,9 +165,9 @@ class RunDirectory:
         for path in filter(os.path.lexists, (*folders, *files)):
             check_own(path, is_folder=path in folders)
         for folder in (self.decoded, self.logs):
-            for place, inner, names in os.walk(folder):
+            for parent, inner, names in os.walk(folder):
                 for name in (*inner, *names):
-                    check_own(Path(place, name), is_folder=name in inner)
+                    check_own(Path(parent, name), is_folder=name in inner)
 
     def _identity(self) -> str:
         return read_bytes(self._owner, ArtifactError, _IDENTITY_BYTES).decode(errors="replace").strip()

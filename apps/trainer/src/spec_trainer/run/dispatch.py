@@ -140,7 +140,7 @@ class Dispatcher:
         self._sent: list[list[_Batch]] = [[] for _ in engines]
         """Batches that each engine has captured; ranks may not have released some of their samples yet."""
         self._free = [
-            (place, engine) for place in range(_QUEUED_PER_ENGINE) for engine in range(len(engines))
+            (queued, engine) for queued in range(_QUEUED_PER_ENGINE) for engine in range(len(engines))
         ]
         """Heap of free queue slots of engines, as (number of batches that the engine already has, engine)."""
         self._num_busy = 0
@@ -196,8 +196,8 @@ class Dispatcher:
     def regained(self, engine: int) -> None:
         """Give batches again to an engine that was lost and has been replaced."""
         with self._lock:
-            for place in range(_QUEUED_PER_ENGINE):
-                heapq.heappush(self._free, (place, engine))
+            for queued in range(_QUEUED_PER_ENGINE):
+                heapq.heappush(self._free, (queued, engine))
         self._pump()
 
     @property

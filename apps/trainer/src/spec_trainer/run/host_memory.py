@@ -38,7 +38,7 @@ def _own_cgroups(cgroups: Path, own: Path) -> list[Path]:
             continue
         root = cgroups / controllers
         inner = root / path.lstrip("/")
-        found += [place for place in (inner, *inner.parents) if place == root or root in place.parents]
+        found += [folder for folder in (inner, *inner.parents) if folder == root or root in folder.parents]
     return found
 
 

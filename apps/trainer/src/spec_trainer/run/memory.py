@@ -254,11 +254,11 @@ def _disk(run: RunSpec, sizes: RunSizes) -> Room:
     saves = min(train.keep + 1, ceil(run.schedule.total_steps / train.save_every))
     saves -= sum(1 for _ in directory.checkpoints.glob("step-*"))
     output = directory.root.absolute()
-    there = next(place for place in (output, *output.parents) if os.path.isdir(place))
-    kept = max(0, saves)
+    there = next(folder for folder in (output, *output.parents) if os.path.isdir(folder))
+    number = max(0, saves)
     room = "set output to a folder with more room"
     parts = [
-        MemoryPart(f"{kept} checkpoint(s)", kept * sizes.state_bytes, f"lower train.keep, or {room}"),
+        MemoryPart(f"{number} checkpoint(s)", number * sizes.state_bytes, f"lower train.keep, or {room}"),
         MemoryPart("the exported draft", 2 * sizes.num_trained, room),
     ]
     return Room(f"the disk of output {there}", shutil.disk_usage(there).free, parts)

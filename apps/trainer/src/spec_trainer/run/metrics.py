@@ -51,9 +51,9 @@ def drop_after(file: Path, step: float, kind: type[Row]) -> dict[int, dict[str, 
     rows, damaged = whole_rows(file, kind)
     if damaged:
         log.warning("%s; the run goes on without %d of its rows", damaged[0], len(damaged))
-    kept = [(line, row) for line, row in rows if row["step"] <= step]
-    write_atomically(file, "".join(line for line, _ in kept))
-    return {row["step"]: row for _, row in kept}
+    retained = [(line, row) for line, row in rows if row["step"] <= step]
+    write_atomically(file, "".join(line for line, _ in retained))
+    return {row["step"]: row for _, row in retained}
 
 
 class MetricsLog(AbstractContextManager["MetricsLog"]):

@@ -261,10 +261,10 @@ def _finish(state: TrainState, last: dict[str, Any]) -> None:
 def _kept_summary(state: TrainState) -> dict[str, Any]:
     """Return times and other figures of the existing summary if the run was already complete, else nothing."""
     try:
-        kept = read_figures(state.spec.directory.summary, KeptSummary)
+        saved = read_figures(state.spec.directory.summary, KeptSummary)
     except ArtifactError:  # there is none, or it is damaged
         return {}
-    return kept if kept.get("steps") == state.done_steps else {}
+    return saved if saved.get("steps") == state.done_steps else {}
 
 
 def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:

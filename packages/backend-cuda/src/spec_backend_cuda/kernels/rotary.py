@@ -126,9 +126,9 @@ def _rotate_rows(
     angle = token[:, None] * HALF + channel
     c = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
     s = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
-    place = out + row.to(tl.int64)[:, None] * (2 * HALF) + channel
-    tl.store(place, first * c - second * s, mask=inside)
-    tl.store(place + HALF, second * c + first * s, mask=inside)
+    target = out + row.to(tl.int64)[:, None] * (2 * HALF) + channel
+    tl.store(target, first * c - second * s, mask=inside)
+    tl.store(target + HALF, second * c + first * s, mask=inside)
 
 
 @triton.jit
@@ -165,6 +165,6 @@ def _rotate_gradients(
         along = ((tl.sum(first * x_first, 1) + tl.sum(second * x_second, 1)) / (2 * HALF))[:, None]
         first = scale * (first - x_first * along)
         second = scale * (second - x_second * along)
-    place = out + row.to(tl.int64)[:, None] * (2 * HALF) + channel
-    tl.store(place, first, mask=inside)
-    tl.store(place + HALF, second, mask=inside)
+    target = out + row.to(tl.int64)[:, None] * (2 * HALF) + channel
+    tl.store(target, first, mask=inside)
+    tl.store(target + HALF, second, mask=inside)

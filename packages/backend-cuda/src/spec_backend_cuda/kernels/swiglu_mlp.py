@@ -84,22 +84,22 @@ def _programs(tensor: Tensor) -> tuple[int]:
 
 @triton.jit
 def _product(gate, up, product, size, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    g = tl.load(gate + place, mask=inside).to(tl.float32)
-    u = tl.load(up + place, mask=inside).to(tl.float32)
-    tl.store(product + place, g * tl.sigmoid(g) * u, mask=inside)
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < size
+    g = tl.load(gate + offset, mask=inside).to(tl.float32)
+    u = tl.load(up + offset, mask=inside).to(tl.float32)
+    tl.store(product + offset, g * tl.sigmoid(g) * u, mask=inside)
 
 
 @triton.jit
 def _product_gradients(gate, up, grad, product, grad_gate, grad_up, size, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    g = tl.load(gate + place, mask=inside).to(tl.float32)
-    u = tl.load(up + place, mask=inside).to(tl.float32)
-    d = tl.load(grad + place, mask=inside).to(tl.float32)
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < size
+    g = tl.load(gate + offset, mask=inside).to(tl.float32)
+    u = tl.load(up + offset, mask=inside).to(tl.float32)
+    d = tl.load(grad + offset, mask=inside).to(tl.float32)
     share = tl.sigmoid(g)
     silu = g * share
-    tl.store(product + place, silu * u, mask=inside)
-    tl.store(grad_gate + place, d * u * (share + silu * (1 - share)), mask=inside)
-    tl.store(grad_up + place, d * silu, mask=inside)
+    tl.store(product + offset, silu * u, mask=inside)
+    tl.store(grad_gate + offset, d * u * (share + silu * (1 - share)), mask=inside)
+    tl.store(grad_up + offset, d * silu, mask=inside)

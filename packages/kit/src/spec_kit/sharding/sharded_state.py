@@ -97,8 +97,8 @@ class IndexEntry(Config):
                 raise ValueError(
                     f"a part of shape {list(part.shape)} is none of a tensor of shape {list(self.shape)}"
                 )
-            places = zip(part.offset, part.shape, self.shape, strict=True)
-            if any(first + length > whole for first, length, whole in places):
+            axes = zip(part.offset, part.shape, self.shape, strict=True)
+            if any(first + length > whole for first, length, whole in axes):
                 raise ValueError(
                     f"a part of shape {list(part.shape)} lies outside of shape {list(self.shape)}"
                 )
@@ -243,8 +243,8 @@ def _saves(value: Tensor | FlatShard, rank: int) -> bool:
         return value.saves
     if not isinstance(value, DTensor):
         return rank == 0
-    place = value.device_mesh.get_coordinate() or ()
-    axes = zip(place, value.placements, strict=True)
+    coordinate = value.device_mesh.get_coordinate() or ()
+    axes = zip(coordinate, value.placements, strict=True)
     return all(number == 0 for number, placement in axes if placement.is_replicate())
 
 

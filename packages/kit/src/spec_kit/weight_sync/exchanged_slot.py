@@ -46,7 +46,7 @@ class ExchangedSlot(DraftSlot):
         """
         self._device, self._layout, self._target = device, layout, target
         self._exchange: Exchange | None = None
-        self._places: WeakKeyDictionary[nn.Module, tuple[dict[str, Address], frozenset[Address]]] = (
+        self._addresses: WeakKeyDictionary[nn.Module, tuple[dict[str, Address], frozenset[Address]]] = (
             WeakKeyDictionary()
         )
         """Model -> addresses of its tensors, and of the target's tensors, when they were last looked up."""
@@ -82,12 +82,12 @@ class ExchangedSlot(DraftSlot):
         to 20 ms.
         """
         tensors = plain_tensors(model, lent)
-        places = {path: storage_address(tensor) for path, tensor in tensors.items()}
-        known, of_target = self._places.get(model, (None, frozenset()))
-        if places != known:
+        addresses = {path: storage_address(tensor) for path, tensor in tensors.items()}
+        known, of_target = self._addresses.get(model, (None, frozenset()))
+        if addresses != known:
             of_target = storage_addresses(self._target)
-            self._places[model] = places, of_target
-        return {path: tensor for path, tensor in tensors.items() if places[path] not in of_target}
+            self._addresses[model] = addresses, of_target
+        return {path: tensor for path, tensor in tensors.items() if addresses[path] not in of_target}
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Load the tensors of an update into the spare model."""

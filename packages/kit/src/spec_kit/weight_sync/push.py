@@ -44,10 +44,10 @@ class Push:
 
         ``updates``: name of a replica -> id of its update.
         """
-        kept_s = _COMMIT_SHARE * (deadline - time.monotonic()) if len(self.deliveries) > 1 else 0.0
+        reserved_s = _COMMIT_SHARE * (deadline - time.monotonic()) if len(self.deliveries) > 1 else 0.0
         with ExitStack() as stack:
             for name, delivery in self.deliveries.items():
-                stack.enter_context(delivery.begin(updates[name], payload, deadline - kept_s, deadline))
+                stack.enter_context(delivery.begin(updates[name], payload, deadline - reserved_s, deadline))
             self._each("transfer", self.deliveries.values(), lambda delivery: delivery.transfer())
             received = [delivery for delivery in self.deliveries.values() if delivery.state == "received"]
             failed = [delivery for delivery in self.deliveries.values() if delivery.state == "aborted"]
