@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -70,3 +72,21 @@ def test_a_further_step_keeps_states_keys_and_values_alone(num_layers):
     channels = num_layers * (WIDTH + 2 * KEYS) + 2 * WIDTH
     assert per_row[True] <= channels
     assert per_row[False] >= channels + num_layers * (2 * QUERIES + 3 * INNER)
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "computed again"])
+def test_a_step_leaves_no_tensor_for_pythons_garbage_collector(recompute):
+    """A trainer collects rarely: what lies in reference cycles of many steps would fill a device."""
+    trained({"num_steps": 3, "num_layers": 2}, KERNELS.get, recompute=recompute)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        trained({"num_steps": 3, "num_layers": 2}, KERNELS.get, recompute=recompute)
+        gc.collect()
+        left = [found for found in gc.garbage if isinstance(found, torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not left
