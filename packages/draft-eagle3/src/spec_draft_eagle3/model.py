@@ -117,13 +117,14 @@ class _UnrolledLayer:
         each document, and the row after its last.
         """
         self._model, self._layer, self._weight, self._bounds = model, layer, weight, bounds
-        self._advance = checkpointed(self._compute, enabled=model.config.checkpoint_activations)
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
     def step(self, hidden_RH: Tensor, embedded: Tensor | None, rows: _Rows) -> Tensor:
         """Return the layer's output of the next step, [N, H]; ``embedded``: ``embed`` of all tokens."""
-        hidden_NH, k, v = self._advance(rows, hidden_RH, embedded, *self._keys, *self._values)
+        # Made anew each time: as an attribute it would be a cycle, and keep all these tensors until Python collects.
+        advance = checkpointed(self._compute, enabled=self._model.config.checkpoint_activations)
+        hidden_NH, k, v = advance(rows, hidden_RH, embedded, *self._keys, *self._values)
         self._keys.append(k)
         self._values.append(v)
         return hidden_NH
