@@ -120,7 +120,10 @@ class Fp8Layers:
         for layer in module.modules():
             if isinstance(layer, Linear) and fits(layer.weight):
                 layer.product = self._linear
-        module.register_forward_pre_hook(lambda *_: self._kept.clear())
+        module.register_forward_pre_hook(self._forget)
+
+    def _forget(self, *_: object) -> None:
+        self._kept.clear()
 
     def _weight(self, weight: Tensor) -> Fp8Weight:
         if not fits(weight):
