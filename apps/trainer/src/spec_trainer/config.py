@@ -349,11 +349,6 @@ def _illegal_combinations(config: AnyRunConfig) -> list[str]:
             "remove it or set another schedule",
         ),
         (
-            train.fp8 is not None and train.dtype != "bfloat16",
-            f"train.fp8={train.fp8} with train.dtype={train.dtype}: what is not in fp8 is in bfloat16; set "
-            "train.dtype=bfloat16 or remove train.fp8",
-        ),
-        (
             _changed(train, "epochs") and train.steps is not None,
             f"train.steps={train.steps} and train.epochs={train.epochs}: both say how long; remove one",
         ),

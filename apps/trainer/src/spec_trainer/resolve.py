@@ -22,6 +22,7 @@ from spec_trainer.configuration.track import track_config_type
 from spec_trainer.hub import HUB_NAME, hub_problem, is_hub_name
 from spec_trainer.offline.store import open_features
 from spec_trainer.run.dispatch import check_sizes, sample_bytes
+from spec_trainer.run.fp8 import check_fp8
 from spec_trainer.run.memory import RunSizes, rooms
 from spec_trainer.run.spec import RunParts, RunSpec
 from spec_trainer.run.trackers import check_trackers
@@ -29,7 +30,7 @@ from spec_trainer.run.trackers import check_trackers
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from spec_core import Backend, Engine, Strategy, TargetSpec
+    from spec_core import Backend, Engine, TargetSpec
     from spec_trainer.data.dataset import Dataset
 
 log = logging.getLogger(__name__)
@@ -207,7 +208,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
         types["engine"].check_target(config.engine, target)
     types["strategy"].check(config.strategy, target, draft.shard_hints(target))
     if config.train.fp8 is not None:
-        _check_fp8(config, backend, types["strategy"], target)
+        check_fp8(config, backend, types["strategy"], target)
     return RunParts(
         config=config.model_copy(update={"draft": draft.config}),
         backend=backend,
@@ -401,22 +402,3 @@ def _check_dtype(config: AnyRunConfig, backend: Backend) -> None:
         raise ConfigError(
             f"train.dtype={config.train.dtype}: backend {config.backend.name!r} trains in {', '.join(sorted(dtypes))}"
         )
-
-
-def _check_fp8(
-    config: AnyRunConfig, backend: Backend, strategy_type: type[Strategy], target: TargetSpec
-) -> None:
-    """Raise ConfigError if backend, strategy or target do not allow products in fp8."""
-    from spec_kit.drafting import FP8_MULTIPLE
-
-    setting = f"train.fp8={config.train.fp8}"
-    if not backend.capabilities().fp8:
-        raise ConfigError(f"{setting}: backend {config.backend.name!r} has no fp8 products here; remove it")
-    if not strategy_type.takes_fp8:
-        raise ConfigError(f"{setting}: strategy {config.strategy.name!r} does not compute in fp8; remove it")
-    sizes = {"tokens in its vocabulary": target.vocab_size, "channels": target.hidden_size}
-    for what, size in sizes.items():
-        if size % FP8_MULTIPLE:
-            raise ConfigError(
-                f"{setting}: target {target.folder} has {size} {what}, not a multiple of {FP8_MULTIPLE}; remove it"
-            )

@@ -102,6 +102,7 @@ class DecoderKernels(KernelSet):
         shapes = (7, 16), (24, 16), (24, 16), (16, 24)
         return {
             "swiglu_mlp": tuple(draw(*shape).requires_grad_() for shape in shapes),
+            "linear_weight": (draw(24, 16),),
             "logsumexp_argmax": (logits_RSV,),
             "distill_terms": (logits_RSV, log_sum_RS, teacher, mass_R),
             "distill_grad_": (logits_RSV, log_sum_RS, factors, teacher, mass_R),
