@@ -37,7 +37,8 @@ class EvaluationRequest:
     backend: str = "cpu"
     """Hardware."""
     num_draft_tokens: int | None = None
-    """Tokens that the draft proposes per round. By default a whole block, or 4 where the draft has none."""
+    """Tokens that the draft proposes per round. By default a whole block; for a chain 4, or as many as the draft was
+    trained to guess ahead if they are fewer."""
     max_new_tokens: int = 128
     """Length of each answer."""
     temperature: float | None = None
