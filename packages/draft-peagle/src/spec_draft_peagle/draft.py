@@ -185,8 +185,8 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
 
     @property
     def default_draft_tokens(self) -> int:
-        """As many guesses as the draft is trained for: they all cost one pass (D9)."""
-        return self.trained_depth or self.options.num_guesses
+        """As many guesses as the draft is trained for, if that is known: they all cost one pass (D9)."""
+        return self.trained_depth or super().default_draft_tokens
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
         """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` along its inputs."""
