@@ -8,7 +8,7 @@ from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
 from spec_core.errors import ConfigError
 from spec_core.wording import shortened, shown
 
-_OF_AN_ENGINE = ("target", "draft_model", "engine", "backend", "num_draft_tokens", "untrained", "report")
+_OF_AN_ENGINE = ("target", "draft_model", "engine", "backend", "num_draft_tokens", "untrained")
 """Options of an engine that the command starts; ``--server`` refuses them."""
 _MOST_REQUESTS = 1024
 """Largest number of concurrent requests to a server; each needs a thread and a connection."""
