@@ -153,9 +153,11 @@ def test_the_values_in_these_tests_are_those_of_the_genuine_config(values, targe
 
 def test_the_recipe_passes_plan(recipe, target, rows, data, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("spec_trainer.run.memory.free_host_bytes", lambda: 1 << 40)  # not this host's business
+    monkeypatch.setattr(
+        "spec_trainer.run.memory.free_host_bytes", lambda: 1 << 40
+    )  # not this host's business
     planned = plan(recipe, target, data, capsys)
-    assert planned["data"].startswith("kept ")
+    assert planned["data"].startswith("kept samples: ")
     assert planned["samples"] > len(rows)
     assert planned["frozen_tensor_bytes"] == pytest.approx(
         (target / "model.safetensors").stat().st_size, rel=1e-4
