@@ -157,7 +157,7 @@ def test_the_recipe_passes_plan(recipe, target, rows, data, tmp_path, monkeypatc
         "spec_trainer.run.memory.free_host_bytes", lambda: 1 << 40
     )  # not this host's business
     planned = plan(recipe, target, data, capsys)
-    assert planned["data"].startswith("kept ")
+    assert planned["data"].startswith("kept samples: ")
     assert planned["samples"] > len(rows)
     assert planned["frozen_tensor_bytes"] == pytest.approx(
         (target / "model.safetensors").stat().st_size, rel=1e-4

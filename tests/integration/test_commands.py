@@ -28,7 +28,7 @@ PROMPTS = 5
 
 METRICS = {
     "step", "epoch", "loss", "acceptance_length", "tokens", "samples", "tokens_per_s", "samples_per_s", "lr",
-    "grad_norm", "time_data_s", "time_step_s", "tokens_max_over_mean",
+    "grad_norm", "time_data_s", "time_step_s", "tokens_max_over_mean", "memory_host_bytes",
 }  # fmt: skip
 EVALUATION = {
     "acceptance_length_before", "acceptance_length", "acceptance_per_position", "drafted", "accepted", "rounds",
@@ -456,7 +456,7 @@ def test_evaluation_of_everything_that_can_be_asked_for(
         entry["speedup"] == entry["tokens_per_s"] / entry["tokens_per_s_without_draft"]
         for entry in document["throughput"]
     )
-    assert "timing 3 answers at once with 4 draft tokens" in caplog.text
+    assert "timing answers at concurrency 3 with a draft (tokens of a round: 2)" in caplog.text
 
 
 def test_figures_are_printed_also_where_the_report_cannot_be_written(
@@ -500,7 +500,7 @@ def test_evaluation_on_benchmarks(command_line, trained, peaked_target, add_char
         assert document[key] == sum(row[key] for row in rows.values()), key
     per_request = [row["acceptance_length_per_request"] for row in rows.values()]
     assert document["acceptance_length_per_request"] == pytest.approx(sum(per_request) / 2)
-    assert "mbpp: 24 generated tokens are few, 5000 or more are advised" in document["warnings"]
+    assert "mbpp: too few generated tokens: 24, 5000 or more are advised" in document["warnings"]
     lines = command_line(*words).out.splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith("benchmark"))
     assert [line.split()[0] for line in lines[first : first + 4]] == [

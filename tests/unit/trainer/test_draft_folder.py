@@ -21,7 +21,9 @@ from spec_engine_vllm.serving_format import check_vllm_folder
 from spec_kit.drafting.draft_folder import recognise
 from spec_kit.targets.target_reader import read_target
 from spec_trainer.commands.evaluate import export_untrained
+from spec_trainer.draft_folder import check_draft
 from spec_trainer.draft_trainer import export_draft
+from spec_trainer.serving import serving_commands
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 LATENT = {
@@ -31,6 +33,7 @@ LATENT = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 7,
 }
+SMALL_SELECTOR = {"conv_group_size": 8, "selector_rank": 8, "selector_top_k": 4}
 OPTIONS = {
     "eagle3": {},
     "eagle3, every option": {"vocab_size": 40, "layers": (1, 3, 6), "fc_norm": True, "norm_output": True},
@@ -42,9 +45,7 @@ OPTIONS = {
     "dflash2": {
         "block_size": 4,
         "num_layers": 2,
-        "conv_group_size": 8,
-        "selector_rank": 8,
-        "selector_top_k": 4,
+        **SMALL_SELECTOR,
     },
     "dspark": {"block_size": 3, "num_layers": 2, "markov_rank": 8},
     "peagle": {"num_layers": 2, "vocab_size": 40},
@@ -90,6 +91,35 @@ def test_exports_are_read_alike_by_both(export, target, case):
     folder = export(case)
     check_vllm_folder(folder, target)
     check_sglang_folder(folder, target)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "guesses"),
+    [
+        ("eagle3", {"num_steps": 3}, 3),
+        ("eagle3", {"num_steps": 7}, 4),
+        ("peagle", {"num_guesses": 7, "num_layers": 1}, 7),
+        ("dflash", {"block_size": 8, "num_layers": 1}, 7),
+        ("dflash2", {"block_size": 4, "num_layers": 1, **SMALL_SELECTOR}, 3),
+        ("dspark", {"block_size": 3, "num_layers": 1, "markov_rank": 8}, 3),
+    ],
+)
+def test_a_draft_is_served_with_no_more_guesses_than_it_was_trained_for(
+    target, tmp_path, name, options, guesses
+):
+    plugin = plugins.load(Draft, name)
+    draft = plugin(plugin.Config(name=name, **options))
+    folder = export_untrained(draft, target, tmp_path / "draft")
+    assert draft.default_draft_tokens == guesses
+    assert check_draft(folder, target, None)[1] == guesses
+    commands = serving_commands(target, draft, folder, draft.default_draft_tokens)
+    assert f'"num_speculative_tokens": {guesses}' in commands["vllm"]
+
+
+def test_a_folder_that_does_not_say_how_far_it_was_trained_is_served_with_four_guesses(export, target):
+    folder = export("eagle3")
+    edit(folder, {"num_steps": None})
+    assert check_draft(folder, target, None)[1] == 4
 
 
 FLAWS = [

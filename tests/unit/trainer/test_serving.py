@@ -155,7 +155,7 @@ def test_an_evaluation_is_shown_as_tables():
         "target: t",
         "draft: d",
         "engine: vllm (vllm 0.33.0), backend cuda",
-        "32 prompts, 2 draft tokens",
+        "prompts: 32, draft tokens: 2",
     ]
     rows = {line[:20].strip(): line[20:].split() for line in lines[6:9]}
     assert rows == {

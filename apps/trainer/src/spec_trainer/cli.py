@@ -37,6 +37,7 @@ from spec_trainer.command_line.last_resort import unforeseen_errors
 from spec_trainer.command_line.log_flags import Json, LogFlags
 from spec_trainer.command_line.run_flags import RunFlags
 from spec_trainer.command_line.words import check_command_line, check_overrides, convert_flag
+from spec_trainer.disk import write_atomically
 from spec_trainer.evaluation.request import EvaluationRequest
 from spec_trainer.regeneration.request import RegenerationRequest  # noqa: TC001 (cyclopts evaluates annotations)
 from spec_trainer.server_commands import follow, push, serving
@@ -265,18 +266,19 @@ def evaluate(
     request = request or EvaluationRequest()  # which says what is missing
     if request.server:
         from spec_trainer.commands.evaluate_server import evaluate_servers
-        from spec_trainer.server_evaluation.tables import server_lines
+        from spec_trainer.server_evaluation.server_page import server_page as evaluated_page
+        from spec_trainer.server_evaluation.tables import server_lines as lines
 
         document = evaluate_servers(request, overrides)
-        return print_lines(document, server_lines(document), as_json)
-    from spec_trainer.commands.evaluate import evaluate_draft, write_page
-    from spec_trainer.evaluation.tables import evaluation_lines
+    else:
+        from spec_trainer.commands.evaluate import evaluate_draft
+        from spec_trainer.evaluation.evaluation_page import evaluation_page as evaluated_page
+        from spec_trainer.evaluation.tables import evaluation_lines as lines
 
-    document = evaluate_draft(request, overrides)
-    print_lines(document, evaluation_lines(document), as_json)
+        document = evaluate_draft(request, overrides)
+    print_lines(document, lines(document), as_json)
     if request.report is not None:  # last, so that a full disk does not cost the figures
-        write_page(document, request.report)
-    return None
+        write_atomically(request.report, evaluated_page(document))
 
 
 @app.command

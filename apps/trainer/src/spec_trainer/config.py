@@ -178,7 +178,8 @@ class DecodeConfig(Config):
     top_p: Fraction = 1.0
     """Sample from the most likely tokens that together have this probability."""
     num_draft_tokens: PositiveInt | None = None
-    """Tokens that the draft proposes per round. By default a whole block, 4 for a chain."""
+    """Tokens that the draft proposes per round. By default a whole block; for a chain 4, or as many as the draft was
+    trained to guess ahead if they are fewer."""
     replicas: Annotated[int, Field(ge=1, le=65536)] = 1
     """Engines that decode, each in a process of its own beside the ``engine.replicas`` that capture; with
     ``placement.kind=inline`` the one engine of the run does both."""

@@ -22,21 +22,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CHAIN_TOKENS = 4
-"""Default number of draft tokens in a round, for a draft that sets no limit."""
-
 
 def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) -> tuple[Draft, int]:
     """Return the draft in ``folder`` and the number of tokens that it proposes in a round; start nothing.
 
-    If ``num_draft_tokens`` is None, it is the draft's maximum, or ``CHAIN_TOKENS`` if the draft has no maximum. Raise
-    ArtifactError for a folder that is damaged or no draft, TargetError for a draft of another target, ConfigError
-    for more tokens than the draft can propose.
+    If ``num_draft_tokens`` is None, it is the draft's default. Raise ArtifactError for a folder that is damaged or no
+    draft, TargetError for a draft of another target, ConfigError for more tokens than the draft can propose.
     """
     draft = recognise(folder, target)
     most = draft.max_draft_tokens
     if num_draft_tokens is None:
-        return draft, CHAIN_TOKENS if most is None else most
+        return draft, draft.default_draft_tokens
     if most is not None and num_draft_tokens > most:
         raise ConfigError(
             f"--num-draft-tokens={num_draft_tokens}: draft {folder} guesses {most} tokens in one block; "

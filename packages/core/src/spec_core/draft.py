@@ -22,6 +22,7 @@ D8  ``exported_config`` and ``exported_tensors`` make a folder that the engines 
     dtype.
 D9  ``proposer`` drafts exactly as the engines do: its proposals equal the guesses of the module's forward
     pass. ``max_draft_tokens`` is the largest number of guesses in one proposal; None if there is no limit.
+    ``default_draft_tokens`` is the number of guesses with which an exported draft is served at first.
     ``extend_all`` and ``propose_all`` do for several sequences what ``extend`` and ``propose`` do for one.
 D10 ``kernels`` declares every kernel that the module may use, with an example for each that has a plain
     version. With a backend's kernels a step differs from the plain one by rounding only.
@@ -217,6 +218,15 @@ class Draft(ABC):
     def max_draft_tokens(self) -> int | None:
         """The largest number of guesses in one proposal of an exported draft; None if there is no limit (D9)."""
         return None
+
+    @property
+    def default_draft_tokens(self) -> int:
+        """The number of guesses of a round, if the user names none (D9).
+
+        Optional: by default ``max_draft_tokens``, or 4 if there is no limit, because each guess of a chain costs a
+        pass of the draft.
+        """
+        return 4 if self.max_draft_tokens is None else self.max_draft_tokens
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
         """Return which modules a strategy may shard as units, and how tensor-parallel ranks may divide them."""

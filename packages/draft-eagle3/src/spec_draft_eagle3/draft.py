@@ -44,6 +44,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     Shape = Eagle3Shape
     architecture: ClassVar[str] = ARCHITECTURE
     speculators_type: ClassVar[str] = "eagle3"
+    depth_option: ClassVar[str] = "num_steps"
     small_run: ClassVar[Mapping[str, object]] = {"num_steps": 3, "step_decay": 1.0}
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "eagle3", "sglang": "EAGLE3"}

@@ -31,6 +31,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
     Config: ClassVar[type[DraftConfig]] = MtpConfig
     Shape = MtpShape
     architecture: ClassVar[str] = ARCHITECTURES[0]
+    depth_option: ClassVar[str] = "num_steps"
     small_run: ClassVar[Mapping[str, object]] = {"num_steps": 3, "step_decay": 1.0}
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "mtp"}

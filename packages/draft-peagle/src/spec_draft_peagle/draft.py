@@ -45,6 +45,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
     Shape = PEagleShape
     architecture: ClassVar[str] = ARCHITECTURE
     speculators_type: ClassVar[str] = "peagle"
+    depth_option: ClassVar[str] = "num_guesses"
     small_run: ClassVar[Mapping[str, object]] = {"num_guesses": 3, "num_layers": 2, "retention": 1.0}
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "eagle3"}
@@ -181,6 +182,11 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         yield from super().exported_tensors(weights, target)
         for name in MAPPING if self.shape(target).reduced else ():
             yield name, as_served(weights[name], target)
+
+    @property
+    def default_draft_tokens(self) -> int:
+        """As many guesses as the draft is trained for, if that is known: they all cost one pass (D9)."""
+        return self.trained_depth or super().default_draft_tokens
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
         """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` along its inputs."""

@@ -130,7 +130,7 @@ def test_the_report_counts_by_reason_and_shows_the_first_of_each(load):
     assert (report.kept, report.tokens, report.supervised_tokens) == (2, 8, 2)
     assert report.unsupervised.first.endswith("rows.jsonl:6")
     text = str(report)
-    assert "kept 2 samples" in text
+    assert "kept samples: 2" in text
     assert "unknown shape: 2 (first: " in text
     assert "\n" not in text
 

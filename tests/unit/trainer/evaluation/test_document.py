@@ -68,7 +68,7 @@ def test_few_tokens_are_called_few(caplog):
     work = Workload(prompts=[[1]], sampling=SamplingParams(max_new_tokens=4, num_draft_tokens=2))
     one = Passes(greedy=Pass(answers=answers((1, 2)), seconds=1.0), sampled=None, loads={})
     summarise(work, one, one)
-    assert "2 generated tokens are few, 5000 or more are advised" in caplog.text
+    assert "too few generated tokens: 2, 5000 or more are advised" in caplog.text
 
 
 def drafted(*verifications, seconds=2.0, cached=0, tokens=5000) -> Pass:
@@ -121,12 +121,12 @@ def test_acceptance_is_weighted_by_rounds_and_per_request():
 def test_figures_that_are_not_valid_are_warned_of():
     few = Pass.joined({"gsm8k": drafted((1, 0), tokens=40), "mbpp": drafted((1, 0))})
     assert summary(("gsm8k", "mbpp"), few, few)["warnings"] == [
-        "gsm8k: 40 generated tokens are few, 5000 or more are advised"
+        "gsm8k: too few generated tokens: 40, 5000 or more are advised"
     ]
     (short,) = summary((), drafted((1, 0)), drafted((1, 0), seconds=0.25))["warnings"]
     assert short.startswith("a pass took 0.25 s, too short for its speed to count")
     (cached,) = summary((), drafted(()), drafted((1, 0), cached=7))["warnings"]
-    assert cached.startswith("7 tokens of prompts came from a prefix cache")
+    assert cached.startswith("tokens of prompts from a prefix cache: 7,")
     (useless,) = summary((), drafted(()), drafted((100, 0)))["warnings"]
     assert useless.startswith("almost no guess was accepted: the draft may be of another target")
     slow, quick = (
@@ -148,7 +148,7 @@ def test_figures_of_every_pass_that_are_not_valid_are_warned_of():
     plain = Passes(greedy=good, sampled=good, loads={1: good, 2: good})
     with_draft = Passes(greedy=good, sampled=drafted((1, 0), tokens=40), loads={1: good, 2: short})
     few, clock, waves, cached = summarise(work, plain, with_draft)["warnings"]
-    assert few == "sampled: 40 generated tokens are few, 5000 or more are advised"
-    assert clock.startswith("2 answers at once: a pass took 0.50 s, too short")
-    assert waves.startswith("2 answers at once: 2 answers are few")
-    assert cached.startswith("6 tokens of prompts came from a prefix cache")
+    assert few == "sampled: too few generated tokens: 40, 5000 or more are advised"
+    assert clock.startswith("concurrency 2: a pass took 0.50 s, too short")
+    assert waves.startswith("concurrency 2: too few answers: 2,")
+    assert cached.startswith("tokens of prompts from a prefix cache: 6,")

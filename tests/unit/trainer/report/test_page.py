@@ -48,9 +48,8 @@ class Words(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
 
-def test_full_report(directory):
-    records(directory)
-    summary = {
+def full_summary() -> dict:
+    return {
         "description": "a draft", "steps": 1234, "loss": 1.0, "wall_s": 75.2, "acceptance_length": 2.345,
         "acceptance_length_before": 1.0, "acceptance_length_bigram": 1.3, "acceptance_length_prompt_lookup": 1.1,
         "tokens_per_s": 300.0, "tokens_per_s_without_draft": 200.0, "outputs_equal": True,
@@ -58,6 +57,11 @@ def test_full_report(directory):
         "acceptance_per_position": [0.7, 0.4], "time_s": {"data": 25.0, "step": 75.0}, "num_draft_tokens": 2,
         "texts": [{"prompt": "<p>", "tokens": [{"text": "<em>", "place": 1, "refused": "<del>"}]}],
     }  # fmt: skip
+
+
+def test_full_report(directory):
+    records(directory)
+    summary = full_summary()
     entry = {"time": 0.0, "step": 7, "worker": "engine-1", "cause": "engine-1 was <killed>"}
     directory.replacements.parent.mkdir()
     directory.replacements.write_text(json.dumps(entry) + "\n")
@@ -113,6 +117,26 @@ def test_the_pace_of_the_steps_is_drawn_where_they_were_timed(directory):
     records(directory)
     write_report(directory, "Training", {})
     assert "Pace" not in Words(directory.report.read_text()).text
+
+
+def test_the_memory_of_host_and_device_is_drawn_where_it_is_known(directory):
+    steps = [{"step": n, "loss": 1.0, "memory_host_bytes": n << 30} for n in (1, 2)]
+    directory.metrics.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    write_report(directory, "Training", {})
+    words = Words(directory.report.read_text()).text
+    assert "host memory, GiB" in words
+    assert "device memory" not in words
+    steps = [step | {"memory_device_bytes": 5 << 30} for step in steps]
+    directory.metrics.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    write_report(directory, "Training", {})
+    assert "device memory, peak so far, GiB" in Words(directory.report.read_text()).text
+
+
+def test_the_warnings_of_an_evaluation_are_shown(directory):
+    write_report(directory, "Training", {"warnings": ["12 generated <tokens> are few"]})
+    page = Words(directory.report.read_text())
+    assert "Warnings 12 generated <tokens> are few" in " ".join(page.text.split())
+    assert "12 generated &lt;tokens&gt;" in directory.report.read_text()
 
 
 def test_a_reader_with_a_dark_screen_gets_a_dark_page(directory):

@@ -16,11 +16,11 @@ def test_enough_steps_are_not_warned_of(warmup, num_steps):
 @pytest.mark.parametrize(
     ("train", "num_steps", "words"),
     [
-        ({"epochs": 2}, 19, ["19 steps, 19 of them warm-up", "train.epochs=11,", "train.warmup_steps=3 for"]),
+        ({"epochs": 2}, 19, ["much: 19, 19 of them warm-up", "train.epochs=11,", "train.warmup_steps=3 for"]),
         (
             {"steps": 50},
             50,
-            ["50 steps, 20 of them warm-up", "train.steps=100,", "train.warmup_steps=10 for"],
+            ["much: 50, 20 of them warm-up", "train.steps=100,", "train.warmup_steps=10 for"],
         ),
         ({"warmup_steps": 400}, 1999, ["2000 or more are advised", "train.warmup_steps=399"]),
     ],

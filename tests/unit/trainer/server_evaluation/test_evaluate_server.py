@@ -98,6 +98,22 @@ def test_a_baseline_gives_speed_up_and_equal_texts(evaluate, bench):
     assert any(line.startswith("the draft ") for line in table.splitlines())
 
 
+@pytest.mark.parametrize("has_baseline", [False, True])
+def test_the_report_has_the_figures_and_plots_of_the_servers(evaluate, bench, tmp_path, has_baseline):
+    page = tmp_path / "server.html"
+    with streaming() as (url, _), streaming(speculates=False) as (baseline, _):
+        words = ["--baseline-server", baseline] if has_baseline else []
+        code, out, _ = evaluate(
+            *of_bench(url, bench, "--concurrency", "1,3", "--seed", 5, "--report", page, *words)
+        )
+    shown, warnings = page.read_text(), json.loads(out)["warnings"]
+    assert code == 0
+    for part in (f"server: {url}, vllm, model the model", "acceptance length τ", "; seed 5</p>", *warnings):
+        assert part in shown
+    assert shown.count("<svg") == (6 if has_baseline else 5)
+    assert ("speed-up by the draft" in shown) == has_baseline
+
+
 def test_texts_that_differ_are_told_with_their_place(evaluate, bench):
     with streaming(says="Well, ") as (url, _), streaming(says="Well? ", speculates=False) as (baseline, _):
         document = json.loads(evaluate(*of_bench(url, bench, "--baseline-server", baseline))[1])
@@ -186,7 +202,9 @@ def test_requests_of_others_are_told(evaluate, bench):
     with streaming(parts_of=parts_of) as (url, served):
         document = json.loads(evaluate(*of_bench(url, bench))[1])
     (warning,) = [warning for warning in document["warnings"] if "meanwhile" in warning]
-    assert warning.startswith("the server has generated 5015 tokens meanwhile, 15 of them for this command")
+    assert warning.startswith(
+        "tokens that the server has generated meanwhile: 5015, 15 of them for this command"
+    )
 
 
 def test_a_second_question_follows_the_baseline_s_answer(evaluate, bench):

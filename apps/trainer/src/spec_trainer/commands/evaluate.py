@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from spec_trainer.command_line.engine_output import engine_output_kept
 from spec_trainer.data.tokens import Encoder
-from spec_trainer.disk import write_atomically
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.evaluation.document import summarise
 from spec_trainer.evaluation.measure import (
@@ -22,7 +21,7 @@ from spec_trainer.serving import serving_commands
 from spec_trainer.training.wiring import create_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from spec_core import Draft, Engine, TargetSpec
     from spec_trainer.evaluation.request import EvaluationRequest
@@ -48,6 +47,7 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
         "engine": evaluation.options.engine_type.name,
         "engine_versions": dict(evaluation.options.engine_type.probe().versions),
         "backend": evaluation.options.backend.name,
+        "seed": request.seed,
         "prompts": len(work.prompts),
         "chat_template_kwargs": evaluation.chat.chat_template_kwargs,
         **figures,
@@ -55,13 +55,6 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
             evaluation.target, evaluation.draft, request.draft_folder, work.num_draft_tokens
         ),
     }
-
-
-def write_page(document: Mapping[str, Any], file: Path) -> None:
-    """Write the figures and plots of an evaluation's document as one page that needs no network."""
-    from spec_trainer.evaluation.evaluation_page import evaluation_page
-
-    write_atomically(file, evaluation_page(document))
 
 
 def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path | None) -> dict[str, Any]:

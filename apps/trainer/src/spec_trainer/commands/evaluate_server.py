@@ -49,7 +49,7 @@ def evaluate_servers(request: EvaluationRequest, words: Sequence[str] = ()) -> d
             baseline = opened.enter_context(OpenAiServer(request.baseline_server, request.timeout_s))
 
         def answer(questions: Sequence[Question]) -> list[str]:
-            log.info("answering %d prompts, for the questions that follow", len(questions))
+            log.info("answering prompts (%d), for the questions that follow", len(questions))
             greedy = {**options, "temperature": 0.0}
             answers = ask_at_once(baseline or server, questions, greedy, _ANSWERED_AT_ONCE)
             return [answer.text for answer in answers]
@@ -67,6 +67,7 @@ def evaluate_servers(request: EvaluationRequest, words: Sequence[str] = ()) -> d
         "baseline_server": baseline and baseline.url,
         "baseline_engine": baseline and baseline.engine_name,
         "baseline_model": baseline and baseline.model,
+        "seed": request.seed,
         "prompts": len(questions),
         "temperature": options["temperature"],
         "max_new_tokens": request.max_new_tokens,

@@ -11,7 +11,6 @@ from spec_core.errors import ArtifactError, ConfigError
 from spec_trainer.checkpoint.folder import check_whole
 from spec_trainer.checkpoint.store import read_weights
 from spec_trainer.disk import check_writable
-from spec_trainer.draft_folder import CHAIN_TOKENS
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.resolve import resolve_target, resolved_config
 from spec_trainer.serving import serving_commands
@@ -40,7 +39,7 @@ def export_checkpoint(checkpoint: Path, output: Path, target_folder: str | None 
         raise ArtifactError(f"target {target.folder} has changed since {checkpoint} was trained on it")
     draft = types["draft"](config.draft)
     draft.check_target(target)
-    num_draft_tokens = config.decode.num_draft_tokens or draft.max_draft_tokens or CHAIN_TOKENS
+    num_draft_tokens = config.decode.num_draft_tokens or draft.default_draft_tokens
     export_draft(draft, read_weights(types["strategy"], checkpoint), target, output, config.data)
     return {
         "draft": str(output),

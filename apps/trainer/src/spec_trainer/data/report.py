@@ -57,6 +57,6 @@ class DataReport:
         """Return the report as one paragraph."""
         notes = {"cut to data.max_length": self.truncated, "without a supervised token": self.unsupervised}
         notes |= {f"dropped: {reason}": rows for reason, rows in self.dropped.items()}
-        kept = f"kept {self.kept} samples ({self.held_out} held out), {self.tokens} tokens, "
+        kept = f"kept samples: {self.kept} ({self.held_out} held out), tokens: {self.tokens}, "
         parts = [f"{kept}{self.supervised_tokens} of them supervised"]
         return "; ".join(parts + [f"{what}: {rows}" for what, rows in notes.items() if rows.count])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_trainer.evaluation.tables import benchmark_lines, break_even_sentence, load_lines
 from spec_trainer.report.html import figures, text
-from spec_trainer.report.page import page
+from spec_trainer.report.page import origin, page, warnings
 from spec_trainer.report.svg import svg
 
 if TYPE_CHECKING:
@@ -28,12 +28,13 @@ def evaluation_page(document: Document) -> str:
             "<h1>Evaluation of a draft</h1>",
             f"<p class=lead>{text(document['draft'])}<br>for {text(document['target'])}<br>"
             f"{text(document['engine'])} {text(versions)}, "
-            f"{document['num_draft_tokens']} draft tokens, temperature {document['temperature']:g}</p>",
+            f"draft tokens: {document['num_draft_tokens']}, temperature {document['temperature']:g}"
+            f"<br>{text(origin(document))}</p>",
             _figures(document),
-            "".join(f"<p>Not valid: {text(warning)}.</p>" for warning in document["warnings"]),
-            _table("Benchmarks", benchmark_lines(document)),
-            _positions(document),
-            _loads(document),
+            warnings(document),
+            lines_under("Benchmarks", benchmark_lines(document)),
+            position_plot(document),
+            load_plots(document),
         ],
     )
 
@@ -50,12 +51,14 @@ def _figures(document: Document) -> str:
     return f"{figures(shown)}<p>Greedy output equal to plain greedy: {equal}.</p>"
 
 
-def _table(title: str, lines: Iterable[str]) -> str:
+def lines_under(title: str, lines: Iterable[str]) -> str:
+    """Return lines as preformatted text under a heading; empty if there are none."""
     content = text("\n".join(lines))
     return f"<h2>{text(title)}</h2><pre>{content}</pre>" if content else ""
 
 
-def _positions(document: Document) -> str:
+def position_plot(document: Document) -> str:
+    """Return a plot of the share of guesses that were accepted, by draft position."""
     values = document["acceptance_per_position"]
 
     def draw(axes: Sequence[Axes]) -> None:
@@ -65,47 +68,61 @@ def _positions(document: Document) -> str:
     return "<h2>Acceptance per position</h2>" + svg(draw, panels=1) if values else ""
 
 
-def _loads(document: Document) -> str:
+def load_plots(document: Document) -> str:
     """Return the plots over the number of answers at once, and the border up to which the draft pays."""
     entries = sorted(document["throughput"], key=lambda entry: entry["concurrency"])
     if not entries:
         return ""
-    parts = [_table("Answers at once", load_lines(document)), f"<p>{break_even_sentence(document)}.</p>"]
-    parts.append(svg(lambda axes: _draw_speeds(axes, entries, document["break_even_concurrency"]), panels=3))
+    sides = [side for side in _SIDES if entries[0][side] is not None]
+    parts: list[str] = []
+    if len(sides) > 1:
+        parts += [
+            lines_under("Answers at once", load_lines(document)),
+            f"<p>{break_even_sentence(document)}.</p>",
+        ]
+    parts.append(svg(lambda axes: _draw_speeds(axes, entries, sides), panels=2))
+    if len(sides) > 1:
+        parts.append(
+            svg(lambda axes: _draw_speedup(axes, entries, document["break_even_concurrency"]), panels=1)
+        )
     if entries[0]["with_draft"]["time_to_first_token_ms"] is not None:
-        parts.append(svg(lambda axes: _draw_latencies(axes, entries), panels=2))
+        parts.append(svg(lambda axes: _draw_latencies(axes, entries, sides), panels=2))
     return "".join(parts)
 
 
-def _draw_speeds(axes: Sequence[Axes], entries: Sequence[Document], border: float | None) -> None:
+def _draw_speeds(axes: Sequence[Axes], entries: Sequence[Document], sides: Sequence[str]) -> None:
     sizes = [entry["concurrency"] for entry in entries]
-    total, speedup, users = axes
-    for side, label in _SIDES.items():
+    total, users = axes
+    for side in sides:
         speeds = [entry[side]["tokens_per_s"] for entry in entries]
         each = [entry[side]["tokens_per_s_per_user"] for entry in entries]
-        total.plot(sizes, speeds, "o-", ms=4, label=label)
+        total.plot(sizes, speeds, "o-", ms=4, label=_SIDES[side])
         if None not in each:
-            users.plot(each, speeds, "o-", ms=4, label=label)
+            users.plot(each, speeds, "o-", ms=4, label=_SIDES[side])
     total.set(title="tokens/s in total", xlabel="answers at once", xscale="log")
     total.legend(frameon=False)
     users.set(title="tokens/s in total, per user", xlabel="tokens/s for each user")
-    speedup.plot(sizes, [entry["speedup"] for entry in entries], "o-", ms=4)
-    speedup.axhline(1, color="black", lw=0.8)
+
+
+def _draw_speedup(axes: Sequence[Axes], entries: Sequence[Document], border: float | None) -> None:
+    sizes = [entry["concurrency"] for entry in entries]
+    axes[0].plot(sizes, [entry["speedup"] for entry in entries], "o-", ms=4)
+    axes[0].axhline(1, color="black", lw=0.8)
     if border is not None:
-        speedup.axvline(border, color="black", lw=0.8, ls="--")
-    speedup.set(title="speed-up by the draft", xlabel="answers at once", xscale="log")
+        axes[0].axvline(border, color="black", lw=0.8, ls="--")
+    axes[0].set(title="speed-up by the draft", xlabel="answers at once", xscale="log")
 
 
-def _draw_latencies(axes: Sequence[Axes], entries: Sequence[Document]) -> None:
+def _draw_latencies(axes: Sequence[Axes], entries: Sequence[Document], sides: Sequence[str]) -> None:
     sizes = [entry["concurrency"] for entry in entries]
     titles = {
         "time_to_first_token_ms": "time to first token",
         "inter_token_latency_ms": "inter-token latency",
     }
     for axis, (key, title) in zip(axes, titles.items(), strict=True):
-        for side, label in _SIDES.items():
+        for side in sides:
             found = [entry[side][key] for entry in entries]
-            (line,) = axis.plot(sizes, [one["mean"] for one in found], "o-", ms=4, label=label)
+            (line,) = axis.plot(sizes, [one["mean"] for one in found], "o-", ms=4, label=_SIDES[side])
             halves, most = [one["p50"] for one in found], [one["p99"] for one in found]
             axis.fill_between(sizes, halves, most, alpha=0.15, color=line.get_color())
         axis.set(

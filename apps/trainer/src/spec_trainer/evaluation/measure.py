@@ -42,7 +42,7 @@ def ask_all(engine: Engine, work: Workload, asked: Questions) -> Workload:
     sampling = work.without_draft().greedy
 
     def answer(prompts: Prompts) -> list[list[int]]:
-        log.info("answering %d prompts, for the questions that follow", len(prompts))
+        log.info("answering prompts (%d), for the questions that follow", len(prompts))
         answers = [list(answer.token_ids) for answer in engine.generate(prompts, sampling)]
         return [ids[:-1] if ids and ids[-1] in ends else ids for ids in answers]
 
@@ -58,7 +58,7 @@ def decode_without_draft(engine: Engine, work: Workload) -> Passes:
     if passes.greedy.answers[0].top2_margin:
         return passes
     log.info(
-        "decoding %d prompts greedily once more, for the gaps of the two largest logits", len(work.prompts)
+        "decoding prompts (%d) greedily once more, for the gaps of the two largest logits", len(work.prompts)
     )
     answers = engine.generate(work.prompts, replace(work.greedy, with_margins=True))
     return replace(passes, greedy=replace(passes.greedy, answers=answers))
@@ -67,26 +67,26 @@ def decode_without_draft(engine: Engine, work: Workload) -> Passes:
 def decode_with_draft(engine: Engine, draft_model: Path, work: Workload) -> Passes:
     """Load the draft and decode the workload with it."""
     engine.load_draft(draft_model)
-    return _decode_all(engine, work, f"with {work.num_draft_tokens} draft tokens")
+    return _decode_all(engine, work, f"with a draft (tokens of a round: {work.num_draft_tokens})")
 
 
 def acceptance_length(engine: Engine, draft_model: Path, work: Workload, what: str) -> float:
     """Return the acceptance length of another draft, called ``what`` in the log."""
     engine.load_draft(draft_model)
-    log.info("decoding %d prompts with %s", len(work.prompts), what)
+    log.info("decoding prompts (%d) with %s", len(work.prompts), what)
     return decode(engine, work.prompts, work.timed).counters.acceptance_length
 
 
 def _decode_all(engine: Engine, work: Workload, how: str) -> Passes:
     number = len(work.prompts)
-    log.info("decoding %d prompts greedily %s", number, how)
+    log.info("decoding prompts (%d) greedily %s", number, how)
     greedy, sampled = _decode_once(engine, work, work.greedy), None
     if work.sampled is not None:
-        log.info("decoding %d prompts at temperature %g %s", number, work.sampled.temperature, how)
+        log.info("decoding prompts (%d) at temperature %g %s", number, work.sampled.temperature, how)
         sampled = _decode_once(engine, work, work.sampled)
     loads: dict[int, Pass] = {}
     for size in work.concurrency:
-        log.info("timing %d answers at once %s", size, how)
+        log.info("timing answers at concurrency %d %s", size, how)
         streamed = replace(work.timed, with_times=True, concurrency=size)
         loads[size] = decode(engine, work.enough_for(size), streamed)
     return Passes(greedy=greedy, sampled=sampled, loads=loads)

@@ -8,7 +8,7 @@ from pathlib import Path  # noqa: TC003 (cyclopts evaluates annotations)
 from spec_core.errors import ConfigError
 from spec_core.wording import shortened, shown
 
-_OF_AN_ENGINE = ("target", "draft_model", "engine", "backend", "num_draft_tokens", "untrained", "report")
+_OF_AN_ENGINE = ("target", "draft_model", "engine", "backend", "num_draft_tokens", "untrained")
 """Options of an engine that the command starts; ``--server`` refuses them."""
 _MOST_REQUESTS = 1024
 """Largest number of concurrent requests to a server; each needs a thread and a connection."""
@@ -37,7 +37,8 @@ class EvaluationRequest:
     backend: str = "cpu"
     """Hardware."""
     num_draft_tokens: int | None = None
-    """Tokens that the draft proposes per round. By default a whole block, or 4 where the draft has none."""
+    """Tokens that the draft proposes per round. By default a whole block; for a chain 4, or as many as the draft was
+    trained to guess ahead if they are fewer."""
     max_new_tokens: int = 128
     """Length of each answer."""
     temperature: float | None = None

@@ -27,7 +27,7 @@ def _setting_lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"target: {document['target']}"
     yield f"draft: {document['draft']}"
     yield f"engine: {engine}, backend {document['backend']}"
-    yield f"{document['prompts']:,} prompts, {document['num_draft_tokens']} draft tokens"
+    yield f"prompts: {document['prompts']:,}, draft tokens: {document['num_draft_tokens']}"
 
 
 def _way_lines(document: Mapping[str, Any]) -> Iterator[str]:
@@ -133,10 +133,10 @@ def break_even_sentence(document: Mapping[str, Any]) -> str:
     sizes = [entry["concurrency"] for entry in document["throughput"]]
     border = document["break_even_concurrency"]
     if border is None:
-        return f"the draft pays at {max(sizes)} answers at once, the most that was measured"
+        return f"the draft pays at concurrency {max(sizes)}, the most that was measured"
     if border <= min(sizes):
-        return f"the draft does not pay, even at {min(sizes)} answers at once"
-    return f"the draft stops paying at about {border:.0f} answers at once"
+        return f"the draft does not pay, even at concurrency {min(sizes)}"
+    return f"the draft stops paying at a concurrency of about {border:.0f}"
 
 
 def _mean(distribution: Mapping[str, float] | None) -> str:

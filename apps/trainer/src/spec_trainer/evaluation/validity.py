@@ -36,12 +36,12 @@ def invalid_figures(plain: Passes, drafted: Passes, own: str) -> Iterator[str]:
         if one is not None and other is not None:
             yield from _of_pair(way, one, other, own)
     for size, one in drafted.loads.items():
-        name = f"{size} answers at once: "
+        name = f"concurrency {size}: "
         yield from short_passes(name, plain.loads[size].seconds, one.seconds)
         yield from few_answers(name, len(one.answers), size)
     if cached := _cached_tokens(plain) + _cached_tokens(drafted):
         yield (
-            f"{cached} tokens of prompts came from a prefix cache, so that times are not those of a prefill: switch "
+            f"tokens of prompts from a prefix cache: {cached}, so that times are not those of a prefill; switch "
             "the engine's prefix cache off"
         )
 
@@ -70,7 +70,7 @@ def unlikely_acceptance(name: str, counters: AcceptanceCounters) -> Iterator[str
 def few_tokens(name: str, number: int) -> Iterator[str]:
     """Yield a warning if ``number`` generated tokens are too few to measure an acceptance length."""
     if number < _ENOUGH_TOKENS:
-        yield f"{name}{number} generated tokens are few, {_ENOUGH_TOKENS} or more are advised"
+        yield f"{name}too few generated tokens: {number}, {_ENOUGH_TOKENS} or more are advised"
 
 
 def short_passes(name: str, *seconds: float) -> Iterator[str]:
@@ -86,7 +86,7 @@ def few_answers(name: str, number: int, concurrency: int) -> Iterator[str]:
     """Yield a warning if ``number`` answers are too few to measure this concurrency."""
     if number < _ENOUGH_WAVES * concurrency and concurrency > 1:
         yield (
-            f"{name}{number} answers are few, most begin together and the last ones have the engine to "
+            f"{name}too few answers: {number}, of which most begin together and the last have the engine to "
             f"themselves; {_ENOUGH_WAVES * concurrency} or more prompts are advised"
         )
 

@@ -152,7 +152,7 @@ def run_quickstart(
     summary |= _measure_all(run, held_out_prompts(run, size.num_prompts), sampling)
     summary["description"] = (
         f"{draft} draft for a tiny target; sampling at temperature {sampling.temperature}, "
-        f"{sampling.num_draft_tokens} draft tokens"
+        f"draft tokens: {sampling.num_draft_tokens}"
     )
     summary["serve"] = serving_commands(run.target, run.draft, run.directory.draft, sampling.num_draft_tokens)
     run.directory.write_summary(summary)
@@ -171,7 +171,7 @@ def highlights(summary: dict[str, Any], output: Path) -> dict[str, Any]:
     }
     return {
         **{f"acceptance length, {name}": round(summary[key], 2) for name, key in lengths.items()},
-        f"speed-up with the trained draft, {summary.get('concurrency', 'many')} texts at a time": round(
+        f"speed-up with the trained draft, texts at a time: {summary.get('concurrency', 'many')}": round(
             summary["speedup"], 2
         ),
         **_one_at_a_time(summary),

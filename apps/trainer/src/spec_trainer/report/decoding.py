@@ -16,10 +16,10 @@ DECODING_STYLE = """
 .text { white-space: break-spaces; overflow-wrap: anywhere; font: 13px/1.7 ui-monospace, monospace;
   background: var(--box); border-radius: 10px; padding: .8rem 1rem; margin: .6rem 0 }
 .text i { font-style: normal; color: var(--soft) } .text b, .key b { font-weight: inherit; border-radius: 3px }
-.text s, .key s { color: #b3261e; font-size: 85% } dt { font-weight: 600 } dd { margin: 0 0 .5rem }
+.text s, .key s { color: var(--refused); font-size: 85% } dt { font-weight: 600 } dd { margin: 0 0 .5rem }
 .g1 { background: #d6ecff } .g2 { background: #aed8ff } .g3 { background: #86c3ff } .g4 { background: #5aabf5 }
 .g1, .g2, .g3, .g4 { color: #1c2430 }
-.g5 { background: #3d8fdb; color: #fff }
+.g5 { background: #2b74b8; color: #fff }
 """
 _LAST_SHADE = 5
 
@@ -92,7 +92,7 @@ def speed_picture(summary: Mapping[str, Any]) -> str:
         for row in rows
         if row["num_draft_tokens"] == summary["num_draft_tokens"]
     ]
-    with_draft = f"tokens/s with {summary['num_draft_tokens']} draft tokens"
+    with_draft = f"tokens/s, {summary['num_draft_tokens']} guessed a pass"
     speeds = table(("texts at once", with_draft, "without", "speed-up"), own)
     return (
         "<h2>Speed by number of draft tokens</h2><p>Against decoding without a draft, by the same code and with "

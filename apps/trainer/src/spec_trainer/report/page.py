@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 _STYLE = """
-:root { color-scheme: light dark; --text: #1c2430; --soft: #5b6675; --box: #f3f6fa; --line: #e4e9f0; --page: #fff }
+:root { color-scheme: light dark; --text: #1c2430; --soft: #5b6675; --box: #f3f6fa; --line: #e4e9f0; --page: #fff;
+  --refused: #b3261e }
 @media (prefers-color-scheme: dark) {
-  :root { --text: #dde3ec; --soft: #9aa6b6; --box: #1e2631; --line: #323c4a; --page: #12171e }
+  :root { --text: #dde3ec; --soft: #9aa6b6; --box: #1e2631; --line: #323c4a; --page: #12171e;
+    --refused: #ff8f84 }
 }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
   padding: 0 1rem; color: var(--text); background: var(--page) }
@@ -44,6 +46,7 @@ th { font-weight: 600 } td.n { text-align: right; font-variant-numeric: tabular-
 tr + tr td { border-top: 1px solid var(--line) }
 .wide { overflow-x: auto } .panels { display: flex; flex-wrap: wrap; gap: 1rem }
 svg { max-width: 100%; height: auto; background: #fff; border-radius: 10px }
+.warnings { border-left: 4px solid #d97706; padding: .2rem 1rem; margin: 1rem 0; background: var(--box) }
 pre { background: var(--box); padding: 1rem; border-radius: 10px; overflow: auto } summary { cursor: pointer }
 """
 
@@ -60,8 +63,9 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
     records = read_metrics(directory.metrics)
     parts = [
         f"<h1>{text(title)}</h1>",
-        f"<p class=lead>{text(summary.get('description', ''))}<br>{text(_origin(summary))}</p>",
+        f"<p class=lead>{text(summary.get('description', ''))}<br>{text(origin(summary))}</p>",
         _figures(summary),
+        warnings(summary),
         _serving(summary),
         _decoding(summary),
         explanations(summary),
@@ -76,6 +80,7 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         _cycles(summary),
         _replacements(read_records(directory.replacements, ReplacementRow)),
         _pace(records),
+        _memory(records),
         _time(summary),
         _configuration(directory, summary),
     ]
@@ -91,6 +96,12 @@ def page(title: str, parts: Sequence[str]) -> str:
     )
 
 
+def warnings(summary: Mapping[str, Any]) -> str:
+    """Return the reasons why figures are not valid, if there are any."""
+    listed = "".join(f"<li>{text(warning)}" for warning in summary.get("warnings", ()))
+    return f"<div class=warnings><b>Warnings</b><ul>{listed}</ul></div>" if listed else ""
+
+
 def _figures(summary: Mapping[str, Any]) -> str:
     shown = [
         ("times as fast with the draft", summary.get("speedup"), "{:.2f}"),
@@ -104,10 +115,11 @@ def _figures(summary: Mapping[str, Any]) -> str:
     return figures(shown)
 
 
-def _origin(summary: Mapping[str, Any]) -> str:
+def origin(summary: Mapping[str, Any]) -> str:
     """Return date, library versions, machine and the run's seed, in one line."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("spec-trainer", "torch"))
-    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    device = f"{summary['device']}; " if "device" in summary else ""
+    machine = f"{device}{platform.machine()}, {os.cpu_count()} cores"
     seed = f"; seed {summary['seed']}" if "seed" in summary else ""
     return f"{datetime.now():%Y-%m-%d %H:%M}; {versions}, Python {platform.python_version()}; {machine}{seed}"
 
@@ -213,6 +225,28 @@ def _pace(records: Sequence[Record]) -> str:
             axis.set(title=label, xlabel="step", ylim=(0, None))
 
     return "<h2>Pace</h2>" + svg(draw, panels=2)
+
+
+def _memory(records: Sequence[Record]) -> str:
+    """Return a plot of the memory of the trainer with rank 0 over steps, on its host and on its device."""
+    panels = {
+        "memory_host_bytes": "host memory, GiB",
+        "memory_device_bytes": "device memory, peak so far, GiB",
+    }
+    shown = {
+        label: [(one["step"], one[key] / 2**30) for one in records if key in one]
+        for key, label in panels.items()
+        if any(key in one for one in records)
+    }
+    if not shown:
+        return ""
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for axis, (label, points) in zip(axes, shown.items(), strict=True):
+            axis.plot(*zip(*points, strict=True), lw=1.2)
+            axis.set(title=label, xlabel="step", ylim=(0, None))
+
+    return "<h2>Memory of the first trainer</h2>" + svg(draw, panels=len(shown))
 
 
 def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:

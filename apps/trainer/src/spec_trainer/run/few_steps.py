@@ -25,7 +25,8 @@ def few_steps_warning(train: TrainConfig, num_steps: int) -> str | None:
     warmup = num_steps // _WARM_UPS
     shorter = f", and train.warmup_steps={warmup} for a short trial" if warmup < train.warmup_steps else ""
     return (
-        f"{num_steps} steps, {min(train.warmup_steps, num_steps)} of them warm-up, teach a draft little: {enough} or "
+        f"too few steps to teach a draft much: {num_steps}, {min(train.warmup_steps, num_steps)} of them warm-up; "
+        f"{enough} or "
         f"more are advised; add {more}, or more data, or a train.global_batch_tokens below "
         f"{train.global_batch_tokens}{shorter}"
     )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from spec_core.errors import ConfigError
 from spec_core.launcher import LaunchContext
 from spec_trainer.data.prompts import serving_prompts
-from spec_trainer.draft_folder import CHAIN_TOKENS
 from spec_trainer.placement.members import members, most_on_a_device, on_hosts, with_fewer_ranks
 from spec_trainer.run.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.run.directory import RunDirectory, run_identity
@@ -56,7 +55,7 @@ class RunParts:
     @property
     def num_draft_tokens(self) -> int:
         """Number of tokens that the draft proposes per round when the run's engine decodes."""
-        return self.config.decode.num_draft_tokens or self.draft.max_draft_tokens or CHAIN_TOKENS
+        return self.config.decode.num_draft_tokens or self.draft.default_draft_tokens
 
     @property
     def longest_prompt(self) -> int:

@@ -107,7 +107,7 @@ def _warnings(drafted: Loads, plain: Loads | None, acceptance: AcceptanceCounter
         yield from unlikely_acceptance("", acceptance)
     yield from few_tokens("", sum(one.num_tokens for one in drafted.values()))
     for size, one in drafted.items():
-        name = f"{size} answers at once: "
+        name = f"concurrency {size}: "
         seconds = [one.seconds] if plain is None else [one.seconds, plain[size].seconds]
         yield from short_passes(name, *seconds)
         yield from few_answers(name, len(one.answers), size)
@@ -124,12 +124,12 @@ def _of_counts(who: str, passes: Sequence[ServedPass]) -> Iterator[str]:
     ours = sum(one.num_tokens for one, _ in counted)
     if generated > ours:
         yield (
-            f"{who} has generated {generated} tokens meanwhile, {ours} of them for this command: its counters and "
-            "its speed are of other requests, too"
+            f"tokens that {who} has generated meanwhile: {generated}, {ours} of them for this command: its counters "
+            "and its speed are of other requests, too"
         )
     if generated < ours:
-        yield f"{who} has counted {generated} tokens of {ours}: its counters are not whole"
+        yield f"tokens that {who} has counted: {generated} of {ours}: its counters are not whole"
     if cached := sum(counts.cached_tokens for _, counts in counted):
         yield (
-            f"{cached} tokens of prompts came from a prefix cache of {who}, so that times are not those of a prefill"
+            f"tokens of prompts from a prefix cache of {who}: {cached}, so that times are not those of a prefill"
         )

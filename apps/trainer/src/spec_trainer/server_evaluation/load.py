@@ -63,7 +63,7 @@ def measure_load(
     """
     asked = list(itertools.islice(itertools.cycle(questions), max(concurrency, len(questions))))
     _warm_up(server, asked[:concurrency], options)
-    log.info("timing %d answers, %d at once, of %s", len(asked), concurrency, server.url)
+    log.info("timing answers (%d), concurrency %d, of %s", len(asked), concurrency, server.url)
     before = server.counters()
     start = time.perf_counter()
     answers = ask_at_once(server, asked, options, concurrency)

@@ -19,7 +19,7 @@ def server_lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield _server_line(
             "baseline", document["baseline_server"], document["baseline_engine"], document["baseline_model"]
         )
-    yield f"{document['prompts']:,} prompts, {document['generated_tokens']:,} tokens of the server"
+    yield f"prompts: {document['prompts']:,}, tokens of the server: {document['generated_tokens']:,}"
     yield ""
     yield f"{'at once':<9}{'':<9}" + "".join(f"{head:>10}" for head in _HEADS)
     for entry in document["throughput"]:

@@ -11,10 +11,13 @@ from spec_trainer.checkpoint.folder import CheckpointMeta, step_of
 from spec_trainer.command_line.stop_request import Interrupted
 from spec_trainer.draft_trainer import BatchShare
 from spec_trainer.training.learning_rate import learning_rate
+from spec_trainer.training.memory_used import memory_used
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    import torch
 
     from spec_core import TrainStep
     from spec_core.records import StepOutput
@@ -36,6 +39,7 @@ class TrainState:
 
     spec: RunSpec
     rank: int
+    device: torch.device
     trainer: DraftTrainer
     stream: BatchSource
     checkpoints: CheckpointStore
@@ -144,6 +148,7 @@ def _record(state: TrainState, item: GlobalBatch, result: TrainStep, rate: float
         "time_s": state.timer.wall_s,
         "time_data_s": data_s,
         "time_step_s": step_s,
+        **memory_used(state.device),
     }
 
 

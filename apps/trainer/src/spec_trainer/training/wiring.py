@@ -16,6 +16,7 @@ from spec_core.errors import ArtifactError
 from spec_trainer.checkpoint.store import CheckpointStore
 from spec_trainer.draft_trainer import DraftTrainer
 from spec_trainer.report.page import write_report
+from spec_trainer.run.few_steps import few_steps_warning
 from spec_trainer.run.log import RunLog
 from spec_trainer.run.metrics import read_metrics
 from spec_trainer.run.records import KeptSummary, read_figures
@@ -157,6 +158,7 @@ def _train_state(spec: RunSpec, rank: int, device: torch.device, links: RankLink
         yield TrainState(
             spec=spec,
             rank=rank,
+            device=device,
             trainer=trainer,
             stream=links.stream,
             checkpoints=checkpoints,
@@ -286,7 +288,19 @@ def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
             state.spec.target, state.spec.draft, directory.draft, state.spec.num_draft_tokens
         ),
         "data": str(state.spec.source.report),
+        "warnings": [
+            *filter(None, [few_steps_warning(state.spec.config.train, state.spec.schedule.total_steps)])
+        ],
+        **_device_name(state.device),
     }
+
+
+def _device_name(device: torch.device) -> dict[str, str]:
+    """Return {"device": name of the hardware}, or nothing for a CPU."""
+    import torch
+
+    name = getattr(torch.get_device_module(device), "get_device_name", None)
+    return {} if name is None else {"device": name(device)}
 
 
 def _measured(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,8 @@ class DraftCheckpoint(Generic[S]):
     """Name in the file of a copy of the target's embedding; None if there is none."""
     head: str | None = None
     """Name in the file of a copy of the target's head, if the draft has no trained head."""
+    trained_depth: int | None = None
+    """How many tokens ahead the draft was trained to guess, if config.json says it."""
 
     def load(self, *names: str) -> dict[str, Tensor]:
         """Return tensors with the dtypes of the file. ``names``: their names in the module."""
@@ -113,6 +115,11 @@ class ServedDraft(Draft, Generic[C, S]):
     Shape: ClassVar[type[DraftShape]]
     speculators_type: ClassVar[str] = ""
     """Name of the algorithm in folders of ``speculators``; empty if such folders cannot be read."""
+    depth_option: ClassVar[str] = ""
+    """Option with the number of tokens ahead that the draft is trained to guess, if its folder does not fix it.
+
+    An exported config.json records the number under this name. No engine reads it.
+    """
     may_copy_head: ClassVar[bool] = False
     """Whether the folder of a draft without a trained head may hold a copy of the target's head."""
 
@@ -130,13 +137,18 @@ class ServedDraft(Draft, Generic[C, S]):
         super().__init__(config)
         self.options: C = config  # pyright: ignore[reportAttributeAccessIssue]
         """The same as ``config``, with the options that the folder ``init_from`` determines filled in."""
+        self.trained_depth: int | None = getattr(config, self.depth_option, None)
+        """How many tokens ahead the draft is trained to guess; None if that is not known."""
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
         """Return the draft of an exported folder, or None if the folder is another algorithm's (D8)."""
-        if cls.open_checkpoint(folder) is None:
+        checkpoint = cls.open_checkpoint(folder)
+        if checkpoint is None:
             return None
-        return cls(cls.Config(name=cls.name, init_from=folder))
+        draft = cls(cls.Config(name=cls.name, init_from=folder))
+        draft.trained_depth = checkpoint.trained_depth
+        return draft
 
     @classmethod
     def open_checkpoint(cls, folder: Path) -> DraftCheckpoint[Any] | None:
@@ -167,7 +179,9 @@ class ServedDraft(Draft, Generic[C, S]):
         required, optional = shape.mapping_shapes()
         found = {name: stored[names[name]] for name in names}
         check_shapes(folder, found, shape.tensor_shapes() | required, optional)
-        checkpoint = DraftCheckpoint(folder, shape, names, embedding, head)
+        depth = fields.get(cls.depth_option)
+        depth = depth if type(depth) is int and depth > 0 else None
+        checkpoint = DraftCheckpoint(folder, shape, names, embedding, head, depth)
         cls.check_checkpoint(checkpoint)
         return checkpoint
 
@@ -277,9 +291,16 @@ class ServedDraft(Draft, Generic[C, S]):
         tensors = checkpoint.load(*checkpoint.shape.tensor_shapes())
         return {name: tensor.float() for name, tensor in tensors.items()}
 
+    @property
+    def default_draft_tokens(self) -> int:
+        """The default of all drafts, but not more guesses than the draft is trained for (D9)."""
+        most = super().default_draft_tokens
+        return min(most, self.trained_depth or most)
+
     def exported_config(self, target: TargetSpec) -> dict[str, Any]:
         """Return the fields of the exported config.json in the sequence in which they are written (D8)."""
-        return self.shape(target).to_json(target)
+        depth = {} if self.trained_depth is None else {self.depth_option: self.trained_depth}
+        return self.shape(target).to_json(target) | depth
 
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec

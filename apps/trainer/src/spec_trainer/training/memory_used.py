@@ -1,0 +1,22 @@
+"""Memory of a trainer process, for the record of each step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    import torch
+
+
+def memory_used(device: torch.device) -> dict[str, int]:
+    """Return the resident host memory of this process, and the peak of torch's allocator on its device so far.
+
+    In bytes. The second is missing if the device has no such allocator, as a CPU.
+    """
+    import torch
+
+    used = {"memory_host_bytes": psutil.Process().memory_info().rss}
+    peak = getattr(torch.get_device_module(device), "max_memory_allocated", None)
+    return used if peak is None else used | {"memory_device_bytes": peak(device)}
