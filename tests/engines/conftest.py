@@ -154,9 +154,18 @@ def vllm_environment(draft_notes: Path) -> Iterator[None]:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, [*rigs, draft_notes.parent])), prepend=os.pathsep)
         patch.setenv("SPEC_TEST_DRAFTS", str(draft_notes))
         patch.setenv("SPEC_TEST_SWAPS", str(draft_notes.with_name("swaps.jsonl")))
+        patch.setenv("SPEC_TEST_FORKS", "1")
         patch.setenv("VLLM_CPU_CI_ENV", "1")
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def spawning(vllm_environment: None) -> Iterator[None]:
+    """Have vLLM start its processes as it does without the rig: each imports vLLM anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SPEC_TEST_FORKS")
         yield
 
 
