@@ -38,9 +38,9 @@ test: install ## the tests of every change
 test-slow: install ## the tests that take longer: runs under faults or of many processes, the pages' commands, wheels in a clean environment
 	$(BIN)/pytest -n 3 $(SPREAD) -m slow
 
-# Two groups: the tests of drafts share those that one of them has trained, and every vLLM that serves them.
+# Three groups of about one length, each with the vLLMs that its tests share; what one has trained serves all.
 test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on the CPU, in an environment of its own
-	$(ENGINES)/bin/pytest tests/engines -n 2 --dist loadgroup
+	$(ENGINES)/bin/pytest tests/engines -n 3 --dist loadgroup
 
 test-sglang: $(SGLANG)/installed ## real SGLang on the CPU over a stand-in for its kernels, in an environment of its own
 	$(SGLANG)/bin/python -m pytest tests/engines/test_sglang.py tests/unit/engine_sglang/test_arguments.py

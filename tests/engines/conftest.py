@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from spec_engine_vllm.config import VllmConfig
 from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli import run
 
+from ..made_once import made_once
 from .sharing import Pool, SharingEngine
 
 if TYPE_CHECKING:
@@ -102,10 +104,12 @@ MEDUSA = Path(__file__).parents[1] / "plugins" / "spec-draft-medusa"
 
 
 @pytest.fixture(scope="session")
-def llama(make_target, add_characters) -> Path:
-    folder = make_target("llama", **_SHAPE)
-    add_characters(folder)
-    return folder
+def llama(make_target, add_characters, tmp_path_factory) -> Path:
+    def make(folder: Path) -> None:
+        shutil.copytree(make_target("llama", **_SHAPE), folder, dirs_exist_ok=True)
+        add_characters(folder)
+
+    return made_once(tmp_path_factory, "llama", make)
 
 
 @pytest.fixture(scope="session")
@@ -154,9 +158,18 @@ def vllm_environment(draft_notes: Path) -> Iterator[None]:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, [*rigs, draft_notes.parent])), prepend=os.pathsep)
         patch.setenv("SPEC_TEST_DRAFTS", str(draft_notes))
         patch.setenv("SPEC_TEST_SWAPS", str(draft_notes.with_name("swaps.jsonl")))
+        patch.setenv("SPEC_TEST_FORKS", "1")
         patch.setenv("VLLM_CPU_CI_ENV", "1")
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def spawning(vllm_environment: None) -> Iterator[None]:
+    """Have vLLM start its processes as it does without the rig: each imports vLLM anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SPEC_TEST_FORKS")
         yield
 
 
@@ -215,36 +228,37 @@ def trained_draft(
 ) -> Callable[[str], Trained]:
     """``trained_draft(name)``: a draft that has learned a little of its target's own answers, exported.
 
-    The target is the Llama, but for the draft with latent attention.
+    The target is the Llama, but for the draft with latent attention. One worker trains a draft for all.
     """
-    drafts: dict[str, Trained] = {}
-    answers: dict[Path, tuple[list[list[int]], Path]] = {}
+    draw = random.Random(0)
+    prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(64)]
 
     def train(name: str) -> Trained:
-        if name not in drafts:
-            draft, target = name.partition(",")[0], deepseek if "mla" in name else llama
-            if target not in answers:
-                answers[target] = _answered_prompts(target, tmp_path_factory.mktemp("answers") / "rows.jsonl")
-            prompts, rows = answers[target]
-            output = tmp_path_factory.mktemp(f"trained-{draft}")
-            words = ["--target", target, "--data", rows, "--draft", draft, "--output", output, *DRAFTS[name]]
+        draft, target = name.partition(",")[0], deepseek if "mla" in name else llama
+        answers = made_once(
+            tmp_path_factory,
+            f"answers-{target.name}",
+            lambda folder: _write_answers(target, prompts[::2], folder / "rows.jsonl"),
+        )
+
+        def make(output: Path) -> None:
+            data = answers / "rows.jsonl"
+            words = ["--target", target, "--data", data, "--draft", draft, "--output", output, *DRAFTS[name]]
             settings = ["train.warmup_steps=5", "train.global_batch_tokens=1024"]
             assert run([str(word) for word in [*words, *settings]]) == 0
-            drafts[name] = Trained(name, target, output / "draft", prompts)
-        return drafts[name]
+
+        output = made_once(tmp_path_factory, f"trained-{name.replace(',', '').replace(' ', '-')}", make)
+        return Trained(name, target, output / "draft", prompts)
 
     return train
 
 
-def _answered_prompts(target: Path, file: Path) -> tuple[list[list[int]], Path]:
-    draw = random.Random(0)
-    prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(64)]
+def _write_answers(target: Path, prompts: list[list[int]], file: Path) -> None:
     sampling = SamplingParams(max_new_tokens=NEW_TOKENS, stop_at_eos=False)
     context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
     with HfEngine.create(HfConfig(), read_target(target), context) as engine:
-        answers = engine.generate(prompts[::2], sampling)
+        answers = engine.generate(prompts, sampling)
     with file.open("w") as rows:
-        for prompt, answer in zip(prompts[::2], answers, strict=True):
+        for prompt, answer in zip(prompts, answers, strict=True):
             mask = [0] * len(prompt) + [1] * len(answer.token_ids)
             rows.write(json.dumps({"input_ids": [*prompt, *answer.token_ids], "loss_mask": mask}) + "\n")
-    return prompts, file

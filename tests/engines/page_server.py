@@ -38,6 +38,7 @@ class ServerProcess:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
+        self._env.pop("SPEC_TEST_FORKS", None)  # it starts its processes as a user's does
         self.log = folder / "server.log"
         with self.log.open("w") as output:
             self._process = subprocess.Popen(

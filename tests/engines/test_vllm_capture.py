@@ -55,7 +55,7 @@ def test_states_of_a_llama_equal_those_of_transformers(llama, sharing_engine, sc
 
 
 def test_a_closed_engine_leaves_nothing_but_the_states_of_a_qwen3(
-    vllm_environment, qwen3, config, vllm_context, schema, receiver, empty_folder
+    spawning, qwen3, config, vllm_context, schema, receiver, empty_folder
 ) -> None:
     """E3 and E6, of an engine whose vLLM really ends."""
     processes, threads = set(psutil.Process().children(recursive=True)), threading.active_count()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .conftest import Trained
 
-pytestmark = [*needs_vllm, pytest.mark.xdist_group("drafts")]
+pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
 
 NUM_TOKENS = 40
 

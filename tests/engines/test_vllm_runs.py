@@ -44,7 +44,7 @@ START_S = 240.0
 
 
 @pytest.fixture(scope="module")
-def lab(vllm_environment: None, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(spawning: None, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("lab")
     keys = {
         "target": llama,

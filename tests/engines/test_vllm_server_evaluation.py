@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [*needs_vllm, pytest.mark.xdist_group("drafts"), pytest.mark.timeout(900)]
+pytestmark = [*needs_vllm, pytest.mark.xdist_group("states"), pytest.mark.timeout(900)]
 
 START_S = 300.0
 LEARNT = 16

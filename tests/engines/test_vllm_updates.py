@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from .conftest import Trained
 
-pytestmark = [*needs_vllm, pytest.mark.xdist_group("drafts")]
+pytestmark = [*needs_vllm, pytest.mark.xdist_group("updates")]
 
 DRAFTED = SamplingParams(max_new_tokens=60, num_draft_tokens=NUM_DRAFT_TOKENS, stop_at_eos=False)
 LIMIT_S = 120.0

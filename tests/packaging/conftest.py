@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from filelock import FileLock
 
+from ..made_once import made_once
 from .environments import all_of_others, make_environment, run
 
 if TYPE_CHECKING:
@@ -47,20 +45,6 @@ def clean_python(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
         run(*pip, "--no-deps", "--no-index", *wheels.values())
 
     return made_once(tmp_path_factory, "environment", make) / "bin" / "python"
-
-
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder that is made by the first worker of the session that asks for it."""
-    base = factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder, finished = base / name, base / f"{name}.finished"
-    with FileLock(base / f"{name}.lock"):
-        if not finished.exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            make(folder)
-            finished.touch()
-    return folder
 
 
 _BUILD = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -68,13 +69,27 @@ def test_every_public_method_is_shown(page):
     assert [name for name in methods if f"def {name}(" not in shown] == []
 
 
+@pytest.fixture(scope="module")
+def output_of(run, clean_python, tmp_path_factory):
+    """``output_of(command)``: what it prints in the clean environment; one that several pages show runs once."""
+    folder = tmp_path_factory.mktemp("pages")
+
+    @functools.cache
+    def output_of(command: str) -> str:
+        program, *arguments = command.split()
+        return run(clean_python.with_name(program), *arguments, cwd=folder)
+
+    return output_of
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.xdist_group("pages of plugins")
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_of_the_page_work(run, clean_python, page, tmp_path):
+def test_commands_of_the_page_work(output_of, page):
     name = plugin_of(page).name
     commands = [line.removeprefix("$ ") for line in "".join(blocks(page, "console")).splitlines()]
     assert commands[0] == f"pip install ./{name}"
-    for words in commands[1:]:
-        program, *arguments = words.split()
-        assert name.rpartition("-")[2] in run(clean_python.with_name(program), *arguments, cwd=tmp_path)
+    assert len(commands) > 1
+    for command in commands[1:]:
+        assert name.rpartition("-")[2] in output_of(command)

@@ -9,6 +9,9 @@ Beside that file the frontend opens streams about its requests (``spec_rig_strea
 Each line of the file named by SPEC_TEST_SWAPS is one exchange of a draft's weights: digests of the target before and
 after it. Beside it, ``PATH.fault`` plants faults: "[3, true]" makes the third copy or assignment raise once it is
 done, "[3, false]" before it is; all that follow raise, too, if the file says "[3, true, true]".
+
+With SPEC_TEST_FORKS set, vLLM forks its processes on a processor, as it does on a GPU: each that is spawned imports
+vLLM anew.
 """
 
 from __future__ import annotations
@@ -44,6 +47,20 @@ def install() -> None:
         _watch_exchanges(Path(os.environ["SPEC_TEST_SWAPS"]))
     if current_platform.is_cpu():
         _normalise_each_layer_by_its_own_weights()
+        if "SPEC_TEST_FORKS" in os.environ:
+            _fork_on_a_processor()
+
+
+def _fork_on_a_processor() -> None:
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config
+
+    def forking(vllm_config) -> None:
+        check(vllm_config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    CpuPlatform.check_and_update_config = staticmethod(forking)
 
 
 def _watch_the_second_runner() -> None:
