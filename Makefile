@@ -10,7 +10,7 @@ TARGETS ?= .cache/targets
 PARTS := tests/contract/test_megatron_strategy.py::TestMegatronStrategy::test_s3_outputs_are_equal_on_every_rank \
 	tests/integration/test_ray_runs.py::test_a_run_on_one_host_ends_with_rays_node_and_nothing_is_replaced \
 	tests/integration/test_ray_runs.py::test_a_cluster_with_too_few_cpus_is_bad_usage_before_anything_starts
-SURVEY ?= packages/kit/src/spec_kit/sharding/sharded_state.py tests/unit/kit/sharding/test_sharded_state.py
+SURVEY ?= packages/kit/src/spec_kit/streams/free_list.py tests/unit/kit/streams/test_free_list.py
 SPREAD := --dist loadgroup --no-loadscope-reorder
 RIG := $(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/python
 MEMBERS := packages/core $(filter-out packages/core,$(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml))) apps/trainer
@@ -97,7 +97,7 @@ bench: install ## benchmarks at toy size
 mutations: install ## delete each contract's implementation, one line at a time: a test must fail
 	$(BIN)/python -m tests.mutations.run clauses
 
-# All mutants of a module whose tests run in its own process: it tells of gaps, and does not fail for them.
+# SURVEY: a file and its tests. It tells of gaps and does not fail for them: some mutants change nothing that matters.
 mutations-survey: install ## every mutant of a module, and which ones no test notices
 	$(BIN)/python -m tests.mutations.run survey $(SURVEY)
 
