@@ -1,8 +1,9 @@
 """A server that answers what it is asked and keeps requests to be learnt from: engine hf behind HttpReplica's routes.
 
 ``python live_server.py TARGET DRAFT PORT`` serves until it is killed; port 0 is any free one. POST ``/ask`` with
-``{"prompts": [[…], …]}`` answers greedily, with the draft that serves. What it keeps is what ``SPEC_LIVE_REQUESTS``
-says, but for the header and the fields of a request, which this protocol has not.
+``{"prompts": [[…], …]}`` answers greedily, with the draft that serves. GET ``/metrics`` are those of a vLLM that has
+answered with the latency that GET ``/latency/MS`` has set, 100 tokens since the last look. What it keeps is what
+``SPEC_LIVE_REQUESTS`` says, but for the header and the fields of a request, which this protocol has not.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Served(draft_server.Served):
         super().__init__(target, draft)
         self.requests = LiveRequests.from_environment()
         self._asking = threading.Lock()
+        self.latency_ms = 1
+        self._latencies = dict.fromkeys((10, 100, 1000), 0)
 
     def ask(self, prompts: list[list[int]]) -> dict[str, Any]:
         """Return the answers, and the versions that they name."""
@@ -46,9 +49,33 @@ class Served(draft_server.Served):
             "versions": [answer.draft_version for answer in answers],
         }
 
+    def metrics(self) -> str:
+        """Return a page of metrics; count 100 further tokens, of the latency that is set."""
+        for bound in self._latencies:
+            self._latencies[bound] += 100 * (self.latency_ms <= bound)
+        name = "vllm:inter_token_latency_seconds_bucket"
+        lines = [f'{name}{{le="{bound / 1000}"}} {count}' for bound, count in self._latencies.items()]
+        total = max(self._latencies.values())
+        return "\n".join(
+            [f"vllm:generation_tokens_total {total}", *lines, f'{name}{{le="+Inf"}} {total}', ""]
+        )
+
 
 class Routes(draft_server.Routes):
     served: Served
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/latency/"):
+            self.served.latency_ms = int(self.path.rpartition("/")[2])
+            return self._send(200, {})
+        if self.path != "/metrics":
+            return super().do_GET()
+        page = self.served.metrics().encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+        return None
 
     def do_POST(self) -> None:
         if self.path == "/ask":
@@ -65,7 +92,7 @@ class Routes(draft_server.Routes):
 
 def ask(url: str, prompts: list[list[int]]) -> dict[str, Any]:
     """Return what ``/ask`` answers."""
-    connection = HTTPConnection(url.removeprefix("http://"), timeout=60)
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=120)
     with closing(connection):
         connection.request("POST", "/ask", json.dumps({"prompts": prompts}))
         response = connection.getresponse()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,13 +21,13 @@ import transformers
 
 from spec_core.records import AcceptanceCounters
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, ServerMetrics
+from spec_kit.targets import read_target
 from spec_trainer import cli
 
 from . import draft_server, launching, live_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 DOMAINS = {"old": range(3, 50), "new": range(50, 97)}
 """Tokens of each domain: each token has one successor, in its domain."""
@@ -365,3 +368,84 @@ def test_servers_that_no_other_command_learns_from_are_refused(command_line, lab
     words = [*lab.words(), f"data.path={lab.rows['old']}", f"output={tmp_path / 'run'}"]
     error = command_line("plan", *words, "follow.servers=[http://127.0.0.1:1]").error
     assert "only spec-trainer follow learns from servers" in error
+
+
+def test_training_waits_while_a_server_is_slower_than_the_budget(lab, url, tmp_path, caplog) -> None:
+    caplog.set_level("INFO")
+    draft_server.traffic(url, "/latency/50")  # of a bucket from 10 to 100 ms
+    live_server.ask(url, prompts("new", 70, 80))
+    output = tmp_path / "run"
+    words = lab.follow(url, output, "follow.requests=70", "follow.latency_budget_ms=20")
+    with ThreadPoolExecutor(1) as aside:
+
+        def relieve() -> None:
+            until(lambda: "training waits" in caplog.text)
+            assert not (output / "metrics.jsonl").exists() or len(launching.metrics(output)) < 2
+            time.sleep(1)
+            draft_server.traffic(url, "/latency/1")
+
+        relieved = aside.submit(relieve)
+        assert cli.run(words) == 0
+        relieved.result()
+    assert f"{url} has a p99 latency of 99.1 ms a token, above 20 ms" in caplog.text
+    assert "training goes on after" in caplog.text
+    assert len(launching.metrics(output)) > 1
+
+
+PAGE = Path(__file__).parents[2] / "docs/rl.md"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("new_target", ["stop", "learn"])
+def test_a_policy_that_changes_is_noticed(lab, command_line, tmp_path, new_target) -> None:
+    """The loop is the code of the page on reinforcement learning."""
+    loop: dict[str, Any] = {}
+    exec(re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL).group(1), loop)
+    policy, output, log = tmp_path / "policy", tmp_path / "run", tmp_path / "log"
+    model = transformers.AutoModelForCausalLM.from_pretrained(lab.target, dtype=torch.float32)
+    loop["publish_policy"](policy, 0, model)
+    first_digest = read_target(policy).digest
+    with draft_server.serving(policy, lab.drafts["old"], live_server.__file__, 0) as url:
+        keys = [
+            f"target={policy}",
+            f"follow.new_target={new_target}",
+            "follow.every=40",
+            "follow.held_out=0.25",
+        ]
+        words = lab.follow(url, output, *keys)
+        with log.open("wb") as errors:
+            process = subprocess.Popen([*launching.program(), *words], stdout=errors, stderr=errors)
+        try:
+            seeds = iter(range(70, 80))
+
+            def rollout() -> list[list[int]]:
+                asked = prompts("new", 60, next(seeds))
+                answers = live_server.ask(url, asked)["answers"]
+                return [prompt + answer for prompt, answer in zip(asked, answers, strict=True)]
+
+            def improve(answers: list[list[int]]) -> None:
+                """Reinforce what was answered."""
+                until(lambda: (output / "versions.jsonl").exists() and rows(output), 180)
+                optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+                ids = torch.tensor(answers)
+                model(ids, labels=ids).loss.backward()
+                optimizer.step()
+
+            updated: list[Path] = []
+            loop["train_policy"](policy, (model,), 1, 1, rollout, improve, updated.append)
+            assert updated == [policy]
+            rollout()
+            if new_target == "stop":
+                assert process.wait(180) == 1
+                assert "has changed, and the run is for the former one" in log.read_text()
+                assert "belongs to another run" in command_line(*words).error
+                return
+            until(lambda: len(rows(output)) > 1, 180)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(180) == 130, log.read_text()
+        finally:
+            process.kill()
+    first, second = rows(output)[:2]
+    assert (first["target"], second["target"]) == (first_digest, read_target(policy).digest)
+    assert first_digest != second["target"]
+    assert second["version"] == 2, "a server whose weights are replaced in place takes the draft, too"

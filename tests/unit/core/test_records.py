@@ -16,6 +16,7 @@ from spec_core.records import (
     DraftBatch,
     FeatureSample,
     FeatureSchema,
+    ServerCounters,
     Span,
     StepOutput,
 )
@@ -161,3 +162,15 @@ def test_a_distribution_is_available_where_it_is_installed():
         False,
         "no-such-thing is not installed; pip install no-such-thing",
     )
+
+
+def test_quantiles_of_latencies_are_interpolated_as_prometheus_does() -> None:
+    before = ServerCounters(generated_tokens=0, inter_token_latency=((0.01, 5), (0.1, 5), (math.inf, 5)))
+    now = ServerCounters(generated_tokens=9, inter_token_latency=((0.01, 55), (0.1, 95), (math.inf, 105)))
+    since = now - before
+    assert since.inter_token_latency == ((0.01, 50), (0.1, 90), (math.inf, 100))
+    assert since.latency_quantile(0.25) == pytest.approx(0.005)
+    assert since.latency_quantile(0.7) == pytest.approx(0.01 + 0.09 * 20 / 40)
+    assert since.latency_quantile(0.99) == math.inf
+    assert (now - now).latency_quantile(0.99) is None
+    assert ServerCounters(generated_tokens=3).latency_quantile(0.99) is None

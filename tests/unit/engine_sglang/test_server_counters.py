@@ -20,3 +20,11 @@ def test_accepted_tokens_are_those_of_neither_the_prefill_nor_the_target():
 
 def test_metrics_of_another_program_are_none():
     assert SglangEngine.server_counters("vllm:generation_tokens_total 3\n") is None
+
+
+def test_the_latency_between_tokens_is_a_histogram():
+    name = "sglang:inter_token_latency_seconds_bucket"
+    lines = f'{name}{{le="0.01"}} 3.0\n{name}{{le="+Inf"}} 5.0\n'
+    counters = SglangEngine.server_counters(PLAIN + lines)
+    assert counters is not None
+    assert counters.inter_token_latency == ((0.01, 3), (float("inf"), 5))

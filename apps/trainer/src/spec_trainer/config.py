@@ -211,6 +211,10 @@ class FollowConfig(Config):
     """Most requests that drafts are judged by, the newest."""
     poll_s: Seconds = 2.0
     """Time between two looks at servers that had too few requests."""
+    latency_budget_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Training waits while the p99 inter-token latency of a server is above this; by default it never waits."""
+    new_target: Literal["stop", "learn"] = "stop"
+    """What is done if the files of the target change: stop with one line, or learn from the new weights."""
     metrics: Name | None = None
     """host:port of this host where Prometheus reads the run's figures, at /metrics; by default nowhere."""
 

@@ -155,15 +155,38 @@ class ServerCounters:
     """Tokens of prompts that came from a prefix cache."""
     acceptance: AcceptanceCounters | None = None
     """None where the server speculates with no draft."""
+    inter_token_latency: tuple[tuple[float, int], ...] = ()
+    """Histogram: upper bound in seconds (ascending, the last may be infinite), and how many latencies are within."""
 
     def __sub__(self, other: ServerCounters) -> ServerCounters:
         """Return what was counted since ``other``."""
-        before = other.acceptance or AcceptanceCounters()
+        before, latencies = other.acceptance or AcceptanceCounters(), dict(other.inter_token_latency)
         return ServerCounters(
             generated_tokens=self.generated_tokens - other.generated_tokens,
             cached_tokens=self.cached_tokens - other.cached_tokens,
             acceptance=None if self.acceptance is None else self.acceptance - before,
+            inter_token_latency=tuple(
+                (bound, count - latencies.get(bound, 0)) for bound, count in self.inter_token_latency
+            ),
         )
+
+    def latency_quantile(self, share: float) -> float | None:
+        """Return the seconds that a ``share`` of the inter-token latencies does not exceed; None without any.
+
+        Within a bucket it is interpolated, as by ``histogram_quantile`` of Prometheus. Above the highest finite bound
+        it is infinite.
+        """
+        total = self.inter_token_latency[-1][1] if self.inter_token_latency else 0
+        if total <= 0:
+            return None
+        lower, below = 0.0, 0
+        for bound, count in self.inter_token_latency:
+            if count >= share * total:
+                if math.isinf(bound):
+                    break
+                return lower + (bound - lower) * (share * total - below) / max(1, count - below)
+            lower, below = bound, count
+        return math.inf
 
 
 _SUMS = [field.name for field in fields(AcceptanceCounters) if field.name != "accepted_per_position"]

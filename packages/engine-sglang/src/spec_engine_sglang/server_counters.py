@@ -16,6 +16,7 @@ def sglang_counters(text: str) -> ServerCounters | None:
         generated_tokens=generated,
         cached_tokens=metrics.total("sglang:cached_tokens_total") or 0,
         acceptance=_acceptance(metrics, generated),
+        inter_token_latency=metrics.histogram("sglang:inter_token_latency_seconds"),
     )
 
 

@@ -19,6 +19,7 @@ def vllm_counters(text: str) -> ServerCounters | None:
         generated_tokens=generated,
         cached_tokens=metrics.total("vllm:prefix_cache_hits_total") or 0,
         acceptance=_acceptance(metrics),
+        inter_token_latency=metrics.histogram("vllm:inter_token_latency_seconds"),
     )
 
 

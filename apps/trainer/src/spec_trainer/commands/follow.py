@@ -23,9 +23,11 @@ from spec_trainer.run.log import cut_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from spec_trainer.config import AnyRunConfig
+    from spec_trainer.decode.inline_driver import InlineDriver
     from spec_trainer.run.spec import RunSpec
 
 _DEFAULTS = {"train.schedule": "constant", "data.eval_samples": 0}
@@ -70,12 +72,13 @@ def run_follow(spec: RunSpec) -> dict[str, Any]:
         done_steps = step_of(first) if first else 0
         cut_records(spec.directory, done_steps)
         metrics = spec.config.follow.metrics
+
+        def open_driver(spec: RunSpec) -> AbstractContextManager[InlineDriver]:
+            return inline_driver(spec, stop, StepProgress(None, "following"))
+
         try:
-            with (
-                nullcontext() if metrics is None else MetricsPage(metrics) as page,
-                inline_driver(spec, stop, StepProgress(None, "following")) as driver,
-            ):
-                FollowRun(spec, driver, stop, done_steps, page).run()
+            with nullcontext() if metrics is None else MetricsPage(metrics) as page:
+                FollowRun(spec, open_driver, stop, done_steps, page).run()
         finally:
             spec.directory.remove_unfinished()
     return spec.directory.read_summary()

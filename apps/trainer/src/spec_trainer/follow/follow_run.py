@@ -13,8 +13,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import RunError, UsageError
+from spec_core.errors import RunError, TargetError, UsageError
 from spec_core.foreign import cause
+from spec_kit.targets.target_reader import read_target
 from spec_trainer.checkpoint.store import read_weights
 from spec_trainer.command_line.stop_request import Interrupted
 from spec_trainer.data.batching import EpochBatches
@@ -24,6 +25,7 @@ from spec_trainer.disk import new_folder, remove
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.follow.finite_features import with_finite_features
 from spec_trainer.follow.judge import Gain, simulate
+from spec_trainer.follow.latency_budget import LatencyBudget, giving_way
 from spec_trainer.follow.metrics_page import Metric
 from spec_trainer.follow.reservoir import Reservoir
 from spec_trainer.follow.traffic import Traffic
@@ -35,8 +37,11 @@ from spec_trainer.run.metrics import StepLines
 from spec_trainer.run.records import VersionRow, read_records
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from spec_core import TargetSpec
     from spec_trainer.command_line.stop_request import StopRequest
     from spec_trainer.decode.inline_driver import InlineDriver
     from spec_trainer.follow.metrics_page import MetricsPage
@@ -68,13 +73,16 @@ class FollowRun:
     def __init__(
         self,
         spec: RunSpec,
-        driver: InlineDriver,
+        open_driver: Callable[[RunSpec], AbstractContextManager[InlineDriver]],
         stop: StopRequest,
         done_steps: int,
         page: MetricsPage | None = None,
     ) -> None:
-        """Continue after ``done_steps`` steps, with the draft that was pushed last; show figures on ``page``."""
-        self._spec, self._driver, self._stop, self._done_steps = spec, driver, stop, done_steps
+        """Continue after ``done_steps`` steps, with the draft that was pushed last; show figures on ``page``.
+
+        ``open_driver`` returns a driver whose engine runs the target of a run.
+        """
+        self._spec, self._open_driver, self._stop, self._done_steps = spec, open_driver, stop, done_steps
         self._page = page
         self._config = spec.config.follow
         longest = min(spec.config.data.max_length, spec.target.max_positions)
@@ -82,8 +90,13 @@ class FollowRun:
             self._config, longest=longest, vocab_size=spec.target.vocab_size, seed=spec.config.seed
         )
         self._traffic = Traffic(self._config.servers, ANSWER_S)
+        budget_ms = self._config.latency_budget_ms
+        self._budget = (
+            None if budget_ms is None else LatencyBudget(self._config.servers, budget_ms, self._config.poll_s)
+        )
         self._folder = DecodedFolder(spec.directory)
         self._served = _last_served(spec)
+        self._first_target = _first_target(spec)
         self._acceptance_lengths: dict[str, float] = {}
         """Acceptance length of the drafts in the last verdict: served, trained, start."""
         self._num_verdicts = self._num_pushes = 0
@@ -96,17 +109,64 @@ class FollowRun:
         """Follow until ``follow.requests`` have arrived. Raise Interrupted if the command is stopped before."""
         self._prepare()
         try:
-            while not self._is_complete():
-                self._take()
-                if self._reservoir.num_fresh >= (1 if self._is_complete() else self._config.every):
-                    self._train()
-                    self._left -= 1
-                    if self._left <= 0 or self._is_complete():
-                        self._judge()
+            is_complete = False
+            while not is_complete:
+                with self._open_driver(self._spec) as self._driver:
+                    is_complete = self._follow()
         except Interrupted:
             self._finish()
             raise
         self._finish()
+
+    def _follow(self) -> bool:
+        """Repeat cycles; return True if enough requests have arrived, False if the target has changed."""
+        while True:
+            if self._reservoir.num_fresh >= (1 if self._is_complete() else self._config.every):
+                if self._has_new_target():
+                    return False
+                if self._budget is not None:
+                    self._budget.wait(lambda: self._stop.requested)
+                self._train()
+                self._left -= 1
+                if self._left <= 0 or self._is_complete():
+                    self._judge()
+            if self._is_complete():
+                return True
+            self._take()
+
+    def _has_new_target(self) -> bool:
+        """Return whether the target has changed, and take the new one. Raise RunError unless that is wanted."""
+        before, target = self._spec.target, self._settled_target()
+        if target.digest == before.digest:
+            return False
+        if self._config.new_target == "stop":
+            raise RunError(
+                f"target {target.folder} has changed, and the run is for the former one; begin another output with "
+                f"draft.init_from={self._folder.draft(self._served.step)}, there with follow.new_target=learn if it "
+                "changes again"
+            )
+        self._spec.draft.check_target(target)
+        if (self._spec.draft.required_features(target), target.vocab_size) != (
+            self._spec.schema,
+            before.vocab_size,
+        ):
+            raise RunError(f"target {target.folder} has changed its shape; start anew with another output")
+        log.info("the target has changed; the draft learns from its new weights")
+        self._spec = replace(self._spec, target=target)
+        return True
+
+    def _settled_target(self) -> TargetSpec:
+        """Return the target by its files; if they change, wait until they are whole and change no more."""
+        known, last = self._spec.target.digest, None
+        while True:
+            try:
+                found = read_target(self._spec.target.folder)
+                if found.digest in (known, last):
+                    return found
+                last = found.digest
+            except TargetError as error:
+                log.info("the target's files are being written: %s", error)
+            self._wait()
 
     def _is_complete(self) -> bool:
         return self._config.requests is not None and self._reservoir.num_seen >= self._config.requests
@@ -126,8 +186,7 @@ class FollowRun:
 
     def _take(self) -> None:
         """Take the servers' requests, and wait ``follow.poll_s`` if they are too few for a cycle."""
-        if self._stop.requested:
-            raise Interrupted("interrupted; the same command goes on with the requests that come then")
+        self._check_stop()
         for request in self._traffic.take():
             self._reservoir.add(request)
         self._show()
@@ -136,9 +195,18 @@ class FollowRun:
             self._again_s = time.monotonic() + _AGAIN_S
             self._push(self._served.step)
         if self._reservoir.num_fresh < self._config.every and not self._is_complete():
-            deadline = time.monotonic() + self._config.poll_s
-            while not self._stop.requested and (left_s := deadline - time.monotonic()) > 0:
-                time.sleep(min(0.1, left_s))
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait ``follow.poll_s``. Raise Interrupted if the command is stopped."""
+        deadline = time.monotonic() + self._config.poll_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            self._check_stop()
+            time.sleep(min(0.1, left_s))
+
+    def _check_stop(self) -> None:
+        if self._stop.requested:
+            raise Interrupted("interrupted; the same command goes on with the requests that come then")
 
     def _lags_behind(self) -> bool:
         """Return whether a server that answers serves an earlier version than the last pushed version."""
@@ -162,7 +230,10 @@ class FollowRun:
         if self._acceptance_lengths:
             notes["serving_acceptance_length"] = self._acceptance_lengths["served"]
         not_finite: set[int] = set()
-        driver = replace(self._driver, consume=with_finite_features(self._driver.consume, not_finite))
+        driver = replace(
+            self._driver,
+            consume=with_finite_features(giving_way(self._driver.consume, self._budget), not_finite),
+        )
         driver.train(part.resuming(f"step-{first}" if first else "latest"), notes)
         self._reservoir.leave_out(samples, not_finite)
         self._done_steps = first + steps
@@ -211,6 +282,7 @@ class FollowRun:
                 "chance": gain.chance,
                 "served": self._served.step,
                 "version": self._served.version,
+                "target": self._spec.target.digest,
             }
         )
         self._folder.keep_only(0, self._served.step)
@@ -248,6 +320,9 @@ class FollowRun:
         )
         try:
             report = publish_draft(request, self._spec.target)
+            if not report.committed and self._first_target.digest != self._spec.target.digest:
+                # Servers whose weights were replaced in place still name the target that they were started with.
+                report = publish_draft(request, self._first_target)
         except (RunError, UsageError) as error:
             log.warning("the draft of step %d was not pushed: %s", step, cause(error))
             return False
@@ -276,6 +351,10 @@ class FollowRun:
                 Metric("steps", "gauge", "Optimizer steps of the run.", self._done_steps),
                 Metric("verdicts_total", "counter", "Comparisons of drafts.", self._num_verdicts),
                 Metric("pushes_total", "counter", "Drafts that servers took.", self._num_pushes),
+                Metric(
+                    "waited_seconds_total", "counter", "Seconds that training waited for the latency budget.",
+                    0.0 if self._budget is None else self._budget.waited_s,
+                ),
                 Metric("served_step", "gauge", "Steps of the served draft.", self._served.step),
                 Metric(
                     "acceptance_length", "gauge", "Simulated tokens per verification, by the last verdict.",
@@ -324,3 +403,10 @@ def _last_served(spec: RunSpec) -> _Served:
     if rows and spec.directory.served_draft(rows[-1]["served"]).exists():
         return _Served(rows[-1]["served"], rows[-1]["version"])
     return _Served(0, None)
+
+
+def _first_target(spec: RunSpec) -> TargetSpec:
+    """Return the target with the digest that it had at the run's first verdict."""
+    rows = read_records(spec.directory.versions, VersionRow)
+    digest = rows[0].get("target") if rows else None
+    return replace(spec.target, digest=digest or spec.target.digest)

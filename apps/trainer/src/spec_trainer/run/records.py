@@ -83,6 +83,7 @@ class VersionRow(Row):
     version: _Count | None = None
     time: Annotated[float, Field(ge=0, le=1e11)] = 0.0
     oldest_request: _Count = 0
+    target: str = ""
 
 
 class MeasurementRow(Row):

@@ -133,7 +133,8 @@ class RunSpec(RunParts):
     @cached_property
     def identity(self) -> str:
         """Digest by which runs are compared (``run_identity``): equal digests mean the same run."""
-        return run_identity(self.config, self.source.digest, self.target.digest)
+        is_fixed = self.config.follow.new_target == "stop"
+        return run_identity(self.config, self.source.digest, self.target.digest if is_fixed else "")
 
     @cached_property
     def window_bytes(self) -> int:

@@ -10,18 +10,18 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spec_core.engine import Engine
-from spec_core.errors import EngineError, PluginError
+from spec_core.errors import EngineError
 from spec_core.foreign import foreign_errors
-from spec_core.plugins import find, load_each
 from spec_core.resource import Resource
 from spec_core.wording import one_line, shortened, shown
 from spec_processes.sockets import HttpClient, check_secret
 from spec_trainer.evaluation.latency import AnswerTimes
+from spec_trainer.server_evaluation.metrics_reader import engine_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from spec_core.engine import Engine
     from spec_core.records import ServerCounters
     from spec_trainer.server_evaluation.questions import Question
 
@@ -125,20 +125,9 @@ class OpenAiServer(Resource):
             metrics = self._page("/metrics")
         except EngineError:
             return
-        for name, engine_type in load_each(Engine):
-            if isinstance(engine_type, PluginError):
-                continue
-            try:
-                with foreign_errors(
-                    PluginError, f"engine {name!r} ({find(Engine, name).owner}) is passed over"
-                ):
-                    recognized = engine_type.server_counters(metrics) is not None
-            except PluginError as error:
-                log.warning("%s, for it cannot say whether metrics are its own", error)
-                continue
-            if recognized:
-                self.engine_name, self._engine_type = name, engine_type
-                return
+        found = engine_of(metrics)
+        if found is not None:
+            self.engine_name, self._engine_type = found
 
     def _page(self, path: str) -> str:
         limit_s = min(_SHORT_ANSWER_S, self._timeout_s)

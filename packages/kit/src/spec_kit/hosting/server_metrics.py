@@ -6,6 +6,7 @@ could stop the caller. This one takes linear time.
 
 from __future__ import annotations
 
+import math
 import re
 
 _SAMPLE = re.compile(
@@ -40,6 +41,20 @@ class ServerMetrics:
             if label in labels:
                 sums[labels[label]] = sums.get(labels[label], 0) + value
         return sums
+
+    def histogram(self, name: str) -> tuple[tuple[float, int], ...]:
+        """Return upper bound -> number of values up to it, ascending; nothing if the server has no such histogram."""
+        bounds = self.by_label(f"{name}_bucket", "le")
+        found = [(bound, count) for word, count in bounds.items() if (bound := _bound(word)) is not None]
+        return tuple(sorted(found))
+
+
+def _bound(word: str) -> float | None:
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return None if math.isnan(value) else value
 
 
 def _count(word: str) -> int | None:

@@ -1,0 +1,28 @@
+"""Find the engine plugin that recognizes the metrics of a running server."""
+
+from __future__ import annotations
+
+import logging
+
+from spec_core.engine import Engine
+from spec_core.errors import PluginError
+from spec_core.foreign import foreign_errors
+from spec_core.plugins import find, load_each
+
+log = logging.getLogger(__name__)
+
+
+def engine_of(metrics: str) -> tuple[str, type[Engine]] | None:
+    """Return the name and class of the engine that a page of metrics is of; None if no plugin recognizes it."""
+    for name, engine_type in load_each(Engine):
+        if isinstance(engine_type, PluginError):
+            continue
+        try:
+            with foreign_errors(PluginError, f"engine {name!r} ({find(Engine, name).owner}) is passed over"):
+                recognized = engine_type.server_counters(metrics) is not None
+        except PluginError as error:
+            log.warning("%s, for it cannot say whether metrics are its own", error)
+            continue
+        if recognized:
+            return name, engine_type
+    return None
