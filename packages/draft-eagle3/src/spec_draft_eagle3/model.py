@@ -58,7 +58,7 @@ class Eagle3Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(width, shape.norm_eps)
         self.self_attn = ATTENTIONS[shape.attention](shape, 2 * width if is_first else width)
         self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
-        self._linear = kernels.linear
+        self._linear = kernels.added_linear
 
     def qkv_weight(self) -> Tensor:
         """Return the weights of the attention's input projections, stacked along the rows."""

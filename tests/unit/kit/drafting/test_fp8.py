@@ -120,7 +120,7 @@ def test_layers_of_other_sizes_stay_as_they_are(sizes):
     assert kernels.quantize_rows is quantize_rows
     weight = layer.weight
     calls = {
-        "linear": (rows, weight),
+        "added_linear": (rows, weight),
         "linear_weight": (weight,),
         "swiglu_mlp": (rows, weight, weight, weight),
     }

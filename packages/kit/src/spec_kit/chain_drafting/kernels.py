@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Grads = tuple[Tensor, list[Tensor], list[Tensor]]
 
 
-def linear(rows_RK: Tensor, weight_NK: Tensor, added_RN: Tensor | None = None) -> Tensor:
+def added_linear(rows_RK: Tensor, weight_NK: Tensor, added_RN: Tensor | None = None) -> Tensor:
     """Return rows · weightᵀ, [R, N], plus ``added_RN`` if it is given; differentiable."""
     if added_RN is None:
         return F.linear(rows_RK, weight_NK)
@@ -89,7 +89,7 @@ class ChainKernels(DecoderKernels):
     """
 
     rotate: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor] = rotate
-    linear: Callable[..., Tensor] = linear
+    added_linear: Callable[..., Tensor] = added_linear
     ttt_attention: Callable[[Tensor, Attended, list[Tensor], list[Tensor]], Attended] = ttt_attention
     ttt_attention_backward: Callable[
         [Tensor, tuple[Tensor, Tensor, Tensor], list[Tensor], list[Tensor], Tensor], Grads
@@ -109,7 +109,7 @@ class ChainKernels(DecoderKernels):
         merged = ttt_attention(q, attended, keys, values)
         return {
             **super().examples(draw),
-            "linear": tuple(draw(*shape).requires_grad_() for shape in ((7, 16), (24, 16), (7, 24))),
+            "added_linear": tuple(draw(*shape).requires_grad_() for shape in ((7, 16), (24, 16), (7, 24))),
             "rotate": (draw(7, 3, 32).requires_grad_(), (angle.cos(), angle.sin())),
             "ttt_attention": (q, attended, keys, values),
             "ttt_attention_backward": (grad_out, (q, *merged), keys, values, grad_q),

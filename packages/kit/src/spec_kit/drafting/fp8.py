@@ -105,7 +105,7 @@ class Fp8Layers:
         """Use a backend's kernels, which ``find`` finds."""
         self._find, self._kernels = find, Fp8Kernels.of(find)
         self._own: dict[str, Kernel] = {
-            "linear": self._linear,
+            "added_linear": self._linear,
             "linear_weight": self._weight,
             "swiglu_mlp": self._swiglu_mlp,
         }
