@@ -356,20 +356,11 @@ class DraftSuite(ConformanceSuite):
     def test_d9_longest_proposal(self, lively: Workbench) -> None:
         """D9: a proposal has as many tokens as requested, up to ``max_draft_tokens``."""
         most = lively.draft.max_draft_tokens or 2 * NUM_PROPOSALS
-        assert most >= NUM_PROPOSALS
+        assert most >= max(NUM_PROPOSALS, lively.draft.default_draft_tokens)
         proposer = lively.draft.proposer(lively.module, lively.ops)
         extend(proposer, lively.contexts()[0], 0, 8)
         proposal = proposer.propose(most, 0.0, torch.Generator())
         assert len(proposal.token_ids) == most
-
-    def test_d9_an_export_is_served_with_as_many_guesses(self, bench: Workbench, tmp_path: Path) -> None:
-        """D9: ``default_draft_tokens`` is at most ``max_draft_tokens``, and the exported folder has the same."""
-        draft = bench.draft
-        assert 1 <= draft.default_draft_tokens <= (draft.max_draft_tokens or draft.default_draft_tokens)
-        bench.export(tmp_path / "out")
-        exported = type(draft).from_folder(tmp_path / "out")
-        assert exported is not None
-        assert exported.default_draft_tokens == draft.default_draft_tokens
 
     def test_d9_extending_in_parts_changes_nothing(self, lively: Workbench) -> None:
         """D9: guesses do not depend on how states are split over calls of ``extend``, or on earlier proposals."""
