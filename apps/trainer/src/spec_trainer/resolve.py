@@ -73,7 +73,8 @@ def read_inputs(
 ) -> tuple[RunParts, Dataset]:
     """Return the loaded configuration, plugins and target, and the dataset, which is empty if none was given.
 
-    Raise as ``resolve`` does. ``follows``: the run may learn from servers."""
+    Raise as ``resolve`` does. ``follows``: the run may learn from servers.
+    """
     from spec_kit.drafting.draft_files import check_finite
     from spec_trainer.data.kept import load_run_data
 
