@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -409,14 +410,15 @@ def test_a_policy_that_changes_is_noticed(lab, command_line, tmp_path, new_targe
         keys = [
             f"target={policy}",
             f"follow.new_target={new_target}",
-            "follow.every=40",
-            "follow.held_out=0.25",
+            "follow.every=30",
+            "follow.held_out=0.3",
+            "train.global_batch_tokens=128",
         ]
         words = lab.follow(url, output, *keys)
         with log.open("wb") as errors:
             process = subprocess.Popen([*launching.program(), *words], stdout=errors, stderr=errors)
         try:
-            seeds = iter(range(70, 80))
+            seeds = itertools.count(70)
 
             def rollout() -> list[list[int]]:
                 asked = prompts("new", 60, next(seeds))
@@ -440,12 +442,12 @@ def test_a_policy_that_changes_is_noticed(lab, command_line, tmp_path, new_targe
                 assert "has changed, and the run is for the former one" in log.read_text()
                 assert "belongs to another run" in command_line(*words).error
                 return
-            until(lambda: len(rows(output)) > 1, 180)
+            until(lambda: bool(rollout()) and rows(output)[-1]["version"] == 2, 240)
             process.send_signal(signal.SIGINT)
             assert process.wait(180) == 130, log.read_text()
         finally:
             process.kill()
-    first, second = rows(output)[:2]
+    first, second = rows(output)[0], rows(output)[-1]
     assert (first["target"], second["target"]) == (first_digest, read_target(policy).digest)
     assert first_digest != second["target"]
     assert second["version"] == 2, "a server whose weights are replaced in place takes the draft, too"

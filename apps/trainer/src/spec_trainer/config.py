@@ -271,7 +271,6 @@ class RunConfig(Config, Generic[B, D, U, S, E, L, K]):
     @model_validator(mode="after")
     def _combinations(self) -> Self:
         problems = [
-            *_missing_data(self),
             *_illegal_with_features(self),
             *_illegal_pushes(self),
             *_illegal_combinations(self),
@@ -299,12 +298,6 @@ def run_config_type(
     return RunConfig[backend, draft, optimizer, strategy, engine, launcher, track]  # type: ignore[valid-type,return-value]
 
 
-def _missing_data(config: AnyRunConfig) -> list[str]:
-    """Return that ``data.path`` is missing, unless the run follows live traffic."""
-    is_missing = config.data.path is None and not config.follow.servers
-    return ["data.path is required, such as data.path=VALUE"] if is_missing else []
-
-
 def _illegal_combinations(config: AnyRunConfig) -> list[str]:
     """Return combinations of which no value by itself is wrong: keys, why, remedy."""
     placement, train, engine = config.placement, config.train, config.engine
@@ -313,6 +306,10 @@ def _illegal_combinations(config: AnyRunConfig) -> list[str]:
         key for key in ("trainer_fraction", "engine_fraction") if getattr(placement, key) is not None
     ]
     checks = [
+        (
+            config.data.path is None and not config.follow.servers,
+            "data.path is required, such as data.path=VALUE",
+        ),
         (
             inline and engine.replicas > 1,
             f"engine.replicas={engine.replicas} with placement.kind=inline: an inline engine lives in the one "

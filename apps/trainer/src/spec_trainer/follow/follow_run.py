@@ -29,6 +29,7 @@ from spec_trainer.follow.latency_budget import LatencyBudget, giving_way
 from spec_trainer.follow.metrics_page import Metric
 from spec_trainer.follow.reservoir import Reservoir
 from spec_trainer.follow.traffic import Traffic
+from spec_trainer.follow.verdicts import first_target
 from spec_trainer.push.publish import publish_draft
 from spec_trainer.push.request import PushRequest
 from spec_trainer.push.servers import ANSWER_S
@@ -96,7 +97,7 @@ class FollowRun:
         )
         self._folder = DecodedFolder(spec.directory)
         self._served = _last_served(spec)
-        self._first_target = _first_target(spec)
+        self._first_target = first_target(spec)
         self._acceptance_lengths: dict[str, float] = {}
         """Acceptance length of the drafts in the last verdict: served, trained, start."""
         self._num_verdicts = self._num_pushes = 0
@@ -403,10 +404,3 @@ def _last_served(spec: RunSpec) -> _Served:
     if rows and spec.directory.served_draft(rows[-1]["served"]).exists():
         return _Served(rows[-1]["served"], rows[-1]["version"])
     return _Served(0, None)
-
-
-def _first_target(spec: RunSpec) -> TargetSpec:
-    """Return the target with the digest that it had at the run's first verdict."""
-    rows = read_records(spec.directory.versions, VersionRow)
-    digest = rows[0].get("target") if rows else None
-    return replace(spec.target, digest=digest or spec.target.digest)

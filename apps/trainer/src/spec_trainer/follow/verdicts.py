@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,9 @@ from spec_trainer.run.records import VersionRow, read_records
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from spec_core import TargetSpec
+    from spec_trainer.run.spec import RunSpec
 
 
 def read_verdicts(folder: Path) -> list[dict[str, Any]]:
@@ -37,3 +41,10 @@ def verdict_lines(verdicts: Sequence[Mapping[str, Any]]) -> Iterable[str]:
             f"saves {row['saved']:.1%}, by chance {row['chance']:.1%}",
         ]
         yield "  ".join(parts)
+
+
+def first_target(spec: RunSpec) -> TargetSpec:
+    """Return the target with the digest that it had at the run's first verdict."""
+    rows = read_records(spec.directory.versions, VersionRow)
+    digest = rows[0].get("target") if rows else None
+    return replace(spec.target, digest=digest or spec.target.digest)
