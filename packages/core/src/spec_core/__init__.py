@@ -38,7 +38,7 @@ from spec_core.optimizer import MapWhole, Optimizer, TrainedWeight, WeightShape,
 from spec_core.process_group import ProcessGroup
 from spec_core.rendezvous import Rendezvous
 from spec_core.state_folder import StateFolder
-from spec_core.strategy import DataParallel, StepConfig, Strategy, TrainStep
+from spec_core.strategy import DataParallel, ShardCounts, StepConfig, Strategy, TrainStep
 from spec_core.target import TargetSpec, TargetTensors
 from spec_core.target_type import TargetType, TargetValues
 from spec_core.tracker import Tracker
@@ -81,6 +81,7 @@ __all__ = [
     "Role",
     "RunLink",
     "ServingStatus",
+    "ShardCounts",
     "StateFolder",
     "StepConfig",
     "Strategy",
