@@ -15,6 +15,7 @@ from spec_core.config import (
     TrackerConfig,
     WeightTransportConfig,
 )
+from spec_core.context_group import ContextGroup
 from spec_core.draft import Draft, Proposal, Proposer
 from spec_core.draft_replica import LARGEST_VERSION, DraftReplica, ServingStatus, UpdateId, UpdateOrder
 from spec_core.engine import Engine, EngineAbilities, EngineContext
@@ -52,6 +53,7 @@ __all__ = [
     "Backend",
     "BackendConfig",
     "Config",
+    "ContextGroup",
     "DataParallel",
     "Draft",
     "DraftConfig",

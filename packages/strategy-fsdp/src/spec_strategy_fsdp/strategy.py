@@ -1,13 +1,15 @@
-"""Strategy ``fsdp``: FSDP2 over the data-parallel ranks, or over each of several groups of them (HSDP).
+"""Strategy ``fsdp``: FSDP2 over all ranks, or over each of several groups of them (HSDP).
 
-Float32 shards are the master weights for any compute dtype.
+Neighbouring ranks may divide samples (context parallelism). Float32 shards are the master weights for any compute
+dtype.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core import (
     DataParallel,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
-    from spec_core import StateFolder, TargetSpec, TargetTensors, VocabularyOps
+    from spec_core import ContextGroup, StateFolder, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import DraftBatch, ShardHints, StepOutput
 
 _MODEL = "model."
@@ -51,20 +53,37 @@ class FsdpStrategy(Strategy):
     _mesh: DeviceMesh
     """One axis, the shards, or two: replicas × shards."""
     _everyone: ProcessGroup
+    _context: ContextGroup | None
     _module: FSDPModule
     _trained: dict[str, nn.Parameter]
     _optimizer: torch.optim.Optimizer
 
     @classmethod
     def data_parallel(cls, config: StrategyConfig, rank: int, world_size: int) -> DataParallel:
-        """Return each process as a data-parallel rank (S7)."""
+        """Return the data-parallel rank and size; consecutive ranks divide the tokens of a sample (S7)."""
         assert isinstance(config, FsdpConfig)
-        if world_size % config.replicate:
+        for option in ("replicate", "context_parallel"):
+            if world_size % (parts := getattr(config, option)):
+                raise ConfigError(
+                    f"strategy.{option}={parts} does not divide train.ranks={world_size}; set train.ranks to a "
+                    f"multiple of {parts}"
+                )
+        return DataParallel(rank // config.context_parallel, world_size // config.context_parallel)
+
+    @classmethod
+    def divisions(cls, ranks: int) -> Sequence[StrategyConfig]:
+        """Return the way to divide a draft's work on a sample: context parallelism (S7)."""
+        return (FsdpConfig(name=cls.name, context_parallel=ranks),)
+
+    @classmethod
+    def check(cls, config: StrategyConfig, target: TargetSpec, hints: ShardHints) -> None:
+        """Raise ConfigError if ranks are to divide samples and the draft does not say that it can (S10)."""
+        assert isinstance(config, FsdpConfig)
+        if config.context_parallel > 1 and not hints.context_parallel:
             raise ConfigError(
-                f"strategy.replicate={config.replicate} does not divide train.ranks={world_size}; set train.ranks "
-                f"to a multiple of {config.replicate}"
+                f"strategy.context_parallel={config.context_parallel} needs a draft whose ranks can divide a sample "
+                "(ShardHints.context_parallel), and this one's cannot; remove it"
             )
-        return DataParallel(rank, world_size)
 
     @classmethod
     def shard_counts(cls, config: StrategyConfig, world_size: int) -> ShardCounts:
@@ -86,7 +105,8 @@ class FsdpStrategy(Strategy):
         if replicas > 1:
             shape, axes = (replicas, world_size // replicas), ("replicate", "shard")
         self._mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=axes)
-        self._everyone = dist.new_group(list(range(world_size)))
+        self._everyone = _new_group(range(world_size))
+        self._context = self._context_group(world_size)
         policy = MixedPrecisionPolicy(
             param_dtype=getattr(torch, self.settings.dtype),
             reduce_dtype=torch.float32,
@@ -97,9 +117,8 @@ class FsdpStrategy(Strategy):
         reshard = False if self._mesh.size(-1) == 1 else None
         for block in [*map(module.get_submodule, hints.blocks), module]:
             sharded = fully_shard(block, mesh=self._mesh, mp_policy=policy, reshard_after_forward=reshard)
-            if (
-                world_size > 1
-            ):  # there a sum is the gradient itself, and dividing it by 1 would be a pass over it
+            if world_size > 1:
+                # Alone, a sum is the gradient itself, and dividing it by 1 would be a pass over it.
                 # A module's loss is its share of the global loss: shares add up, so gradients are summed.
                 sharded.set_gradient_divide_factor(1.0)
                 sharded.set_force_sum_reduction_for_comms(True)
@@ -132,7 +151,7 @@ class FsdpStrategy(Strategy):
         for index, batch in enumerate(micro_batches):
             # Gradients stay local until the last micro-batch: one reduce-scatter, and one all-reduce over replicas.
             self._module.set_requires_gradient_sync(index == len(micro_batches) - 1)
-            output: StepOutput = self._module(batch, denominators, ops)
+            output: StepOutput = self._module(self._divided(batch), denominators, ops)
             output.loss.backward()
             outputs.append(output.detached())
         grad_norm = torch.nn.utils.clip_grad_norm_(self._trained.values(), self.settings.clip)
@@ -151,7 +170,7 @@ class FsdpStrategy(Strategy):
 
         denominators = to_device_async(denominators, self.device)
         with torch.no_grad():
-            outputs = [self._module(batch, denominators, ops) for batch in micro_batches]
+            outputs = [self._module(self._divided(batch), denominators, ops) for batch in micro_batches]
         # Without a backward pass modules stay gathered: their parameters would no longer be the optimizer's.
         for part in self._module.modules():
             if isinstance(part, FSDPModule):
@@ -185,6 +204,21 @@ class FsdpStrategy(Strategy):
         from spec_kit.sharding import read_full
 
         return {name.removeprefix(_MODEL): value for name, value in read_full(folder, _MODEL).items()}
+
+    def _context_group(self, world_size: int) -> ContextGroup | None:
+        """Return this process's group of ranks that divide samples; None if they are not divided. Collective."""
+        import torch.distributed as dist
+
+        from spec_strategy_fsdp.context_ranks import ContextRanks
+
+        size = self.config.context_parallel
+        if size == 1:
+            return None
+        groups = [_new_group(range(first, first + size)) for first in range(0, world_size, size)]
+        return ContextRanks(groups[dist.get_rank() // size])
+
+    def _divided(self, batch: DraftBatch) -> DraftBatch:
+        return batch if self._context is None else replace(batch, context=self._context)
 
     def _state(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint holds: the model's, and the optimizer's for each parameter."""
@@ -226,6 +260,14 @@ class FsdpStrategy(Strategy):
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         gather(everyones, values, group=self._everyone)
         return everyones.view(-1, values.numel()).sum(0)
+
+
+def _new_group(ranks: range) -> ProcessGroup:
+    """Return a new process group; every process calls this, also one that is not among the ranks."""
+    import torch.distributed as dist
+
+    group: Any = dist.new_group(list(ranks))  # no group where this process is not in it
+    return group
 
 
 def _register_step_output() -> None:
