@@ -80,7 +80,8 @@ class Blocks:
             anchor_A, counted_A = rule.draw(sample)
             start_A = torch.full_like(anchor_A, span.start)
             columns.append(torch.stack([anchor_A + span.start, start_A, counted_A]))
-        blocks = cls(*torch.cat(columns, dim=1))
+        anchor_A, start_A, counted_A = torch.cat(columns, dim=1)
+        blocks = cls(anchor_A, start_A, counted_A)
         return blocks if batch.context is None else blocks.dealt(batch.context)
 
     def dealt(self, ranks: ContextGroup) -> Self:
@@ -92,8 +93,7 @@ class Blocks:
         order_A = (self.anchor_A - self.start_A).argsort(stable=True)
         turn_A = torch.arange(len(order_A)) % (2 * ranks.size)
         own_A = order_A[turn_A.minimum(2 * ranks.size - 1 - turn_A) == ranks.rank].sort().values
-        columns = (column[own_A] for column in (self.anchor_A, self.start_A, self.counted_A))
-        return type(self)(*columns, everyones=self)
+        return type(self)(self.anchor_A[own_A], self.start_A[own_A], self.counted_A[own_A], everyones=self)
 
     def context_rows(self, batch: DraftBatch) -> Tensor:
         """Return int64 [C], ascending: the tokens that some block, of any rank, sees before its anchor.

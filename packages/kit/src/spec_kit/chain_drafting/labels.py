@@ -53,7 +53,8 @@ class SupervisedRows:
         columns = columns[
             :, below_T[(teacher_R - first_R).maximum(teacher_R - deepest_R)] > below_T[teacher_R - deepest_R]
         ]
-        return cls(*to_device_async(columns, device), to_device_async(own_T, device))
+        teacher_R, first_R, depth_R = to_device_async(columns, device)
+        return cls(teacher_R, first_R, depth_R, to_device_async(own_T, device))
 
     def labels(self, step_S: Tensor) -> tuple[Tensor, Tensor]:
         """Return bool [R, S]: whether a step is labelled, on this rank; and int64 [R, S]: its row.
@@ -73,8 +74,8 @@ class SupervisedRows:
         size = ceil(len(self.teacher_R) / ceil(len(self.teacher_R) / most))
         columns = (self.teacher_R, self.first_R, self.depth_R)
         return [
-            SupervisedRows(*chunk, self.own_T)
-            for chunk in zip(*(column.split(size) for column in columns), strict=True)
+            SupervisedRows(teacher_R, first_R, depth_R, self.own_T)
+            for teacher_R, first_R, depth_R in zip(*(column.split(size) for column in columns), strict=True)
         ]
 
 
