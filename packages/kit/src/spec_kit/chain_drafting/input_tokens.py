@@ -27,7 +27,7 @@ class InputTokens:
     place_X: Tensor | None
     """int64 [T + S]: index in ``ids_U`` of each token of the batch; None: its own index."""
     first: slice | Tensor
-    """Where the input tokens of step 0 are, of all rows of this rank."""
+    """Indices, among the tokens, of step 0's input tokens of all rows of this rank."""
 
     @classmethod
     def of(cls, batch: DraftBatch, rows: ContextRows, num_steps: int) -> Self:

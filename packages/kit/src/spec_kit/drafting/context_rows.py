@@ -33,7 +33,7 @@ class ContextRows:
     dealt: Sequence[Tensor] = ()
     """int64, ascending, on the CPU: each rank's rows. No row is dealt twice; padding is not dealt."""
     pieces: Sequence[tuple[int, int, int]] = ()
-    """Of each piece of a document that this rank has: the document's first row, and the piece's first and last + 1.
+    """This rank's pieces of documents: the document's first row, and the piece's first and last + 1.
     Their rows, one piece after the other, are this rank's rows."""
 
     @classmethod
