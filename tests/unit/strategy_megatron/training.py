@@ -21,6 +21,7 @@ from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_dflash2.draft import DFlash2Draft
 from spec_draft_dspark.draft import DSparkDraft
 from spec_draft_eagle3.draft import Eagle3Draft
+from spec_draft_mtp.draft import MtpDraft
 from spec_kit.drafting import Fp8Layers, use_fp8_head, write_draft
 from spec_kit.sharding import SafetensorsFolder
 from spec_optimizers.adamw import AdamWOptimizer
@@ -65,6 +66,8 @@ DRAFTS = {
     ),
     "dspark": (DSparkDraft, {"block_size": 4, "num_layers": 2, "num_features": 3, "markov_rank": 8}),
 }
+HEADS = {"mtp": (MtpDraft, {"num_steps": 3})}
+"""Drafts whose division over tensor-parallel ranks the contract's suite alone tests."""
 sys.path.append(str(Path(__file__).parents[2] / "plugins/spec-draft-medusa/src"))
 STRANGERS = {"medusa": ("spec_draft_medusa.draft", "MedusaDraft", {"num_heads": 2})}
 """Drafts of third parties, without hints: ranks of a tensor-parallel group compute the same."""
@@ -132,7 +135,7 @@ def _rank(me: Rank, runs: Sequence[Run], folder: Path) -> list[Result]:
 
 
 def _train(run: Run, folder: Path, me: Rank) -> Result:
-    plugin, options = _draft(run.draft)
+    plugin, options = draft_of(run.draft)
     draft = plugin(plugin.Config.model_validate({"name": plugin.name, **options, **run.draft_options}))
     target = toy_target(folder, **SIZES)
     bench = build(draft, target, others={target.norm_name: torch.ones(target.hidden_size)})
@@ -182,9 +185,10 @@ def _train(run: Run, folder: Path, me: Rank) -> Result:
     )
 
 
-def _draft(name: str) -> tuple[Any, dict[str, object]]:
-    if name in DRAFTS:
-        return DRAFTS[name]
+def draft_of(name: str) -> tuple[Any, dict[str, object]]:
+    """Return a draft's plugin class, and its options."""
+    if name in DRAFTS or name in HEADS:
+        return (DRAFTS | HEADS)[name]
     module, plugin, options = STRANGERS[name]
     return getattr(import_module(module), plugin), options
 

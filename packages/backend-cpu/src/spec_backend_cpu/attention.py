@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -46,6 +46,57 @@ def document_attention_backward(
         for grad, document in zip(grads, fused_attention_backward(*inputs, 0.0, True), strict=True):
             grad[start:stop] = document[0].transpose(0, 1)
     return grads
+
+
+def prefixed_attention(
+    q: Tensor, k: Tensor, v: Tensor, pieces: Sequence[tuple[int, int, int]]
+) -> tuple[Tensor, Tensor]:
+    """Return causal attention of the tokens of some pieces of documents, the rows of ``q``, and its log-sum-exp.
+
+    A piece is (first token of its document, first token, last token + 1), as indices of ``k`` and ``v``.
+    """
+    out = torch.zeros_like(q)
+    lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+    for rows, keys, is_causal in _rectangles(pieces):
+        part = fused_attention(
+            heads_first(q[rows]), heads_first(k[keys]), heads_first(v[keys]), 0.0, is_causal
+        )
+        part_out, part_lse = part[0][0].transpose(0, 1), part[1][0].transpose(0, 1)
+        if is_causal:
+            out[rows], lse[rows] = part_out, part_lse
+        else:
+            merged = torch.logaddexp(lse[rows], part_lse)
+            weights = [(one - merged).exp()[..., None] for one in (lse[rows], part_lse)]
+            out[rows] = (out[rows] * weights[0] + part_out * weights[1]).to(q.dtype)
+            lse[rows] = merged
+    return out, lse
+
+
+def prefixed_attention_backward(
+    grad_out: Tensor,
+    saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    pieces: Sequence[tuple[int, int, int]],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (dq, dk, dv); ``saved``: (q, k, v, out, lse), where out and lse may include further keys."""
+    q, k, v, out, lse = saved
+    grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for rows, keys, is_causal in _rectangles(pieces):
+        inputs = (grad_out[rows], q[rows], k[keys], v[keys], out[rows], lse[rows])
+        parts = fused_attention_backward(*map(heads_first, inputs), 0.0, is_causal)
+        for grad, place, part in zip(grads, (rows, keys, keys), parts, strict=True):
+            grad[place] += part[0].transpose(0, 1)
+    return grads
+
+
+def _rectangles(pieces: Sequence[tuple[int, int, int]]) -> Iterator[tuple[slice, slice, bool]]:
+    """Yield queries, their keys, and whether these are causal: of each piece itself, then of what is before it."""
+    row = 0
+    for start, first, stop in pieces:
+        rows = slice(row, row + stop - first)
+        yield rows, slice(first, stop), True
+        if start < first:
+            yield rows, slice(start, first), False
+        row = rows.stop
 
 
 def heads_first(rows: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from spec_core.config import (
     TrackerConfig,
     WeightTransportConfig,
 )
+from spec_core.context_group import ContextGroup
 from spec_core.draft import Draft, Proposal, Proposer
 from spec_core.draft_replica import LARGEST_VERSION, DraftReplica, ServingStatus, UpdateId, UpdateOrder
 from spec_core.engine import Engine, EngineAbilities, EngineContext
@@ -38,7 +39,7 @@ from spec_core.optimizer import MapWhole, Optimizer, TrainedWeight, WeightShape,
 from spec_core.process_group import ProcessGroup
 from spec_core.rendezvous import Rendezvous
 from spec_core.state_folder import StateFolder
-from spec_core.strategy import DataParallel, StepConfig, Strategy, TrainStep
+from spec_core.strategy import DataParallel, ShardCounts, StepConfig, Strategy, TrainStep
 from spec_core.target import TargetSpec, TargetTensors
 from spec_core.target_type import TargetType, TargetValues
 from spec_core.tracker import Tracker
@@ -52,6 +53,7 @@ __all__ = [
     "Backend",
     "BackendConfig",
     "Config",
+    "ContextGroup",
     "DataParallel",
     "Draft",
     "DraftConfig",
@@ -82,6 +84,7 @@ __all__ = [
     "Role",
     "RunLink",
     "ServingStatus",
+    "ShardCounts",
     "StateFolder",
     "StepConfig",
     "Strategy",

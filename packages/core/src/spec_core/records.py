@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from spec_core.context_group import ContextGroup
+
 __all__ = [
     "AcceptanceCounters",
     "Availability",
@@ -195,6 +197,8 @@ class DraftBatch:
     """Seed of the run; a draft's random draws are a function of (seed, epoch, sample id)."""
     rows_multiple: int = 1
     """If a draft computes on a subset of the rows, their number is a multiple of this number. So is T."""
+    context: ContextGroup | None = None
+    """The processes that divide the batch's tokens; only for a draft whose hints say ``context_parallel``."""
 
     def to(self, device: torch.device) -> DraftBatch:
         """Return the batch with token ids and hidden states on ``device``.
@@ -372,6 +376,9 @@ class ShardHints:
     vocabulary: tuple[str, ...] = ()
     """Submodules whose weight has a row for each token of the vocabulary, such as a head. Some optimizers,
     such as Muon, treat other matrices differently (``TrainedWeight.is_hidden_matrix``)."""
+
+    context_parallel: bool = False
+    """Whether the module computes only this process's share of a batch that has a ``DraftBatch.context``."""
 
     def is_vocabulary(self, weight: str) -> bool:
         """Return whether a weight, named as in the module, belongs to a submodule of ``vocabulary``."""

@@ -78,6 +78,16 @@ class DataParallel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShardCounts:
+    """Into how many parts a strategy divides what each process would hold otherwise."""
+
+    weights: int
+    """Processes that divide one copy of the draft's weights, gradients and optimizer state."""
+    vocabulary: int
+    """Processes that divide the target's embedding and head."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainStep:
     """The result of one optimizer step: summed outputs, and the global gradient norm before clipping."""
 
@@ -123,6 +133,15 @@ class Strategy(Resource):
         ``world_size`` processes.
         """
         return DataParallel(rank, world_size)
+
+    @classmethod
+    def shard_counts(cls, config: StrategyConfig, world_size: int) -> ShardCounts:
+        """Return into how many parts weights and vocabulary are divided, from which a run's memory is computed.
+
+        Optional: by default all processes divide the weights, and those of a data-parallel rank the vocabulary.
+        """
+        shares = cls.data_parallel(config, 0, world_size).size
+        return ShardCounts(weights=world_size, vocabulary=world_size // shares)
 
     @classmethod
     def check(cls, config: StrategyConfig, target: TargetSpec, hints: ShardHints) -> None:

@@ -205,7 +205,10 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
             yield name, as_served(weights[name], target)
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
-        """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` along its inputs."""
+        """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` along its inputs.
+
+        Context-parallel ranks divide the rows.
+        """
         shape = self.shape(target)
         own = TensorParallelHints(
             columns={"lm_head": shape.vocab_size},
@@ -219,7 +222,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         )
         layers = ["midlayer", *(f"layers.{index}" for index in shape.later_layers)]
         hints = sum(map(shape.layer_hints, layers), shape.norm_hints("midlayer.hidden_norm")) + own
-        return ShardHints(tensor_parallel=hints, vocabulary=("lm_head",))
+        return ShardHints(tensor_parallel=hints, vocabulary=("lm_head",), context_parallel=True)
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
         """Return a new proposer for one sequence (D9)."""

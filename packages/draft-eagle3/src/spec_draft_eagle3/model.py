@@ -16,13 +16,14 @@ from spec_draft_eagle3.attention import GroupedQueryAttention
 from spec_draft_eagle3.mla import LatentAttention
 from spec_kit.chain_drafting import (
     HeadLoss,
+    InputTokens,
     NeededRows,
     SupervisedRows,
     step_weights,
     take_rows,
     unrolled_attention,
 )
-from spec_kit.drafting import Mlp, Rope, checkpointed, linear
+from spec_kit.drafting import ContextRows, Mlp, Rope, checkpointed, linear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,9 +103,13 @@ class _Rows:
     index_N: Tensor | None
     """int64: row of each query in the flat batch; None: every row has a query."""
     token_N: Tensor | slice
-    """Index of each row's input token in the flat batch, which is padded at its end."""
-    narrows: bool
-    """Whether only some rows of the layer's input have a query."""
+    """Index of each row's input token among the embedded tokens."""
+    own: ContextRows
+    """The rows that this rank computes in step 0."""
+    place_N: Tensor | None
+    """int64: place of each query among these; None: every one of them has a query."""
+    is_first: bool
+    """Whether this is step 0, which computes keys and values of every row."""
 
 
 class _UnrolledLayer:
@@ -138,20 +143,23 @@ class _UnrolledLayer:
         if embedded is not None:
             place = rows.token_N
             embedded = embedded[place] if isinstance(place, slice) else take_rows(embedded, place)
-        row_N = rows.index_N if rows.narrows else None
-        projected = layer.project(hidden_RH, self._weight, embedded, row_N)
-        if row_N is not None:
-            hidden_RH = self._model.select(hidden_RH, row_N)
+        place_N = rows.place_N if rows.is_first else None
+        projected = layer.project(hidden_RH, self._weight, embedded, place_N)
+        if place_N is not None:
+            hidden_RH = self._model.select(hidden_RH, place_N)
         q = attention.queries(projected[0], lambda heads: rotate(heads, rows.query_angles))
         k, v = attention.keys_values(projected[1], lambda heads: rotate(heads, rows.angles))
         if self._model.config.checkpoint_activations:
             v = v.contiguous()  # a view of the whole product would keep all of it
+        if rows.is_first:
+            k, v = rows.own.gather(k, v)
         steps = len(past) // 2
         keys, values = (
             [first, *(part[: len(q)] for part in later)]
             for first, *later in ((*past[:steps], k), (*past[steps:], v))
         )
-        attended = unrolled_attention(kernels, q, keys, values, self._bounds, rows.index_N)
+        places = rows.index_N, rows.own, rows.place_N
+        attended = unrolled_attention(kernels, q, keys, values, self._bounds, *places)
         return layer.finish(hidden_RH, attended), k, v
 
 
@@ -221,7 +229,7 @@ class Eagle3Model(nn.Module):
             kernels=self.kernels,
         )
         weight_S = step_weights(denominators, self.config.step_decay, states[0])
-        return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch), weight_S, needed)
+        return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch, needed), weight_S, needed)
 
     def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> tuple[list[Tensor], NeededRows]:
         """Return the head's normed input of each of S steps, [N, H], and the N rows that each step needs.
@@ -230,15 +238,16 @@ class Eagle3Model(nn.Module):
         the token is arbitrary: the row has no label in this step or a later one, and no row of its document
         attends to it.
         """
-        steps, num_tokens, layers = self.config.num_steps, len(batch.input_ids_T), self.decoder_layers
+        steps, layers, own = self.config.num_steps, self.decoder_layers, ContextRows.of(batch)
+        inputs = InputTokens.of(batch, own, steps)
         # The embedding's part of q, k and v does not depend on the step, so every step shares one product.
         token_weight, hidden_weight = self.midlayer.qkv_weight().chunk(2, dim=1)
         weights = [hidden_weight, *(layer.qkv_weight() for layer in layers[1:])]
-        tokens = F.pad(self.midlayer.embed(ops.embed(batch.input_ids_T), token_weight), (0, 0, 0, steps))
+        tokens = inputs.padded(self.midlayer.embed(ops.embed(inputs.ids_U), token_weight))
         bounds = [(span.start, span.stop) for span in batch.spans]
         unrolled = [_UnrolledLayer(self, *each, bounds) for each in zip(layers, weights, strict=True)]
-        hidden = self.fuse(batch.hidden_TNH[:, :-1])
-        needed = NeededRows.of(batch, steps)  # on the CPU, while a device computes what is above
+        hidden = self.fuse(own.take(batch.hidden_TNH)[:, :-1])
+        needed = NeededRows.of(batch, steps, own)  # on the CPU, while a device computes what is above
         states: list[Tensor] = []
         for step in range(steps):
             row_N = needed.of_step(step)
@@ -246,17 +255,19 @@ class Eagle3Model(nn.Module):
             if step > 0:
                 hidden = self.select(hidden, slice(len(row_N)))
             else:
-                angles = self.rope.angles(batch.position_T, hidden.dtype)
-            token_N = row_N + 1 + step if step > 0 else slice(1, 1 + num_tokens)
+                angles = self.rope.angles(own.take(batch.position_T), hidden.dtype)
+            token_N = inputs.places(row_N, step) if step > 0 else inputs.first
             for layer, over_steps in zip(layers, unrolled, strict=True):
                 # Of step 0, every row is read: as keys and values, and by the next layer.
                 narrows = step == 0 and layer is layers[-1]
                 rows = _Rows(
                     query_angles=angles_N if narrows else angles,
                     angles=angles,
-                    index_N=row_N if step > 0 or narrows else None,
+                    index_N=row_N if step > 0 or narrows else own.index,
                     token_N=token_N,
-                    narrows=narrows,
+                    own=own,
+                    place_N=needed.place_N[: len(row_N)] if step > 0 or narrows else None,
+                    is_first=step == 0,
                 )
                 hidden = over_steps.step(hidden, tokens if layer is self.midlayer else None, rows)
             hidden, normed = self.output(hidden)

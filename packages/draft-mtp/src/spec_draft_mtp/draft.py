@@ -100,8 +100,8 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         scale_initial_weights(module, tensors.norm_H)
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
-        """Return how tensor-parallel ranks divide the layer."""
-        return ShardHints(tensor_parallel=self.shape(target).parallel_hints())
+        """Return how tensor-parallel ranks divide the layer; context-parallel ranks divide the rows."""
+        return ShardHints(tensor_parallel=self.shape(target).parallel_hints(), context_parallel=True)
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
         """Return a new proposer for one sequence (D9)."""

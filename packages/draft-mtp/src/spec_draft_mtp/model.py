@@ -14,13 +14,14 @@ from torch.nn import functional as F
 
 from spec_kit.chain_drafting import (
     HeadLoss,
+    InputTokens,
     NeededRows,
     SupervisedRows,
     step_weights,
     take_rows,
     unrolled_attention,
 )
-from spec_kit.drafting import INIT_STD, Mlp, Rope, linear
+from spec_kit.drafting import INIT_STD, ContextRows, Mlp, Rope, linear
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -163,7 +164,7 @@ class MtpModel(nn.Module):
             kernels=self.kernels,
         )
         weight_S = step_weights(denominators, self.config.step_decay, states[0])
-        return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch), weight_S, needed)
+        return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch, needed), weight_S, needed)
 
     def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> tuple[list[Tensor], NeededRows]:
         """Return the target head's inputs at S steps, each [N, H] for the N rows the step needs, and these rows.
@@ -172,28 +173,34 @@ class MtpModel(nn.Module):
         of the row's document that is some other token. Such a row has no label, in later steps neither, and no row of
         its document attends to it.
         """
-        steps, num_tokens, layer = self.config.num_steps, len(batch.input_ids_T), self.mtp.layer
-        embedded = F.pad(ops.embed(batch.input_ids_T), (0, 0, 0, steps))
+        steps, layer, own = self.config.num_steps, self.mtp.layer, ContextRows.of(batch)
+        inputs = InputTokens.of(batch, own, steps)
+        embedded = inputs.padded(ops.embed(inputs.ids_U))
         bounds = [(span.start, span.stop) for span in batch.spans]
         states, keys, values = (
-            [self.first_state(batch.hidden_TNH)],
+            [self.first_state(own.take(batch.hidden_TNH))],
             list[torch.Tensor](),
             list[torch.Tensor](),
         )
-        needed = NeededRows.of(batch, steps)
+        needed = NeededRows.of(batch, steps, own)
         for step in range(steps):
             row_N = needed.of_step(step)
             # Of step 0, every row has a key.
-            row_K = row_N if step > 0 else torch.arange(num_tokens, device=row_N.device)
-            x_KH = self.mtp.join(embedded[row_K + 1 + step], states[-1][: len(row_K)])
+            token_K = inputs.places(row_N, step) if step > 0 else inputs.first
+            position_K = own.take(batch.position_T) if step == 0 else batch.position_T[row_N] + step
+            x_KH = self.mtp.join(embedded[token_K], states[-1][: len(position_K)])
             q, k, v, gate = layer.qkv_gate(x_KH)
-            angles = self.rope.angles(batch.position_T[row_K] + step, q.dtype)
-            q = self.kernels.rotate(q, angles)
-            keys = [*keys[:1], *(key[: len(row_K)] for key in keys[1:]), self.kernels.rotate(k, angles)]
-            values = [*values[:1], *(value[: len(row_K)] for value in values[1:]), v]
+            angles = self.rope.angles(position_K, q.dtype)
+            q, k = self.kernels.rotate(q, angles), self.kernels.rotate(k, angles)
             if step == 0:
-                q, gate, x_KH = (take_rows(part, row_N) for part in (q, gate, x_KH))
-            attended = unrolled_attention(self.kernels, q, keys, values, bounds, row_N)
+                k, v = own.gather(k, v)
+                q, gate, x_KH = (take_rows(part, needed.place_N) for part in (q, gate, x_KH))
+            keys, values = (
+                [*kept[:1], *(part[: len(q)] for part in kept[1:]), new]
+                for kept, new in ((keys, k), (values, v))
+            )
+            places = row_N, own, needed.place_N[: len(q)]
+            attended = unrolled_attention(self.kernels, q, keys, values, bounds, *places)
             states.append(self.mtp.norm(layer.finish(x_KH, attended, gate)))
         return states[1:], needed
 

@@ -1,32 +1,45 @@
-"""Strategy ``fsdp``: FSDP2 over the data-parallel ranks.
+"""Strategy ``fsdp``: FSDP2 over all ranks, or over each of several groups of them (HSDP).
 
-Float32 shards are the master weights for any compute dtype.
+Neighbouring ranks may divide samples (context parallelism). Float32 shards are the master weights for any compute
+dtype.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from spec_core import Strategy, TrainedWeight, TrainStep, to_device_async
+from spec_core import (
+    DataParallel,
+    ShardCounts,
+    Strategy,
+    StrategyConfig,
+    TrainedWeight,
+    TrainStep,
+    to_device_async,
+)
+from spec_core.errors import ConfigError
+from spec_strategy_fsdp.config import FsdpConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
     from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
-    from spec_core import StateFolder, TargetSpec, TargetTensors, VocabularyOps
+    from spec_core import ContextGroup, StateFolder, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import DraftBatch, ShardHints, StepOutput
 
 _MODEL = "model."
 
 
 class FsdpStrategy(Strategy):
-    """FSDP2 over all trainer processes.
+    """FSDP2 over all trainer processes, or over the processes of each replica of the draft.
 
     Parameters are stored as float32 shards. FSDP2 casts them to the compute dtype when it gathers them, and reduces
     and accumulates gradients in float32.
@@ -35,33 +48,78 @@ class FsdpStrategy(Strategy):
     name: ClassVar[str] = "fsdp"
     api_version: ClassVar[int] = 2
     takes_fp8: ClassVar[bool] = True
+    Config: ClassVar[type[StrategyConfig]] = FsdpConfig
 
+    config: FsdpConfig
     _mesh: DeviceMesh
+    """One axis, the shards, or two: replicas × shards."""
+    _everyone: ProcessGroup
+    _context: ContextGroup | None
     _module: FSDPModule
     _trained: dict[str, nn.Parameter]
     _optimizer: torch.optim.Optimizer
 
+    @classmethod
+    def data_parallel(cls, config: StrategyConfig, rank: int, world_size: int) -> DataParallel:
+        """Return the data-parallel rank and size; consecutive ranks divide the tokens of a sample (S7)."""
+        assert isinstance(config, FsdpConfig)
+        for option in ("replicate", "context_parallel"):
+            if world_size % (parts := getattr(config, option)):
+                raise ConfigError(
+                    f"strategy.{option}={parts} does not divide train.ranks={world_size}; set train.ranks to a "
+                    f"multiple of {parts}"
+                )
+        return DataParallel(rank // config.context_parallel, world_size // config.context_parallel)
+
+    @classmethod
+    def divisions(cls, ranks: int) -> Sequence[StrategyConfig]:
+        """Return the way to divide a draft's work on a sample: context parallelism (S7)."""
+        return (FsdpConfig(name=cls.name, context_parallel=ranks),)
+
+    @classmethod
+    def check(cls, config: StrategyConfig, target: TargetSpec, hints: ShardHints) -> None:
+        """Raise ConfigError if ranks are to divide samples and the draft does not say that it can (S10)."""
+        assert isinstance(config, FsdpConfig)
+        if config.context_parallel > 1 and not hints.context_parallel:
+            raise ConfigError(
+                f"strategy.context_parallel={config.context_parallel} needs a draft whose ranks can divide a sample "
+                "(ShardHints.context_parallel), and this one's cannot; remove it"
+            )
+
+    @classmethod
+    def shard_counts(cls, config: StrategyConfig, world_size: int) -> ShardCounts:
+        """Return one replica's ranks, which shard the draft; each holds the target's whole vocabulary."""
+        assert isinstance(config, FsdpConfig)
+        return ShardCounts(weights=world_size // config.replicate, vocabulary=1)
+
     def attach(self, module: nn.Module, hints: ShardHints) -> None:
-        """Shard the module over all processes and build its optimizer."""
+        """Shard the module over the processes of a replica and build its optimizer."""
         import torch
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         _register_step_output()
-        self._mesh = init_device_mesh(self.device.type, (dist.get_world_size(),), mesh_dim_names=("data",))
+        world_size = dist.get_world_size()
+        replicas = self.config.replicate
+        shape, axes = (world_size,), ("shard",)
+        if replicas > 1:
+            shape, axes = (replicas, world_size // replicas), ("replicate", "shard")
+        self._mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=axes)
+        self._everyone = _new_group(range(world_size))
+        self._context = self._context_group(world_size)
         policy = MixedPrecisionPolicy(
             param_dtype=getattr(torch, self.settings.dtype),
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,
         )
         module.to(self.device)
-        alone = self._mesh.size() == 1
+        # One rank has nothing to give back after the forward pass: what it cast for it serves backward too.
+        reshard = False if self._mesh.size(-1) == 1 else None
         for block in [*map(module.get_submodule, hints.blocks), module]:
-            # One rank has nothing to give back after the forward pass: what it cast for it serves backward too.
-            reshard = False if alone else None
             sharded = fully_shard(block, mesh=self._mesh, mp_policy=policy, reshard_after_forward=reshard)
-            if not alone:  # there a sum is the gradient itself, and dividing it by 1 would be a pass over it
+            if world_size > 1:
+                # Alone, a sum is the gradient itself, and dividing it by 1 would be a pass over it.
                 # A module's loss is its share of the global loss: shares add up, so gradients are summed.
                 sharded.set_gradient_divide_factor(1.0)
                 sharded.set_force_sum_reduction_for_comms(True)
@@ -86,15 +144,15 @@ class FsdpStrategy(Strategy):
     def step(
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps, lr: float
     ) -> TrainStep:
-        """Train one optimizer step, with one reduce-scatter at its end (S1-S4)."""
+        """Train one optimizer step; gradients are summed over ranks once, at its end (S1-S4)."""
         import torch
 
         denominators = to_device_async(denominators, self.device)
         outputs: list[StepOutput] = []
         for index, batch in enumerate(micro_batches):
-            # Gradients stay local until the last micro-batch; one reduce-scatter per step.
+            # Gradients stay local until the last micro-batch: one reduce-scatter, and one all-reduce over replicas.
             self._module.set_requires_gradient_sync(index == len(micro_batches) - 1)
-            output: StepOutput = self._module(batch, denominators, ops)
+            output: StepOutput = self._module(self._divided(batch), denominators, ops)
             output.loss.backward()
             outputs.append(output.detached())
         grad_norm = torch.nn.utils.clip_grad_norm_(self._trained.values(), self.settings.clip)
@@ -113,7 +171,7 @@ class FsdpStrategy(Strategy):
 
         denominators = to_device_async(denominators, self.device)
         with torch.no_grad():
-            outputs = [self._module(batch, denominators, ops) for batch in micro_batches]
+            outputs = [self._module(self._divided(batch), denominators, ops) for batch in micro_batches]
         # Without a backward pass modules stay gathered: their parameters would no longer be the optimizer's.
         for part in self._module.modules():
             if isinstance(part, FSDPModule):
@@ -133,13 +191,13 @@ class FsdpStrategy(Strategy):
         """Write this process's shards, and on rank 0 their index (S5)."""
         from spec_kit.sharding import save_sharded
 
-        save_sharded(self._state(), folder, self._mesh.get_group())
+        save_sharded(self._state(), folder, self._everyone)
 
     def load(self, folder: StateFolder) -> None:
         """Read shards that were written by any number of processes (S5)."""
         from spec_kit.sharding import load_sharded
 
-        load_sharded(self._state(), folder, self._mesh.get_group())
+        load_sharded(self._state(), folder, self._everyone)
 
     @classmethod
     def read_weights(cls, folder: StateFolder) -> dict[str, Tensor]:
@@ -147,6 +205,21 @@ class FsdpStrategy(Strategy):
         from spec_kit.sharding import read_full
 
         return {name.removeprefix(_MODEL): value for name, value in read_full(folder, _MODEL).items()}
+
+    def _context_group(self, world_size: int) -> ContextGroup | None:
+        """Return this process's group of ranks that divide samples; None if they are not divided. Collective."""
+        import torch.distributed as dist
+
+        from spec_strategy_fsdp.context_ranks import ContextRanks
+
+        size = self.config.context_parallel
+        if size == 1:
+            return None
+        groups = [_new_group(range(first, first + size)) for first in range(0, world_size, size)]
+        return ContextRanks(groups[dist.get_rank() // size])
+
+    def _divided(self, batch: DraftBatch) -> DraftBatch:
+        return batch if self._context is None else replace(batch, context=self._context)
 
     def _state(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint holds: the model's, and the optimizer's for each parameter."""
@@ -163,7 +236,7 @@ class FsdpStrategy(Strategy):
     ) -> Mapping[str, Tensor]:
         """Apply ``function`` to each full tensor, and return this rank's shard of each result (S12).
 
-        The ranks divide the tensors among them. ``parts``: weight name → this rank's shard of the tensor.
+        The ranks of all replicas divide the tensors among them. ``parts``: weight name → this rank's shard.
         """
         from torch.distributed.tensor import distribute_tensor
 
@@ -173,7 +246,7 @@ class FsdpStrategy(Strategy):
             placements = self._trained[name].placements
             return distribute_tensor(whole, self._mesh, placements, src_data_rank=None)
 
-        held = Parts(gather=lambda _, part: _full(part), cut=cut, group=self._mesh.get_group())
+        held = Parts(gather=lambda _, part: _full(part), cut=cut, group=self._everyone)
         return map_dealt(function, parts, held)
 
     def _sum_over_ranks(self, outputs: Sequence[StepOutput]) -> StepOutput:
@@ -186,8 +259,16 @@ class FsdpStrategy(Strategy):
         everyones = values.new_empty(self._mesh.size() * values.numel())
         # torch 2.13 has renamed it, and warns at the old name.
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(everyones, values, group=self._mesh.get_group())
+        gather(everyones, values, group=self._everyone)
         return everyones.view(-1, values.numel()).sum(0)
+
+
+def _new_group(ranks: range) -> ProcessGroup:
+    """Return a new process group; every process calls this, also one that is not among the ranks."""
+    import torch.distributed as dist
+
+    group: Any = dist.new_group(list(ranks))  # no group where this process is not in it
+    return group
 
 
 def _register_step_output() -> None:

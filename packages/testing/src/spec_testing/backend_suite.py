@@ -243,6 +243,31 @@ class BackendSuite(ConformanceSuite):
             torch.testing.assert_close(actual.cpu().double(), reference, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(got_lse.cpu().double()[rows], lse[rows], rtol=1e-4, atol=1e-5)
 
+    def test_b10_attention_of_pieces_equals_dense(self, usable: Backend) -> None:
+        """B10: attention of pieces of documents equals the same rows of dense attention, as do its gradients."""
+        forward, backward = (usable.kernel(f"prefixed_attention{part}") for part in ("", "_backward"))
+        if forward is None or backward is None:
+            pytest.skip(
+                f"backend {usable.name!r} has no prefixed_attention: ranks that divide a sample use others"
+            )
+        device, generator = usable.device(0), torch.Generator().manual_seed(0)
+        bounds, pieces = [(0, 6), (7, 12)], [(0, 0, 2), (0, 4, 6), (7, 9, 12)]
+        rows = [row for _, first, stop in pieces for row in range(first, stop)]
+        q, k, v, grad = (torch.randn(12, heads, 32, generator=generator) for heads in (4, 2, 2, 4))
+        wide = (q.double().requires_grad_(), k.double().requires_grad_(), v.double().requires_grad_())
+        out, lse = _dense_attention(*wide, bounds)
+        expected = list(torch.autograd.grad(out[rows], wide, grad[rows].double()))
+        expected[0] = expected[0][rows]
+        for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2)):
+            own_q, own_grad, *keys = (part.to(device, dtype) for part in (q[rows], grad[rows], k, v))
+            got_out, got_lse = forward(own_q, *keys, pieces)
+            got = backward(own_grad, (own_q, *keys, got_out, got_lse), pieces)
+            for actual, reference in zip(
+                (got_out, got_lse, *got), (out[rows], lse[rows], *expected), strict=True
+            ):
+                error = (actual.cpu().double() - reference).norm()
+                assert error <= tolerance * reference.norm()
+
     def test_b10_kernels_agree_with_plain_torch(self, usable: Backend) -> None:
         """B10: every kernel of an installed draft has the values and gradients of its plain version.
 

@@ -8,7 +8,7 @@ from spec_trainer.push.servers import open_transports
 from spec_trainer.run.dispatch import sample_bytes
 from spec_trainer.run.expected_time import expected_time
 from spec_trainer.run.few_steps import few_steps_warning
-from spec_trainer.run.memory import RunSizes, rooms
+from spec_trainer.run.memory import RunSizes, rank_parts, rooms
 
 if TYPE_CHECKING:
     from spec_trainer.run.spec import RunSpec
@@ -37,6 +37,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "window_bytes": run.window_bytes,
         **_device_memory(run),
         "resources": _resources(run, sizes),
+        "rank_memory": {part.what: part.num_bytes for part in rank_parts(run, sizes)},
         "expected_time": expected_time(run, sizes),
         **({"push": _pushes(run)} if config.train.push_every else {}),
         **({"serve": _measuring(run)} if config.train.serve_every else {}),

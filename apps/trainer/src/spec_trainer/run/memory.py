@@ -22,6 +22,7 @@ from spec_trainer.run.host_memory import free_host_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from spec_core import ShardCounts
     from spec_trainer.placement.members import Member
     from spec_trainer.run.spec import RunSpec
 
@@ -136,6 +137,11 @@ class RunSizes:
             return run.window_bytes
         return min(run.window_bytes, sample_bytes(run.schema, sum(run.dataset.lengths.values())))
 
+    @cached_property
+    def shards(self) -> ShardCounts:
+        """The numbers of ranks that divide the draft's weights, and the target's vocabulary."""
+        return self._run.strategy_type.shard_counts(self._config.strategy, self._config.train.ranks)
+
     @property
     def state_bytes(self) -> int:
         """Bytes of a checkpoint, which has float32 weights and the optimizer's state."""
@@ -143,12 +149,12 @@ class RunSizes:
 
     @property
     def training_bytes(self) -> int:
-        """Bytes of weights, gradients and optimizer state, over all ranks.
+        """Bytes of weights, gradients and optimizer state of one copy of the draft.
 
-        With one rank and bfloat16, the cast copy of the weights is included.
+        If they are not sharded, and in bfloat16, the cast copy of the weights is included.
         """
-        cast = self._config.train.dtype == "bfloat16" and self._config.train.ranks == 1
-        fp8 = _FP8_BYTES * self._config.train.ranks if self._config.train.fp8 == "layers" else 0
+        cast = self._config.train.dtype == "bfloat16" and self.shards.weights == 1
+        fp8 = _FP8_BYTES * self.shards.weights if self._config.train.fp8 == "layers" else 0
         return self.state_bytes + (4 + 2 * cast + fp8) * self.num_trained
 
 
@@ -164,9 +170,9 @@ def _devices(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
     if not run.members():
         free = capabilities.device_bytes - capabilities.process_bytes
         engine = [_target(run, sizes)] if run.config.data.features is None else []
-        yield Room("the device", free, [*engine, *_rank_parts(run, sizes), _window(sizes, 1)])
+        yield Room("the device", free, [*engine, *rank_parts(run, sizes), _window(sizes, 1)])
     for member in run.members():
-        parts = [_target(run, sizes)] if member.role == "engine" else _rank_parts(run, sizes)
+        parts = [_target(run, sizes)] if member.role == "engine" else rank_parts(run, sizes)
         yield Room(f"{member.name}'s part of a device", _limit(member, capabilities.device_bytes), parts)
 
 
@@ -199,7 +205,7 @@ def _host(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
         parts.append(MemoryPart("the draft's weights while they are saved", saved, _SMALLER_DRAFT))
     else:
         parts.append(_target(run, sizes, engines))
-        state = sizes.training_bytes * ranks // config.train.ranks
+        state = sizes.training_bytes * ranks // sizes.shards.weights
         parts.append(MemoryPart(_TRAINING, state, _SMALLER_DRAFT))
     yield Room("this host's memory", free_host_bytes(), parts)
 
@@ -221,19 +227,20 @@ def _target(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> Memory
     return MemoryPart(f"the target's weights in {engines} engine(s)", sizes.target_bytes * engines, remedy)
 
 
-def _rank_parts(run: RunSpec, sizes: RunSizes) -> list[MemoryPart]:
-    config, ranks, shares = run.config, run.config.train.ranks, run.schedule.num_shares
+def rank_parts(run: RunSpec, sizes: RunSizes) -> list[MemoryPart]:
+    """Return what each trainer rank holds on its device, without activations and features in flight."""
+    config, shares = run.config, run.schedule.num_shares
     tokens = ceil(config.train.global_batch_tokens / shares / config.train.accumulation)
     tokens = min(tokens, run.source.total_tokens)
     parts = [
         MemoryPart(
             _TRAINING,
-            sizes.training_bytes // ranks,
+            sizes.training_bytes // sizes.shards.weights,
             f"raise train.ranks, or {_SMALLER_DRAFT}",
         ),
         MemoryPart(
             "embedding and head of the target",
-            sizes.frozen_bytes // (ranks // shares),
+            sizes.frozen_bytes // sizes.shards.vocabulary,
             "set train.dtype=bfloat16"
             if config.train.dtype == "float32"
             else "choose a smaller target (target)",

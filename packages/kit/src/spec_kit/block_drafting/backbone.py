@@ -5,7 +5,7 @@ Shapes: A blocks, B slots, T tokens of the batch, N captured layers, H width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 from spec_core.host_tensors import to_device_async
 from spec_kit.block_drafting.attention import BlockLayout
-from spec_kit.drafting import AttentionProjections, Mlp, Rope, checkpointed, linear
+from spec_kit.drafting import AttentionProjections, ContextRows, Mlp, Rope, checkpointed, linear
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,11 +34,13 @@ Otherwise it is cheaper to compute the few unseen tokens, too.
 
 @dataclass(frozen=True)
 class Geometry:
-    """The positions of blocks, and the rotary angles of their slots [A · B] and of the context [T]."""
+    """The positions of blocks, and the rotary angles of their slots [A · B] and of this rank's context [T]."""
 
     layout: BlockLayout
     slot_angles: Angles
     context_angles: Angles
+    rows: ContextRows | None = None
+    """The division of the context over ranks; None: it is not divided."""
 
 
 class BlockAttention(AttentionProjections):
@@ -89,6 +91,9 @@ class BlockLayer(nn.Module):
 
     def _compute(self, x_ABH: Tensor, context_TH: Tensor, geometry: Geometry) -> Tensor:
         context = self.self_attn.keys_values(context_TH, geometry.context_angles)
+        if geometry.rows is not None:
+            keys, values = geometry.rows.gather(*context)
+            context = keys, values
         return self.advance(x_ABH, context, geometry)
 
     def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
@@ -135,17 +140,26 @@ class BlockBackbone(nn.Module):
         return [cast("BlockLayer", layer) for layer in self.layers]
 
     def states(self, batch: DraftBatch, blocks: Blocks, ops: VocabularyOps) -> Tensor:
-        """Return the inputs of the head, [A, B, H], after the final norm."""
+        """Return the inputs of the head, [A, B, H], after the final norm.
+
+        Context-parallel ranks divide blocks and context: each computes the keys and values of its part.
+        """
         hidden_TNH, position_T, device = batch.hidden_TNH, batch.position_T, batch.input_ids_T.device
         anchor_A, start_A, seen_C = blocks.anchor_A, blocks.start_A, blocks.context_rows(batch)
         if len(seen_C) < WORTH_A_COPY * len(position_T):
             # All between a block's start and its anchor stay side by side, so that positions are what they were.
             anchor_A, start_A = (torch.searchsorted(seen_C, places_A) for places_A in (anchor_A, start_A))
             row_C = to_device_async(seen_C, device)
+            rows = ContextRows.evenly(len(seen_C), batch)
+            row_C = rows.take(row_C)
             hidden_TNH, position_T = hidden_TNH[row_C], position_T[row_C]
+        else:
+            rows = ContextRows.evenly(len(position_T), batch)
+            hidden_TNH, position_T = rows.take(hidden_TNH), rows.take(position_T)
         context_CH = self.context(hidden_TNH)
         layout = BlockLayout(anchor_A, start_A, device)
         geometry = self.geometry(layout, self.shape.block_size, position_T, context_CH.dtype)
+        geometry = replace(geometry, rows=rows)
         known_A = batch.input_ids_T[to_device_async(blocks.anchor_A, device)]
         x_ABH = self.embed(known_A, self.shape.block_size, ops)
         for layer in self.decoder_layers:

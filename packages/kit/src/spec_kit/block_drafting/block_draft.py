@@ -140,6 +140,10 @@ class BlockDraft(ServedDraft[C, S]):
         return self.num_guesses
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
-        """Return the decoder layers as units of sharding, and the tensor-parallel division of the module."""
+        """Return the decoder layers as units of sharding, and the tensor-parallel division of the module.
+
+        Context-parallel ranks divide the blocks and the tokens that these see.
+        """
         shape = self.shape(target)
-        return ShardHints(blocks=shape.layer_names, tensor_parallel=shape.parallel_hints())
+        hints = shape.parallel_hints()
+        return ShardHints(blocks=shape.layer_names, tensor_parallel=hints, context_parallel=True)

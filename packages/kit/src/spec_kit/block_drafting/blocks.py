@@ -24,6 +24,7 @@ from spec_core.records import Supervision
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from spec_core import ContextGroup
     from spec_core.records import DraftBatch
 
 
@@ -60,10 +61,12 @@ class Blocks:
     start_A: Tensor
     """Index of the first token of the block's document."""
     counted_A: Tensor
+    everyones: Blocks | None = None
+    """The blocks of all ranks of a context-parallel group, of which these are one rank's; None: these."""
 
     @classmethod
     def of(cls, batch: DraftBatch, rule: BlockRule) -> Self:
-        """Draw the blocks of every document of a batch."""
+        """Draw the blocks of every document of a batch; of them, return those that this rank trains."""
         mask_T, place_T = batch.loss_mask_T.cpu(), batch.guess_place_T
         columns = [torch.zeros(3, 0, dtype=torch.int64)]
         for span in batch.spans:
@@ -77,17 +80,31 @@ class Blocks:
             anchor_A, counted_A = rule.draw(sample)
             start_A = torch.full_like(anchor_A, span.start)
             columns.append(torch.stack([anchor_A + span.start, start_A, counted_A]))
-        return cls(*torch.cat(columns, dim=1))
+        anchor_A, start_A, counted_A = torch.cat(columns, dim=1)
+        blocks = cls(anchor_A, start_A, counted_A)
+        return blocks if batch.context is None else blocks.dealt(batch.context)
+
+    def dealt(self, ranks: ContextGroup) -> Self:
+        """Return the blocks of this rank.
+
+        Blocks are dealt in the order of the tokens that they see, back and forth, so that every rank has about as
+        many blocks and tokens as any other.
+        """
+        order_A = (self.anchor_A - self.start_A).argsort(stable=True)
+        turn_A = torch.arange(len(order_A)) % (2 * ranks.size)
+        own_A = order_A[turn_A.minimum(2 * ranks.size - 1 - turn_A) == ranks.rank].sort().values
+        return type(self)(self.anchor_A[own_A], self.start_A[own_A], self.counted_A[own_A], everyones=self)
 
     def context_rows(self, batch: DraftBatch) -> Tensor:
-        """Return int64 [C], ascending: the tokens that some block sees before its anchor.
+        """Return int64 [C], ascending: the tokens that some block, of any rank, sees before its anchor.
 
         Further tokens are added until C is a multiple of ``batch.rows_multiple``. C is at least 1 if the batch
         has any token, so that every parameter gets a gradient.
         """
-        num_tokens, one_A = len(batch.loss_mask_T), torch.ones_like(self.anchor_A)
+        every = self.everyones or self
+        num_tokens, one_A = len(batch.loss_mask_T), torch.ones_like(every.anchor_A)
         begun_T = torch.zeros(num_tokens + 1, dtype=torch.int64)
-        begun_T.index_add_(0, self.start_A, one_A).index_add_(0, self.anchor_A, -one_A)
+        begun_T.index_add_(0, every.start_A, one_A).index_add_(0, every.anchor_A, -one_A)
         seen_T = begun_T.cumsum(0)[:num_tokens] > 0
         count = max(min(1, num_tokens), int(seen_T.sum()))
         missing = count + -count % batch.rows_multiple - int(seen_T.sum())

@@ -9,6 +9,7 @@ from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_kit.chain_drafting.attention import take_rows, unrolled_attention
+    from spec_kit.chain_drafting.input_tokens import InputTokens
     from spec_kit.chain_drafting.kernels import ChainKernels, ttt_attention, ttt_attention_backward
     from spec_kit.chain_drafting.labels import NeededRows, SupervisedRows, count_labels, step_weights
     from spec_kit.chain_drafting.loss import HeadLoss
@@ -16,6 +17,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         attention="take_rows unrolled_attention",
+        input_tokens="InputTokens",
         kernels="ChainKernels ttt_attention ttt_attention_backward",
         labels="NeededRows SupervisedRows count_labels step_weights",
         loss="HeadLoss",
@@ -24,6 +26,7 @@ else:
 __all__ = [
     "ChainKernels",
     "HeadLoss",
+    "InputTokens",
     "NeededRows",
     "SupervisedRows",
     "count_labels",

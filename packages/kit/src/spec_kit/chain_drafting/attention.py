@@ -6,6 +6,7 @@ their log-sum-exp. No [T, T] mask is ever allocated. Shapes as in ``kernels.py``
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from spec_kit.chain_drafting.kernels import grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from spec_kit.chain_drafting.kernels import Bounds, ChainKernels
+    from spec_kit.chain_drafting.kernels import Bounds, ChainKernels, Pieces
+    from spec_kit.drafting import ContextRows
 
 SCORE_BYTES = 64 << 20
 """Bytes of the attention scores of one chunk, if no kernel computes the attention. It is large enough that matrix
@@ -33,15 +35,18 @@ def unrolled_attention(
     values: list[Tensor],
     bounds: Bounds,
     row_R: Tensor | None = None,
+    rows: ContextRows | None = None,
+    place_R: Tensor | None = None,
 ) -> Tensor:
     """Return the attention [R, heads, head_dim] over the keys of step 0 and of the later steps.
 
     ``keys[0]`` [T, kv_heads, head_dim]: the keys of step 0; ``keys[s]`` [R, kv_heads, head_dim]: the keys of step
     s, up to the query's step. ``row_R``: int64, distinct: the row of each query among the T; None: every row.
-    Rows outside ``bounds`` (the documents) get finite values without meaning.
+    Rows outside ``bounds`` (the documents) get finite values without meaning. ``rows``: the rows of this rank, where
+    ranks divide them; ``place_R``: int64, place of each query among these, None: every one of them has a query.
     """
-    if kernels.causal_attention is not None:
-        return _MergedAttention.apply(kernels, bounds, row_R, q, *keys, *values)
+    if (causal := _Causal.of(kernels, bounds, len(keys[0]), row_R, rows, place_R)) is not None:
+        return _MergedAttention.apply(kernels, causal, q, *keys, *values)
     if row_R is None:
         return _chunked_attention(q, keys, values, bounds)
     whole_q, *later = (_spread(part, row_R, len(keys[0])) for part in (q, *keys[1:], *values[1:]))
@@ -70,6 +75,56 @@ class _TakenRows(torch.autograd.Function):
         return _spread(grad, row_R, ctx.num_rows), None
 
 
+@dataclass(frozen=True)
+class _Causal:
+    """The causal attention of a kernel. Queries that are not there are 0, and their results are dropped."""
+
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    parts: Bounds | Pieces
+    """The documents, or their pieces, that the kernel is given."""
+    num_rows: int
+    """Queries that the kernel takes."""
+    place_R: Tensor | None
+    """int64: place of each query among these; None: all are there."""
+
+    @classmethod
+    def of(
+        cls,
+        kernels: ChainKernels,
+        bounds: Bounds,
+        num_keys: int,
+        row_R: Tensor | None,
+        rows: ContextRows | None,
+        place_R: Tensor | None,
+    ) -> _Causal | None:
+        """Return the attention of a kernel that computes this rank's rows only, or else of all; None without one."""
+        forward, backward = kernels.prefixed_attention, kernels.prefixed_attention_backward
+        if rows is not None and rows.group is not None and forward is not None and backward is not None:
+            return cls(forward, backward, rows.pieces, len(rows.row_P), place_R)
+        forward, backward = kernels.causal_attention, kernels.causal_attention_backward
+        if forward is None or backward is None:
+            return None
+        return cls(forward, backward, bounds, num_keys, row_R)
+
+    def attend(self, q: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return output and log-sum-exp of the queries."""
+        out, lse = self.forward(self._whole(q), key, value, self.parts)
+        return _take(out, self.place_R), _take(lse, self.place_R)
+
+    def gradients(
+        self, grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of queries, keys and values; ``saved``: these, the output and its log-sum-exp."""
+        q, key, value, out, lse = saved
+        whole = self._whole(q), key, value, self._whole(out), self._whole(lse)
+        grad_q, grad_key, grad_value = self.backward(self._whole(grad_out), whole, self.parts)
+        return _take(grad_q, self.place_R), grad_key, grad_value
+
+    def _whole(self, rows: Tensor) -> Tensor:
+        return _spread(rows, self.place_R, self.num_rows)
+
+
 class _MergedAttention(torch.autograd.Function):
     """The causal attention of a kernel, merged with the keys of the later steps.
 
@@ -82,21 +137,15 @@ class _MergedAttention(torch.autograd.Function):
     def forward(
         ctx: Any,
         kernels: ChainKernels,
-        bounds: Bounds,
-        row_R: Tensor | None,
+        causal: _Causal,
         q: Tensor,
         *keys_values: Tensor,
     ) -> Tensor:
         keys, values = _halves(keys_values)
-        assert kernels.causal_attention is not None
-        # The kernel's queries are as many as its keys: those of the other rows are 0, and their results are dropped.
-        whole_q = _spread(q, row_R, len(keys[0]))
-        out, lse = (
-            _take(part, row_R) for part in kernels.causal_attention(whole_q, keys[0], values[0], bounds)
-        )
+        out, lse = causal.attend(q, keys[0], values[0])
         if len(keys) > 1:
             out, lse = kernels.ttt_attention(q, (out, lse), keys[1:], values[1:])
-        ctx.kernels, ctx.bounds, ctx.row_R = kernels, bounds, row_R
+        ctx.kernels, ctx.causal = kernels, causal
         ctx.save_for_backward(q, out, lse, *keys_values)
         return out
 
@@ -106,17 +155,14 @@ class _MergedAttention(torch.autograd.Function):
         q, out, lse, *keys_values = ctx.saved_tensors
         keys, values = _halves(keys_values)
         kernels: ChainKernels = ctx.kernels
-        assert kernels.causal_attention_backward is not None
-        whole_grad, *whole = (_spread(part, ctx.row_R, len(keys[0])) for part in (grad_out, q, out, lse))
-        saved = whole[0], keys[0], values[0], *whole[1:]
-        grads = kernels.causal_attention_backward(whole_grad, saved, ctx.bounds)
-        grad_q, grad_keys, grad_values = _take(grads[0], ctx.row_R), [grads[1]], [grads[2]]
+        grad_q, *grads = ctx.causal.gradients(grad_out, (q, keys[0], values[0], out, lse))
+        grad_keys, grad_values = [grads[0]], [grads[1]]
         if len(keys) > 1:
             later = kernels.ttt_attention_backward(grad_out, (q, out, lse), keys[1:], values[1:], grad_q)
             grad_q = later[0]
             grad_keys += later[1]
             grad_values += later[2]
-        return None, None, None, grad_q, *grad_keys, *grad_values
+        return None, None, grad_q, *grad_keys, *grad_values
 
 
 def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds) -> Tensor:

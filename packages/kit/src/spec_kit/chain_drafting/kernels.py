@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     """Output [T, heads, D], and the natural log-sum-exp of the scores [T, heads], float32 or wider."""
     Bounds = Sequence[tuple[int, int]]
     """Index of the first token of each document, and of the token after its last one."""
+    Pieces = Sequence[tuple[int, int, int]]
+    """Pieces of documents: index of the document's first token, and the first and last + 1 token of the piece."""
     Grads = tuple[Tensor, list[Tensor], list[Tensor]]
 
 
@@ -99,6 +101,12 @@ class ChainKernels(DecoderKernels):
     -0.5``; any dtype and shape. Rows outside every document are 0 in every result."""
     causal_attention_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
     """(grad_out, (q, k, v, out, lse), bounds) -> (dq, dk, dv). out and lse may include further keys."""
+    prefixed_attention: Callable[[Tensor, Tensor, Tensor, Pieces], Attended] | None = None
+    """(q [P], k [T], v [T], pieces) -> ``Attended`` [P]: ``causal_attention`` of the tokens of some pieces of
+    documents, which are the rows of q in the order of the pieces. Each sees its document up to itself. Without it,
+    a rank that computes a share of the tokens multiplies the queries of all."""
+    prefixed_attention_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
+    """(grad_out, (q, k, v, out, lse), pieces) -> (dq [P], dk [T], dv [T]), as ``causal_attention_backward``."""
 
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:

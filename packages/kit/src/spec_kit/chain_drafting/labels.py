@@ -7,8 +7,10 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional as F
 
 from spec_core.host_tensors import to_device_async
+from spec_kit.drafting import ContextRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,15 +33,39 @@ class SupervisedRows:
     depth_R: Tensor
     """int64 [R]: steps ``first`` ≤ s < ``depth`` are labelled. Row u − 1 − s lies in the document iff s < u, counted
     within the document."""
+    own_T: Tensor | None = None
+    """bool [T]: whether this rank computes the row; None: it computes all rows."""
 
     @classmethod
-    def of(cls, batch: DraftBatch) -> SupervisedRows:
+    def of(cls, batch: DraftBatch, needed: NeededRows | None = None) -> SupervisedRows:
         """Return the labelled pairs of a batch, computed on the CPU so that no device is waited for.
 
         If the batch records at which depth the engine guessed each token (``guess_place_T``), a token of depth k
-        is the label of step k − 1 only.
+        is the label of step k − 1 only. ``needed``: leaves out teachers of other ranks' rows only.
         """
-        return cls(*to_device_async(_labelled(batch), batch.input_ids_T.device))
+        columns, device = _labelled(batch), batch.input_ids_T.device
+        own_T = None if needed is None else needed.rows.own_T
+        if needed is None or own_T is None:
+            return cls(*to_device_async(columns, device))
+        teacher_R, first_R, depth_R = columns
+        below_T = F.pad(own_T.cumsum(0), (1, 0))  # own rows before each row
+        deepest_R = depth_R.clamp(max=len(needed.counts))
+        columns = columns[
+            :, below_T[(teacher_R - first_R).maximum(teacher_R - deepest_R)] > below_T[teacher_R - deepest_R]
+        ]
+        teacher_R, first_R, depth_R = to_device_async(columns, device)
+        return cls(teacher_R, first_R, depth_R, to_device_async(own_T, device))
+
+    def labels(self, step_S: Tensor) -> tuple[Tensor, Tensor]:
+        """Return bool [R, S]: whether a step is labelled, on this rank; and int64 [R, S]: its row.
+
+        The row of a step that is not labelled is without meaning.
+        """
+        labelled_RS = (step_S >= self.first_R[:, None]) & (step_S < self.depth_R[:, None])
+        row_RS = (self.teacher_R[:, None] - 1 - step_S).clamp(min=0)
+        if self.own_T is not None:
+            labelled_RS = labelled_RS & self.own_T[row_RS]
+        return labelled_RS, row_RS
 
     def chunks(self, most: int) -> list[SupervisedRows]:
         """Split into as few chunks as possible, of about equal size and at most ``most`` positions each."""
@@ -48,7 +74,8 @@ class SupervisedRows:
         size = ceil(len(self.teacher_R) / ceil(len(self.teacher_R) / most))
         columns = (self.teacher_R, self.first_R, self.depth_R)
         return [
-            SupervisedRows(*chunk) for chunk in zip(*(column.split(size) for column in columns), strict=True)
+            SupervisedRows(teacher_R, first_R, depth_R, self.own_T)
+            for teacher_R, first_R, depth_R in zip(*(column.split(size) for column in columns), strict=True)
         ]
 
 
@@ -66,26 +93,35 @@ class NeededRows:
     """Number of rows of each step; at least 1 if the batch has any, so every parameter gets a gradient."""
     place_T: Tensor
     """int64 [T]: index in ``row_N`` of each row of the batch; 0 for a row that is not needed."""
+    rows: ContextRows
+    """The rows that this rank computes in step 0; the needed rows are some of them."""
+    place_N: Tensor
+    """int64 [N]: index of each needed row among the rows of this rank."""
 
     @classmethod
-    def of(cls, batch: DraftBatch, num_steps: int) -> NeededRows:
-        """Return the rows of a batch that each of ``num_steps`` steps needs.
+    def of(cls, batch: DraftBatch, num_steps: int, rows: ContextRows | None = None) -> NeededRows:
+        """Return the rows of a batch that each of ``num_steps`` steps needs, among this rank's ``rows``; None: all.
 
         They are computed on the CPU, so that no device is waited for.
         """
+        rows = rows or ContextRows(len(batch.input_ids_T), batch.input_ids_T.device)
         device, (teacher_R, first_R, depth_R) = batch.input_ids_T.device, _labelled(batch)
         steps_T = torch.zeros(len(batch.input_ids_T), dtype=torch.int64)
         for step in range(num_steps):
             labelled_R = (first_R <= step) & (step < depth_R)
             steps_T[teacher_R[labelled_R] - 1 - step] = step + 1
-        order_T = steps_T.argsort(descending=True, stable=True)
-        least, multiple = min(1, len(order_T)), batch.rows_multiple
-        needed = [max(least, int((steps_T > step).sum())) for step in range(num_steps)]
+        steps_P = steps_T[rows.row_P]
+        order_P = steps_P.argsort(descending=True, stable=True)
+        least, multiple = min(1, len(order_P)), batch.rows_multiple
+        needed = [max(least, int((steps_P > step).sum())) for step in range(num_steps)]
         counts = [count + -count % multiple for count in needed]
-        row_N = order_T[: counts[0]]
+        place_N = order_P[: counts[0]]
+        row_N = rows.row_P[place_N]
         place_T = torch.zeros_like(steps_T)
         place_T[row_N] = torch.arange(len(row_N))
-        return cls(to_device_async(row_N, device), counts, to_device_async(place_T, device))
+        on_device = (to_device_async(values, device) for values in (row_N, place_T, place_N))
+        row_N, place_T, place_N = on_device
+        return cls(row_N, counts, place_T, rows, place_N)
 
     def of_step(self, step: int) -> Tensor:
         """Return the rows of a step, as int64 indices into the flat batch."""

@@ -94,8 +94,7 @@ class _StepSums:
     def add(self, chunk: SupervisedRows, hidden_RH: Tensor) -> None:
         """Add the losses, metrics and gradients of the S rows of every position of a chunk."""
         head, step_S = self.head, torch.arange(len(self.states), device=self.weight_S.device)
-        labelled_RS = (step_S >= chunk.first_R[:, None]) & (step_S < chunk.depth_R[:, None])
-        row_RS = (chunk.teacher_R[:, None] - 1 - step_S).clamp(min=0)
+        labelled_RS, row_RS = chunk.labels(step_S)
         if self.place_T is not None:
             row_RS = self.place_T[row_RS]
         row_RS = torch.where(labelled_RS, row_RS, 0)  # what is not labelled is some other row, with weight 0

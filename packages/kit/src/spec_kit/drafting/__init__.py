@@ -33,6 +33,7 @@ from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_kit.drafting.checkpointing import checkpointed
+    from spec_kit.drafting.context_rows import ContextRows
     from spec_kit.drafting.decoder_parts import INIT_STD, AttentionProjections, Mlp, linear
     from spec_kit.drafting.draft_vocabulary import MAPPING, mapping, read_mapping, select_tokens
     from spec_kit.drafting.drawing import draw, uniform_numbers
@@ -48,6 +49,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         checkpointing="checkpointed",
+        context_rows="ContextRows",
         decoder_parts="INIT_STD AttentionProjections Mlp linear",
         draft_vocabulary="MAPPING mapping read_mapping select_tokens",
         drawing="draw uniform_numbers",
@@ -69,6 +71,7 @@ __all__ = [
     "ROW_LOSSES",
     "AttentionProjections",
     "CapturedLayers",
+    "ContextRows",
     "DecoderConfig",
     "DecoderKernels",
     "DecoderShape",

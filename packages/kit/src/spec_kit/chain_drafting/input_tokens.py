@@ -1,0 +1,53 @@
+"""InputTokens: the tokens that a rank's rows have as inputs. In step s, the input token of row t is t + 1 + s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch.nn import functional as F
+
+from spec_core.host_tensors import to_device_async
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from spec_core.records import DraftBatch
+    from spec_kit.drafting import ContextRows
+
+
+@dataclass(frozen=True)
+class InputTokens:
+    """The input tokens of S steps; behind the last token of a batch, some other token stands for one."""
+
+    ids_U: Tensor
+    """int64: ids of the tokens, each of which occurs once."""
+    num_steps: int
+    place_X: Tensor | None
+    """int64 [T + S]: index in ``ids_U`` of each token of the batch; None: its own index."""
+    first: slice | Tensor
+    """Indices, among the tokens, of step 0's input tokens of all rows of this rank."""
+
+    @classmethod
+    def of(cls, batch: DraftBatch, rows: ContextRows, num_steps: int) -> Self:
+        """Return the input tokens of the rows of this rank."""
+        num_tokens, device = len(batch.input_ids_T), batch.input_ids_T.device
+        if rows.group is None:
+            return cls(batch.input_ids_T, num_steps, None, slice(1, 1 + num_tokens))
+        used_X = torch.zeros(num_tokens + num_steps, dtype=torch.bool)
+        for step in range(num_steps):
+            used_X[rows.row_P + 1 + step] = True
+        token_U = used_X.nonzero().squeeze(1).clamp(max=num_tokens - 1)
+        place_X = to_device_async(used_X.cumsum(0) - 1, device)
+        first = place_X[to_device_async(rows.row_P + 1, device)]
+        return cls(batch.input_ids_T[to_device_async(token_U, device)], num_steps, place_X, first)
+
+    def padded(self, value_UX: Tensor) -> Tensor:
+        """Return values of the tokens, with zeros behind them where ``places`` may point there."""
+        return F.pad(value_UX, (0, 0, 0, self.num_steps)) if self.place_X is None else value_UX
+
+    def places(self, row_N: Tensor, step: int) -> Tensor:
+        """Return the indices, in what ``padded`` returns, of the input tokens of rows in a step."""
+        token_N = row_N + 1 + step
+        return token_N if self.place_X is None else self.place_X[token_N]

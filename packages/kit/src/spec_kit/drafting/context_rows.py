@@ -1,0 +1,112 @@
+"""ContextRows: which rows of a batch each rank of a context-parallel group computes.
+
+Without a group one rank computes all rows. Shapes: T rows of the batch, P of this rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from spec_core.host_tensors import to_device_async
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from spec_core import ContextGroup
+    from spec_core.records import DraftBatch
+
+
+@dataclass(frozen=True)
+class ContextRows:
+    """The division of T rows over the ranks of a group."""
+
+    num_rows: int
+    device: torch.device
+    group: ContextGroup | None = None
+    dealt: Sequence[Tensor] = ()
+    """int64, ascending, on the CPU: each rank's rows. No row is dealt twice; padding is not dealt."""
+    pieces: Sequence[tuple[int, int, int]] = ()
+    """This rank's pieces of documents: the document's first row, and the piece's first and last + 1.
+    Their rows, one piece after the other, are this rank's rows."""
+
+    @classmethod
+    def of(cls, batch: DraftBatch) -> Self:
+        """Deal a batch's documents for causal attention: in 2 · ranks pieces each, of which a rank gets two.
+
+        Together, the two see as many keys as any other rank's two: the first and the last piece, and so on inwards.
+        """
+        whole = cls(len(batch.input_ids_T), batch.input_ids_T.device, batch.context)
+        if whole.group is None:
+            return whole
+        ranks = whole.group.size
+        pieces: list[list[tuple[int, int, int]]] = [[] for _ in range(ranks)]
+        for number, span in enumerate(batch.spans):
+            length = span.stop - span.start
+            edges = [span.start + length * edge // (2 * ranks) for edge in range(2 * ranks + 1)]
+            for piece, (first, stop) in enumerate(pairwise(edges)):
+                if first < stop:
+                    pair = min(piece, 2 * ranks - 1 - piece)
+                    pieces[(pair + number) % ranks].append((span.start, first, stop))
+        nothing = torch.zeros(0, dtype=torch.int64)
+        dealt = tuple(torch.cat([nothing, *(torch.arange(*piece[1:]) for piece in own)]) for own in pieces)
+        return cls(whole.num_rows, whole.device, whole.group, dealt, pieces[whole.group.rank])
+
+    @classmethod
+    def evenly(cls, num_rows: int, batch: DraftBatch) -> Self:
+        """Deal ``num_rows`` rows, which need not be the batch's, in one piece for each rank."""
+        group, device = batch.context, batch.input_ids_T.device
+        ranks = 1 if group is None else group.size
+        edges = [num_rows * rank // ranks for rank in range(ranks + 1)]
+        dealt = () if group is None else tuple(torch.arange(*edge) for edge in pairwise(edges))
+        return cls(num_rows, device, group, dealt)
+
+    @cached_property
+    def row_P(self) -> Tensor:
+        """int64 [P], ascending, on the CPU: this rank's rows."""
+        return torch.arange(self.num_rows) if self.group is None else self.dealt[self.group.rank]
+
+    @cached_property
+    def own_T(self) -> Tensor | None:
+        """Bool [T], on the CPU: whether a row is this rank's; None if all are."""
+        if self.group is None:
+            return None
+        return torch.zeros(self.num_rows, dtype=torch.bool).index_fill(0, self.row_P, value=True)
+
+    @cached_property
+    def index(self) -> Tensor | None:
+        """``row_P`` on the device; None if all rows are this rank's."""
+        return None if self.group is None else to_device_async(self.row_P, self.device)
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Return this rank's rows of a tensor [T, ...]."""
+        return rows if self.index is None else rows.index_select(0, self.index)
+
+    def gather(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        """Return tensors [T, ...] from the rows of all ranks; each rank passes its own, [P, ...]. Collective.
+
+        A row that was not dealt is 0.
+        """
+        if self.group is None:
+            return parts
+        gathered = self.group.gather(parts, [len(rows) for rows in self.dealt])
+        if self._places is None:
+            return tuple(gathered)
+        return tuple(
+            rows.new_zeros(self.num_rows, *rows.shape[1:]).index_copy(0, self._places, rows)
+            for rows in gathered
+        )
+
+    @cached_property
+    def _places(self) -> Tensor | None:
+        """int64: rows in the order in which they are gathered; None if that is the order of the rows."""
+        row_T = torch.cat(list(self.dealt))
+        if torch.equal(row_T, torch.arange(self.num_rows)):
+            return None
+        return to_device_async(row_T, self.device)

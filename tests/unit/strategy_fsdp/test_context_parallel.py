@@ -1,0 +1,119 @@
+"""Context parallelism: ranks that divide a sample train as one rank does, at any mask and any cut of documents."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from spec_backend_cpu.kernels import KERNELS
+from spec_core.errors import ConfigError
+from spec_draft_peagle.draft import PEagleDraft
+from spec_strategy_fsdp.strategy import FsdpConfig, FsdpStrategy
+from spec_testing.processes import run_ranks
+from spec_testing.toy_target import toy_target
+
+from ..strategy_megatron.training import LIMIT_S, Run, draft_of, train
+from .shares import Case, divided_step, summed_steps
+from .test_replicas import assert_same
+
+DRAFTS = ("eagle3", "eagle3 whole", "eagle3 mla", "mtp", "dflash", "dflash2", "dspark")
+AGAIN = {"checkpoint_activations": True}
+SQUARE = tuple(name for name in KERNELS if not name.startswith("prefixed"))
+"""Kernels of a backend without one for pieces of documents."""
+TOLERANCE = 1e-9
+"""Relative error of a step in float64."""
+STEPS = 20
+
+
+def case(draft, *parts, **options):
+    plugin, fixed = draft_of(draft)
+    return Case(plugin, {**fixed, **options}, *parts)
+
+
+CASES = [
+    *(case(draft, supervised) for draft in DRAFTS for supervised in (0.05, 0.1, 0.3, 0.6, 1.0)),
+    *(case(draft, 0.5, tuple(KERNELS)) for draft in DRAFTS),
+    *(case(draft, 0.5, SQUARE) for draft in ("eagle3 whole", "mtp")),
+    *(
+        case(draft, 0.5, kernels, **AGAIN)
+        for draft in DRAFTS
+        if draft != "mtp"
+        for kernels in ((), tuple(KERNELS))
+    ),
+    case("dflash", 1.0, num_anchors=3),
+]
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+@pytest.mark.parametrize("size", [2, 4])
+def test_shares_add_up_to_one_rank_s_loss_metrics_and_gradients(tmp_path, size):
+    everyones = run_ranks(summed_steps, size, CASES, tmp_path, timeout_s=LIMIT_S)
+    for one, (output, gradients) in zip(CASES, everyones[0], strict=True):
+        expected, wanted = divided_step(one, tmp_path, None)
+        assert output.loss.item() == pytest.approx(expected.loss.item(), rel=TOLERANCE), one
+        for name, total in expected.sums.items():
+            assert torch.allclose(output.sums[name].to(total.dtype), total, rtol=TOLERANCE, atol=TOLERANCE), (
+                one,
+                name,
+            )
+            assert torch.equal(output.counts[name].double(), expected.counts[name].double()), (one, name)
+        largest = max(gradient.norm() for gradient in wanted.values())
+        for name, gradient in load(gradients).items():
+            assert (gradient - wanted[name]).norm() <= TOLERANCE * largest, (one, name)
+
+
+def run(draft="eagle3", parts=1, replicas=1, **options):
+    section = {"context_parallel": parts, "replicate": replicas}
+    return Run(FsdpStrategy, draft, section, **{"steps": STEPS, **options})
+
+
+@pytest.mark.timeout(4 * LIMIT_S)
+def test_any_division_trains_the_same_and_goes_on_from_any_other(tmp_path):
+    """Two groups of two ranks, one of four, and groups with replicas; AdamW and Muon; states go across."""
+    kinds = [{"draft": draft} for draft in DRAFTS] + [{"optimizer": "muon"}]
+    half = {"steps": STEPS // 2}
+    *expected, _ = train(
+        1, tmp_path / "one", *(run(**kind) for kind in kinds), run(**half, save_to=tmp_path / "1")
+    )
+    pairs, everyone, replicas = {"parts": 2}, {"parts": 4}, {"parts": 2, "replicas": 2}
+    divided = [(kind, run(**kinds[kind], **pairs)) for kind in range(len(kinds))]
+    divided += [(kind, run(**kinds[kind], **everyone)) for kind in (0, DRAFTS.index("dflash"), len(DRAFTS))]
+    divided += [(0, run(**replicas))]
+    saved = [run(**half, **way, save_to=tmp_path / name) for name, way in (("2", pairs), ("4", everyone))]
+    resumed = [
+        (0, run(**half, **way, resume_from=tmp_path / state))
+        for state, way in (("1", pairs), ("2", everyone), ("4", replicas))
+    ]
+    exact = [
+        run(**half, **pairs, dtype="bfloat16", save_to=tmp_path / "exact"),
+        run(**half, **pairs, dtype="bfloat16", resume_from=tmp_path / "exact"),
+        run(**pairs, dtype="bfloat16"),
+    ]
+    compared = divided + resumed
+    runs = [*(one for _, one in divided), *saved, *(one for _, one in resumed), *exact]
+    results = dict(zip(map(id, runs), train(4, tmp_path / "four", *runs), strict=True))
+    for kind, one in compared:
+        assert_same(results[id(one)], expected[kind])
+    _, again, went_on = (results[id(one)] for one in exact)
+    assert (again.losses, again.weights) == (went_on.losses[STEPS // 2 :], went_on.weights)  # to the bit
+    for result in train(1, tmp_path / "back", *(run(**half, resume_from=tmp_path / state) for state in "24")):
+        assert_same(result, expected[0])
+
+
+def test_ranks_that_divide_a_sample_get_the_same_samples():
+    config = FsdpConfig(context_parallel=2)
+    places = [FsdpStrategy.data_parallel(config, rank, 4) for rank in range(4)]
+    assert [(place.rank, place.size) for place in places] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+
+
+def test_what_cannot_be_divided_is_refused(tmp_path):
+    config, target = FsdpConfig(context_parallel=4), toy_target(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"context_parallel=4 does not divide train.ranks=6; set train.ranks"
+    ):
+        FsdpStrategy.data_parallel(config, 0, 6)
+    hints = PEagleDraft(PEagleDraft.Config()).shard_hints(target)
+    with pytest.raises(ConfigError, match=r"context_parallel=4 needs a draft .*; remove it"):
+        FsdpStrategy.check(config, target, hints)
+    FsdpStrategy.check(FsdpConfig(replicate=4), target, hints)

@@ -1,0 +1,88 @@
+"""Replicas of a sharded draft (HSDP): any split of ranks trains the same, and goes on from any other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spec_core.errors import ConfigError
+from spec_strategy_fsdp.strategy import FsdpConfig, FsdpStrategy
+
+from ..strategy_megatron.training import LIMIT_S, Run, train
+
+TOLERANCE = 1e-5
+STEPS = 4
+SPLITS = (1, 2, 4)
+"""Numbers of replicas that four ranks are split into."""
+
+
+def run(replicas, draft="eagle3", **options):
+    return Run(FsdpStrategy, draft, {"replicate": replicas}, **{"steps": 2 * STEPS, **options})
+
+
+def assert_same(got, expected):
+    assert got.losses == pytest.approx(expected.losses[-len(got.losses) :], rel=TOLERANCE)
+    assert got.grad_norms == pytest.approx(expected.grad_norms[-len(got.losses) :], rel=TOLERANCE)
+    assert got.evaluated == pytest.approx(expected.evaluated, rel=TOLERANCE)
+    for name, values in got.weights.items():
+        mine, theirs = (torch.tensor(x, dtype=torch.float64) for x in (values, expected.weights[name]))
+        assert (mine - theirs).norm() <= TOLERANCE * theirs.norm(), name
+
+
+@pytest.mark.timeout(4 * LIMIT_S)
+def test_any_split_trains_the_same_and_goes_on_from_any_other(tmp_path):
+    """AdamW and Muon; four ranks as one replica, as two, and as four; exports and pushes of one state."""
+    kinds = [{}, {"draft": "dflash"}, {"optimizer": "muon"}]
+    whole = [run(1, **kind) for kind in kinds]
+    half = [
+        run(1, steps=STEPS, save_to=tmp_path / "1-0"),
+        run(1, steps=STEPS, save_to=tmp_path / "1-2", **kinds[2]),
+    ]
+    *expected, _, _ = train(1, tmp_path / "one", *whole, *half)
+    trained = [run(split, **kind) for split in SPLITS for kind in kinds]
+    saved = [
+        run(split, steps=STEPS, save_to=tmp_path / f"4-{split}-{kind}", **kinds[kind])
+        for split in SPLITS
+        for kind in (0, 2)
+    ]
+    states = ("1", "4-1", "4-2", "4-4")
+    resumed = [
+        (kind, run(split, steps=STEPS, resume_from=tmp_path / f"{state}-{kind}", **kinds[kind]))
+        for split in SPLITS
+        for state in states
+        for kind in (0, 2)
+        if state != f"4-{split}"
+    ]
+    exact = [
+        run(2, dtype="bfloat16"),
+        run(2, dtype="bfloat16", steps=STEPS, save_to=tmp_path / "exact"),
+        run(2, dtype="bfloat16", steps=STEPS, resume_from=tmp_path / "exact"),
+    ]
+    loaded = [run(split, steps=0, resume_from=tmp_path / "exact") for split in SPLITS]
+    runs = [*trained, *saved, *(one for _, one in resumed), *exact, *loaded]
+    results = dict(zip(map(id, runs), train(4, tmp_path / "four", *runs), strict=True))
+    for one, wanted in zip(trained, expected * len(SPLITS), strict=True):
+        assert_same(results[id(one)], wanted)
+    for kind, one in resumed:
+        assert_same(results[id(one)], expected[kind])
+    went_on, _, again = (results[id(one)] for one in exact)
+    assert (again.losses, again.weights) == (went_on.losses[STEPS:], went_on.weights)  # to the bit
+    back = [run(1, steps=STEPS, resume_from=tmp_path / f"4-{split}-0") for split in SPLITS]
+    *back, alone = train(1, tmp_path / "back", *back, run(1, steps=0, resume_from=tmp_path / "exact"))
+    for result in back:
+        assert_same(result, expected[0])
+    files = [alone, *(results[id(one)] for one in loaded)]
+    assert all((one.exported, one.pushed) == (alone.exported, alone.pushed) for one in files)  # to the bit
+
+
+def test_replicas_that_do_not_divide_the_ranks_are_refused():
+    with pytest.raises(
+        ConfigError,
+        match=r"strategy.replicate=3 does not divide train.ranks=4; set train.ranks to a multiple of 3",
+    ):
+        FsdpStrategy.data_parallel(FsdpConfig(replicate=3), 0, 4)
+
+
+def test_a_replica_s_ranks_divide_the_draft():
+    counts = FsdpStrategy.shard_counts(FsdpConfig(replicate=2), 8)
+    assert (counts.weights, counts.vocabulary) == (4, 1)
