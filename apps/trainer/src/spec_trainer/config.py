@@ -266,11 +266,7 @@ class RunConfig(Config, Generic[B, D, U, S, E, L, K]):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
-        problems = [
-            *_illegal_with_features(self),
-            *_illegal_pushes(self),
-            *_illegal_combinations(self),
-        ]
+        problems = [*_illegal_with_features(self), *_illegal_pushes(self), *_illegal_combinations(self)]
         if problems:
             raise ValueError(problems[0])
         return self
