@@ -270,11 +270,7 @@ class RunConfig(Config, Generic[B, D, U, S, E, L, K]):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
-        problems = [
-            *_illegal_with_features(self),
-            *_illegal_pushes(self),
-            *_illegal_combinations(self),
-        ]
+        problems = [*_illegal_with_features(self), *_illegal_pushes(self), *_illegal_combinations(self)]
         if problems:
             raise ValueError(problems[0])
         return self
@@ -301,15 +297,12 @@ def run_config_type(
 def _illegal_combinations(config: AnyRunConfig) -> list[str]:
     """Return combinations of which no value by itself is wrong: keys, why, remedy."""
     placement, train, engine = config.placement, config.train, config.engine
-    inline = placement.kind == "inline"
+    inline, no_data = placement.kind == "inline", config.data.path is None and not config.follow.servers
     fractions = [
         key for key in ("trainer_fraction", "engine_fraction") if getattr(placement, key) is not None
     ]
     checks = [
-        (
-            config.data.path is None and not config.follow.servers,
-            "data.path is required, such as data.path=VALUE",
-        ),
+        (no_data, "data.path is required, such as data.path=VALUE"),
         (
             inline and engine.replicas > 1,
             f"engine.replicas={engine.replicas} with placement.kind=inline: an inline engine lives in the one "

@@ -72,10 +72,7 @@ def _as_begun(run: RunSpec) -> RunSpec:
 def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str], *, follows: bool = False
 ) -> tuple[RunParts, Dataset]:
-    """Return the loaded configuration, plugins and target, and the dataset, which is empty if none was given.
-
-    Raise as ``resolve`` does. ``follows``: the run may learn from servers.
-    """
+    """Return parts and dataset, which may be empty if the run ``follows`` servers; raise as ``resolve`` does."""
     from spec_kit.drafting.draft_files import check_finite
     from spec_trainer.data.kept import load_run_data
 

@@ -347,33 +347,26 @@ class FollowRun:
                 Metric("requests_total", "counter", "Live requests that came.", self._reservoir.num_seen),
                 Metric(
                     "left_out_total", "counter", "Requests that nothing is learnt from.",
-                    traffic.left_out + self._reservoir.left_out, "reason",
-                ),
+                    traffic.left_out + self._reservoir.left_out, "reason"),
                 Metric("steps", "gauge", "Optimizer steps of the run.", self._done_steps),
                 Metric("verdicts_total", "counter", "Comparisons of drafts.", self._num_verdicts),
                 Metric("pushes_total", "counter", "Drafts that servers took.", self._num_pushes),
                 Metric(
                     "waited_seconds_total", "counter", "Seconds that training waited for the latency budget.",
-                    0.0 if self._budget is None else self._budget.waited_s,
-                ),
+                    0.0 if self._budget is None else self._budget.waited_s),
                 Metric("served_step", "gauge", "Steps of the served draft.", self._served.step),
                 Metric(
                     "acceptance_length", "gauge", "Simulated tokens per verification, by the last verdict.",
-                    self._acceptance_lengths, "draft",
-                ),
+                    self._acceptance_lengths, "draft"),
                 Metric(
                     "server_up", "gauge", "Whether the server answered last.",
-                    {url: int(url in answering) for url in self._config.servers}, "server",
-                ),
+                    {url: int(url in answering) for url in self._config.servers}, "server"),
                 Metric(
                     "server_version", "gauge", "Version of the draft that the server serves; 0 is the first one.",
-                    {url: version or 0 for url, version in answering.items()}, "server",
-                ),
+                    {url: version or 0 for url, version in answering.items()}, "server"),
                 Metric(
-                    "server_acceptance_length", "gauge",
-                    "Tokens per verification that the server counted since its draft changed.",
-                    traffic.acceptance_lengths, "server",
-                ),
+                    "server_acceptance_length", "gauge", "Tokens per verification since the server's draft changed.",
+                    traffic.acceptance_lengths, "server"),
             ]
         )  # fmt: skip
 
