@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from spec_draft_eagle3.attention import GroupedQueryAttention
 from spec_draft_eagle3.mla import LatentAttention
