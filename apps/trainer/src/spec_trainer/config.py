@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     NonNegativeInt,
@@ -32,8 +31,10 @@ from spec_core import (
 )
 from spec_core.config import Seconds
 from spec_trainer.configuration.push_options import TransportOptions
+from spec_trainer.configuration.server_url import ServerUrl
 from spec_trainer.configuration.track import TrackConfig
 from spec_trainer.data.config import DataConfig
+from spec_trainer.follow.config import FollowConfig
 
 SECTIONS: dict[str, type[Any]] = {
     plugins.kind_of(interface): interface
@@ -59,13 +60,6 @@ def _named(path: object) -> object:
     if path == "":
         raise ValueError("is empty, expected a folder")
     return path
-
-
-def _address_of_server(url: str) -> str:
-    from spec_processes.sockets import server_address
-
-    server_address(url)
-    return url
 
 
 class TrainConfig(StepConfig):
@@ -139,7 +133,7 @@ class CaptureConfig(Config):
 class PushConfig(Config):
     """Section ``push``: the running servers that get the draft while it trains, every ``train.push_every`` steps."""
 
-    to: tuple[Annotated[str, AfterValidator(_address_of_server)], ...] = ()
+    to: tuple[ServerUrl, ...] = ()
     """Addresses of the servers, such as http://127.0.0.1:8000. Their secret is not written here: the environment
     variable SPEC_DRAFT_TOKEN holds it."""
     transport: tuple[Name, ...] = ()
@@ -186,37 +180,6 @@ class DecodeConfig(Config):
     on_policy: bool = False
     """Only guesses that the engine's draft made and the target judged carry loss: of every round those that were
     accepted, and the first that was not."""
-
-
-class FollowConfig(Config):
-    """Section ``follow``: the draft learns from live requests of running servers (``spec-trainer follow``)."""
-
-    servers: tuple[Annotated[str, AfterValidator(_address_of_server)], ...] = ()
-    """Addresses of the servers, such as http://127.0.0.1:8000; their secret is that of ``push.to``."""
-    requests: PositiveInt | None = None
-    """Live requests after which the command ends; by default it goes on until it is stopped."""
-    every: PositiveInt = 64
-    """New requests to train on before the draft trains on some and is judged."""
-    passes: PositiveInt = 4
-    """How often a request is trained on, about."""
-    replay: Annotated[float, Field(ge=0, lt=1)] = 0.25
-    """Share of the samples of each step that comes from section ``data``."""
-    kept: PositiveInt = 4096
-    """Most requests to train on that are kept, in memory; the oldest goes first."""
-    half_life: PositiveInt = 1024
-    """Requests after which one is trained on half as often."""
-    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.125
-    """Share of the requests that drafts are judged by; a hash of the prompt decides."""
-    window: Annotated[int, Field(ge=8)] = 128
-    """Most requests that drafts are judged by, the newest."""
-    poll_s: Seconds = 2.0
-    """Time between two looks at servers that had too few requests."""
-    latency_budget_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Training waits while the p99 inter-token latency of a server is above this; by default it never waits."""
-    new_target: Literal["stop", "learn"] = "stop"
-    """What is done if the files of the target change: stop with one line, or learn from the new weights."""
-    metrics: Name | None = None
-    """host:port of this host where Prometheus reads the run's figures, at /metrics; by default nowhere."""
 
 
 class TimeoutsConfig(Config):

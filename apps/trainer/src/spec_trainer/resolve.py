@@ -389,8 +389,7 @@ def resolve_target(name: str) -> Path:
 
 
 def _default_output(config_file: Path | None, values: Mapping[str, Any]) -> Path:
-    stem = config_file.stem if config_file else Path(str(values.get("target", "run"))).name
-    return Path("runs") / stem
+    return Path("runs") / (config_file.stem if config_file else Path(str(values.get("target", "run"))).name)
 
 
 def _check_dtype(config: AnyRunConfig, backend: Backend) -> None:

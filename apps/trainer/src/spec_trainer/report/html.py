@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import html
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 def text(value: object) -> str:
@@ -34,3 +34,8 @@ def figures(shown: Iterable[tuple[str, float | None, str]]) -> str:
         if value is not None
     ]
     return f"<div class=figures>{''.join(boxes)}</div>"
+
+
+def number(outcome: Mapping[str, Any], key: str, form: str) -> str:
+    """Return a figure of ``outcome`` in the format ``form``, or nothing if it is absent."""
+    return form.format(outcome[key]) if key in outcome else ""

@@ -12,8 +12,9 @@ import yaml
 
 from spec_trainer.disk import write_atomically
 from spec_trainer.report.decoding import DECODING_STYLE, explanations, speed_picture, texts, topics
-from spec_trainer.report.html import figures, table, text
+from spec_trainer.report.html import figures, number, table, text
 from spec_trainer.report.svg import svg
+from spec_trainer.report.updates import judged_drafts, pushes
 from spec_trainer.run.metrics import read_metrics
 from spec_trainer.run.records import MeasurementRow, ReplacementRow, VersionRow, read_records
 
@@ -74,9 +75,9 @@ def write_report(directory: RunDirectory, title: str, summary: Mapping[str, Any]
         _positions(records, summary),
         topics(summary),
         _curves(records),
-        _pushes(records, summary),
+        pushes(records, summary),
         _measurements(read_records(directory.measurements, MeasurementRow), records),
-        _versions(read_records(directory.versions, VersionRow)),
+        judged_drafts(read_records(directory.versions, VersionRow)),
         _cycles(summary),
         _replacements(read_records(directory.replacements, ReplacementRow)),
         _pace(records),
@@ -267,30 +268,6 @@ def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
     return "<h2>Acceptance per position</h2>" + svg(draw, panels=len(bars))
 
 
-def _pushes(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
-    """Return a table with the outcome of each version that was pushed to running servers."""
-    outcomes: dict[int, Record] = {}
-    for record in (*records, *summary.get("last_pushes", ())):
-        if "push_version" in record:  # acceptance is compared some steps after the commit
-            outcomes.setdefault(record["push_version"], {}).update(record)
-    if not outcomes:
-        return ""
-    rows = [
-        (
-            version,
-            _fate(outcome),
-            _number(outcome, "push_s", "{:.2f} s"),
-            _number(outcome, "push_acceptance_before", "{:.2f}"),
-            _number(outcome, "push_acceptance_after", "{:.2f}"),
-        )
-        for version, outcome in outcomes.items()
-    ]
-    fates = table(("version", "outcome", "seconds", "τ before", "τ after"), rows, words=2)
-    waits = [record["push_wait_s"] for record in records if "push_wait_s" in record]
-    waited = f"<p>Training waited {max(waits):.3f} s for a push at most.</p>" if waits else ""
-    return f"<h2>Pushes to running servers</h2>{fates}{waited}"
-
-
 def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
     """Return the measurements of drafts in the run's engine, and how long training waited for them."""
     if not measured:
@@ -303,7 +280,7 @@ def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
         "serving_tokens": "{:,}",
         "serving_s": "{:.1f} s",
     }
-    rows = [[_number(one, key, form) for key, form in columns.items()] for one in measured]
+    rows = [[number(one, key, form) for key, form in columns.items()] for one in measured]
     heads = ("step", "τ", "τ, mean of the answers", "tokens/s of an engine", "tokens", "seconds")
     waited = sum(record.get("serve_wait_s", 0.0) for record in records)
 
@@ -333,41 +310,11 @@ def _cycles(summary: Mapping[str, Any]) -> str:
         "prefill_s": "{:.1f} s",
     }
     rows = [
-        [cycle["draft_version"], *(_number(cycle, key, form) for key, form in columns.items())]
+        [cycle["draft_version"], *(number(cycle, key, form) for key, form in columns.items())]
         for cycle in cycles
     ]
     heads = ("draft version", "τ, held out", "τ, trained on", "tokens", "seconds", "second prefill")
     return f"<h2>Decoding by the run's engine</h2>{table(heads, rows)}"
-
-
-def _versions(judged: Sequence[Record]) -> str:
-    """Return a table of drafts judged on live requests, and of the draft that servers had after each verdict."""
-    if not judged:
-        return ""
-    columns = {
-        "step": ("step", "{:,}"),
-        "oldest_request": ("from request", "{:,}"),
-        "requests": ("to request", "{:,}"),
-        "held_out": ("judged by", "{:,}"),
-        "acceptance_length": ("τ", "{:.2f}"),
-        "acceptance_length_served": ("τ, served", "{:.2f}"),
-        "acceptance_length_start": ("τ, start", "{:.2f}"),
-        "saved": ("saved", "{:.1%}"),
-        "chance": ("by chance", "{:.1%}"),
-        "parent": ("served before", "{:,}"),
-        "served": ("served after", "{:,}"),
-    }
-    heads = [head for head, _ in columns.values()]
-    rows = [[_number(one, key, form) for key, (_, form) in columns.items()] for one in judged]
-
-    def draw(axes: Sequence[Axes]) -> None:
-        for key, label in (("", "trained"), ("_served", "served"), ("_start", "start")):
-            lengths = [one[f"acceptance_length{key}"] for one in judged]
-            axes[0].plot([one["requests"] for one in judged], lengths, "o-", ms=4, lw=1.2, label=label)
-        axes[0].set(title="simulated τ on the newest requests", xlabel="requests")
-        axes[0].legend(frameon=False)
-
-    return f"<h2>Drafts judged on live requests</h2>{svg(draw, panels=1)}{table(heads, rows)}"
 
 
 def _replacements(entries: Sequence[Record]) -> str:
@@ -385,16 +332,6 @@ def _replacements(entries: Sequence[Record]) -> str:
     ]
     heads = ("engine", "after step", "at", "cause")
     return f"<h2>Engines that were replaced</h2>{table(heads, rows, words=4)}"
-
-
-def _fate(outcome: Record) -> str:
-    if outcome.get("push_reverted"):
-        return "reverted"
-    return "committed" if outcome.get("push_committed") else "not committed"
-
-
-def _number(outcome: Record, key: str, form: str) -> str:
-    return form.format(outcome[key]) if key in outcome else ""
 
 
 def _time(summary: Mapping[str, Any]) -> str:

@@ -1,0 +1,75 @@
+"""Sections of the report about drafts that were pushed to servers or judged on their requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.report.html import number, table
+from spec_trainer.report.svg import svg
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
+
+Record = dict[str, Any]
+
+
+def pushes(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
+    """Return a table with the outcome of each version that was pushed to running servers."""
+    outcomes: dict[int, Record] = {}
+    for record in (*records, *summary.get("last_pushes", ())):
+        if "push_version" in record:  # acceptance is compared some steps after the commit
+            outcomes.setdefault(record["push_version"], {}).update(record)
+    if not outcomes:
+        return ""
+    rows = [
+        (
+            version,
+            _fate(outcome),
+            number(outcome, "push_s", "{:.2f} s"),
+            number(outcome, "push_acceptance_before", "{:.2f}"),
+            number(outcome, "push_acceptance_after", "{:.2f}"),
+        )
+        for version, outcome in outcomes.items()
+    ]
+    fates = table(("version", "outcome", "seconds", "τ before", "τ after"), rows, words=2)
+    waits = [record["push_wait_s"] for record in records if "push_wait_s" in record]
+    waited = f"<p>Training waited {max(waits):.3f} s for a push at most.</p>" if waits else ""
+    return f"<h2>Pushes to running servers</h2>{fates}{waited}"
+
+
+def judged_drafts(judged: Sequence[Record]) -> str:
+    """Return a table of drafts judged on live requests, and of the draft that servers had after each verdict."""
+    if not judged:
+        return ""
+    columns = {
+        "step": ("step", "{:,}"),
+        "oldest_request": ("from request", "{:,}"),
+        "requests": ("to request", "{:,}"),
+        "held_out": ("judged by", "{:,}"),
+        "acceptance_length": ("τ", "{:.2f}"),
+        "acceptance_length_served": ("τ, served", "{:.2f}"),
+        "acceptance_length_start": ("τ, start", "{:.2f}"),
+        "saved": ("saved", "{:.1%}"),
+        "chance": ("by chance", "{:.1%}"),
+        "parent": ("served before", "{:,}"),
+        "served": ("served after", "{:,}"),
+    }
+    heads = [head for head, _ in columns.values()]
+    rows = [[number(one, key, form) for key, (_, form) in columns.items()] for one in judged]
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for key, label in (("", "trained"), ("_served", "served"), ("_start", "start")):
+            lengths = [one[f"acceptance_length{key}"] for one in judged]
+            axes[0].plot([one["requests"] for one in judged], lengths, "o-", ms=4, lw=1.2, label=label)
+        axes[0].set(title="simulated τ on the newest requests", xlabel="requests")
+        axes[0].legend(frameon=False)
+
+    return f"<h2>Drafts judged on live requests</h2>{svg(draw, panels=1)}{table(heads, rows)}"
+
+
+def _fate(outcome: Record) -> str:
+    if outcome.get("push_reverted"):
+        return "reverted"
+    return "committed" if outcome.get("push_committed") else "not committed"
