@@ -3,8 +3,11 @@
     python benchmarks/trainer_step.py            # JSON on stdout, about three minutes on two idle cores
     python benchmarks/trainer_step.py --toy      # seconds, for the tests
     python benchmarks/trainer_step.py --backend cuda --peers --profile    # a minute on an H200
+    python benchmarks/trainer_step.py --backend cuda --drafts             # each other draft
+    python benchmarks/trainer_step.py --backend cuda --lengths            # one document, ever longer
 
-Every row is a process of its own, so that its peak memory is its own. The command itself does not import torch.
+Every row is a process of its own, so that its peak memory is its own. Rows of ``--drafts`` and ``--lengths`` share
+one, because an accelerator's peak can be reset. The command itself does not import torch.
 Exit code 1: a limit in ``checks`` was missed.
 """
 
@@ -21,10 +24,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from draft_shapes import DRAFTS, LENGTHS, document_cases
 from measure import growth, line, machine, versions
 from peer_shapes import SHAPES, TARGET, compared
 
 from spec_processes import collect_rarely
+from spec_trainer.configuration import read_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,14 +100,20 @@ class Case:
     """Peak of the device in ``dtype``, for the model FLOP utilisation."""
     profile: bool = False
     """Whether to add the step's kernels by time, and where the host waits for the device."""
+    options: tuple[str, ...] = ()
+    """Further options of the draft, each as key=value."""
 
-    def draft_options(self) -> dict[str, int | bool]:
+    def draft_options(self) -> dict[str, Any]:
         """Return section ``draft`` of a run without its name; Eagle3 as others have it, without further norms."""
-        if self.draft == "eagle3":
-            sizes = {"num_steps": self.num_steps, "vocab_size": self.draft_vocab_size}
-            return {**sizes, "fc_norm": False, "norm_output": False}
+        vocabulary, norms = {"vocab_size": self.draft_vocab_size}, {"fc_norm": False, "norm_output": False}
+        chains = {
+            "eagle3": {"num_steps": self.num_steps, **vocabulary, **norms},
+            "mtp": {"num_steps": self.num_steps},
+            "peagle": vocabulary,
+        }
         names = ("block_size", "num_layers", "num_anchors")
-        return {name: getattr(self, name) for name in names}
+        shapes = chains.get(self.draft) or {name: getattr(self, name) for name in names}
+        return shapes | read_configuration(None, {}, self.options)
 
 
 class Runner:
@@ -115,7 +126,7 @@ class Runner:
     def __call__(self, case: Case) -> dict[str, Any]:
         """Return the row of ``case``."""
         if case not in self._rows:
-            self._rows[case] = _run(case)
+            (self._rows[case],) = _run(case)
         return self._rows[case]
 
     def compare(self, case: Case) -> dict[str, Any]:
@@ -129,6 +140,15 @@ class Runner:
             "memory_ratio": dense["peak_mib"] / ours["peak_mib"],
             "loss_difference": max(abs(own - other) / abs(other) for own, other in pairs),
         }
+
+    def together(self, cases: Sequence[Case]) -> list[dict[str, Any]]:
+        """Return the rows of all cases, measured one after the other in one process."""
+        return _run(*cases)
+
+    def lengthen(self, series: dict[str, list[Case]]) -> dict[str, Any]:
+        """Return rows of one document of growing length, and how costs grow over those that fit the memory."""
+        rows = iter(self.together([case for cases in series.values() for case in cases]))
+        return {name: _grown([next(rows) for _ in cases]) for name, cases in series.items()}
 
     def scale(self, case: Case, axis: str, sizes: Sequence[int]) -> dict[str, Any]:
         """Return how costs grow along one axis; ``step_mib`` leaves out what is there before the first step."""
@@ -150,9 +170,10 @@ def main() -> int:
     started, options = time.monotonic(), _parse()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if options.case:
-        from trainer_step_case import run_case
+        from trainer_step_case import run_cases
 
-        print(json.dumps(run_case(Case(**json.loads(options.case)))))
+        for row in run_cases([Case(**_hashable(json.loads(case))) for case in options.case]):
+            print(json.dumps(row), flush=True)
         return 0
     case, runner = _case(options), Runner()
     document: dict[str, Any] = {
@@ -166,6 +187,19 @@ def main() -> int:
         rows = {name: runner(replace(case, **shape)) for name, shape in SHAPES.items()}
         # Toy sizes are not the peers'.
         document["peers"] = rows if options.toy else {name: compared(name, row) for name, row in rows.items()}
+        print(json.dumps(document, indent=2))
+        return 0
+    if options.drafts:
+        cases = [replace(case, **shape | (TOY if options.toy else {})) for shape in DRAFTS.values()]
+        document["drafts"] = dict(zip(DRAFTS, runner.together(cases), strict=True))
+        print(json.dumps(document, indent=2))
+        return 0
+    if options.lengths is not None:
+        lengths = tuple(options.lengths) or ((16, 32) if options.toy else LENGTHS)
+        series = document_cases(lengths).items()
+        document["lengths"] = runner.lengthen(
+            {name: [replace(case, **shape) for shape in shapes] for name, shapes in series}
+        )
         print(json.dumps(document, indent=2))
         return 0
     document["step"] = runner(case)
@@ -198,9 +232,19 @@ def _checks(document: dict[str, Any], slopes: bool) -> list[dict[str, Any]]:
     ]
 
 
-def _run(case: Case) -> dict[str, Any]:
-    threads = str(case.threads)
-    command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
+def _grown(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    measured = [row for row in rows if "failed" not in row]
+    sizes = [row["tokens"] for row in measured]
+    costs = {cost: [row[cost] for row in measured] for cost in ("wall_ms", "peak_mib", "step_mib")}
+    # The peak of a process on the CPU stays, so a later row may have nothing above it.
+    grows = {cost: values for cost, values in costs.items() if len(values) > 1 and min(values) > 0}
+    return {"rows": rows, "exponents": {cost: growth(sizes, values) for cost, values in grows.items()}}
+
+
+def _run(*cases: Case) -> list[dict[str, Any]]:
+    """Return the rows of ``cases``, measured in one process of their own."""
+    threads = str(cases[0].threads)
+    command = [sys.executable, __file__, "--case", *(json.dumps(asdict(case)) for case in cases)]
     done = subprocess.run(
         command,
         env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
@@ -209,14 +253,24 @@ def _run(case: Case) -> dict[str, Any]:
         check=False,
     )
     if done.returncode:
-        raise SystemExit(f"case {case} ended with exit code {done.returncode}")
-    row = json.loads(done.stdout)
-    log.info(
-        "%-8s %5d tokens x %d, %d steps: %8.1f ms CPU, %8.1f ms wall, %6.0f MiB",
-        *(case.implementation, case.tokens, case.sequences, case.num_steps),
-        *(row["cpu_ms"], row["wall_ms"], row["peak_mib"]),
+        raise SystemExit(f"{' and '.join(map(str, cases))} ended with exit code {done.returncode}")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    for row in rows:
+        log.info("%s", _summary(row))
+    return rows
+
+
+def _summary(row: dict[str, Any]) -> str:
+    shape = "{implementation:8} {tokens:5} tokens x {sequences}, {num_steps} steps: "
+    costs = (
+        "{failed}" if "failed" in row else "{cpu_ms:8.1f} ms CPU, {wall_ms:8.1f} ms wall, {peak_mib:6.0f} MiB"
     )
-    return row
+    return (shape + costs).format_map(row)
+
+
+def _hashable(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a case's fields as they were before JSON made lists of tuples."""
+    return fields | {"options": tuple(fields["options"])}
 
 
 def _parse() -> argparse.Namespace:
@@ -226,11 +280,22 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--peers", action="store_true", help="other projects' shapes of Qwen3-8B instead, beside their times"
     )
-    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--drafts", action="store_true", help="a step of each other draft instead")
+    parser.add_argument(
+        "--lengths",
+        type=int,
+        nargs="*",
+        metavar="TOKENS",
+        help=f"one document instead, with and without draft.checkpoint_activations; default {LENGTHS}",
+    )
+    parser.add_argument("--case", nargs="+", help=argparse.SUPPRESS)
     for name, default in asdict(Case()).items():
         flag = "--" + name.replace("_", "-")
         if name == "implementation":
             parser.add_argument(flag, choices=IMPLEMENTATIONS, help="of eagle3; default strategy")
+            continue
+        if isinstance(default, tuple):
+            parser.add_argument(flag, nargs="+", type=str, metavar="KEY=VALUE", help="of the draft")
             continue
         if isinstance(default, bool):
             parser.add_argument(flag, action="store_true", default=None)
@@ -240,12 +305,13 @@ def _parse() -> argparse.Namespace:
     options = parser.parse_args()
     plain = {"dtype": "float32", "backend": "cpu", "draft": "eagle3", "passes": 1}
     dense_runs = all(getattr(options, name) in (None, value) for name, value in plain.items())
-    if "dense" in options.parts and not dense_runs and not options.peers:
+    tables = options.peers or options.drafts or options.lengths is not None
+    if "dense" in options.parts and not dense_runs and not tables:
         parser.error(
             "the dense implementation is of eagle3, in float32 on the cpu, in one pass; leave it out with --parts"
         )
     theirs = options.implementation not in (None, "strategy")
-    if theirs and (options.parts or options.peers or options.draft not in (None, "eagle3")):
+    if theirs and (options.parts or tables or options.draft not in (None, "eagle3")):
         parser.error(
             f"--implementation {options.implementation} is one step of eagle3: add --parts, without names"
         )
@@ -254,7 +320,9 @@ def _parse() -> argparse.Namespace:
 
 def _case(options: argparse.Namespace) -> Case:
     given = {name: getattr(options, name, None) for name in asdict(Case())}
-    preset = TARGET if options.peers else {}
+    given["options"] = tuple(options.options) if options.options else None
+    tables = options.peers or options.drafts or options.lengths is not None
+    preset = TARGET if tables else {}
     return Case(
         **(preset | (TOY if options.toy else {}))
         | {name: value for name, value in given.items() if value is not None}

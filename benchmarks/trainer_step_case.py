@@ -5,7 +5,8 @@ Shapes: T tokens of all sequences end to end (packed), N captured layers, H hidd
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import gc
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +36,7 @@ from spec_kit.drafting import Fp8Layers, use_fp8_head
 from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
     from trainer_step import Case
@@ -65,6 +66,18 @@ class Problem:
         torch.manual_seed(1)
         with self.batch.input_ids_T.device:
             return self.draft.build(self.target, self.tensors, self.token_counts, kernel)
+
+
+def run_cases(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
+    """Yield the row of each case. Where one does not fit the device's memory, ``failed`` says so."""
+    for case in cases:
+        try:
+            yield run_case(case)
+        except torch.OutOfMemoryError as error:
+            yield asdict(case) | {"failed": f"out of memory: {str(error).splitlines()[0]}"}
+        gc.collect()  # what the row's modules and autograd's graph hold in cycles
+        if accelerator := torch.accelerator.current_accelerator(check_available=True):
+            torch.get_device_module(accelerator).empty_cache()
 
 
 def run_case(case: Case) -> dict[str, Any]:
@@ -140,7 +153,7 @@ def make_problem(case: Case, device: torch.device, target: TargetSpec | None = N
     plugin = plugins.load_available(Draft, case.draft)
     draft = plugin(plugin.Config.model_validate({"name": case.draft, **case.draft_options()}))
     generator = torch.Generator(device).manual_seed(0)
-    tensors = make_tensors(target, generator)
+    tensors = make_tensors(target, generator, draft.target_tensors(target))
     # Zipf's law, its ranks spread over the ids: most supervised tokens have a row in the draft's head.
     frequency_V = (1 / torch.arange(1.0, case.vocab_size + 1, device=device))[
         torch.randperm(case.vocab_size, generator=generator, device=device)
@@ -187,14 +200,19 @@ def make_target(case: Case) -> TargetSpec:
     )
 
 
-def make_tensors(target: TargetSpec, generator: torch.Generator) -> TargetTensors:
+def make_tensors(target: TargetSpec, generator: torch.Generator, others: Sequence[str] = ()) -> TargetTensors:
     """Return tensors with head rows so long that a state made of one gives its token most of the probability."""
     shape, dtype = (target.vocab_size, target.hidden_size), getattr(torch, target.dtype)
     embedding_VH = _randn(shape, generator) * 0.02
     head_VH = _randn(shape, generator) * (16 / target.hidden_size)
     norm_H = 1 + 0.1 * _randn((target.hidden_size,), generator)
+    known = {target.embedding_name: embedding_VH, target.head_name: head_VH, target.norm_name: norm_H}
+    known = {name: tensor.to(dtype) for name, tensor in known.items()}
     return TargetTensors(
-        embedding_VH=embedding_VH.to(dtype), head_VH=head_VH.to(dtype), norm_H=norm_H.to(dtype)
+        embedding_VH=known[target.embedding_name],
+        head_VH=known[target.head_name],
+        norm_H=known[target.norm_name],
+        others={name: known[name] for name in others},
     )
 
 

@@ -57,7 +57,7 @@ def test_trainer_step_scales_along_three_axes(monkeypatch, capsys):
     def row(case):
         work = case.tokens * case.sequences * case.num_steps
         costs = dict.fromkeys(("cpu_ms", "wall_ms", "peak_mib", "step_mib"), float(work))
-        return {"tokens": case.tokens, "sequences": case.sequences, "num_steps": case.num_steps, **costs}
+        return [{"tokens": case.tokens, "sequences": case.sequences, "num_steps": case.num_steps, **costs}]
 
     monkeypatch.setattr(trainer_step, "_run", row)
     monkeypatch.setattr(sys, "argv", [COMMAND.name, "--toy", "--parts", "tokens", "sequences", "num_steps"])
@@ -84,6 +84,30 @@ def test_trainer_step_measures_blocks_with_a_profile(draft):
     times = [ms for ms, _, _ in row["profile"]["kernels"]]
     assert times == sorted(times, reverse=True)
     assert sum(times) <= row["profile"]["total_ms"] * 1.01
+
+
+@pytest.mark.slow
+def test_trainer_step_measures_every_other_draft():
+    done = run("--toy", "--drafts", "--peak-tflops", "0.1")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["drafts"]
+    assert len(rows) == 6
+    for row in rows.values():
+        assert row["losses"][0] > row["losses"][-1] > 0
+        assert row["mfu"] > 0
+
+
+@pytest.mark.slow
+def test_trainer_step_lengthens_a_document():
+    done = run("--toy", "--lengths", "16", "32", "--unsupervised", "0.3")
+    assert done.returncode == 0, done.stderr
+    series = json.loads(done.stdout)["lengths"]
+    assert [[row["tokens"] for row in part["rows"]] for part in series.values()] == 4 * [[16, 32]]
+    assert all("wall_ms" in part["exponents"] for part in series.values())
+    # The step is the same with the key and without.
+    rows = [part["rows"][0]["losses"] for part in series.values()]
+    assert rows[1] == pytest.approx(rows[0], rel=1e-4)
+    assert rows[3] == pytest.approx(rows[2], rel=1e-4)
 
 
 def test_trainer_step_refuses_the_dense_part_in_another_dtype():
