@@ -14,7 +14,7 @@ VOCAB, GUESSES = 2003, 7
 @pytest.mark.parametrize("head", ["vanilla", "rnn"])
 def test_no_tensor_is_as_large_as_guesses_times_vocabulary(head, monkeypatch):
     """The Markov bias is as wide as the vocabulary, and the teacher's distributions are."""
-    monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 14)
+    monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 19)
     monkeypatch.setattr("spec_kit.block_drafting.attention.CHUNK_BLOCKS", 4)
     target, num_tokens = make_target(vocab_size=VOCAB), 600
     config = make_config(block_size=GUESSES, num_layers=1, num_anchors=10_000, markov_head=head)
