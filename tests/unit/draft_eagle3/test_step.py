@@ -97,8 +97,8 @@ def run_reference(module, documents, target):
 
 @pytest.fixture(params=["kernel", "chunked"])
 def kernel(request, monkeypatch):
-    """Both attentions; the chunked one in chunks of two or three queries."""
-    monkeypatch.setattr(attention, "SCORE_BYTES", 4 * 4 * 23 * 3)
+    """Both attentions; the chunked one in chunks of six or seven queries."""
+    monkeypatch.setattr(attention, "SCORE_BYTES", 4 * 4 * 23 * 7)
     return KERNELS.get if request.param == "kernel" else no_kernel
 
 
