@@ -43,7 +43,7 @@ TOKEN = "the secret of the test"
 ARGUMENTS = {"prepare": UpdateOrder, "commit": UpdateId, "abort": UpdateId, "revert": UpdateId}
 PROMPTS = [[3, 14, 15, 92, 65], [35, 89, 79]]
 PLAIN = SamplingParams(max_new_tokens=24)
-PAUSE_S = 0.1
+PAUSE_S = 0.25
 """Between two answers: whoever is tested beside the server needs the machine, too."""
 DRAFTING = SamplingParams(max_new_tokens=24, num_draft_tokens=3)
 
@@ -51,7 +51,7 @@ DRAFTING = SamplingParams(max_new_tokens=24, num_draft_tokens=3)
 def new_engine(target: Path) -> Engine:
     engine_type = plugins.load_available(Engine, "hf")
     context = EngineContext(backend=reference_backend())
-    return engine_type.create(engine_type.Config(), read_target(target), context)
+    return engine_type.create(engine_type.Config(max_num_seqs=32), read_target(target), context)
 
 
 def generate(engine: Engine, sampling: SamplingParams = PLAIN) -> list[list[int]]:
