@@ -30,11 +30,11 @@ from spec_core import (
     plugins,
 )
 from spec_core.config import Seconds
+from spec_trainer.configuration.follow import FollowConfig
 from spec_trainer.configuration.push_options import TransportOptions
 from spec_trainer.configuration.server_url import ServerUrl
 from spec_trainer.configuration.track import TrackConfig
 from spec_trainer.data.config import DataConfig
-from spec_trainer.follow.config import FollowConfig
 
 SECTIONS: dict[str, type[Any]] = {
     plugins.kind_of(interface): interface

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from spec_kit.hosting import LiveRequest
+from spec_trainer.configuration.follow import FollowConfig
 from spec_trainer.data.dataset import Sample
-from spec_trainer.follow.config import FollowConfig
 from spec_trainer.follow.reservoir import Reservoir
 
 VOCABULARY, LONGEST = 5000, 12

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from spec_kit.hosting import LiveRequest
-    from spec_trainer.follow.config import FollowConfig
+    from spec_trainer.configuration.follow import FollowConfig
 
 
 @dataclass(frozen=True)
