@@ -56,7 +56,7 @@ def killed(lab: Lab, asked: Path) -> tuple[Path, int]:
 
 
 def test_asked_to_stop_it_saves_and_exits_130(lab: Lab, asked: Path) -> None:
-    """Until then it is the run that was to end there, of fewer steps than the undisturbed one."""
+    """A run that was to end at that step has the same losses."""
     output = lab.folder / "not-asked"
     lab.train(output, train__steps=len(losses(asked)), **lab.one_and_two)
     assert losses(asked) == losses(output)
