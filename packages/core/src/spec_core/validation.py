@@ -91,14 +91,18 @@ def _sections_with(model: type[pydantic.BaseModel], key: str) -> list[str]:
 
 
 def _keys_beside(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:
-    """Return the keys of the section that contains the key ``path``, required keys first."""
+    """Return the keys of the section that contains the key ``path``.
+
+    Required keys come first, then those that the section itself declares, then those that it inherits.
+    """
     for part in path[:-1]:
         field = model.model_fields.get(part)
         nested = _model_in(field.annotation) if field is not None else None
         if nested is None:
             return []
         model = nested
-    return sorted(model.model_fields, key=lambda name: not model.model_fields[name].is_required())
+    fields, own = model.model_fields, model.__annotations__
+    return sorted(fields, key=lambda name: (not fields[name].is_required(), name not in own))
 
 
 def _model_in(annotation: object) -> type[pydantic.BaseModel] | None:
