@@ -445,7 +445,7 @@ def test_evaluation_of_everything_that_can_be_asked_for(
     assert not re.search(r"<script|<link|src=|url\(http", page)
     assert "the draft " in page
     assert (document["engine"], document["backend"], document["prompts"]) == ("hf", "cpu", PROMPTS)
-    assert (document["num_draft_tokens"], document["temperature"]) == (4, 0.7)
+    assert (document["num_draft_tokens"], document["temperature"]) == (2, 0.7)
     assert document["acceptance_length_before"] is None
     assert document["generated_tokens"] == document["greedy"]["generated_tokens"] == 6 * PROMPTS
     assert document["sampled"].items() <= document.items()

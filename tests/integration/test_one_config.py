@@ -12,7 +12,7 @@ from spec_backend_cuda.backend import CudaBackend
 from spec_core.records import Availability, Capabilities
 
 EXAMPLE = Path(__file__).parents[2] / "examples/tiny-processes.yaml"
-OF_HARDWARE = {"processes", "device_bytes", "device_memory", "resources", "expected_time"}
+OF_HARDWARE = {"processes", "device_bytes", "device_memory", "rank_memory", "resources", "expected_time"}
 """Keys of a plan that may name devices."""
 
 

@@ -100,13 +100,14 @@ class FsdpStrategy(Strategy):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         _register_step_output()
+        assert (everyone := dist.group.WORLD) is not None
         world_size = dist.get_world_size()
         replicas = self.config.replicate
         shape, axes = (world_size,), ("shard",)
         if replicas > 1:
             shape, axes = (replicas, world_size // replicas), ("replicate", "shard")
         self._mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=axes)
-        self._everyone = _new_group(range(world_size))
+        self._everyone = everyone
         self._context = self._context_group(world_size)
         policy = MixedPrecisionPolicy(
             param_dtype=getattr(torch, self.settings.dtype),
