@@ -79,7 +79,7 @@ LIMITS = {
 
 def run_spec(size: Size, output: Path) -> RunSpec:
     """Return a run of that size, with ``output`` as its run directory."""
-    config = run_config_type()(
+    config = run_config_type(strategy=FsdpStrategy.Config)(
         target="simulated",
         output=output,
         data=cast("Any", {"path": "simulated"}),

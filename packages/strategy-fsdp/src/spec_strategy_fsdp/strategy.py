@@ -100,7 +100,8 @@ class FsdpStrategy(Strategy):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         _register_step_output()
-        assert (everyone := dist.group.WORLD) is not None
+        everyone = dist.group.WORLD
+        assert everyone is not None
         world_size = dist.get_world_size()
         replicas = self.config.replicate
         shape, axes = (world_size,), ("shard",)

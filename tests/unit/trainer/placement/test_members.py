@@ -33,7 +33,7 @@ def config(
         "placement": {"kind": kind, **fractions},
         "decode": decode or {},
     }
-    return validate(run_config_type(), values, "test")
+    return validate(run_config_type(strategy=FsdpStrategy.Config), values, "test")
 
 
 def places(found: AnyRunConfig, capabilities: Capabilities) -> list[tuple[str, int, float, float | None]]:
