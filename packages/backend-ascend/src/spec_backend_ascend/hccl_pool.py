@@ -99,7 +99,10 @@ class HcclPool(ReceiverPool):
         return Block(0, num_tokens)
 
     def is_written(self, block: Block) -> bool:
-        """Return whether the sample is empty. All others are transferred only when they are read."""
+        """Return whether the sample's bytes have arrived, which is true only for an empty sample.
+
+        The bytes of all other samples are transferred when they are read.
+        """
         return not block.num_tokens  # then nothing travels
 
     def read(self, block: Block) -> tuple[Tensor, Tensor]:

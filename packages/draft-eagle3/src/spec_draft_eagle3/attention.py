@@ -44,5 +44,5 @@ class GroupedQueryAttention(AttentionProjections):
         return turn(k), v
 
     def output(self, attended: Tensor) -> Tensor:
-        """Return [T, H] from attention over values, [T, heads, D]."""
+        """Apply the output projection to the attention's result [T, heads, D]; return [T, H]."""
         return self.o_proj(attended.flatten(1))
