@@ -71,7 +71,7 @@ class HcclPoolFactory(BufferPoolFactory):
         return self._admitted[-1]
 
     def close(self) -> None:
-        """Close it and free its resources. Idempotent."""
+        """Close all pools that this factory made. Idempotent."""
         for pool in self._admitted:
             pool.close()
 
@@ -120,7 +120,7 @@ class HcclPool(ReceiverPool):
         """Do nothing: the memory is freed with the sample."""
 
     def close(self) -> None:
-        """Close it and free its resources. Idempotent."""
+        """Close the pool and free its resources."""
         os.close(self.descriptor)
         del self._taken
         _destroy(self._communicator)

@@ -1,7 +1,7 @@
 """The projections of grouped-query attention, as in Llama. ``mla.py`` has another kind with the same methods.
 
 The attention itself spans the unrolled steps. These modules compute queries, keys and values from the projected
-input, and the layer's output from the attended values. Shapes: T tokens; D channels of a head.
+input, and project the attention's result. Shapes: T tokens; D channels of a head.
 """
 
 from __future__ import annotations

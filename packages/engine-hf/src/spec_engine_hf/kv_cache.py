@@ -50,7 +50,7 @@ class KvCache:
         return len(self.own_BL)
 
     def extend(self, new_BT: Tensor) -> None:
-        """Record which columns of a forward pass, before or after it, hold tokens."""
+        """Store which columns of a forward pass hold tokens; call it before or after that pass."""
         self.own_BL = torch.cat([self.own_BL, new_BT], dim=1) if len(self) else new_BT
 
     def join(self, other: KvCache) -> None:

@@ -42,7 +42,7 @@ Span = tuple[int, int]
 Around = tuple[str, str, str, str]
 """Roles of the previous and the next message, and the text that the template writes before and after a content."""
 Frames = dict[Around, Span]
-"""Text around a content -> the turn's characters before the content, and the turn's characters after it."""
+"""Text around a content -> number of the turn's characters before the content, and after the content."""
 
 
 @dataclass(frozen=True)

@@ -63,11 +63,11 @@ class Blocks:
     """Index of the first token of the block's document."""
     counted_A: Tensor
     everyones: Blocks | None = None
-    """The blocks of all ranks of a context-parallel group, of which these are one rank's; None: these."""
+    """The blocks of all ranks of the context-parallel group; None if this object already holds all blocks."""
 
     @classmethod
     def of(cls, batch: DraftBatch, rule: BlockRule) -> Self:
-        """Draw the blocks of every document of a batch; of them, return those that this rank trains."""
+        """Draw the blocks of every document of a batch; return the blocks that this rank trains."""
         mask_T, place_T = batch.loss_mask_T.cpu(), batch.guess_place_T
         columns = [torch.zeros(3, 0, dtype=torch.int64)]
         for span in batch.spans:

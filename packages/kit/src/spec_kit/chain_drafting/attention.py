@@ -58,7 +58,7 @@ def unrolled_attention(
 
 
 def take_rows(rows: Tensor, row_R: Tensor) -> Tensor:
-    """Return ``rows[row_R]``, if no index is repeated: then the backward copies gradients and sums none."""
+    """Return ``rows[row_R]``. No index may be repeated: the backward copies gradients and does not sum them."""
     result: Tensor = _TakenRows.apply(rows, row_R)
     return result
 
