@@ -79,7 +79,7 @@ class DataParallel:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardCounts:
-    """Into how many parts a strategy divides what each process would hold otherwise."""
+    """Numbers of shards into which a strategy divides the tensors that each process would hold otherwise."""
 
     weights: int
     """Processes that divide one copy of the draft's weights, gradients and optimizer state."""
