@@ -136,7 +136,7 @@ class Strategy(Resource):
 
     @classmethod
     def shard_counts(cls, config: StrategyConfig, world_size: int) -> ShardCounts:
-        """Return into how many parts weights and vocabulary are divided, from which a run's memory is computed.
+        """Return the numbers of shards of weights and of vocabulary, from which a run's memory is computed.
 
         Optional: by default all processes divide the weights, and those of a data-parallel rank the vocabulary.
         """
