@@ -84,7 +84,7 @@ class HcclCommunicator:
         self._issue("HcclAllReduce", *(where, where, _count(tensor.numel()), dtype, SUM))
 
     def check(self) -> None:
-        """Raise the error, such as PeerLost, that HCCL has detected since the last call, if any."""
+        """Raise the error, such as PeerLost, that HCCL reports for this communicator, if any."""
         code = ctypes.c_int()
         _call("HcclGetCommAsyncError", self._handle, ctypes.byref(code))
         if code.value:

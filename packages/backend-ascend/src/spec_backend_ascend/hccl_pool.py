@@ -71,7 +71,7 @@ class HcclPoolFactory(BufferPoolFactory):
         return self._admitted[-1]
 
     def close(self) -> None:
-        """Close it and free its resources. Idempotent."""
+        """Close all pools that this factory made. Idempotent."""
         for pool in self._admitted:
             pool.close()
 
@@ -99,7 +99,10 @@ class HcclPool(ReceiverPool):
         return Block(0, num_tokens)
 
     def is_written(self, block: Block) -> bool:
-        """Return whether the sample is empty. All others are transferred only when they are read."""
+        """Return whether the sample's bytes have arrived, which is true only for an empty sample.
+
+        The bytes of all other samples are transferred when they are read.
+        """
         return not block.num_tokens  # then nothing travels
 
     def read(self, block: Block) -> tuple[Tensor, Tensor]:
@@ -117,7 +120,7 @@ class HcclPool(ReceiverPool):
         """Do nothing: the memory is freed with the sample."""
 
     def close(self) -> None:
-        """Close it and free its resources. Idempotent."""
+        """Close the pool and free its resources."""
         os.close(self.descriptor)
         del self._taken
         _destroy(self._communicator)

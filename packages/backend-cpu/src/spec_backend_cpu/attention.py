@@ -89,7 +89,7 @@ def prefixed_attention_backward(
 
 
 def _rectangles(pieces: Sequence[tuple[int, int, int]]) -> Iterator[tuple[slice, slice, bool]]:
-    """Yield queries, their keys, and whether these are causal: of each piece itself, then of what is before it."""
+    """Yield a piece's queries, some keys, and whether attention between them is causal."""
     row = 0
     for start, first, stop in pieces:
         rows = slice(row, row + stop - first)

@@ -108,7 +108,10 @@ class _BlockAttention(torch.autograd.Function):
 
 
 class _OwnKeys:
-    """Scores of each block's queries against the keys of the same block: [A, B, K, G, B], float32 or wider."""
+    """Scores of each block's queries against the keys of the same block, float32 or wider [A, B, K, G, B].
+
+    K: key-value heads; G: queries of each.
+    """
 
     def __init__(self, q: Tensor, k: Tensor, window: int | None) -> None:
         self._scale = q.shape[-1] ** -0.5

@@ -143,7 +143,7 @@ class NcclCommunicator:
         return self._aborted.is_set()
 
     def error(self) -> str:
-        """Return the error since the last call; empty if there is none."""
+        """Return the error that NCCL reports for this communicator; empty if there is none."""
         if self.aborted:
             return _reason(_REMOTE_ERROR)
         if not self._in_use.acquire(blocking=False):
@@ -155,7 +155,7 @@ class NcclCommunicator:
         return "" if status in (_SUCCESS, _IN_PROGRESS) else _reason(status)
 
     def check(self) -> None:
-        """Raise PeerLost if there was an error since the last call."""
+        """Raise PeerLost if NCCL reports an error of this communicator."""
         if reason := self.error():
             raise PeerLost(reason)
 

@@ -58,9 +58,10 @@ def _gpu(index: int) -> Gpu:
 
 
 def _memory_bytes(handle: object) -> int | None:
-    """Return a GPU's memory; None for one that shares the host's, and for drivers before 510, which lack the call.
+    """Return a GPU's memory in bytes without the driver's reserve, which CUDA's total does not include either.
 
-    Version 2 of the call names the driver's own share, which CUDA counts in no device's memory.
+    None for a GPU that shares the host's memory, and for drivers before 510, which lack version 2 of
+    ``nvmlDeviceGetMemoryInfo``.
     """
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)

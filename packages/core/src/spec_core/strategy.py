@@ -79,7 +79,7 @@ class DataParallel:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardCounts:
-    """Into how many parts a strategy divides what each process would hold otherwise."""
+    """Numbers of shards into which a strategy divides the tensors that each process would hold otherwise."""
 
     weights: int
     """Processes that divide one copy of the draft's weights, gradients and optimizer state."""
@@ -136,7 +136,7 @@ class Strategy(Resource):
 
     @classmethod
     def shard_counts(cls, config: StrategyConfig, world_size: int) -> ShardCounts:
-        """Return into how many parts weights and vocabulary are divided, from which a run's memory is computed.
+        """Return the numbers of shards of weights and of vocabulary, from which a run's memory is computed.
 
         Optional: by default all processes divide the weights, and those of a data-parallel rank the vocabulary.
         """

@@ -1,10 +1,10 @@
 """Applies the target's head to the blocks' slots, and computes the loss and its gradients, some blocks at a time.
 
-Only slots that count are multiplied by the head. Loss, metrics and the gradient with respect to the states come from
-the same pass, so only one chunk's logits are in memory.
+Only slots that count in the loss are multiplied by the head. Loss, metrics and the gradient with respect to the
+states come from the same pass, so only one chunk's logits are in memory.
 
-Shapes: A blocks, S = B − 1 slots that guess, R counted slots, C blocks of a chunk, V rows of the head on this shard
-(see ``spec_core.ops``).
+Shapes: A blocks of B slots, S = B − 1 slots that guess, R counted slots, C blocks of a chunk, V rows of the head on
+this shard (see ``spec_core.ops``).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class BlockLoss:
     def weights(self, loss_R: Tensor, guesses: CountedGuesses) -> Tensor:
         """Return the weights [A, S] of the guesses of some blocks. ``loss_R``: the loss of each counted guess.
 
-        A guess that does not count weighs 0.
+        A guess that does not count in the loss weighs 0.
         """
         num_guesses = len(self.weight_S)
         counted_AS = guesses.table(torch.ones_like(loss_R), num_guesses)

@@ -82,7 +82,10 @@ class DFlash2Model(BlockBackbone):
 
 
 def predecessors(batch: DraftBatch, blocks: Blocks, num_guesses: int) -> Tensor:
-    """Return int64 [A, S]: the data's token before each guess; any token for a guess that does not count."""
+    """Return int64 [A, S]: the data's token before each guess.
+
+    A guess that does not count in the loss gets any token.
+    """
     device = batch.input_ids_T.device
     anchor_A = to_device_async(blocks.anchor_A, device)
     place_AS = anchor_A[:, None] + torch.arange(num_guesses, device=device)

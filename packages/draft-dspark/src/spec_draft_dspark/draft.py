@@ -45,7 +45,7 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dspark", "sglang": "DSPARK"}
 
     def __init__(self, config: DraftConfig) -> None:
-        """Make the draft. Only SGLang serves it if its Markov head is not ``vanilla``."""
+        """Make the draft. If its Markov head is not ``vanilla``, only SGLang can serve it."""
         super().__init__(config)
         if self.options.markov_head not in (None, "vanilla"):
             self.serving_methods = {"sglang": "DSPARK"}

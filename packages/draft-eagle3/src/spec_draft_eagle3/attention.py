@@ -1,7 +1,7 @@
 """The projections of grouped-query attention, as in Llama. ``mla.py`` has another kind with the same methods.
 
 The attention itself spans the unrolled steps. These modules compute queries, keys and values from the projected
-input, and the layer's output from the attended values. Shapes: T tokens; D channels of a head.
+input, and project the attention's result. Shapes: T tokens; D channels of a head.
 """
 
 from __future__ import annotations
@@ -44,5 +44,5 @@ class GroupedQueryAttention(AttentionProjections):
         return turn(k), v
 
     def output(self, attended: Tensor) -> Tensor:
-        """Return [T, H] from attention over values, [T, heads, D]."""
+        """Apply the output projection to the attention's result [T, heads, D]; return [T, H]."""
         return self.o_proj(attended.flatten(1))

@@ -64,7 +64,7 @@ class LatentAttention(nn.Module):
         return k, F.pad(v, (0, k.shape[-1] - self._value))
 
     def output(self, attended: Tensor) -> Tensor:
-        """Return [T, H] from attention over values, [T, heads, D]."""
+        """Apply the output projection to the attention's result [T, heads, D]; return [T, H]."""
         return self.o_proj(attended[..., : self._value].flatten(1))
 
 

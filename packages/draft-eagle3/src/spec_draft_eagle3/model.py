@@ -106,7 +106,7 @@ class _Rows:
     own: ContextRows
     """The rows that this rank computes in step 0."""
     place_N: Tensor | None
-    """int64: place of each query among these; None: every one of them has a query."""
+    """int64: index of each query's row among the rows of ``own``; None: each of those rows has a query."""
     is_first: bool
     """Whether this is step 0, which computes keys and values of every row."""
 

@@ -115,7 +115,7 @@ class Chains:
     """int64 [R]: index of each row's token in the flat batch."""
     bounds: tuple[tuple[int, int], ...]
     kept_R: Tensor
-    """int64 [R]: number of the row's guesses that count."""
+    """int64 [R]: number of the row's guesses that count in the loss."""
     reach_R: Tensor
     """int64 [R]: number of the row's guesses that would count if none were dropped."""
 

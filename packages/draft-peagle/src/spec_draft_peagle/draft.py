@@ -125,7 +125,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return float64 [2 K]: for each index in a chain, the number of guesses that count.
+        """Return float64 [2 K]: for each index in a chain, the number of guesses that count in the loss.
 
         The first K numbers are after the random drop, the last K before it.
         """

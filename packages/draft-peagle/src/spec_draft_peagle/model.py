@@ -1,6 +1,7 @@
 """The P-EAGLE network. Parameters are named as in the serving format.
 
-Shapes: R rows of a segment, C mask tokens, X = R + C rows and then mask tokens; H width, N captured layers.
+A segment is a range of a batch's rows (``chains.Segment``), which is computed at once. Shapes: R rows of a segment, C
+mask tokens of their chains, X = R + C: the rows, followed by the mask tokens; H width, N captured layers.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class PEagleModel(nn.Module):
         return loss(self.states(batch, chains, ops), batch.hidden_TNH[:, -1], guesses, denominators)
 
     def states(self, batch: DraftBatch, chains: Chains, ops: VocabularyOps) -> Tensor:
-        """Return the head's inputs [E, H] for the guesses that count.
+        """Return the head's inputs [E, H] for the guesses that count in the loss.
 
         With several segments, each is computed again in the backward pass. Only its rows' keys and values, which
         later segments attend to, and these states stay in memory.

@@ -137,7 +137,7 @@ class HfEngine(Engine):
         self._draft_folder = folder
 
     def use_proposer(self, new_proposer: Callable[[], Proposer], layers: tuple[int, ...] = ()) -> None:
-        """Speculate with a new proposer for each prompt from now on."""
+        """Speculate with a new proposer for each prompt from now on; it gets the states of ``layers``."""
         from spec_engine_hf.decoding import DraftSource
 
         self._end_updates()

@@ -1,8 +1,8 @@
 """KvCache: keys and values of several sequences, aligned so that their last tokens share a column.
 
 The cache thus looks like a cache of left-padded prompts, which Transformers supports for every type of target,
-sliding-window and chunked attention included. Dropped tokens leave gaps, which are masked like padding. If attention
-counts columns, a sequence is moved right over its gaps at once; otherwise only when there are many gaps.
+sliding-window and chunked attention included. Dropped tokens leave gaps, which are masked like padding. If
+attention depends on column numbers, gaps are removed at once; otherwise only when there are many of them.
 
 Shapes: B sequences, L columns, W columns that are kept, N heads, D head size.
 """
@@ -31,7 +31,9 @@ class KvCache:
     """The cache of one batch. ``past`` is the cache object that a Transformers model takes."""
 
     def __init__(self, config: Any, *, gaps: bool) -> None:
-        """Start without sequences. ``gaps``: whether the target counts positions instead of columns.
+        """Start without sequences. ``gaps``: whether unused columns may lie between a sequence's tokens.
+
+        They may if the target's attention depends on the tokens' positions and not on the columns of the cache.
 
         ``config``: the configuration of a target whose cache cannot drop tokens. None for other targets: then every
         layer keeps all of its keys.
@@ -48,7 +50,7 @@ class KvCache:
         return len(self.own_BL)
 
     def extend(self, new_BT: Tensor) -> None:
-        """Record which columns of a forward pass, before or after it, hold tokens."""
+        """Store which columns of a forward pass hold tokens; call it before or after that pass."""
         self.own_BL = torch.cat([self.own_BL, new_BT], dim=1) if len(self) else new_BT
 
     def join(self, other: KvCache) -> None:

@@ -32,7 +32,7 @@ _TABLE = ("cos_sin_cache",)
 
 
 class SglangDraftSlot(ExchangedSlot):
-    """The live draft of one scheduler and its spare."""
+    """The live draft of one scheduler, and the spare: a second model, into which an update is loaded."""
 
     def __init__(self, scheduler: Any, layout: DraftLayout) -> None:
         """Use the draft of ``scheduler``; ``layout`` is the layout of the folder that this draft was loaded from.

@@ -95,7 +95,7 @@ def _register_updates() -> None:
 
 
 def add_routes(launched: Any, *args: Any, **kwargs: Any) -> None:
-    """Add the routes to the server's application, if this process is a server. Runs after its schedulers start."""
+    """Add this project's routes to the application, if this process is a server. Runs after its schedulers start."""
     server = sys.modules.get("sglang.srt.entrypoints.http_server")
     if server is not None and launched[0] is not None:
         from spec_engine_sglang.draft_ranks import SglangRoutes

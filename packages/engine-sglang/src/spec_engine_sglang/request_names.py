@@ -9,7 +9,7 @@ _NAME = re.compile(r"spec-capture-(\d+)-(\d+)-([\d.]*)")
 
 
 class Assignment(NamedTuple):
-    """The facts about a captured request that the forward pass needs."""
+    """A captured request's id, number of tokens and destinations, which the forward pass needs."""
 
     request_id: int
     num_tokens: int
@@ -23,7 +23,7 @@ def name_of(assignment: Assignment) -> str:
 
 
 def read_name(name: str) -> Assignment | None:
-    """Return the assignment in a request's name; None for a request that is not captured."""
+    """Return the request id, length and destinations in a request's name; None if that request is not captured."""
     found = _NAME.fullmatch(name)
     return (
         Assignment(int(found[1]), int(found[2]), tuple(filter(None, found[3].split(".")))) if found else None

@@ -1,4 +1,4 @@
-"""VllmDraftSlot: the draft that a vLLM worker serves, and its spare, another instance of the same model.
+"""VllmDraftSlot: the draft that a vLLM worker serves, and the spare, a second instance of this model.
 
 vLLM's own code makes and loads the spare. So the tensors derived from weights (DFlash's stacked keys and values,
 weights packed for the CPU, the state of masks) are those that a newly started vLLM would derive. No forward pass ever
@@ -37,7 +37,7 @@ _LENT = ("kv_cache",)
 
 
 class VllmDraftSlot(ExchangedSlot):
-    """The live draft of one worker and its spare."""
+    """The live draft of one worker, and the spare: a second model, into which an update is loaded."""
 
     def __init__(self, worker: Any, layout: DraftLayout) -> None:
         """Use the draft of ``worker``; ``layout`` is the layout of the folder that this draft was loaded from.

@@ -30,7 +30,7 @@ def packed_steps(live: nn.Module, spare: nn.Module, foreign: nn.Module) -> list[
 
 
 class PackedExchange:
-    """Exchanges the packed weights of one layer between live and spare: a step of an ``Exchange``."""
+    """Exchanges the packed weights of one layer between the live and the spare model: a step of an ``Exchange``."""
 
     def __init__(self, live: nn.Module, spare: nn.Module) -> None:
         """Prepare to exchange the packed weights of two layers."""

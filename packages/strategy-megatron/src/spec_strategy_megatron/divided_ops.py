@@ -46,7 +46,7 @@ class DividedTargetOps(TargetOps):
 
     @property
     def shard_rows(self) -> int:
-        """Rows of the largest shard of any rank (O5)."""
+        """Number of vocabulary ids in the largest shard (O5)."""
         return self._shard_rows
 
     def embed(self, input_ids: Tensor) -> Tensor:

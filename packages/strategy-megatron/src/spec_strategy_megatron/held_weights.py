@@ -49,7 +49,7 @@ class HeldWeights:
         return self.joined(name, self.masters[name].values)
 
     def joined(self, name: str, values: Tensor) -> Tensor:
-        """Return this tensor-parallel rank's shard, joined from the data-parallel ranks' ``values``, float32 [n]."""
+        """Return this tensor-parallel rank's shard from each data-parallel rank's ``values`` (float32 [n])."""
         parameter = self.trained[name]
         if not self.config.distributed_optimizer:
             return values.view(parameter.shape)

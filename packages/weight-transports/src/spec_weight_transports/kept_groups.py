@@ -71,7 +71,7 @@ class WeightGroup:
             yield
 
     def broadcast(self, bucket: Tensor) -> None:
-        """Copy the sender's tensor into the tensor of every rank; call it within ``stream``."""
+        """Copy the sender's tensor into the tensor of every rank; call it inside ``with self.stream()``."""
         self._is_drained = False
         self._group.broadcast(bucket, src=0)
 

@@ -244,7 +244,7 @@ class Measured(ControlMessage):
     """Answers Exported with the measured figures."""
 
     figures: dict[str, Any]
-    """Fields for the record of a step; empty if the run was asked to stop meanwhile."""
+    """Fields for the record of a step; empty if the run was asked to stop in the meantime."""
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class Workers:
         return not self._loading
 
     def await_replaced(self) -> None:
-        """Wait until every replaced engine is ready."""
+        """Wait until every engine that replaces another is ready."""
         self.until(lambda: not self._starting)
 
     def until(self, done: Callable[[], bool], deadline_s: float = math.inf) -> bool:

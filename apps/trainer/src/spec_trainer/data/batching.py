@@ -73,7 +73,7 @@ class EpochBatches:
             return len(self._batches(epoch))
 
     def steps_in_epochs(self, epochs: int) -> int:
-        """Return the steps of the first ``epochs`` epochs.
+        """Return the number of steps of the first ``epochs`` epochs.
 
         If there are too many epochs to count, the steps of the rest are extrapolated from the counted epochs.
         """

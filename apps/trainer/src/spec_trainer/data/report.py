@@ -20,7 +20,7 @@ class RowCount:
     """The first such row: ``file:line`` and its problem."""
 
     def add(self, example: str) -> None:
-        """Count one more row."""
+        """Count one more row; store ``example``, its ``file:line`` and problem, if it is the first."""
         self.first = self.first or example
         self.count += 1
 

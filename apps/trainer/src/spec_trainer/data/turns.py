@@ -1,11 +1,11 @@
 """Find assistant turns in a rendered conversation, for chat templates without ``{% generation %}`` blocks.
 
-A turn begins at the end of the generation prompt and ends with its end-of-turn token. To find a border, the
-conversation up to it is rendered. The border is valid only if this rendering is a prefix of the whole rendering. Some
-templates fail this test, because they render a turn differently once other turns follow it: they drop reasoning
-from earlier turns, or use another end-of-turn token. For them, the turn's content is replaced by a placeholder. The
-text around the placeholder must then occur, literally, around the content. Nothing is guessed: a border that
-neither way confirms is None.
+A turn begins at the end of the generation prompt and ends with its end-of-turn token. To find a border (a turn's
+first or last character), the conversation up to it is rendered. The border is valid only if this rendering is a
+prefix of the whole rendering. Some templates fail this test, because they render a turn differently once other
+turns follow it: they drop reasoning from earlier turns, or use another end-of-turn token. For them, the turn's
+content is replaced by a placeholder. The text around the placeholder must then occur, literally, around the
+content. Nothing is guessed: a border that neither way confirms is None.
 
 Most turns are alike, which saves renderings. All contents are replaced by placeholders in one rendering. If the
 template writes the same text around two contents, their turns have the same borders relative to the content. The
@@ -42,7 +42,7 @@ Span = tuple[int, int]
 Around = tuple[str, str, str, str]
 """Roles of the previous and the next message, and the text that the template writes before and after a content."""
 Frames = dict[Around, Span]
-"""Text around a content -> the turn's characters before the content, and the turn's characters after it."""
+"""Text around a content -> number of the turn's characters before the content, and after the content."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class TurnFinder:
 class ContentFrame:
     """A message's content, ``text[start:stop]``, and the text that the template writes around it.
 
-    Two turns with the same text around their contents have their borders at the same offsets in it.
+    Two turns with the same text around their contents begin and end at the same distances from their contents.
     """
 
     start: int
@@ -200,14 +200,17 @@ class ContentFrame:
     around: Around
 
     def learn(self, known: Frames, borders: Span) -> None:
-        """Store this turn's borders in ``known``, for other turns with the same text around the content."""
+        """Store in ``known`` how far this turn reaches around its content, for turns with the same ``around``."""
         lead, tail = self.start - borders[0], borders[1] - self.stop
         _, _, before, after = self.around
         if 0 <= lead <= len(before) and 0 <= tail <= len(after):
             known[self.around] = lead, tail
 
     def place(self, known: Frames) -> Span | None:
-        """Return this turn's borders, derived from a known turn with the same text around it, or None."""
+        """Return where this turn begins and ends in the text, from a turn in ``known``; None if there is none.
+
+        That turn has the same text around its content, so it begins and ends at the same distances from its content.
+        """
         found = known.get(self.around)
         return (self.start - found[0], self.stop + found[1]) if found else None
 

@@ -90,7 +90,10 @@ class EvaluationRequest:
             )
 
     def _check_measured(self) -> None:
-        """Raise ConfigError unless target and draft, or a server, are given, with the options for them."""
+        """Raise ConfigError unless either a server, or a target and a draft, are given.
+
+        Raise it also for an option that applies only to the other of the two.
+        """
         if not self.server:
             if not self.target or self.draft_model is None:
                 raise ConfigError("evaluate needs --target and --draft-model, or --server URL")

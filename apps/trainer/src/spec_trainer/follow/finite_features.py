@@ -56,5 +56,5 @@ class FiniteFeatures:
         self._source.check()
 
     def fail(self, error: BaseException) -> None:
-        """Make a wait for features raise ``error``."""
+        """End every wait for features, as the source does."""
         self._source.fail(error)

@@ -1,7 +1,6 @@
 """FollowRun repeats a cycle: take live requests, train on them, judge the draft, push it if it is better.
 
-A cycle's training is an ordinary part of a run, as in a run that decodes: it starts from a checkpoint and ends with a
-checkpoint. Requests are held in memory only.
+The training of each cycle starts from a checkpoint and ends with a checkpoint. Requests are held in memory only.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ class FollowRun:
         return True
 
     def _settled_target(self) -> TargetSpec:
-        """Return the target by its files; if they change, wait until they are whole and change no more."""
+        """Return the target that its files describe; if they are being replaced, wait until they no longer change."""
         known, last = self._spec.target.digest, None
         while True:
             try:

@@ -1,4 +1,4 @@
-"""MetricsPage serves the figures of a following run at ``/metrics``, in Prometheus' text exposition format.
+"""MetricsPage serves a run's figures at ``/metrics``, in Prometheus' text format, while it follows servers.
 
 Whoever reaches the address can read the page. It holds counts and addresses of servers, nothing of a request.
 """

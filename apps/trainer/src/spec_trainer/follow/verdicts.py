@@ -1,4 +1,4 @@
-"""Read and describe the verdicts of a following run: which draft was served, for which gain, and since when."""
+"""Read and describe the verdicts of a run that follows servers: when it compared drafts, and which was pushed."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _LONGEST = 4
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryVerdict:
-    """The comparison of a draft version with the reference, the last version that was kept."""
+    """The comparison of a draft version with the reference, the last version that was not reverted."""
 
     before: AcceptanceCounters
     after: AcceptanceCounters
@@ -60,7 +60,7 @@ class CanaryVerdict:
 
 
 class Canary:
-    """Compares each version's acceptance length with the reference, the last version that was kept.
+    """Compares each version's acceptance length with the reference, the last version that was not reverted.
 
     Servers count only requests that began after the last change of the draft, because the draft's KV cache of earlier
     requests was computed by another version. A version is judged until the verdict is significant, normally over at
@@ -77,7 +77,7 @@ class Canary:
         self._ended = False
 
     def look(self, names: Iterable[str]) -> None:
-        """Set the acceptance of the version that these servers serve as the reference, if there was enough traffic.
+        """Store these servers' acceptance as the reference for the next version, if there was enough traffic.
 
         It is called before each push.
         """
@@ -89,9 +89,10 @@ class Canary:
             self._reference = counted
 
     def judge(self, names: Iterable[str]) -> CanaryVerdict | None:
-        """Wait for traffic on the servers that have committed a version, and compare it with the reference.
+        """Wait for traffic on the servers ``names``, which committed a version, and compare their acceptance length.
 
-        Return None if there is no reference, or if ``end`` is called before there is a verdict.
+        It is compared with the reference, which ``look`` has stored before the push. Return None if there is no
+        reference, or if ``end`` is called before there is a verdict.
         """
         self._earlier = AcceptanceCounters()
         if self._reference is None:

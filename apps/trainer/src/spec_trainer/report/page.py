@@ -229,7 +229,7 @@ def _pace(records: Sequence[Record]) -> str:
 
 
 def _memory(records: Sequence[Record]) -> str:
-    """Return a plot of the memory of the trainer with rank 0 over steps, on its host and on its device."""
+    """Return a plot over steps of the host memory and the device memory that trainer rank 0 reports."""
     panels = {
         "memory_host_bytes": "host memory, GiB",
         "memory_device_bytes": "device memory, peak so far, GiB",

@@ -51,7 +51,7 @@ class BatchSource(Protocol):
         """
 
     def fail(self, error: BaseException) -> None:
-        """Make a wait for features that will never arrive raise ``error``. Thread-safe."""
+        """Raise EngineError, because of ``error``, in each wait for features that have not arrived. Thread-safe."""
 
 
 def lay_out(
@@ -121,7 +121,7 @@ class FeatureStream:
         self._failure: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Make a wait for features that will never arrive fail; called from an engine's thread."""
+        """Raise EngineError in each wait for features that have not arrived; called from an engine's thread."""
         self._failure = error
         self._receiver.close()
 

@@ -60,7 +60,7 @@ class Room:
 
     @property
     def least_bytes(self) -> int:
-        """Return the sum of the parts' bytes."""
+        """Return the bytes that the run needs at least: the sum over ``parts``."""
         return sum(part.num_bytes for part in self.parts)
 
     def check(self) -> None:

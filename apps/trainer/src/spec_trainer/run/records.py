@@ -146,7 +146,7 @@ def read_records(file: Path, kind: type[Row]) -> list[dict[str, Any]]:
 
 
 def whole_rows(file: Path, kind: type[Row]) -> tuple[list[tuple[str, dict[str, Any]]], list[ArtifactError]]:
-    """Return line and row of each valid row of a file, and an error for each damaged line.
+    """Return the text and the parsed row of each valid line of a file, and an error for each damaged line.
 
     A last line without line break, which a crash may have cut short, is ignored. Raise ArtifactError if ``file`` is
     no regular file or too large.

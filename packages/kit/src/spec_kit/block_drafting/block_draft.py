@@ -106,7 +106,7 @@ class BlockDraft(ServedDraft[C, S]):
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return float64 [1]: the sum of the weights of all guesses that count."""
+        """Return float64 [1]: the sum of the weights of all guesses that count in the loss."""
         import torch
 
         rule, reached_S = self.rule, self.guess_weights.cumsum(0)

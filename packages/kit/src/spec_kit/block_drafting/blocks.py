@@ -1,12 +1,13 @@
 """Draw the blocks of a document that are trained, from its loss mask alone.
 
-An anchor a is the last known token of a block, whose guess k is for token a + k. Guess k counts iff tokens a + 1
-to a + k are all in the document and supervised. A sample may record at which depth the engine guessed each token
-(``guess_place``). Then its blocks are the engine's rounds: a round began at a iff token a + 1 has depth 1, and
-guess k counts iff tokens a + 1 to a + k also have the depths 1 to k. Everything here happens on the CPU: the draw
-needs no features, so the denominators of a step are known before its first forward pass, at any number of ranks.
+An anchor a is the last known token of a block, whose guess k is for token a + k. Guess k counts in the loss iff
+tokens a + 1 to a + k are all in the document and supervised. A sample may record at which depth the engine guessed
+each token (``guess_place``). Then its blocks are the engine's rounds: a round began at a iff token a + 1 has depth
+1, and guess k counts iff tokens a + 1 to a + k also have the depths 1 to k. Everything here happens on the CPU: the
+draw needs no features, so the denominators of a step are known before its first forward pass, at any number of
+ranks.
 
-Shapes: A anchors, S guesses of a block, R counted guesses.
+Shapes: A anchors, S guesses of a block, R guesses that count in the loss ("counted guesses").
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ class Blocks:
     """Index of the first token of the block's document."""
     counted_A: Tensor
     everyones: Blocks | None = None
-    """The blocks of all ranks of a context-parallel group, of which these are one rank's; None: these."""
+    """The blocks of all ranks of the context-parallel group; None if this object already holds all blocks."""
 
     @classmethod
     def of(cls, batch: DraftBatch, rule: BlockRule) -> Self:
-        """Draw the blocks of every document of a batch; of them, return those that this rank trains."""
+        """Draw the blocks of every document of a batch; return the blocks that this rank trains."""
         mask_T, place_T = batch.loss_mask_T.cpu(), batch.guess_place_T
         columns = [torch.zeros(3, 0, dtype=torch.int64)]
         for span in batch.spans:
@@ -114,7 +115,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class CountedGuesses:
-    """The guesses that count, block by block: of block a, the first ``counted_A[a]``."""
+    """The guesses that count in the loss, block by block: the first ``counted_A[a]`` guesses of each block a."""
 
     counted_A: Tensor
     """int64 [A], on the CPU, so that chunks are cut without waiting for the device."""
@@ -153,7 +154,7 @@ class CountedGuesses:
         ]
 
     def table(self, value_R: Tensor, num_guesses: int) -> Tensor:
-        """Return [A, S]: the value of guess s of block a, and 0 for guesses that do not count."""
+        """Return [A, S] from the value of each guess that counts in the loss; the other guesses get 0."""
         zeros = value_R.new_zeros(len(self.counted_A), num_guesses)
         return zeros.index_put((self.block_R, self.guess_R), value_R)
 

@@ -38,12 +38,14 @@ def unrolled_attention(
     rows: ContextRows | None = None,
     place_R: Tensor | None = None,
 ) -> Tensor:
-    """Return the attention [R, heads, head_dim] over the keys of step 0 and of the later steps.
+    """Return the attention [R, heads, head_dim] of R queries over the keys of all unrolled steps so far.
 
-    ``keys[0]`` [T, kv_heads, head_dim]: the keys of step 0; ``keys[s]`` [R, kv_heads, head_dim]: the keys of step
-    s, up to the query's step. ``row_R``: int64, distinct: the row of each query among the T; None: every row.
-    Rows outside ``bounds`` (the documents) get finite values without meaning. ``rows``: the rows of this rank, where
-    ranks divide them; ``place_R``: int64, place of each query among these, None: every one of them has a query.
+    ``keys[0]`` [T, kv_heads, head_dim]: the keys of step 0, one for each of T rows (tokens); ``keys[s]`` [R,
+    kv_heads, head_dim]: the keys of step s, one for each query. ``values``: likewise. ``bounds``: the documents'
+    first and last rows; queries outside the documents get finite values without meaning. ``row_R``: int64,
+    distinct: index of each query's row among the T rows; None: R = T. ``rows``: the rows that this rank computes,
+    if ranks divide the rows. ``place_R``: int64, index of each query's row among the rows of this rank; None: each
+    of these rows has a query.
     """
     if (causal := _Causal.of(kernels, bounds, len(keys[0]), row_R, rows, place_R)) is not None:
         return _MergedAttention.apply(kernels, causal, q, *keys, *values)
@@ -56,7 +58,7 @@ def unrolled_attention(
 
 
 def take_rows(rows: Tensor, row_R: Tensor) -> Tensor:
-    """Return ``rows[row_R]``, if no index is repeated: then the backward copies gradients and sums none."""
+    """Return ``rows[row_R]``. No index may be repeated: the backward copies gradients and does not sum them."""
     result: Tensor = _TakenRows.apply(rows, row_R)
     return result
 
@@ -77,16 +79,16 @@ class _TakenRows(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Causal:
-    """The causal attention of a kernel. Queries that are not there are 0, and their results are dropped."""
+    """The causal attention of a kernel. A row without a query gets the query 0, and its result is dropped."""
 
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
     parts: Bounds | Pieces
     """The documents, or their pieces, that the kernel is given."""
     num_rows: int
-    """Queries that the kernel takes."""
+    """Number of rows for which the kernel takes a query."""
     place_R: Tensor | None
-    """int64: place of each query among these; None: all are there."""
+    """int64: index of each query's row among these rows; None: every row has a query."""
 
     @classmethod
     def of(
@@ -98,7 +100,7 @@ class _Causal:
         rows: ContextRows | None,
         place_R: Tensor | None,
     ) -> _Causal | None:
-        """Return the attention of a kernel that computes this rank's rows only, or else of all; None without one."""
+        """Return the attention by a kernel for this rank's rows, or else for all rows; None without such a kernel."""
         forward, backward = kernels.prefixed_attention, kernels.prefixed_attention_backward
         if rows is not None and rows.group is not None and forward is not None and backward is not None:
             return cls(forward, backward, rows.pieces, len(rows.row_P), place_R)
@@ -115,7 +117,7 @@ class _Causal:
     def gradients(
         self, grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of queries, keys and values; ``saved``: these, the output and its log-sum-exp."""
+        """Return the gradients of queries, keys and values; ``saved``: queries, keys, values, output, log-sum-exp."""
         q, key, value, out, lse = saved
         whole = self._whole(q), key, value, self._whole(out), self._whole(lse)
         grad_q, grad_key, grad_value = self.backward(self._whole(grad_out), whole, self.parts)

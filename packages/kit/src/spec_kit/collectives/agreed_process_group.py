@@ -36,7 +36,7 @@ class Communicator(CollectiveLibrary, Protocol):
     """A communicator of all ranks, on one device."""
 
     def check(self) -> None:
-        """Raise RunError if something has failed since the last call."""
+        """Raise RunError if the library reports an error of this communicator, such as a lost peer."""
 
     def abort(self) -> None:
         """Free the communicator; queued calls fail. Idempotent; any thread may call it."""

@@ -54,10 +54,10 @@ def closed_afterwards() -> Generator[None]:
 
 @contextlib.contextmanager
 def gloo_device(interface: str) -> Generator[Any]:
-    """Yield a gloo device at the address ``interface``; its port is closed to new connections afterwards.
+    """Yield a gloo device at the address ``interface``; close its port to new connections when the block ends.
 
-    Existing connections stay open. Meanwhile other threads may build groups too, or listen by
-    ``spec_processes.sockets.bind``.
+    Existing connections stay open. Other threads may call this function at the same time, or
+    ``spec_processes.sockets.bind``. A socket that another thread opens otherwise may be taken for the device's.
     """
     with opening:
         before = _listeners()

@@ -1,7 +1,8 @@
-"""Kernels, in plain torch, that Llama-style drafts of chains and of blocks use (see ``spec_core.kernels``).
+"""Kernels, in plain torch, of Llama-style drafts that guess a chain or a block of tokens (see ``spec_core.kernels``).
 
-Shapes: H width, I intermediate width; R positions, S rows of a draft for each, X any rows, V the local rows of the
-vocabulary. Kernels return sums over the local rows of the vocabulary; the caller combines shards by ``ops``.
+Shapes: H width, I intermediate width; R positions, S rows of the draft's logits for each position, X any number of
+rows, V the local rows of the vocabulary. Kernels return sums over the local rows of the vocabulary; the caller
+combines shards by ``ops``.
 """
 
 from __future__ import annotations

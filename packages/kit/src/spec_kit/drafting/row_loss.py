@@ -100,7 +100,11 @@ def _cross_entropy(
 def _lk_alpha(
     scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: DecoderKernels
 ) -> tuple[Tensor, Factors]:
-    """Return −log α and its gradient's factors: dα/dlogits = u − q · Σ u, with u = q if q < p̂, else 0."""
+    """Return −log α [R, S] and the factors a, b, c of its gradient (see this module's docstring).
+
+    α = Σ min(q, p̂) is the probability that the target accepts a guess drawn from q. dα/dlogits = u − q · Σ u, with
+    u = q if q < p̂, else 0.
+    """
     overlap_RS = scored.overlap_RS.clamp(min=torch.finfo(scored.overlap_RS.dtype).tiny)
     factors = scored.below_RS / overlap_RS, -1 / overlap_RS, torch.zeros_like(overlap_RS)
     return -overlap_RS.log(), factors
@@ -109,7 +113,10 @@ def _lk_alpha(
 def _lk_lambda(
     scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: DecoderKernels
 ) -> tuple[Tensor, Factors]:
-    """Return λ · KL(p ‖ q) + (1 − λ)(1 − α) and its gradient's factors, with the constant λ = exp(−3 α)."""
+    """Return λ · KL(p ‖ q) + (1 − λ)(1 − α) [R, S] and the factors a, b, c of its gradient.
+
+    α: see ``_lk_alpha``. λ = exp(−3 α) counts as a constant in the gradient.
+    """
     (logits_RV, log_sum_R), kept_mass_R = teacher.distribution, teacher.kept_mass_R
     own, *_ = kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher.distribution, kept_mass_R)
     entropy_R1 = log_sum_R[:, None] - ops.reduce_sum(own)

@@ -345,7 +345,7 @@ def head_problem(target: TargetSpec) -> str | None:
 
 @contextmanager
 def _read_as(name: str, named: str) -> Generator[None]:
-    """Add to errors why a folder is read as algorithm ``name``: because of ``named`` in its config.json."""
+    """Append to an ArtifactError of the block why draft plugin ``name`` reads the folder: it has ``named``."""
     try:
         yield
     except ArtifactError as error:

@@ -47,7 +47,7 @@ class TargetConfig:
 
     @cached_property
     def model_type(self) -> str:
-        """Model type of the text model. Raises TargetError if this type, or the outer type, is unknown."""
+        """Model type of the text model. Raises TargetError if it, or the top-level ``model_type``, is unknown."""
         found: object = self._top.get("model_type")
         known = target_type(found) if isinstance(found, str) else None
         if self._nested is None and isinstance(known, TargetType):
@@ -73,7 +73,7 @@ class TargetConfig:
 
     @cached_property
     def _left_out(self) -> Mapping[str, Any]:
-        """All values, with defaults, as transformers reads the file.
+        """The file's values as transformers reads them, with defaults for the values that the file lacks.
 
         Empty if transformers is not installed or cannot read it.
         """

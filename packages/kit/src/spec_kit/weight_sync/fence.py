@@ -14,7 +14,7 @@ _OWN_BITS = 32
 
 
 def own_bits() -> int:
-    """Return 32 random bits, by which two trainers that read the same fence at the same time differ."""
+    """Return 32 random bits, so that two trainers that read the same fence do not choose the same next fence."""
     return secrets.randbits(_OWN_BITS)
 
 
