@@ -72,10 +72,7 @@ def _as_begun(run: RunSpec) -> RunSpec:
 def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str], *, follows: bool = False
 ) -> tuple[RunParts, Dataset]:
-    """Return the run's parts (its validated configuration, plugins and target) and its dataset.
-
-    The dataset may be empty if the run ``follows`` servers. Raise UsageError as ``resolve`` does.
-    """
+    """Return a run's parts and its dataset, which is empty if the run only ``follows`` servers; raise as ``resolve``."""
     from spec_kit.drafting.draft_files import check_finite
     from spec_trainer.data.kept import load_run_data
 
