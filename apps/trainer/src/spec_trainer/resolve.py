@@ -72,7 +72,7 @@ def _as_begun(run: RunSpec) -> RunSpec:
 def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str], *, follows: bool = False
 ) -> tuple[RunParts, Dataset]:
-    """Return a run's parts and its dataset, which is empty if the run only ``follows`` servers; raise as ``resolve``."""
+    """Return a run's parts and dataset; raise as ``resolve`` does. Only a run that ``follows`` needs no data."""
     from spec_kit.drafting.draft_files import check_finite
     from spec_trainer.data.kept import load_run_data
 
