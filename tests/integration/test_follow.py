@@ -359,8 +359,9 @@ def test_what_cannot_follow_is_refused_in_one_line(command_line, lab, tmp_path, 
 
 def test_without_a_secret_or_a_server_it_does_not_begin(command_line, lab, tmp_path, monkeypatch) -> None:
     words = lab.follow("http://127.0.0.1:1", tmp_path / "run")
-    place = words.index("--server")
-    assert "follow needs --server" in command_line(*words[:place], *words[place + 2 :]).error
+    for given in (words, lab.follow_anew("http://127.0.0.1:1", tmp_path / "run")):
+        server = given.index("--server")
+        assert "follow needs --server" in command_line(*given[:server], *given[server + 2 :]).error
     monkeypatch.delenv(DRAFT_TOKEN_VARIABLE)
     assert f"{DRAFT_TOKEN_VARIABLE} is not set" in command_line(*words).error
 

@@ -30,6 +30,7 @@ from spec_core import (
     plugins,
 )
 from spec_core.config import Seconds
+from spec_core.errors import ConfigError
 from spec_trainer.configuration.follow import FollowConfig
 from spec_trainer.configuration.push_options import TransportOptions
 from spec_trainer.configuration.server_url import ServerUrl
@@ -257,15 +258,22 @@ def run_config_type(
     return RunConfig[backend, draft, optimizer, strategy, engine, launcher, track]  # type: ignore[valid-type,return-value]
 
 
+def check_source(config: AnyRunConfig) -> None:
+    """Raise ConfigError if a run has no data, or names servers to learn from; only ``spec-trainer follow`` may."""
+    if config.follow.servers:
+        raise ConfigError("follow.servers: only spec-trainer follow learns from servers; remove it")
+    if config.data.path is None:
+        raise ConfigError("data.path is required, such as data.path=VALUE")
+
+
 def _illegal_combinations(config: AnyRunConfig) -> list[str]:
     """Return combinations of which no value by itself is wrong: keys, why, remedy."""
     placement, train, engine = config.placement, config.train, config.engine
-    inline, no_data = placement.kind == "inline", config.data.path is None and not config.follow.servers
+    inline = placement.kind == "inline"
     fractions = [
         key for key in ("trainer_fraction", "engine_fraction") if getattr(placement, key) is not None
     ]
     checks = [
-        (no_data, "data.path is required, such as data.path=VALUE"),
         (
             inline and engine.replicas > 1,
             f"engine.replicas={engine.replicas} with placement.kind=inline: an inline engine lives in the one "

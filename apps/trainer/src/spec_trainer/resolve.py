@@ -13,7 +13,7 @@ from spec_core.errors import ConfigError, TargetError
 from spec_core.foreign import foreign_errors
 from spec_core.validation import validate
 from spec_core.wording import shortened
-from spec_trainer.config import SECTIONS, AnyRunConfig, DecodeConfig, run_config_type
+from spec_trainer.config import SECTIONS, AnyRunConfig, DecodeConfig, check_source, run_config_type
 from spec_trainer.configuration import read_configuration, read_resolved
 from spec_trainer.configuration.moved_keys import move_keys, warn_of_moved
 from spec_trainer.configuration.plugin_names import named_plugin, with_plugin_names
@@ -78,8 +78,8 @@ def read_inputs(
 
     with _one_line():
         config, types = resolve_config(config_file, flags, overrides)
-        if config.follow.servers and not follows:
-            raise ConfigError("follow.servers: only spec-trainer follow learns from servers; remove it")
+        if not follows:
+            check_source(config)
         parts = _load_parts(config, types)
         if parts.config.draft.init_from is not None:
             check_finite(parts.config.draft.init_from)
