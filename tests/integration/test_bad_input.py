@@ -86,7 +86,7 @@ def file(place) -> Callable[[str, str | bytes], Path]:
         ("optimizer.betas=[0.9]", "optimizer.betas.1 is required"),
         ("train.dtype=float16", "train.dtype='float16': Input should be 'float32' or 'bfloat16'"),
         ("steps=5", "unknown section or key 'steps' (did you mean 'train.steps' or 'profile.steps'?)"),
-        ("train=null", "train=None: expected a section, with keys such as train.dtype"),
+        ("train=null", "train=None: expected a section, with keys such as train.ranks"),
         (
             "placement=colocated",
             "placement='colocated': expected a section, with keys such as placement.kind",
