@@ -255,7 +255,7 @@ class Eagle3Model(nn.Module):
                 hidden = self.select(hidden, slice(len(row_N)))
             else:
                 angles = self.rope.angles(own.take(batch.position_T), hidden.dtype)
-            token_N = inputs.places(row_N, step) if step > 0 else inputs.first
+            token_N = inputs.indices(row_N, step) if step > 0 else inputs.first
             for layer, over_steps in zip(layers, unrolled, strict=True):
                 # Of step 0, every row is read: as keys and values, and by the next layer.
                 narrows = step == 0 and layer is layers[-1]

@@ -186,7 +186,7 @@ class MtpModel(nn.Module):
         for step in range(steps):
             row_N = needed.of_step(step)
             # Of step 0, every row has a key.
-            token_K = inputs.places(row_N, step) if step > 0 else inputs.first
+            token_K = inputs.indices(row_N, step) if step > 0 else inputs.first
             position_K = own.take(batch.position_T) if step == 0 else batch.position_T[row_N] + step
             x_KH = self.mtp.join(embedded[token_K], states[-1][: len(position_K)])
             q, k, v, gate = layer.qkv_gate(x_KH)

@@ -24,7 +24,7 @@ class InputTokens:
     ids_U: Tensor
     """int64: ids of the tokens, each of which occurs once."""
     num_steps: int
-    place_X: Tensor | None
+    index_X: Tensor | None
     """int64 [T + S]: index in ``ids_U`` of each token of the batch; None: its own index."""
     first: slice | Tensor
     """Indices, among the tokens, of step 0's input tokens of all rows of this rank."""
@@ -39,15 +39,15 @@ class InputTokens:
         for step in range(num_steps):
             used_X[rows.row_P + 1 + step] = True
         token_U = used_X.nonzero().squeeze(1).clamp(max=num_tokens - 1)
-        place_X = to_device_async(used_X.cumsum(0) - 1, device)
-        first = place_X[to_device_async(rows.row_P + 1, device)]
-        return cls(batch.input_ids_T[to_device_async(token_U, device)], num_steps, place_X, first)
+        index_X = to_device_async(used_X.cumsum(0) - 1, device)
+        first = index_X[to_device_async(rows.row_P + 1, device)]
+        return cls(batch.input_ids_T[to_device_async(token_U, device)], num_steps, index_X, first)
 
     def padded(self, value_UX: Tensor) -> Tensor:
-        """Return values of the tokens, with zeros behind them where ``places`` may point there."""
-        return F.pad(value_UX, (0, 0, 0, self.num_steps)) if self.place_X is None else value_UX
+        """Return values of the tokens, with zeros behind them where ``indices`` may point there."""
+        return F.pad(value_UX, (0, 0, 0, self.num_steps)) if self.index_X is None else value_UX
 
-    def places(self, row_N: Tensor, step: int) -> Tensor:
+    def indices(self, row_N: Tensor, step: int) -> Tensor:
         """Return the indices, in what ``padded`` returns, of the input tokens of rows in a step."""
         token_N = row_N + 1 + step
-        return token_N if self.place_X is None else self.place_X[token_N]
+        return token_N if self.index_X is None else self.index_X[token_N]

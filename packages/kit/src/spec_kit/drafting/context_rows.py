@@ -96,15 +96,15 @@ class ContextRows:
         if self.group is None:
             return parts
         gathered = self.group.gather(parts, [len(rows) for rows in self.dealt])
-        if self._places is None:
+        if self._gathered_rows is None:
             return tuple(gathered)
         return tuple(
-            rows.new_zeros(self.num_rows, *rows.shape[1:]).index_copy(0, self._places, rows)
+            rows.new_zeros(self.num_rows, *rows.shape[1:]).index_copy(0, self._gathered_rows, rows)
             for rows in gathered
         )
 
     @cached_property
-    def _places(self) -> Tensor | None:
+    def _gathered_rows(self) -> Tensor | None:
         """int64: rows in the order in which they are gathered; None if that is the order of the rows."""
         row_T = torch.cat(list(self.dealt))
         if torch.equal(row_T, torch.arange(self.num_rows)):
