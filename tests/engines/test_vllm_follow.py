@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from .conftest import Trained
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
 
@@ -31,31 +30,35 @@ NUM_TOKENS = 40
 
 
 @pytest.fixture
-def trained(trained_draft) -> Trained:
-    return trained_draft("eagle3")
+def target(make_target) -> Path:
+    """A Llama whose answers repeat themselves, so that a draft learns from few of them."""
+    return make_target("llama", hidden_size=64, head_dim=32, initializer_range=0.1)
 
 
 @pytest.fixture
-def fresh(trained, tmp_path) -> Path:
+def rows(tmp_path) -> Path:
+    """Random tokens: the data of the start draft, of which ``follow`` replays a share."""
+    draw = random.Random(4)
+    row = [
+        {"input_ids": [draw.randrange(3, 97) for _ in range(44)], "loss_mask": [1] * 44} for _ in range(32)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in row))
+    return tmp_path / "rows.jsonl"
+
+
+@pytest.fixture
+def fresh(target, rows, tmp_path) -> Path:
     """A draft that has learnt nothing, exported by a run of one step."""
-    rows = _rows_of(trained)
-    words = ["--target", trained.target, "--data", rows, "--draft", "eagle3", "--output", tmp_path / "fresh"]
+    words = ["--target", target, "--data", rows, "--draft", "eagle3", "--output", tmp_path / "fresh"]
     assert run([*map(str, words), "train.steps=1", "train.lr=1e-9", "data.eval_samples=0"]) == 0
     return tmp_path / "fresh" / "draft"
 
 
-def _rows_of(trained: Trained) -> str:
-    """The data of its run."""
-    config = (trained.folder.parent / "config.yaml").read_text()
-    (line,) = [line for line in config.splitlines() if line.strip().startswith("path:")]
-    return line.split(":", 1)[1].strip()
-
-
 @pytest.fixture
-def server(vllm_environment, trained, fresh, tmp_path, vllm_context, monkeypatch) -> Iterator[Server]:
+def server(vllm_environment, target, fresh, tmp_path, vllm_context, monkeypatch) -> Iterator[Server]:
     monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0}')
     (tmp_path / "server").mkdir()
-    server = Server(trained.target, fresh, trained.folder, tmp_path / "server")
+    server = Server(target, fresh, fresh, tmp_path / "server")
     try:
         server.wait_ready(vllm_context.start_s)
         yield server
@@ -78,7 +81,7 @@ def ask(server: Server, prompt: list[int], learn: str = "", **fields: Any) -> li
 
 
 def test_a_draft_follows_the_traffic_of_a_server(
-    server, trained, fresh, hf_engine, tmp_path, monkeypatch
+    server, target, rows, fresh, hf_engine, tmp_path, monkeypatch
 ) -> None:
     draw = random.Random(3)
     with HttpReplica(server.url, server.token) as replica:
@@ -96,12 +99,17 @@ def test_a_draft_follows_the_traffic_of_a_server(
             answers = list(clients.map(lambda prompt: ask(server, prompt), prompts))
         before = replica.acceptance()
         monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, server.token)
-        words = ["--server", server.url, "--target", trained.target, "--draft-model", fresh]
-        words += ["--data", _rows_of(trained), "--output", tmp_path / "run", "--requests", 160]
-        keys = ["train.lr=3e-3", "train.warmup_steps=5", "train.global_batch_tokens=512", "follow.passes=20"]
+        words = ["--server", server.url, "--target", target, "--draft-model", fresh]
+        words += ["--data", rows, "--output", tmp_path / "run", "--requests", 160]
+        keys = [
+            "train.lr=3e-3",
+            "train.warmup_steps=5",
+            "train.global_batch_tokens=96",
+            "follow.held_out=0.25",
+        ]
         assert run(["follow", *keys, *map(str, words)]) == 0
-        rows = [json.loads(line) for line in (tmp_path / "run" / "versions.jsonl").read_text().splitlines()]
-        assert rows[-1]["version"] == 1, rows
+        verdicts = (tmp_path / "run" / "versions.jsonl").read_text().splitlines()
+        assert json.loads(verdicts[-1])["version"] == 1, verdicts
         assert HttpReplica(server.url, server.token).first_answer.status.version == 1
         with ThreadPoolExecutor(8) as clients:
             again = list(clients.map(lambda prompt: ask(server, prompt), prompts[:40]))
@@ -117,11 +125,11 @@ def test_a_draft_follows_the_traffic_of_a_server(
 
 
 @pytest.fixture
-def hf_engine(trained) -> Iterator[Any]:
+def hf_engine(target) -> Iterator[Any]:
     from spec_backend_cpu.backend import CpuBackend
     from spec_core import EngineContext
     from spec_engine_hf.engine import HfConfig, HfEngine
 
     context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
-    with HfEngine.create(HfConfig(), read_target(trained.target), context) as engine:
+    with HfEngine.create(HfConfig(), read_target(target), context) as engine:
         yield engine
