@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from importlib.metadata import version
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast
 
 from pydantic import Field
 
 from spec_core import Engine, EngineAbilities, EngineConfig
-from spec_core.errors import ConfigError, DeadlineExceeded, EngineError, TargetError
+from spec_core.errors import ConfigError, DeadlineExceeded, EngineError
 from spec_core.records import Availability, FeatureSample
+from spec_engine_hf.loadable import check_loadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from spec_core import (
         DraftReplica,
@@ -40,22 +38,6 @@ if TYPE_CHECKING:
     from spec_kit.weight_sync import UpdateReceiver
 
 R = TypeVar("R")
-
-
-def _is_known(model_type: str) -> bool:
-    """Return whether Transformers supports this model type.
-
-    Most types have a module of their own. The rest are looked up in Transformers' registry.
-    """
-    found = find_spec("transformers")
-    if found is not None and found.origin is not None:
-        module = Path(found.origin).parent / "models" / model_type.replace("-", "_")
-        if (module / "__init__.py").is_file():
-            return True
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    return model_type in CONFIG_MAPPING
-
 
 _SEND_SLICE_S = 1.0
 
@@ -87,14 +69,8 @@ class HfEngine(Engine):
 
     @classmethod
     def check_target(cls, config: EngineConfig, target: TargetSpec) -> None:
-        """Raise TargetError if the installed Transformers does not know the target's model type."""
-        model_type = json.loads((target.folder / "config.json").read_bytes())["model_type"]
-        if not _is_known(model_type):
-            raise TargetError(
-                f"target {target.folder}: engine {cls.name} runs it by transformers {version('transformers')}, which "
-                f"does not know model_type={model_type!r}; pip install --upgrade transformers, or choose another "
-                "engine (engine.name)"
-            )
+        """Raise TargetError if the installed Transformers cannot load the target."""
+        check_loadable(target)
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
         """Load the target onto the device of ``context``."""

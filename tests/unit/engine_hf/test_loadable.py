@@ -1,0 +1,47 @@
+"""Targets that the installed Transformers cannot load are refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib.metadata import version
+
+import pytest
+
+from spec_core.errors import TargetError
+from spec_engine_hf.engine import HfConfig, HfEngine
+from spec_kit.targets import read_target
+
+
+@pytest.fixture
+def target(tiny_llama, tmp_path):
+    def make(**changes):
+        folder = shutil.copytree(tiny_llama, tmp_path / "target")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+        return read_target(folder)
+
+    return make
+
+
+def test_target_without_quantised_weights_is_accepted(target):
+    HfEngine.check_target(HfConfig(), target())
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        pytest.param({"quant_method": "modelopt", "quant_algo": "NVFP4"}, id="unknown to Transformers"),
+        pytest.param({"quant_method": "awq", "bits": 4, "group_size": 128}, id="its library is missing"),
+        pytest.param({"quant_method": "fp8", "weight_block_size": 128}, id="malformed"),
+        pytest.param({"bits": 4}, id="no method"),
+    ],
+)
+def test_quantised_target_that_cannot_be_loaded_is_refused_in_one_line(target, quantization):
+    described = target(quantization_config=quantization)
+    with pytest.raises(TargetError) as caught:
+        HfEngine.check_target(HfConfig(), described)
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"target {described.folder} is quantised ({quantization.get('quant_method')})")
+    assert f"transformers {version('transformers')} cannot load it: " in line
+    assert line.endswith("or choose an engine that serves it (engine.name=vllm or sglang)")
