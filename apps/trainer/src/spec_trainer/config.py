@@ -57,8 +57,10 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 def _named(path: object) -> object:
-    """Raise ValueError for an empty path, which usually comes from an unset variable; pathlib reads it as the working
-    directory."""
+    """Raise ValueError for an empty path, which usually comes from an unset variable.
+
+    pathlib would read it as the working directory.
+    """
     if path == "":
         raise ValueError("is empty, expected a folder")
     return path
@@ -260,8 +262,7 @@ def run_config_type(
 
 
 def check_source(config: AnyRunConfig) -> None:
-    """Raise ConfigError if a run has no ``data.path``, or has ``follow.servers``; only ``spec-trainer follow`` allows
-    both."""
+    """Raise ConfigError if a run has no data, or has ``follow.servers``; ``spec-trainer follow`` allows both."""
     if config.follow.servers:
         raise ConfigError("follow.servers: only spec-trainer follow learns from servers; remove it")
     if config.data.path is None:
@@ -269,7 +270,7 @@ def check_source(config: AnyRunConfig) -> None:
 
 
 def _illegal_combinations(config: AnyRunConfig) -> list[str]:
-    """Return an error for each combination of valid values that is not allowed: the keys, the reason and what to set."""
+    """Return an error for each combination of values that is not allowed: keys, reason and what to set."""
     placement, train, engine = config.placement, config.train, config.engine
     inline = placement.kind == "inline"
     fractions = [

@@ -67,8 +67,7 @@ class RankFiles:
                 _write(folder, piece)
 
     def forget(self, folder: Path) -> None:
-        """Remove this rank's copy of a folder, if ``spread`` made one because the rank cannot access the run
-        directory."""
+        """Remove this rank's copy of a folder, if ``spread`` has made one."""
         if not self._sees:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class CommandCheckpoints:
-    """Chooses the checkpoint from which a command resumes, and the checkpoint from which it restarts after a failure."""
+    """Chooses the checkpoints from which a command resumes, and restarts after a failure."""
 
     def __init__(self, root: Path, resume_from: str, identity: str) -> None:
         """Choose ``first`` by ``checkpoint_to_resume``, and note which checkpoints exist before the command."""

@@ -70,7 +70,7 @@ def print_text(text: str) -> None:
 
 
 def print_marked(lines: Iterable[str]) -> None:
-    """Print lines unchanged; the caller ensures that their only control characters are this program's colour codes."""
+    """Print lines unchanged. Their only control characters may be this program's colour codes."""
     for line in lines:
         print(line, file=document_stream())
     document_stream().flush()

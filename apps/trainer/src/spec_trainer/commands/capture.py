@@ -99,8 +99,10 @@ def _progress(capture: CaptureRun) -> StepProgress:
 
 
 def _for_capture(config: AnyRunConfig) -> AnyRunConfig:
-    """Return the configuration for one writer process instead of trainer ranks, with most device memory for the
-    engine."""
+    """Return the configuration with one writer process instead of trainer ranks.
+
+    The engine gets most of the device memory.
+    """
     placement = config.placement
     if placement.kind == "colocated" and placement.engine_fraction is placement.trainer_fraction is None:
         placement = placement.model_copy(update={"trainer_fraction": _WRITER_FRACTION})

@@ -58,8 +58,10 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
 
 
 def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path | None) -> dict[str, Any]:
-    """Return the figures of a draft (see ``summarise``), and the acceptance length of the draft ``untrained``, if
-    any."""
+    """Return the figures of a draft (see ``summarise``), and the acceptance length of an untrained draft.
+
+    ``untrained``: the folder of that draft; None if it is not to be measured.
+    """
     plain = decode_without_draft(engine, work)
     decode = None
     if any(number is not None for number in work.right):

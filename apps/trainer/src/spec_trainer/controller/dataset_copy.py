@@ -22,8 +22,7 @@ _PART_BYTES = 1 << 20
 
 
 def sees_run_directory(order: WorkerOrder) -> bool:
-    """Return whether this host can access the run directory: whether the dataset folder, whose name is unique,
-    exists."""
+    """Return whether this host can access the run directory, in which the dataset folder has a unique name."""
     return Path(order.dataset).is_dir()
 
 

@@ -187,8 +187,7 @@ class Finished(ControlMessage):
 
 @dataclass(frozen=True)
 class TrainCycle(ControlMessage):
-    """Tells ranks and engines to train on the answers of one cycle, which the decoders have generated and which are
-    on disk."""
+    """Starts training on the answers of one cycle, which the decoders have generated and which are on disk."""
 
     number: int
     steps: tuple[int, int]

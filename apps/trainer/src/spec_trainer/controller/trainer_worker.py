@@ -109,8 +109,7 @@ class RankLink:
         return rendezvous
 
     def work(self, address: str, done_steps: int, work: Callable[[], object]) -> None:
-        """Report that this rank is ready, call ``work`` when every worker is, and return when no other worker needs
-        this rank.
+        """Report Ready, call ``work`` when every worker is ready, and return when no other worker needs this rank.
 
         Other workers may still need this rank's key-value store, and the memory into which engines send. ``address``:
         where this rank receives features. ``done_steps``: steps of its checkpoint.
@@ -126,8 +125,7 @@ class RankLink:
         self._following = self.wait(Stop)
 
     def parts(self, spec: RunSpec) -> Iterator[tuple[RunSpec, dict[str, Any]]]:
-        """Yield what to train, and fields for its rows of metrics: the whole run, or each cycle of a run that
-        decodes.
+        """Yield the whole run, or each cycle of a run that decodes, with fields for its rows of metrics.
 
         The caller must call ``work`` after each yield.
         """
@@ -149,8 +147,7 @@ class RankLink:
         return not answer.proceed
 
     def notes(self, notes: dict[str, Any]) -> dict[str, Any]:
-        """Return ``notes`` with the seconds that engines have spent on captures in this cycle; empty if there are no
-        cycles."""
+        """Return ``notes`` with the engines' seconds of capture in this cycle; empty if there are no cycles."""
         return {**notes, "prefill_s": self.prefill_s} if notes else {}
 
     def show(self, record: dict[str, Any]) -> None:
@@ -158,7 +155,7 @@ class RankLink:
         self._controller.send(StepShown(record))
 
     def measure(self, version: int, folder: Path) -> Future[dict[str, Any]]:
-        """Let the run's decoders measure the draft that was exported to ``folder``; return a future of the figures."""
+        """Let the run's decoders measure the draft in ``folder``; return a future of the figures."""
         self._measured = Future()
         self._controller.send(Exported(version, str(folder)))
         return self._measured

@@ -117,8 +117,7 @@ class WorkerDriver(RunDriver):
     def train(
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
     ) -> float:
-        """Train the remaining steps of ``part``, the run or one cycle; meanwhile call ``measure`` for each exported
-        draft."""
+        """Train the remaining steps of ``part``, the run or one cycle; call ``measure`` for each exported draft."""
         if notes is not None:
             self._begin_cycle(part, notes)
         training = self._part = self._dispatch(part)
@@ -216,7 +215,7 @@ class WorkerDriver(RunDriver):
         return list(self.engines).index(engine)
 
     def _begin_cycle(self, part: RunSpec, notes: Mapping[str, Any]) -> None:
-        """Wait until engines that replace others are ready; then let ranks and engines load the answers of a cycle."""
+        """Wait for engines that replace others; then let ranks and engines load the answers of a cycle."""
         self._workers.await_replaced()
         steps, resume_from = part.schedule.steps, part.config.train.resume_from
         self._cycle = protocol.TrainCycle(notes["cycle"], (steps.start, steps.stop), resume_from, dict(notes))

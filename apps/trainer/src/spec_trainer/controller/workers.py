@@ -77,8 +77,7 @@ class Workers:
         """Time (``time.monotonic``) of the next attempt to find devices."""
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
-        """Start every worker. Workers load in parallel, except that workers on the same device load one after the
-        other."""
+        """Start every worker. They load in parallel, but those on the same device use it one after the other."""
         self._handles = dict(self._launcher.start(workers))
         self._running = set(self._handles)
         for spec in workers:
@@ -86,8 +85,7 @@ class Workers:
         self._waiting_for_begin = {spec.name for spec in workers if spec.order["init_order"] > 0}
 
     def send(self, name: str, message: ControlMessage) -> None:
-        """Send a message to a worker or to its replacement. Raise DeadlineExceeded if the worker reads no messages
-        (L5)."""
+        """Send a message to a worker or its replacement. Raise DeadlineExceeded if it reads no messages (L5)."""
         self._handles[name].send(message.to_json())
 
     def expect_ready(self, names: Iterable[str]) -> None:
@@ -184,7 +182,7 @@ class Workers:
             failures = [refused for name in names if (refused := self._start_again(name)) is not None]
 
     def _start_again(self, name: str) -> Failure | None:
-        """Start a lost engine again, or later when a host has free devices; if neither is possible, return a Failure."""
+        """Start a lost engine again, now or when devices are free; if neither is possible, return a Failure."""
         try:
             worker = self._launcher.replace(self._handles[name])
         except NoDevices as error:

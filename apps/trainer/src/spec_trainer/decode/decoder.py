@@ -30,7 +30,7 @@ _NAME = "engine"
 
 @dataclass(frozen=True, kw_only=True)
 class Portion:
-    """Prompts that one engine answers together. The answers do not depend on which engine it is."""
+    """Prompts that one engine answers together. The answers are the same whichever engine gives them."""
 
     prompts: list[list[int]]
     seed: int

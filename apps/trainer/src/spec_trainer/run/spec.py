@@ -30,7 +30,7 @@ _WINDOW_SHARES = 16
 
 
 def decoded_steps(config: AnyRunConfig, num_prompts: int) -> int:
-    """Return the number of steps of a run that decodes.
+    """Return the number of steps of a run with ``decode.every``.
 
     It is ``train.steps``, or as many as ``train.epochs`` passes over the prompts take.
     """
@@ -40,7 +40,7 @@ def decoded_steps(config: AnyRunConfig, num_prompts: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RunParts:
-    """Everything that the configuration names except the data, loaded and checked."""
+    """A run without its data: the configuration and all that it names (plugins, target), loaded and checked."""
 
     config: AnyRunConfig
     backend: Backend
@@ -92,7 +92,7 @@ class RunSpec(RunParts):
 
     @property
     def source(self) -> Dataset:
-        """The data that the user gave, also in a cycle."""
+        """The data that the user gave, even if this RunSpec is a cycle, whose ``dataset`` is generated answers."""
         return self.prompts or self.dataset
 
     @cached_property
@@ -101,7 +101,7 @@ class RunSpec(RunParts):
         return serving_prompts(self.dataset, self.longest_prompt, self.config.decode.prompts)
 
     def cycle(self, answers: Dataset, steps: range) -> RunSpec:
-        """Return one cycle of the run as a run of its own, which trains ``steps`` on ``answers``."""
+        """Return one cycle of the run as a RunSpec, which trains the steps ``steps`` on ``answers``."""
         schedule = BatchSchedule(answers, self.schedule.settings, steps)
         return replace(self, schedule=schedule, prompts=self.source)
 

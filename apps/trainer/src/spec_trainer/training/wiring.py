@@ -50,7 +50,7 @@ _MEASURED = (
 
 @dataclass(frozen=True, kw_only=True)
 class RankLinks:
-    """A trainer rank's connections to the rest of the run, within its process or to other processes."""
+    """Functions by which a trainer rank communicates with the rest of the run, in its process or in others."""
 
     store: Store
     """Key-value store by which the ranks form torch's default process group."""
@@ -90,7 +90,7 @@ def create_engine(parts: RunParts | EngineOptions, target: TargetSpec, **around:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFeatures:
-    """A rank's source of features, open for all cycles of a run."""
+    """A trainer rank's source of features, which stays open during all cycles of a run."""
 
     stream: Callable[[RunSpec, Callable[..., None]], BatchSource]
     """Returns the rank's batches for a run or one of its cycles. The second argument is a callback that gets the rank
@@ -261,7 +261,7 @@ def _finish(state: TrainState, last: dict[str, Any]) -> None:
 
 
 def _kept_summary(state: TrainState) -> dict[str, Any]:
-    """Return times and other figures of the existing summary if the run was already complete, else nothing."""
+    """Return times and other figures of the existing summary if the run was already complete; otherwise nothing."""
     try:
         saved = read_figures(state.spec.directory.summary, KeptSummary)
     except ArtifactError:  # there is none, or it is damaged
