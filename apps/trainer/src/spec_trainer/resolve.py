@@ -72,10 +72,7 @@ def _as_begun(run: RunSpec) -> RunSpec:
 def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str], *, follows: bool = False
 ) -> tuple[RunParts, Dataset]:
-    """Return a run's RunParts (configuration, plugins, target) and its dataset; raise as ``resolve`` does.
-
-    ``follows``: the run learns from live requests, so the dataset may be empty.
-    """
+    """Return a run's RunParts and dataset, which may be empty if the run ``follows`` servers; raise as ``resolve``."""
     from spec_kit.drafting.draft_files import check_finite
     from spec_trainer.data.kept import load_run_data
 
@@ -314,7 +311,7 @@ def _check_placement(config: AnyRunConfig, engine_type: type[Engine]) -> None:
 
 
 def _check_decoding(config: AnyRunConfig) -> None:
-    """Raise ConfigError for settings that conflict with decoding in the run, or ``decode`` settings without effect."""
+    """Raise ConfigError for settings that conflict with decoding, or ``decode`` settings without effect."""
     decode, push, push_every = config.decode, config.push, config.train.push_every
     if not decode.every:
         unused = {"on_policy"} if config.decodes else set(DecodeConfig.model_fields)

@@ -135,10 +135,7 @@ class FollowRun:
             self._take()
 
     def _has_new_target(self) -> bool:
-        """Return whether the target's files have changed, and use the new target.
-
-        Raise RunError unless the configuration allows a new target (``follow.new_target``).
-        """
+        """Return whether the target has changed, and use the new one. Raise RunError unless settings allow that."""
         before, target = self._spec.target, self._settled_target()
         if target.digest == before.digest:
             return False

@@ -68,7 +68,7 @@ class FeatureIdentity:
 
 @dataclass(frozen=True)
 class StoredSample:
-    """Position and checksums of a sample: its tokens are the rows ``offset`` to ``offset + num_tokens`` of a shard."""
+    """Position and checksums of a sample: its tokens are rows ``offset`` to ``offset + num_tokens`` of a shard."""
 
     sample_id: int
     """Index of the sample in the captured data: training samples in file order, then held-out samples."""
