@@ -77,7 +77,7 @@ class DraftTrainer:
         }
 
     def export(self, target: TargetSpec, folder: Path, chat: ChatConfig) -> None:
-        """Write a draft folder that engines load, with the chat settings ``chat``; only rank 0 writes."""
+        """Export the draft to ``folder``, with the chat settings ``chat``. Collective; only rank 0 writes."""
         weights = self._strategy.full_weights()
         if self._rank != 0:
             return

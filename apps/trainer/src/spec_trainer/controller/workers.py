@@ -77,7 +77,10 @@ class Workers:
         """Time (``time.monotonic``) of the next attempt to find devices."""
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
-        """Start every worker. They load in parallel, but those on the same device use it one after the other."""
+        """Start every worker.
+
+        Workers load in parallel, but workers on the same device begin to use it one after the other.
+        """
         self._handles = dict(self._launcher.start(workers))
         self._running = set(self._handles)
         for spec in workers:

@@ -112,7 +112,7 @@ class InlineDriver(RunDriver):
         return dispatcher.busy_s
 
     def serve(self, version: int, folder: Path) -> None:
-        """Serve the draft in ``folder``. Raise RunError if it cannot be pushed."""
+        """Let the engine serve the draft in ``folder`` as ``version``. Raise RunError if it cannot be pushed."""
         self.decoders[0].serve(version, folder)
 
     def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:

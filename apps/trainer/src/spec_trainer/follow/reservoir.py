@@ -32,7 +32,7 @@ class Reservoir:
     """Keeps the newest requests, one per prompt. A hash of the prompt decides whether a request is held out."""
 
     def __init__(self, config: FollowConfig, *, longest: int, vocab_size: int, seed: int) -> None:
-        """Start empty; ``longest`` is the most tokens of a sample."""
+        """Start without requests; ``longest``: the largest number of tokens of a sample."""
         self._config, self._longest, self._vocab_size, self._seed = config, longest, vocab_size, seed
         self._train: dict[bytes, _Kept] = {}
         self._held_out: dict[bytes, _Kept] = {}
