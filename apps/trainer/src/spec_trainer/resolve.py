@@ -72,7 +72,7 @@ def _as_begun(run: RunSpec) -> RunSpec:
 def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str], *, follows: bool = False
 ) -> tuple[RunParts, Dataset]:
-    """Return a run's RunParts and dataset, which is empty if the run ``follows`` without data; raise as ``resolve``."""
+    """Return a run's RunParts and dataset (empty if it ``follows`` without data); raise as ``resolve`` does."""
     from spec_kit.drafting.draft_files import check_finite
     from spec_trainer.data.kept import load_run_data
 

@@ -172,7 +172,7 @@ class CheckpointStore:
         scratch.replace(link)
 
     def _rotate(self, step: int) -> None:
-        """Remove checkpoints up to ``step``, except the newest ones and the best; later checkpoints are not removed."""
+        """Remove checkpoints up to ``step``, except the newest ones and the best; keep all later checkpoints."""
         best = self.best()
         for folder in [folder for folder in finished(self._root) if step_of(folder) <= step][: -self._keep]:
             if folder.resolve() != best:

@@ -43,7 +43,7 @@ class PromptRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Regeneration:
-    """A checked request, with its engine options, target and rows."""
+    """A checked request of ``spec-trainer regenerate``, with its engine options, target and rows."""
 
     request: RegenerationRequest
     options: EngineOptions

@@ -181,7 +181,7 @@ class WorkerDriver(RunDriver):
                 self._handle_training(worker, message)
 
     def _handle_training(self, rank: str, message: protocol.ControlMessage) -> None:
-        """Handle a rank's message during training."""
+        """Handle a message that trainer rank ``rank`` sends during training."""
         assert self._part is not None
         part = self._part
         match message:

@@ -57,7 +57,7 @@ class ChatConfig(Config):
         return {name: getattr(self, name) for name in ChatConfig.model_fields}
 
     def check_same(self, made: ChatConfig, what: str) -> None:
-        """Raise ConfigError unless these settings equal ``made``. ``what`` names the thing that ``made`` rendered."""
+        """Raise ConfigError unless these settings equal ``made``, the settings that rendered ``what``."""
         for name, value in made.record().items():
             here = getattr(self, name)
             if here != value:
@@ -67,7 +67,7 @@ class ChatConfig(Config):
                 )
 
     def completed_by(self, made: ChatConfig | None, what: str) -> Self:
-        """Return the settings ``made`` of ``what``. Raise ConfigError if a setting that is given here differs."""
+        """Return ``made``, the settings that rendered ``what``. Raise ConfigError if a setting given here differs."""
         if made is None:
             return self
         completed = self.model_copy(

@@ -51,7 +51,7 @@ class Workload:
         return self.sampling.num_draft_tokens
 
     def without_draft(self) -> Workload:
-        """Return the same workload, to be decoded without a draft."""
+        """Return a copy of the workload whose options let the engine decode without a draft."""
         return replace(self, sampling=replace(self.sampling, num_draft_tokens=0))
 
     def by_benchmark(self) -> dict[str, Prompts]:

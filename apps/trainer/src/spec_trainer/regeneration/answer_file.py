@@ -28,7 +28,7 @@ _CUT = b'"finish_reason": "length"'
 
 
 class AnswerFile(Resource):
-    """The file of answers, locked against other commands."""
+    """The output file of ``spec-trainer regenerate``, locked against other commands."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], about: Mapping[str, str]) -> None:
         """Open an existing file to continue it, or create one.

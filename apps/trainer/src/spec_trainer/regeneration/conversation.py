@@ -91,7 +91,7 @@ class Conversation(ABC):
 
 
 class Continuation(Conversation):
-    """A text that the target continues, or a tokenised row whose last supervised span the target's answer replaces."""
+    """A text that the target continues, or tokens whose last supervised span the target's answer replaces."""
 
     def __init__(self, row: Text | Tokens, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
         """Set the prompt: the text's tokens, or the tokens before the last supervised run."""

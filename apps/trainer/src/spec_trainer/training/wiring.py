@@ -175,7 +175,7 @@ def _train_state(spec: RunSpec, rank: int, device: torch.device, links: RankLink
 
 
 def build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer:
-    """Return a trainer of the draft with the run's initial weights."""
+    """Return a DraftTrainer of a new draft with the run's initial weights, for trainer rank ``rank``."""
     from spec_kit.targets.target_reader import read_target_tensors
 
     tensors = read_target_tensors(spec.target)
