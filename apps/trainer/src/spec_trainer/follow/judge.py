@@ -52,8 +52,7 @@ class Gain:
 
     @classmethod
     def of(cls, after: DraftRounds, before: DraftRounds) -> Gain:
-        """Compare the draft ``after`` with the draft ``before``, answer by answer, so that differences of answers
-        cancel out."""
+        """Compare two drafts answer by answer, so that differences between answers cancel out."""
         saved = [old - new for old, new in zip(before.rounds, after.rounds, strict=True)]
         if len(saved) < 2:
             raise ValueError(f"{len(saved)} answers: expected two or more to compare drafts by")
