@@ -1,4 +1,4 @@
-"""Shell completion beyond that of cyclopts: plugin names, configuration keys, and files.
+"""Extend the shell completion of cyclopts by plugin names, configuration keys and files.
 
 The names and keys belong to the plugins that are installed when the script is printed.
 """

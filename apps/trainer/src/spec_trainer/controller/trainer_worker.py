@@ -125,7 +125,7 @@ class RankLink:
         self._following = self.wait(Stop)
 
     def parts(self, spec: RunSpec) -> Iterator[tuple[RunSpec, dict[str, Any]]]:
-        """Yield the whole run, or each cycle of a run that decodes, with fields for its rows of metrics.
+        """Yield the whole run, or with ``decode.every`` each of its cycles, and fields for its rows of metrics.
 
         The caller must call ``work`` after each yield.
         """

@@ -129,9 +129,9 @@ def shares(
 ) -> tuple[tuple[Ids, ...], ...]:
     """Return sample ids by [rank][micro-batch]; every sample occurs once, and micro-batches may be empty.
 
-    Token counts of all micro-batches are balanced, not only of ranks, because ranks synchronize in each micro-batch.
-    The longest sample goes first, into the micro-batch with the fewest tokens; ties go to the earlier pass, then to
-    the lower rank.
+    The token counts of all micro-batches are balanced, not only the sums of each rank, because ranks synchronize in
+    each micro-batch. Samples are assigned from the longest to the shortest, each to the micro-batch with the fewest
+    tokens. If several have the fewest, the earlier pass is taken, then the lower rank.
     """
     parts: list[list[int]] = [[] for _ in range(world_size * accumulation)]
     loads = [(0, part) for part in range(len(parts))]

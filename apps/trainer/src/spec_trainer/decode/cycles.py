@@ -169,7 +169,7 @@ class _Run:
         return folder
 
     def _finish(self, done_steps: int) -> None:
-        """Measure the draft that is served at the end; add the figures of every cycle to the summary."""
+        """Measure the draft that is served at the end of the run; add the figures of every cycle to the summary."""
         summary = self._spec.directory.read_summary()
         if "cycles" in summary:  # the run was complete before this command
             return

@@ -97,7 +97,7 @@ class LivePushes(Resource):
 
 
 class _Pusher(Resource):
-    """Pushes versions in a thread of its own, and judges each version if ``push.canary_margin`` is set."""
+    """Pushes versions of the draft in a separate thread; reverts worse versions if ``push.canary_margin`` is set."""
 
     def __init__(self, spec: RunSpec, device: torch.device) -> None:
         config = spec.config.push

@@ -104,7 +104,7 @@ class BatchSchedule:
 
     @property
     def steps(self) -> range:
-        """The steps that are trained on this dataset: all steps, or one cycle's steps in a run that decodes."""
+        """The optimizer steps that train on this dataset: all, or with ``decode.every`` those of one cycle."""
         return range(self.total_steps) if self._part is None else self._part
 
     def items(self, done_steps: int) -> Iterator[GlobalBatch]:

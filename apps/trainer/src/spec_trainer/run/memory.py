@@ -41,7 +41,7 @@ _PROCESS_BYTES = 200 << 20
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """One part of a run's memory, such as the target's weights."""
+    """One item of the memory that a run needs, such as the target's weights: name, bytes and how to reduce it."""
 
     what: str
     num_bytes: int
@@ -64,7 +64,7 @@ class Room:
         return sum(part.num_bytes for part in self.parts)
 
     def check(self) -> None:
-        """Raise ConfigError if the parts do not fit."""
+        """Raise ConfigError if the sum of the parts exceeds the free bytes."""
         if self.least_bytes <= self.free_bytes:
             return
         biggest = max(self.parts, key=lambda part: part.num_bytes)

@@ -111,7 +111,7 @@ class TrainedRow(Row):
 
 
 class CycleFigures(Figures):
-    """Figures of one cycle in a run that decodes."""
+    """Figures of one cycle of a run with ``decode.every``."""
 
     cycle: _Count
     draft_version: _Count

@@ -59,7 +59,7 @@ class RunParts:
 
     @property
     def longest_prompt(self) -> int:
-        """Most tokens of a prompt in a run that decodes; less than 1 if the answer leaves no tokens for a prompt."""
+        """Most tokens of a prompt that the run's engine answers; less than 1 if the answer needs all tokens."""
         positions = self.target.max_positions - self.num_draft_tokens - 1
         room = min(positions, self.config.engine.batch_tokens) - self.config.decode.max_new_tokens
         return min(room, self.config.data.max_length)
@@ -153,7 +153,7 @@ class RunSpec(RunParts):
 
     @cached_property
     def longest_sample(self) -> int:
-        """Most tokens of a sample; in a run that decodes, of a prompt with its answer."""
+        """Most tokens of a sample, or of a prompt with its answer if the run's engine generates answers."""
         prompts = [len(sample.prompt) for sample in self.source.samples if sample.prompt is not None]
         if prompts:
             return max(prompts) + self.config.decode.max_new_tokens

@@ -128,7 +128,7 @@ def rank_features(
 
 
 def train_rank(spec: RunSpec, rank: int, device: torch.device, links: RankLinks) -> None:
-    """Train the remaining steps of ``spec`` as trainer rank ``rank``; export the draft after the run's last step."""
+    """Train the remaining steps of ``spec`` as trainer rank ``rank``; after the run's last step, export the draft."""
     with _train_state(spec, rank, device, links) as state:
         links.work(state.done_steps, functools.partial(_train_and_finish, state))
 
