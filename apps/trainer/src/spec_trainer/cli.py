@@ -1,4 +1,4 @@
-"""The command line: parse words, call one function per command. Imports no torch."""
+"""The command line: parse the arguments, and call one function for each command. Imports no torch."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def main() -> None:
 
 
 def run(words: Sequence[str]) -> int:
-    """Run a command line; return its exit code."""
+    """Run the command line with the arguments ``words``; return its exit code."""
     log_to_stderr()
     return exit_code_of(lambda: _call(words))
 

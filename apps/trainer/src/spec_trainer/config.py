@@ -57,7 +57,10 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 def _named(path: object) -> object:
-    """Refuse an empty path: pathlib takes it for the working directory, a user means a variable that was not set."""
+    """Raise ValueError for an empty path, which usually comes from an unset variable.
+
+    pathlib would read it as the working directory.
+    """
     if path == "":
         raise ValueError("is empty, expected a folder")
     return path
@@ -259,7 +262,7 @@ def run_config_type(
 
 
 def check_source(config: AnyRunConfig) -> None:
-    """Raise ConfigError if a run has no data, or names servers to learn from; only ``spec-trainer follow`` may."""
+    """Raise ConfigError if a run has no data, or has ``follow.servers``; ``spec-trainer follow`` allows both."""
     if config.follow.servers:
         raise ConfigError("follow.servers: only spec-trainer follow learns from servers; remove it")
     if config.data.path is None:
@@ -267,7 +270,7 @@ def check_source(config: AnyRunConfig) -> None:
 
 
 def _illegal_combinations(config: AnyRunConfig) -> list[str]:
-    """Return combinations of which no value by itself is wrong: keys, why, remedy."""
+    """Return an error for each combination of values that is not allowed: keys, reason and what to set."""
     placement, train, engine = config.placement, config.train, config.engine
     inline = placement.kind == "inline"
     fractions = [
@@ -323,7 +326,7 @@ def _illegal_combinations(config: AnyRunConfig) -> list[str]:
 
 
 def _illegal_pushes(config: AnyRunConfig) -> list[str]:
-    """Return settings of pushes of which one lacks the other."""
+    """Return an error for each setting of pushes that needs another setting, which is missing."""
     every, push = config.train.push_every, config.push
     checks = [
         (
@@ -346,7 +349,7 @@ def _illegal_pushes(config: AnyRunConfig) -> list[str]:
 
 
 def _illegal_with_features(config: AnyRunConfig) -> list[str]:
-    """Return settings of processes or memory that a run from stored features does not have."""
+    """Return an error for each setting of engines or memory that has no effect with stored features."""
     placement, engine = config.placement, config.engine
     if config.data.features is None:
         return []
@@ -367,6 +370,6 @@ def _illegal_with_features(config: AnyRunConfig) -> list[str]:
 def _changed(section: Config, key: str) -> bool:
     """Return whether a key has another value than its default.
 
-    Whether it was written at all says nothing: the resolved ``config.yaml`` writes every key.
+    It does not matter whether the key was written, because the resolved ``config.yaml`` has every key.
     """
     return getattr(section, key) != type(section).model_fields[key].default

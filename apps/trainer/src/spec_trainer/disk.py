@@ -60,7 +60,9 @@ def check_writable(folder: Path, what: str = "output") -> None:
 
 @contextmanager
 def locked_folder(folder: Path, activity: str, results: str) -> Iterator[None]:
-    """Make ``folder`` and keep other commands out of it during the ``with`` block, however this process ends.
+    """Make ``folder``, and lock it against other commands during the ``with`` block.
+
+    The lock is also released if this process is killed.
 
     After a UsageError, such as a target that the engine cannot load, a folder that was empty before is emptied
     again, unless a path in it matches the glob pattern ``results``. Raise ArtifactError if the folder cannot be
@@ -86,7 +88,7 @@ def locked_folder(folder: Path, activity: str, results: str) -> Iterator[None]:
 
 
 def check_own(path: Path, is_folder: bool = False) -> None:
-    """Raise ArtifactError if ``path`` is a link or not a regular file (a folder if ``is_folder``)."""
+    """Raise ArtifactError if ``path`` is a symbolic link, or not a regular file (``is_folder``: not a folder)."""
     expected, name = (stat.S_ISDIR, "folder") if is_folder else (stat.S_ISREG, "file")
     try:
         mode = path.lstat().st_mode
@@ -135,7 +137,7 @@ def write_atomically(file: Path, text: str) -> None:
 
 
 def follow_umask(file: Path) -> None:
-    """Give a file its folder's read and write permissions; safetensors makes its files private."""
+    """Give a file the read and write permissions of its folder, because safetensors makes its files private."""
     file.chmod(file.parent.stat().st_mode & 0o666)
 
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) -> tuple[Draft, int]:
-    """Return the draft in ``folder`` and the number of tokens that it proposes in a round; start nothing.
+    """Check the draft in ``folder``; return it, and the number of tokens that it proposes in a round. Start nothing.
 
     If ``num_draft_tokens`` is None, it is the draft's default. Raise ArtifactError for a folder that is damaged or no
     draft, TargetError for a draft of another target, ConfigError for more tokens than the draft can propose.

@@ -39,7 +39,7 @@ class DraftTrainer:
     """Trains, saves and exports a draft. Every rank must make each call, and all ranks get equal results."""
 
     def __init__(self, draft: Draft, strategy: Strategy, ops: VocabularyOps, rank: int) -> None:
-        """Train with ``strategy``, to which the draft's module is already attached, as trainer process ``rank``."""
+        """Train with ``strategy``, which has already got the draft's module, as trainer process ``rank``."""
         self._draft = draft
         self._strategy = strategy
         self._ops = ops
@@ -50,7 +50,7 @@ class DraftTrainer:
         return self._strategy.step(share.micro_batches, share.denominators, self._ops, lr)
 
     def evaluate(self, share: BatchShare) -> StepOutput:
-        """Run forward passes only, and return their output summed over ranks."""
+        """Run forward passes only, and return loss and metrics, summed over micro-batches and ranks."""
         return self._strategy.evaluate(share.micro_batches, share.denominators, self._ops)
 
     def save(self, folder: StateFolder) -> None:
@@ -69,7 +69,7 @@ class DraftTrainer:
         return self._strategy.gather_weights()
 
     def exported(self, weights: Mapping[str, Tensor], target: TargetSpec) -> dict[str, Tensor]:
-        """Return the tensors of an export of the full ``weights``, copied from them. Thread-safe."""
+        """Return the tensors that an export of the full ``weights`` has, as copies. Thread-safe."""
         lent = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
         return {
             name: tensor.clone() if tensor.untyped_storage().data_ptr() in lent else tensor
@@ -77,7 +77,7 @@ class DraftTrainer:
         }
 
     def export(self, target: TargetSpec, folder: Path, chat: ChatConfig) -> None:
-        """Write a draft folder that engines load, with the chat settings ``chat``; only rank 0 writes."""
+        """Export the draft to ``folder``, with the chat settings ``chat``. Collective; only rank 0 writes."""
         weights = self._strategy.full_weights()
         if self._rank != 0:
             return

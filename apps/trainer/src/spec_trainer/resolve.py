@@ -60,7 +60,7 @@ def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Se
 
 
 def _as_begun(run: RunSpec) -> RunSpec:
-    """Return the run with the earlier defaults of its draft, if the run directory was created with them."""
+    """Return the run with the former defaults of draft options, if its run directory was created with them."""
     former = run.config.draft.as_before()
     if former is None or run.directory.begun_as() is None:
         return run
@@ -72,7 +72,7 @@ def _as_begun(run: RunSpec) -> RunSpec:
 def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str], *, follows: bool = False
 ) -> tuple[RunParts, Dataset]:
-    """Return a run's parts and dataset; raise as ``resolve`` does. Only a run that ``follows`` needs no data."""
+    """Return a run's RunParts and dataset (empty if it ``follows`` without data); raise as ``resolve`` does."""
     from spec_kit.drafting.draft_files import check_finite
     from spec_trainer.data.kept import load_run_data
 
@@ -121,7 +121,7 @@ def _check(run: RunSpec) -> None:
 
 
 def _check_decoder(parts: RunParts) -> None:
-    """Raise ConfigError if the engine of a run that decodes cannot do so with this draft and configuration."""
+    """Raise ConfigError if the engine cannot decode with the draft in the way that the configuration says."""
     config, most = parts.config, parts.draft.max_draft_tokens
     decode, wanted = config.decode, parts.num_draft_tokens
     if most is not None and wanted > most:
@@ -152,7 +152,7 @@ def _check_decoder(parts: RunParts) -> None:
 
 
 def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
-    """Raise ConfigError if a sample has more tokens than the target has positions; else an engine fails mid-run."""
+    """Raise ConfigError if a sample has more tokens than the target has positions; an engine would fail later."""
     longest = max(dataset.lengths, key=dataset.lengths.__getitem__, default=None)
     if longest is not None and dataset.lengths[longest] > target.max_positions:
         raise ConfigError(
@@ -273,7 +273,7 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
 
 
 def _place(values: dict[str, Any], engine_type: type[Engine]) -> None:
-    """Set the default of ``placement.kind`` if the engine has processes of its own, or if ranks need no engine."""
+    """Set the default of ``placement.kind`` for an engine with separate processes, or for stored features."""
     placement = values.setdefault("placement", {})
     if not isinstance(placement, dict):
         return
@@ -311,7 +311,7 @@ def _check_placement(config: AnyRunConfig, engine_type: type[Engine]) -> None:
 
 
 def _check_decoding(config: AnyRunConfig) -> None:
-    """Raise ConfigError for settings that conflict with decoding, and for ``decode`` settings without decoding."""
+    """Raise ConfigError for settings that conflict with decoding, or ``decode`` settings without effect."""
     decode, push, push_every = config.decode, config.push, config.train.push_every
     if not decode.every:
         unused = {"on_policy"} if config.decodes else set(DecodeConfig.model_fields)

@@ -1,8 +1,8 @@
 """CaptureRun: a run whose steps write shards of features instead of training.
 
-It uses the schedule, dispatcher, engines and stream of training. Shards take the place of global batches, and a
-writer takes the place of the trainer. Data and settings determine the samples of each shard, so an interrupted
-capture continues with the missing shards.
+It uses the batch schedule, dispatcher, engines and feature stream of training. Instead of global batches there are
+shards (files of samples), and instead of a trainer a writer. Data and settings determine the samples of each shard,
+so an interrupted capture continues with the missing shards.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class ShardSchedule(BatchSchedule):
-    """Schedule that visits every sample once, in the order of the data; its items are the missing shards."""
+    """Batch schedule that visits every sample once, in the order of the data; its items are the missing shards."""
 
     def __init__(self, dataset: Dataset, settings: BatchSettings, folder: FeatureFolder) -> None:
-        """Cut ``dataset`` into shards by ``settings``; leave out shards that exist in ``folder``."""
+        """Divide ``dataset`` into shards by ``settings``; leave out shards that exist in ``folder``."""
         super().__init__(Dataset(dataset.samples, (), dataset.report), settings)
         self._folder = folder
 
@@ -68,7 +68,7 @@ class CaptureRun:
 
 
 def plan_capture(parts: RunParts, dataset: Dataset) -> CaptureRun:
-    """Return the capture of a dataset; every process of the capture computes the same."""
+    """Return the CaptureRun for a dataset; every process of the capture computes the same object."""
     config, folder = parts.config, FeatureFolder(parts.config.output)
     settings = BatchSettings(
         global_batch_tokens=max(1, config.capture.shard_bytes // sample_bytes(parts.schema, 1)),
@@ -98,7 +98,11 @@ def write_shards(
     should_stop: Callable[[int], bool],
     show: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Write the missing shards from ``stream`` to disk; a shard is written while the next one arrives."""
+    """Write the missing shards to disk, with the samples that arrive by ``stream``.
+
+    One shard is written while the samples of the next shard arrive. ``show`` gets the figures of each shard, for the
+    progress display.
+    """
     from spec_trainer.offline.shard import write_shard
 
     missing = capture.missing()

@@ -74,7 +74,7 @@ def read_meta(folder: Path) -> CheckpointMeta:
 
 
 def check_whole(folder: Path) -> CheckpointMeta:
-    """Check every file of a checkpoint, and return its meta.
+    """Check every file of a checkpoint against its digest, and return the content of its ``meta.json``.
 
     Raise ArtifactError with the name of a file that is missing, unlisted or changed.
     """

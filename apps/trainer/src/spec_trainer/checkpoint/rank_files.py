@@ -1,4 +1,4 @@
-"""RankFiles copies checkpoint files between rank 0 and ranks whose hosts do not see the run directory."""
+"""RankFiles copies checkpoint files between rank 0 and ranks whose hosts cannot access the run directory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _Piece = tuple[str, int, bytes]
 class RankFiles:
     """Copies files between ranks in pieces of bounded size. All calls are collective.
 
-    If every rank sees the run directory, nothing is copied.
+    If every rank can access the run directory, nothing is copied.
     """
 
     def __init__(self, group: ProcessGroup, sees: bool) -> None:
-        """Find out which ranks see the run directory. ``sees``: whether this rank does; rank 0 always does."""
+        """Exchange which ranks can access the run directory. ``sees``: whether this rank can; rank 0 always can."""
         import torch.distributed as dist
 
         self._group, self._sees = group, sees
@@ -44,7 +44,7 @@ class RankFiles:
         return box[0]
 
     def collect(self, folder: Path, names: Iterable[str]) -> None:
-        """Copy the files ``names`` of each rank that does not see rank 0's ``folder`` into that folder."""
+        """Copy the files ``names`` of each rank that cannot access rank 0's ``folder`` into that folder."""
         import torch.distributed as dist
 
         mine = iter(()) if self._sees else _pieces(folder, names)
@@ -57,7 +57,7 @@ class RankFiles:
                 _write(folder, piece)
 
     def spread(self, folder: Path) -> None:
-        """Copy all files of rank 0's folder to the ranks that do not see it; ``forget`` removes the copies."""
+        """Copy all files of rank 0's folder to the ranks that cannot access it; ``forget`` removes the copies."""
         if not self._apart:
             return
         names = [str(file.relative_to(folder)) for file in sorted(folder.rglob("*")) if file.is_file()]
@@ -67,7 +67,7 @@ class RankFiles:
                 _write(folder, piece)
 
     def forget(self, folder: Path) -> None:
-        """Remove this rank's copy of a folder, if the rank does not see the run directory."""
+        """Remove this rank's copy of a folder, if ``spread`` has made one."""
         if not self._sees:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class CommandCheckpoints:
-    """Chooses the checkpoint from which a command resumes, and the one from which it restarts after a failure."""
+    """Chooses the checkpoints from which a command resumes, and restarts after a failure."""
 
     def __init__(self, root: Path, resume_from: str, identity: str) -> None:
         """Choose ``first`` by ``checkpoint_to_resume``, and note which checkpoints exist before the command."""
@@ -36,7 +36,10 @@ class CommandCheckpoints:
         """Checkpoint from which the command resumes; None if it begins at step 0."""
 
     def newest(self) -> Path | None:
-        """Return the newest undamaged checkpoint that this command has written, else the one it resumed from."""
+        """Return the newest undamaged checkpoint that this command has written.
+
+        If it has written none, return the checkpoint from which the command resumed, or None.
+        """
         written = [
             folder for folder in finished(self._root) if self._found.get(folder) != _version_of(folder)
         ]

@@ -70,7 +70,7 @@ class CheckpointStore:
     def __init__(self, root: Path, keep: int, group: ProcessGroup, sees: bool = True) -> None:
         """Keep the ``keep`` newest checkpoints of folder ``root``, and the best one. Collective.
 
-        ``sees``: whether this rank sees rank 0's ``root``; if not, its ``root`` is a local folder.
+        ``sees``: whether this rank can access rank 0's ``root``; if not, its ``root`` is a local folder.
         """
         self._root = root
         self._keep = keep
@@ -146,7 +146,7 @@ class CheckpointStore:
         return folder
 
     def load(self, trainer: DraftTrainer, folder: Path) -> CheckpointMeta:
-        """Load a checkpoint, which any number of ranks may have saved, and return its meta. Collective.
+        """Load a checkpoint, which any number of ranks may have saved; return its ``meta.json``. Collective.
 
         The caller must have checked that the folder is undamaged, once for all ranks.
         """
@@ -172,7 +172,7 @@ class CheckpointStore:
         scratch.replace(link)
 
     def _rotate(self, step: int) -> None:
-        """Remove old checkpoints up to ``step``; keep the newest ones and the best. Later ones are left alone."""
+        """Remove checkpoints up to ``step``, except the newest ones and the best; keep all later checkpoints."""
         best = self.best()
         for folder in [folder for folder in finished(self._root) if step_of(folder) <= step][: -self._keep]:
             if folder.resolve() != best:

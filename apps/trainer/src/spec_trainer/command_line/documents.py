@@ -60,17 +60,17 @@ def print_document(document: Mapping[str, Any], as_json: bool) -> None:
 
 
 def print_lines(document: Mapping[str, Any], lines: Iterable[str], as_json: bool) -> None:
-    """Print ``document`` as JSON if ``as_json``, else print ``lines``, its form for humans."""
+    """Print ``document`` as JSON if ``as_json``; otherwise print ``lines``, the same content as text for people."""
     print_document(document, as_json) if as_json else print_text("\n".join(lines))
 
 
 def print_text(text: str) -> None:
-    """Print text of a document, without terminal control characters."""
+    """Print text to standard output, without terminal control characters."""
     print(printable(text), file=document_stream(), flush=True)
 
 
 def print_marked(lines: Iterable[str]) -> None:
-    """Print lines as they are; their only control characters must be this program's colour codes."""
+    """Print lines unchanged. Their only control characters may be this program's colour codes."""
     for line in lines:
         print(line, file=document_stream())
     document_stream().flush()

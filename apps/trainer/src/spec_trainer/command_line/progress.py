@@ -45,7 +45,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         self._task = self._bar.add_task("train", total=total_steps, note="")
 
     def show(self, record: Mapping[str, Any]) -> None:
-        """Show the step number and the note of a row of metrics."""
+        """Show the step number and the note of ``record``, a row of metrics."""
         note = self._note(record)
         self._bar.update(self._task, completed=record["step"], note=note)
         now = time.monotonic()

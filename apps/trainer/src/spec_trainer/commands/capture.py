@@ -79,7 +79,7 @@ def run_capture(capture: CaptureRun) -> dict[str, Any]:
 
 
 def _driver(capture: CaptureRun, stop: StopRequest) -> AbstractContextManager[RunDriver]:
-    """Return a driver that captures in this process, or with worker processes (engines and a writer)."""
+    """Return a driver that captures in this process, or in worker processes (engines and a writer of shards)."""
     if capture.run.config.placement.kind != "inline":
         return worker_driver(capture.run, stop, _progress(capture), _WRITER)
 
@@ -99,7 +99,10 @@ def _progress(capture: CaptureRun) -> StepProgress:
 
 
 def _for_capture(config: AnyRunConfig) -> AnyRunConfig:
-    """Return the configuration with one writer instead of the ranks, and most of the device for the engine."""
+    """Return the configuration with one writer process instead of trainer ranks.
+
+    The engine gets most of the device memory.
+    """
     placement = config.placement
     if placement.kind == "colocated" and placement.engine_fraction is placement.trainer_fraction is None:
         placement = placement.model_copy(update={"trainer_fraction": _WRITER_FRACTION})

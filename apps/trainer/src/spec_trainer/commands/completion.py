@@ -1,4 +1,4 @@
-"""Shell completion beyond that of cyclopts: plugin names, configuration keys, and files.
+"""Extend the shell completion of cyclopts by plugin names, configuration keys and files.
 
 The names and keys belong to the plugins that are installed when the script is printed.
 """
@@ -65,7 +65,11 @@ def _keys_of(config: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def _cases(then: str) -> str:
-    """Return the branches of a shell ``case`` over the flag before the cursor; ``then`` is formatted with names."""
+    """Return the branches of a shell ``case`` statement over the flag before the cursor.
+
+    There is a branch for each section of plugins. ``then`` is its body, in which ``{}`` is replaced by the plugins'
+    names.
+    """
     return "\n".join(
         f"    --{flag}) {then.format(' '.join(names))} ;;" for flag, names in _plugin_names().items()
     )

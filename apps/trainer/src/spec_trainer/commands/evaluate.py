@@ -1,4 +1,4 @@
-"""An evaluation, from its request to its document."""
+"""Run ``spec-trainer evaluate``: start the engine, measure a draft, and return the document with the figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the document of ``evaluate --json``; ``words`` are ``engine.key=value`` and the like."""
+    """Return the document of ``evaluate --json``; ``words`` are arguments such as ``engine.key=value``."""
     evaluation = prepare(request, words)
     with TemporaryDirectory() as scratch:
         untrained = None
@@ -58,7 +58,10 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
 
 
 def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path | None) -> dict[str, Any]:
-    """Return the figures of a draft (see ``summarise``), and the acceptance length of an untrained one."""
+    """Return the figures of a draft (see ``summarise``), and the acceptance length of an untrained draft.
+
+    ``untrained``: the folder of that draft; None if it is not to be measured.
+    """
     plain = decode_without_draft(engine, work)
     decode = None
     if any(number is not None for number in work.right):
@@ -71,7 +74,7 @@ def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path |
 
 
 def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:
-    """Export a draft of the same shape with fresh weights, as training began with; return its folder."""
+    """Export a draft of the same shape with random initial weights into ``folder``, and return the folder."""
     import torch
 
     from spec_kit.targets.target_reader import read_target_tensors

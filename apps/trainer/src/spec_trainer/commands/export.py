@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def export_checkpoint(checkpoint: Path, output: Path, target_folder: str | None = None) -> dict[str, Any]:
     """Write the draft of ``checkpoint`` into ``output``; return its path, its figures and serving commands.
 
-    The target must be the target that the draft was trained for. ``target_folder``: path of the target, if it moved.
+    ``target_folder``: the new path of the target, if its folder was moved; it must be the target that the draft was
+    trained for.
     """
     from spec_kit.targets.target_reader import read_target
 

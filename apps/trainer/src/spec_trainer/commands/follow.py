@@ -58,9 +58,9 @@ def resolve_follow(
 
 
 def run_follow(spec: RunSpec) -> dict[str, Any]:
-    """Follow until ``follow.requests`` have arrived, and return the summary; resume from the run directory.
+    """Run the command until ``follow.requests`` requests have arrived, and return the summary.
 
-    If the command is stopped, write the summary, too, and raise Interrupted.
+    The run resumes from its run directory. If the command is stopped, write the summary, too, and raise Interrupted.
     """
     with spec.directory.locked(), StopRequest() as stop:
         spec.directory.open(spec.identity, spec.resuming("latest").config)

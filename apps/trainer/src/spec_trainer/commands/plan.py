@@ -98,7 +98,7 @@ def _answers(run: RunSpec) -> str:
 
 
 def _parallel(run: RunSpec, share: int) -> str:
-    """Return the strategy's name, with the data-parallel rank if several processes share one."""
+    """Return the strategy's name; if several processes have one data-parallel rank, add the rank ``share``."""
     name, num_shares = run.config.strategy.name, run.schedule.num_shares
     if num_shares == run.config.train.ranks:
         return name
@@ -108,7 +108,7 @@ def _parallel(run: RunSpec, share: int) -> str:
 def _device_memory(run: RunSpec) -> dict[str, Any]:
     """Return each process's limit of device memory in bytes; empty if there are no limits.
 
-    ``uncounted_bytes`` come on top of the limit (``MemoryBudget``).
+    The limit does not include ``uncounted_bytes`` (see ``MemoryBudget``).
     """
     capabilities = run.backend.capabilities()
     limited = [member for member in run.members() if member.memory_fraction is not None]

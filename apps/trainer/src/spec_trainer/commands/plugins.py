@@ -25,7 +25,7 @@ TableRow = dict[str, str | int | None]
 
 
 def plugin_rows() -> list[TableRow]:
-    """Return one row per installed entry point.
+    """Return one row of the plugin table for each installed entry point.
 
     The probe of a third-party plugin runs in a child process with a timeout, because it may hang or crash. After the
     timeout the plugin's status is ``unknown``. An entry point with a misspelt group has a row, too, so that the
@@ -87,7 +87,10 @@ def _probe_apart(record: plugins.PluginRecord) -> tuple[str, str, int | None]:
 
 
 def main(kind: str, name: str, probe_s: str) -> None:
-    """Print the status of one plugin; an alarm signal kills this process ``probe_s`` seconds after the import."""
+    """Print the status of one plugin, as the main function of a child process.
+
+    An alarm signal kills this process if the probe takes more than ``probe_s`` seconds after the import.
+    """
     record = next(record for record in plugins.listed() if (record.kind, record.name) == (kind, name))
     with suppress(PluginError):  # the status says so
         plugins.load_listed(record)

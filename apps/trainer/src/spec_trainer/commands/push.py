@@ -1,4 +1,4 @@
-"""Commands ``push`` (give a draft to running servers) and ``serving`` (show which draft each server serves)."""
+"""Commands ``push`` (send a draft to running servers) and ``serving`` (show which draft each server serves)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def push_draft(request: PushRequest, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Publish the draft under a version higher than any server's; return the document of ``push --json``.
+    """Push a draft with a version number higher than any server's; return the document of ``push --json``.
 
     ``words``: options of weight transports, ``push.options.NAME.KEY=VALUE``. Raise UsageError, in one line, for any
     problem found before a server was asked to receive.

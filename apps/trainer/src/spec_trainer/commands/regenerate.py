@@ -43,7 +43,7 @@ class PromptRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Regeneration:
-    """A checked request, with its engine options, target and rows."""
+    """A checked request of ``spec-trainer regenerate``, with its engine options, target and rows."""
 
     request: RegenerationRequest
     options: EngineOptions
@@ -57,11 +57,11 @@ class Regeneration:
 
     @property
     def longest(self) -> int:
-        """The most tokens of a prompt."""
+        """The largest number of tokens that a prompt may have."""
         return self.target.max_positions - self.request.max_new_tokens
 
     def open(self, content: object) -> Conversation:
-        """Return the conversation of a row. Raise BadRow if the row cannot be answered."""
+        """Return a row's Conversation, which is answered turn by turn. Raise BadRow if the row cannot be answered."""
         return open_conversation(content, self.encoder, self.target.eos_token_ids, self.longest)
 
     @property
@@ -147,8 +147,8 @@ def _read_rows(work: Regeneration) -> Regeneration:
 def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dict[str, Any]:
     """Answer the rows that are missing in the file, batch by batch; return figures for the document.
 
-    Batches are cut by row number, so that an interrupted batch is answered again as a whole. This matters because an
-    answer depends on the position of its prompt in the batch.
+    The row number decides to which batch a row belongs, so that an interrupted batch is answered again as a whole.
+    This matters because an answer depends on the position of its prompt in the batch.
     """
     batches = _batches(work, file.next_row)
     num_tokens, started = 0, time.monotonic()
@@ -197,6 +197,6 @@ def answer_batch(
 
 
 def _seed(seed: int, batch: int, turn: int) -> int:
-    """Return a seed of 31 bits, from which engines derive a seed for each prompt."""
+    """Return a seed of 31 bits for one turn of a batch; engines derive a seed for each prompt from it."""
     digest = hashlib.blake2b(f"{seed} {batch} {turn}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -58,7 +58,10 @@ def run_training(spec: RunSpec) -> dict[str, Any]:
 
 
 def _note_room(asked: RunSpec, before: RunSpec, now: RunSpec) -> None:
-    """Log the number of workers with which a run restarts, if it has changed, and the hosts that were lost."""
+    """Log the number of workers with which a run restarts, if it has changed, and the hosts that were lost.
+
+    ``asked``: the run as configured; ``before`` and ``now``: with the workers of the failed and of the new attempt.
+    """
     if now.config.train.ranks == before.config.train.ranks:
         return
     gone = {member.host for member in asked.members()} - {member.host for member in now.members()}
@@ -84,7 +87,10 @@ def _train_from(start: Path | None, spec: RunSpec, stop: StopRequest) -> dict[st
 
 
 def _train_by(driver: RunDriver, spec: RunSpec) -> None:
-    """Train the whole run; depending on the configuration, measure the draft meanwhile or decode between cycles."""
+    """Train the whole run with ``driver``.
+
+    If the configuration says so, the run's engine also measures the draft, or generates the answers to train on.
+    """
     if spec.config.decode.every:
         train_with_decode(spec, driver)
     elif spec.config.train.serve_every:

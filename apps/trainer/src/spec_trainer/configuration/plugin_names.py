@@ -33,7 +33,7 @@ def with_plugin_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_plugin(interface: type[plugins.P], values: Mapping[str, Any]) -> type[plugins.P]:
-    """Return the plugin class that a configuration names in the interface's section, or the default plugin's.
+    """Return the class of the plugin that a configuration names in the interface's section, or of the default plugin.
 
     Raise UsageError if the section is malformed, or if its plugin is not installed or cannot run here.
     """

@@ -204,7 +204,7 @@ def _layer(key: str, value: Any, word: str) -> dict[str, Any]:
 
 
 def _merged(below: Any, above: Any) -> Any:
-    """Merge ``above`` into ``below``; mappings are merged key by key, any other value of ``above`` replaces."""
+    """Merge ``above`` into ``below``: mappings key by key; any other value of ``above`` replaces the value below."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
     lower, upper = cast("dict[Any, Any]", below), cast("dict[Any, Any]", above)

@@ -17,7 +17,7 @@ class TrackConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _asked_or_installed(cls, values: Any) -> Any:
-        """Drop keys of trackers that are neither installed nor enabled; an older ``config.yaml`` may have them."""
+        """Drop keys of trackers that are neither installed nor enabled, which an older ``config.yaml`` may have."""
         if not isinstance(values, dict):
             return values
         return {key: value for key, value in values.items() if key in cls.model_fields or value}

@@ -1,4 +1,4 @@
-"""Copy a run's tokenised dataset, in pieces, to a worker whose host does not see the run directory."""
+"""Copy a run's tokenised dataset, in pieces, to a worker whose host cannot access the run directory."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PART_BYTES = 1 << 20
 
 
 def sees_run_directory(order: WorkerOrder) -> bool:
-    """Return whether this host sees the run directory, by its dataset folder, whose name is unique."""
+    """Return whether this host can access the run directory, in which the dataset folder has a unique name."""
     return Path(order.dataset).is_dir()
 
 
 def check_sees_run_directory(order: WorkerOrder) -> None:
-    """Raise ConfigError if this worker's host does not see the run directory, which the worker needs."""
+    """Raise ConfigError if this worker's host cannot access the run directory, which the worker needs."""
     if not sees_run_directory(order):
         raise ConfigError(
             f"{order.name} needs {order.config['output']}, which its host {socket.gethostname()} does not see: have "
@@ -52,7 +52,10 @@ def run_dataset(order: WorkerOrder, ask: Callable[[DatasetWanted], DatasetPart])
 
 
 def read_part(dataset: Path, wanted: DatasetWanted) -> DatasetPart:
-    """Return the controller's reply: at most 1 MiB of a file from ``wanted.start`` on, empty at its end."""
+    """Return the controller's reply to ``wanted``: at most 1 MiB of a file from byte ``wanted.start`` on.
+
+    It is empty at the end of the file.
+    """
     if wanted.file not in DATASET_FILES:
         raise RunError(f"a worker asked for {wanted.file}, which is no file of the dataset")
     with (dataset / wanted.file).open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Worker program of an engine that decodes: it serves drafts and answers prompts that the controller sends."""
+"""Worker program of a decoder: an engine that serves the run's draft and answers the controller's prompts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def run_decoder(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
-    """Decode until the controller stops this worker or exits."""
+    """Serve drafts and answer prompts until the controller stops this worker or exits."""
     parts = resolve_parts(order.config)
     check_sees_run_directory(order)  # the drafts that it serves are there
     engine = stack.enter_context(create_engine(parts, parts.target, memory_fraction=order.memory_fraction))

@@ -1,4 +1,4 @@
-"""Worker program of an engine replica, which captures the samples that the controller names."""
+"""Worker program of an engine replica, which captures the features of the samples that the controller names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def run_engine(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
-    """Capture until the controller stops this worker or exits."""
+    """Capture features until the controller stops this worker or exits."""
     parts = resolve_parts(order.config)
     if parts.config.decode.every:
         check_sees_run_directory(order)  # the answers are there

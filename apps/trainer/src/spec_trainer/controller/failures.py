@@ -44,7 +44,7 @@ class FailureReports:
         """Events without a failure that arrived while ``with_causes`` waited."""
 
     def receive(self, deadline_s: float) -> WorkerMessage | WorkerEnded | None:
-        """Return the next event, as ``Launcher.receive`` does."""
+        """Return the next event of a worker, as ``Launcher.receive`` does."""
         return self._delayed.popleft() if self._delayed else self._launcher.receive(deadline_s)
 
     def expect_end(self, worker: str) -> None:

@@ -60,7 +60,7 @@ def _types() -> dict[str, type[ControlMessage]]:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOrder:
-    """Description of a worker and its task; its fields are the ``order`` of the WorkerSpec."""
+    """Description of a worker and its task; a launcher passes its fields to the worker as ``WorkerSpec.order``."""
 
     name: str
     program: str
@@ -109,7 +109,7 @@ class RendezvousAddress(ControlMessage):
 
 @dataclass(frozen=True)
 class Ready(ControlMessage):
-    """Says that the worker has loaded everything."""
+    """Says that the worker has loaded everything that it needs and can start its work."""
 
     address: str = ""
     """Address at which a rank receives features; empty for others."""
@@ -148,14 +148,14 @@ class Released(ControlMessage):
 
 @dataclass(frozen=True)
 class StepDone(ControlMessage):
-    """Says that a rank has done ``steps`` steps, and asks whether to proceed."""
+    """Says that a rank has done ``steps`` optimizer steps, and asks whether to continue."""
 
     steps: int
 
 
 @dataclass(frozen=True)
 class Proceed(ControlMessage):
-    """Answers StepDone; every rank gets the same answer after the same step."""
+    """Answers StepDone: whether to continue. Every rank gets the same answer after the same step."""
 
     proceed: bool
     prefill_s: float = 0.0
@@ -164,14 +164,14 @@ class Proceed(ControlMessage):
 
 @dataclass(frozen=True)
 class StepShown(ControlMessage):
-    """Carries the record of a step to the progress display."""
+    """Carries the metrics of a step from rank 0 to the progress display."""
 
     record: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Trained(ControlMessage):
-    """Carries a row for the file ``trained-RANK.jsonl`` of data-parallel rank ``rank``."""
+    """Carries a row (the sample ids of a step) for the file ``trained-RANK.jsonl`` of data-parallel rank ``rank``."""
 
     rank: int
     row: dict[str, Any]
@@ -187,7 +187,7 @@ class Finished(ControlMessage):
 
 @dataclass(frozen=True)
 class TrainCycle(ControlMessage):
-    """Starts a cycle of a run that decodes; its answers are on disk."""
+    """Starts training on the answers of one cycle, which the decoders have generated and which are on disk."""
 
     number: int
     steps: tuple[int, int]
@@ -208,7 +208,7 @@ class Serve(ControlMessage):
 
 @dataclass(frozen=True)
 class Serving(ControlMessage):
-    """Says that a decoder serves the draft of the last Serve."""
+    """Answers Serve: the decoder serves the draft now."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Generate(ControlMessage):
 
 @dataclass(frozen=True)
 class Generated(ControlMessage):
-    """Carries the answers to a portion, in the order of the prompts."""
+    """Answers Generate with the generated answers, in the order of the prompts."""
 
     answers: list[tuple[list[int], list[int], list[int]]]
     """``token_ids``, ``guess_places`` and ``verifications`` of the Generation of each answer."""
@@ -241,7 +241,7 @@ class Exported(ControlMessage):
 
 @dataclass(frozen=True)
 class Measured(ControlMessage):
-    """Answers Exported with the measured figures."""
+    """Answers Exported with the figures that the decoders measured, such as the acceptance length."""
 
     figures: dict[str, Any]
     """Fields for the record of a step; empty if the run was asked to stop in the meantime."""

@@ -1,4 +1,4 @@
-"""RemoteDecoders: the controller's interface to the workers that decode."""
+"""RemoteDecoders: the controller's interface to the decoders, worker processes with engines that answer prompts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class RemoteDecoders:
-    """The workers that decode. Each serves the same draft, and gets the next portion of prompts when it is free."""
+    """The decoders of a run. Each serves the same draft, and gets the next portion of prompts when it is free."""
 
     def __init__(self, workers: Workers, stop: StopRequest) -> None:
-        """Decode with the workers in ``names`` until ``stop`` is requested."""
+        """Decode with the workers that are later listed in ``names``, until ``stop`` is requested."""
         self.names: list[str] = []
         """Names of the workers that decode."""
         self._workers, self._stop = workers, stop
@@ -32,7 +32,7 @@ class RemoteDecoders:
         """Number of a portion -> its answers."""
 
     def serve(self, version: int, folder: Path) -> None:
-        """Have every worker serve the draft in ``folder``, and wait until all do."""
+        """Let every decoder serve the draft in ``folder`` as ``version``, and wait until all do."""
         for name in self.names:
             self._send(name, 0, Serve(version, str(folder)))
         self._workers.until(lambda: not self._portion_of)
@@ -57,7 +57,7 @@ class RemoteDecoders:
         return Pass.of([self._decoded[number] for number in sorted(self._decoded)])
 
     def serving(self, worker: str) -> None:
-        """Note that a worker has replied Serving."""
+        """Handle the message Serving of a worker: it serves the new draft."""
         del self._portion_of[worker]
 
     def generated(self, worker: str, message: Generated) -> None:

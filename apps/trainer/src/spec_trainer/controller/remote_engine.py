@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RemoteEngine:
-    """A Capturer that sends sample references to an engine worker."""
+    """A Capturer that sends the ids and destinations of samples to an engine worker, which captures them."""
 
     def __init__(self, name: str, workers: Workers) -> None:
         """Send captures to the engine worker ``name``."""
@@ -35,7 +35,7 @@ class RemoteEngine:
         return done
 
     def expect_nothing(self) -> None:
-        """Drop the futures of batches that were sent to the replaced worker."""
+        """Drop the futures of batches that were sent to a worker that has been replaced."""
         self._running.clear()
 
     def captured(self, batch: int) -> None:

@@ -1,4 +1,4 @@
-"""Replacements decides whether a failed engine is started again, and records each replacement.
+"""Replacements decides whether a failed engine is started again, and logs each replacement.
 
 A trainer is not replaced, because the other ranks wait for it in a collective.
 """
@@ -32,10 +32,11 @@ class Replacements:
         self._tries = Counter[str]()
 
     def note(self, failures: Sequence[Failure], engines: Container[str], step: int | None) -> None:
-        """Record the replacement of every failed worker; raise the first failure's error if one may not be replaced.
+        """Log the replacement of every failed worker; raise the first failure's error if one may not be replaced.
 
-        ``failures`` begin with the root cause. ``engines`` may be replaced. ``step``: optimizer steps done; None
-        before the first work, when none may be: it would fail again.
+        ``failures`` begin with the root cause. Only workers in ``engines`` may be replaced. ``step``: optimizer steps
+        done. Before training starts it is None, and no worker may be replaced, because the replacement would fail,
+        too.
         """
         for failure in failures:
             lasting = step is None or isinstance(failure.error, UsageError | HostLost)

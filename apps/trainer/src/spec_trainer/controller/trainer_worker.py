@@ -56,7 +56,10 @@ M = TypeVar("M", bound=ControlMessage)
 
 
 class RankLink:
-    """A rank's side of the protocol. A thread reads the controller's messages; callers wait for a message by type."""
+    """A trainer rank's side of the protocol with the controller.
+
+    A thread reads the controller's messages; callers wait for a message by its type.
+    """
 
     def __init__(self, controller: ControllerLink, order: WorkerOrder) -> None:
         """Start to read messages from ``controller``. ``order``: the description of this worker."""
@@ -87,7 +90,10 @@ class RankLink:
         return self.wait(DatasetPart, self._start_s)
 
     def join(self, stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> TcpRendezvous:
-        """Return the joined rendezvous of the ranks: rank 0 listens, and the controller forwards its address."""
+        """Join the rendezvous of the trainer ranks and return it.
+
+        Rank 0 listens, and the controller forwards its address to the other ranks.
+        """
         rank, timeouts = order.index, spec.config.timeouts
         address = (
             format_address(self._controller.address, 0)
@@ -103,9 +109,10 @@ class RankLink:
         return rendezvous
 
     def work(self, address: str, done_steps: int, work: Callable[[], object]) -> None:
-        """Call ``work`` once every worker is ready; return when no other worker needs this rank.
+        """Report Ready, call ``work`` when every worker is ready, and return when no other worker needs this rank.
 
-        Other workers may need the key-value store of the ranks and the memory that engines send to.
+        Other workers may still need this rank's key-value store, and the memory into which engines send. ``address``:
+        where this rank receives features. ``done_steps``: steps of its checkpoint.
         """
         self._controller.send(Ready(address, done_steps))
         self.wait(Start, self._start_s)
@@ -118,7 +125,10 @@ class RankLink:
         self._following = self.wait(Stop)
 
     def parts(self, spec: RunSpec) -> Iterator[tuple[RunSpec, dict[str, Any]]]:
-        """Yield the run, or each cycle in turn, and fields for its records; call ``work`` after each yield."""
+        """Yield the whole run, or with ``decode.every`` each of its cycles, and fields for its rows of metrics.
+
+        The caller must call ``work`` after each yield.
+        """
         if not spec.config.decode.every:
             yield spec, {}
             return
@@ -137,15 +147,15 @@ class RankLink:
         return not answer.proceed
 
     def notes(self, notes: dict[str, Any]) -> dict[str, Any]:
-        """Return ``notes`` with the cycle's seconds of captures so far; empty if there are no cycles."""
+        """Return ``notes`` with the engines' seconds of capture in this cycle; empty if there are no cycles."""
         return {**notes, "prefill_s": self.prefill_s} if notes else {}
 
     def show(self, record: dict[str, Any]) -> None:
-        """Send the record of a step to the progress display."""
+        """Send the metrics of a step to the controller, for the progress display."""
         self._controller.send(StepShown(record))
 
     def measure(self, version: int, folder: Path) -> Future[dict[str, Any]]:
-        """Have the run's engine measure the draft that was exported to ``folder``; return a future of the figures."""
+        """Let the run's decoders measure the draft in ``folder``; return a future of the figures."""
         self._measured = Future()
         self._controller.send(Exported(version, str(folder)))
         return self._measured
@@ -171,7 +181,7 @@ class RankLink:
 
 
 def _on_its_own(stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> RunSpec:
-    """Return the run with a temporary run directory, for a rank whose host does not see the run directory."""
+    """Return the run with a temporary run directory, for a rank whose host cannot access the run directory."""
     if order.index == 0 or spec.config.decode.every:
         check_sees_run_directory(order)
     folder = stack.enter_context(TemporaryDirectory(prefix="spec-rank-"))

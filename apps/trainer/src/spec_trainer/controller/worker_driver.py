@@ -1,8 +1,8 @@
 """WorkerDriver runs a training run with worker processes (engines and trainer ranks), on any launcher.
 
-The driver is the controller's side of the protocol: it hands out capture batches and replies to the ranks after
-every step, and trains nothing itself. ``spec-trainer capture`` has one writer instead of the ranks. In a run that
-decodes, the workers keep running from cycle to cycle.
+The driver is the controller's side of the protocol: it hands out capture batches and replies to the ranks after every
+step, and trains nothing itself. ``spec-trainer capture`` has one writer instead of the ranks. If the run alternates
+between decoding and training (``decode.every``), the workers keep running from cycle to cycle.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def worker_driver(
 
 @dataclass(kw_only=True)
 class _PartInTraining:
-    """State of the run or of one cycle, from the moment when every rank may start."""
+    """State of training for the whole run or for one cycle, from the moment when every rank may start."""
 
     dispatcher: Dispatcher
     done_steps: int
@@ -117,7 +117,7 @@ class WorkerDriver(RunDriver):
     def train(
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
     ) -> float:
-        """Train the remaining steps of ``part``; call ``measure`` for each exported draft meanwhile."""
+        """Train the remaining steps of ``part``, the run or one cycle; call ``measure`` for each exported draft."""
         if notes is not None:
             self._begin_cycle(part, notes)
         training = self._part = self._dispatch(part)
@@ -132,7 +132,7 @@ class WorkerDriver(RunDriver):
         return training.dispatcher.busy_s
 
     def serve(self, version: int, folder: Path) -> None:
-        """Have every decoder serve the draft in ``folder``, and wait until all do."""
+        """Let every decoder serve the draft in ``folder`` as ``version``, and wait until all do."""
         self._decoders.serve(version, folder)
 
     def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
@@ -148,12 +148,12 @@ class WorkerDriver(RunDriver):
         return None if self._part is None else self._part.done_steps
 
     def lost(self, engine: str) -> None:
-        """Give the batches of a lost engine to other engines."""
+        """Let other engines capture the batches of a lost engine."""
         assert self._part is not None
         self._part.dispatcher.lost(self._number_of(engine))
 
     def regained(self, engine: str) -> None:
-        """Give batches again to an engine that was lost and has been replaced."""
+        """Send capture batches again to an engine that was lost and has been replaced."""
         assert self._part is not None
         self.engines[engine].expect_nothing()
         if self._cycle is not None:
@@ -181,7 +181,7 @@ class WorkerDriver(RunDriver):
                 self._handle_training(worker, message)
 
     def _handle_training(self, rank: str, message: protocol.ControlMessage) -> None:
-        """Handle a rank's message during training."""
+        """Handle a message that trainer rank ``rank`` sends during training."""
         assert self._part is not None
         part = self._part
         match message:
@@ -206,7 +206,7 @@ class WorkerDriver(RunDriver):
                 raise RunError(f"{rank} sent {message}, which only the controller sends")
 
     def _may_proceed(self, part: _PartInTraining, done_steps: int) -> bool:
-        """Return whether to proceed after a step; all ranks get the answer of the first rank that asked."""
+        """Return whether to continue after a step; all ranks get the answer that the first rank got."""
         proceed = part.proceed.setdefault(done_steps, not self._stop.requested)
         part.proceed.pop(done_steps - 2, None)  # no rank is more than one step behind another
         return proceed
@@ -215,7 +215,7 @@ class WorkerDriver(RunDriver):
         return list(self.engines).index(engine)
 
     def _begin_cycle(self, part: RunSpec, notes: Mapping[str, Any]) -> None:
-        """Wait for replaced engines, then have ranks and engines load the answers of a cycle."""
+        """Wait for engines that replace others; then let ranks and engines load the answers of a cycle."""
         self._workers.await_replaced()
         steps, resume_from = part.schedule.steps, part.config.train.resume_from
         self._cycle = protocol.TrainCycle(notes["cycle"], (steps.start, steps.stop), resume_from, dict(notes))

@@ -41,7 +41,7 @@ class ControllerLink:
 
     @property
     def address(self) -> str:
-        """Host name or address at which other workers reach this worker."""
+        """Host name or address at which other workers of the run reach this worker."""
         return self._link.address
 
     @property

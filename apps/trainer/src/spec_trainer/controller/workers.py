@@ -31,7 +31,7 @@ _ROOM_CHECK_S = 5.0
 
 
 class WorkerUser(Protocol):
-    """Interface of the object that gives workers their work. It is called in the thread of ``Workers.until``."""
+    """Interface of the object that sends workers their tasks. It is called in the thread of ``Workers.until``."""
 
     engines: Mapping[str, object]
     """Name -> worker that is replaced if it fails."""
@@ -44,10 +44,10 @@ class WorkerUser(Protocol):
         """Handle a worker's message."""
 
     def lost(self, engine: str) -> None:
-        """Give the work of a lost engine to other engines."""
+        """Let other engines do the work of a lost engine."""
 
     def regained(self, engine: str) -> None:
-        """Give work again to an engine that was lost and whose replacement is ready."""
+        """Send work again to an engine that was lost and whose replacement is ready."""
 
 
 class Workers:
@@ -77,7 +77,10 @@ class Workers:
         """Time (``time.monotonic``) of the next attempt to find devices."""
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
-        """Start every worker; workers load in parallel, but use shared devices one after the other."""
+        """Start every worker.
+
+        Workers load in parallel, but workers on the same device begin to use it one after the other.
+        """
         self._handles = dict(self._launcher.start(workers))
         self._running = set(self._handles)
         for spec in workers:
@@ -85,7 +88,7 @@ class Workers:
         self._waiting_for_begin = {spec.name for spec in workers if spec.order["init_order"] > 0}
 
     def send(self, name: str, message: ControlMessage) -> None:
-        """Send a message to a worker or to its replacement. Raise DeadlineExceeded if it does not read (L5)."""
+        """Send a message to a worker or its replacement. Raise DeadlineExceeded if it reads no messages (L5)."""
         self._handles[name].send(message.to_json())
 
     def expect_ready(self, names: Iterable[str]) -> None:
@@ -108,7 +111,10 @@ class Workers:
         self.until(lambda: not self._starting)
 
     def until(self, done: Callable[[], bool], deadline_s: float = math.inf) -> bool:
-        """Handle events until ``done()`` is true; return False at the deadline. Raise a failure that ends the run."""
+        """Handle workers' messages and exits until ``done()`` is true; return False at the deadline.
+
+        Raise the error of a failure that ends the run.
+        """
         while not done():
             now = time.monotonic()
             if now >= self._next_check_s:
@@ -179,7 +185,7 @@ class Workers:
             failures = [refused for name in names if (refused := self._start_again(name)) is not None]
 
     def _start_again(self, name: str) -> Failure | None:
-        """Start a lost engine again, or let it wait until a host has devices; if neither works, return a Failure."""
+        """Start a lost engine again, now or when devices are free; if neither is possible, return a Failure."""
         try:
             worker = self._launcher.replace(self._handles[name])
         except NoDevices as error:
@@ -217,7 +223,7 @@ class Workers:
             self._treat([refused for name in names if (refused := self._start_again(name)) is not None])
 
     def _check_starting(self) -> None:
-        """Handle replaced engines that are not ready in time as failed again."""
+        """Handle a replaced engine that is not ready in time as failed again."""
         start_s = self._timeouts.start_s
         for name in [name for name, limit in self._starting.items() if time.monotonic() >= limit]:
             late = DeadlineExceeded(f"{name} not ready within timeouts.start_s={start_s} s")

@@ -1,7 +1,7 @@
 """Pure functions that assign samples to optimizer steps, ranks and micro-batches.
 
 A global batch is a list of samples with a limit on its tokens (without padding). It is a function of (data, seed,
-epoch, step). Ranks, accumulation and the engine's capture batches only partition it.
+epoch, step). The ranks' shares, the micro-batches and the engine's capture batches only divide its samples.
 """
 
 from __future__ import annotations
@@ -111,7 +111,10 @@ def epoch_order(num: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def _borders(lengths: np.ndarray, budget: int) -> list[int]:
-    """Return the indices at which batches begin and end, [0, …, len(lengths)], cut greedily by ``budget`` tokens."""
+    """Return the indices at which batches begin and end, [0, …, len(lengths)].
+
+    A batch takes the next samples as long as their tokens do not exceed ``budget``.
+    """
     ends = np.cumsum(lengths)
     borders = [0]
     while borders[-1] < len(lengths):
@@ -126,9 +129,9 @@ def shares(
 ) -> tuple[tuple[Ids, ...], ...]:
     """Return sample ids by [rank][micro-batch]; every sample occurs once, and micro-batches may be empty.
 
-    Token counts of all micro-batches are balanced, not only of ranks, because ranks synchronize in each micro-batch.
-    The longest sample goes first, into the micro-batch with the fewest tokens; ties go to the earlier pass, then to
-    the lower rank.
+    The token counts of all micro-batches are balanced, not only the sums of each rank, because ranks synchronize in
+    each micro-batch. Samples are assigned from the longest to the shortest, each to the micro-batch with the fewest
+    tokens. If several have the fewest, the earlier pass is taken, then the lower rank.
     """
     parts: list[list[int]] = [[] for _ in range(world_size * accumulation)]
     loads = [(0, part) for part in range(len(parts))]

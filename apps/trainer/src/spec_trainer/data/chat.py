@@ -67,7 +67,7 @@ class ChatRenderer:
         )
 
     def render(self, chat: Chat, last_turn_only: bool) -> Rendering:
-        """Return the rendered conversation with the spans that the draft learns.
+        """Return the rendered conversation with the character spans that the draft is trained on.
 
         Raise BadRow if the template rejects the conversation, or if the span of a supervised turn is not certain.
         """

@@ -53,11 +53,11 @@ class ChatConfig(Config):
         return value
 
     def record(self) -> dict[str, Any]:
-        """Return only the keys of ChatConfig, as a JSON-serializable dict."""
+        """Return the two chat settings as a JSON-serializable dict, without the other keys of a subclass."""
         return {name: getattr(self, name) for name in ChatConfig.model_fields}
 
     def check_same(self, made: ChatConfig, what: str) -> None:
-        """Raise ConfigError unless these settings equal ``made``, with which ``what`` was made."""
+        """Raise ConfigError unless these settings equal ``made``, the settings that rendered ``what``."""
         for name, value in made.record().items():
             here = getattr(self, name)
             if here != value:
@@ -67,7 +67,7 @@ class ChatConfig(Config):
                 )
 
     def completed_by(self, made: ChatConfig | None, what: str) -> Self:
-        """Return the settings ``made`` of ``what``. Raise ConfigError if an explicitly given setting differs."""
+        """Return ``made``, the settings that rendered ``what``. Raise ConfigError if a setting given here differs."""
         if made is None:
             return self
         completed = self.model_copy(

@@ -53,7 +53,7 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """All samples of a run. Training samples have the lower sample ids, in the order of the files."""
+    """All samples of a run, by sample id: training samples in the order of the files, then held-out samples."""
 
     train: tuple[Sample, ...]
     held_out: tuple[Sample, ...]
@@ -112,9 +112,9 @@ def load_dataset(
 ) -> Dataset:
     """Read, tokenise, check and split the data; with ``with_questions``, set ``Dataset.questions``.
 
-    If ``longest_prompt`` is given, every sample has a prompt of at most so many tokens, and need not be supervised.
-    Without ``data.path`` it is empty. Raise DataError, with file and line, for a source or row that cannot be used,
-    and if no sample is left.
+    If ``longest_prompt`` is given, every sample gets a prompt of at most this many tokens, and need not have
+    supervised tokens. Without ``data.path`` the dataset is empty. Raise DataError, with file and line, for a source
+    or row that cannot be used, and if no sample is left.
     """
     if config.path is None:
         return Dataset((), (), DataReport())
@@ -216,7 +216,7 @@ def _num_held_out(config: DataConfig, num_samples: int) -> int:
 def _split(
     found: Sequence[_Found], num: int, report: DataReport, supervised: bool
 ) -> tuple[list[_Found], list[_Found]]:
-    """Hold out the ``num`` distinct samples with the smallest digests, whatever the order of the rows.
+    """Split the samples; hold out the ``num`` distinct samples with the smallest digests, whatever their order.
 
     Duplicates of a held-out sample are dropped, so that the draft is not evaluated on training data.
     ``supervised``: raise DataError if no training sample has a supervised token.

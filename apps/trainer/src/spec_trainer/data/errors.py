@@ -8,8 +8,8 @@ from spec_core.errors import DataError
 class BadRow(DataError):
     """A row that cannot be used.
 
-    The report counts rows by ``reason``; ``detail`` describes this row. A ``harmless`` row is well formed but
-    useless, such as too short: it is dropped even with ``data.on_bad_row=error``.
+    The data report counts rows by ``reason``; ``detail`` describes this row. A ``harmless`` row is well formed but
+    useless, such as a row that is too short: it is dropped even with ``data.on_bad_row=error``.
     """
 
     def __init__(self, reason: str, detail: str = "", *, harmless: bool = False) -> None:

@@ -78,7 +78,7 @@ def load_run_data(
 def keep_run_data(dataset: Dataset, run_directory: Path) -> None:
     """Cache a large dataset in the run directory, in place of an earlier cache.
 
-    The caller must hold the directory's lock. If the disk is full, log a warning and go on without a cache.
+    The caller must hold the directory's lock. If the disk is full, log a warning and write no cache.
     """
     folder = run_directory / f"{_KEPT}{dataset.origin}"
     if dataset.origin and _open(folder, dataset.origin) is not None:

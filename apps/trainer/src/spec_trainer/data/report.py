@@ -1,4 +1,4 @@
-"""Count the rows that were kept, cut and dropped, with file and line of the first row of each kind."""
+"""Count the rows of the data that were used, truncated and dropped, with file and line of the first of each kind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class DataReport:
         self.dropped.setdefault(reason, RowCount()).add(example)
 
     def count_kept(self, samples: Sequence[Sample], held_out: int) -> None:
-        """Count all samples and their tokens; the last ``held_out`` samples are held out."""
+        """Count all used samples and their tokens; the last ``held_out`` samples are the held-out data."""
         self.kept, self.held_out = len(samples), held_out
         self.tokens = sum(len(sample) for sample in samples)
         self.supervised_tokens = sum(int(sample.loss_mask.sum()) for sample in samples)

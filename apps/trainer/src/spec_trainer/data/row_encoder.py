@@ -67,7 +67,10 @@ class RowEncoder:
         return Encoder(self.tokenizer_folder, self.vocab_size, self.config)
 
     def encode(self, row: DataRow) -> EncodedRow | BadRow:
-        """Return the row's tokens, or a BadRow. Raise DataError for a problem of all rows, such as no tokenizer."""
+        """Return the row's tokens, or a BadRow if the row cannot be used.
+
+        Raise DataError for a problem of all rows, such as a missing tokenizer.
+        """
         try:
             content = parse_row(row.content)
             encoded = self.encoder.encode(content, self.config.last_turn_only)

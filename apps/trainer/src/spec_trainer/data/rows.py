@@ -192,7 +192,7 @@ def _parsed(what: str, text: str) -> Any:
 
 
 def _content(name: str, content: object) -> str | list[dict[str, str]]:
-    """Return a content as one string, or as a list of text parts if it has several.
+    """Return a message's content as one string, or as a list of text parts if it has several.
 
     Several parts are not joined here, because templates differ in what they write between parts.
     """

@@ -17,7 +17,7 @@ _OPTIONAL_KEYS = ("strict", "defer_loading")
 
 
 def served_messages(messages: Sequence[Message], template: str, between_parts: str) -> list[Message]:
-    """Return the messages with contents as strings, and with roles that the template knows.
+    """Return the messages with contents as strings, and only with roles that the template supports.
 
     ``between_parts`` joins the text parts of a content; parts of a tool message are joined by line breaks. Developer
     messages become a system prompt if the template does not name the role ``developer``.

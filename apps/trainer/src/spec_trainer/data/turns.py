@@ -80,7 +80,7 @@ class TurnFinder:
             yield borders[0], self.end_tokens.close(self.text, *borders)
 
     def frames(self, turns: Sequence[int]) -> Iterator[tuple[Around, Span]]:
-        """Yield items of ``Frames`` for the message indices ``turns``, each searched alone."""
+        """Yield items of ``Frames`` that are learned from the turns at the message indices ``turns``."""
         for index, frame in self._frames().items():
             known: Frames = {}
             if index in turns and (borders := self._borders(index)):
@@ -100,7 +100,10 @@ class TurnFinder:
         return (start, stop) if start <= stop else None
 
     def _frames(self) -> dict[int, ContentFrame]:
-        """Return message index -> content frame; without tool messages if the template changes their contents."""
+        """Return message index -> ContentFrame (where its content is in the text, and the text around it).
+
+        Tool messages are left out if the template changes their contents.
+        """
         spoken = {message["role"] for message in self.messages}
         return self._framed(spoken) or (self._framed(spoken - {"tool"}) if "tool" in spoken else {})
 
@@ -200,7 +203,11 @@ class ContentFrame:
     around: Around
 
     def learn(self, known: Frames, borders: Span) -> None:
-        """Store in ``known`` how far this turn reaches around its content, for turns with the same ``around``."""
+        """Store in ``known`` how many characters this turn has before and after its content.
+
+        Other turns with the same text ``around`` their contents have the same numbers. ``borders``: where this turn
+        begins and ends.
+        """
         lead, tail = self.start - borders[0], borders[1] - self.stop
         _, _, before, after = self.around
         if 0 <= lead <= len(before) and 0 <= tail <= len(after):
@@ -229,7 +236,7 @@ class EndTokens:
         self._last = re.compile(rf"\s*(?:{backwards})(?:\s+(?:{backwards}))*")
 
     def close(self, text: str, start: int, stop: int) -> int:
-        """Return the end of the turn whose content and layout are ``text[start:stop]``.
+        """Return the end of the text that the target emits in the turn ``text[start:stop]``.
 
         White space after a special token, and a special token after that, is layout that the target never emits
         (Phi-3 ends a conversation with ``<|end|>``, a line break and ``<|endoftext|>``). If a turn does not end in a

@@ -1,7 +1,8 @@
-"""The cycles of a run that decodes: answer prompts with the served draft, train on the answers, push the draft.
+"""The cycles of ``decode.every``: an engine answers prompts with the draft, and the run trains on the answers.
 
-A cycle starts from a checkpoint, also without an interruption, and trains on a dataset on disk. So its result is the
-same bit for bit, however often it was interrupted.
+At the end of a cycle the trained draft is pushed into the engine. A cycle starts from a checkpoint, even if nothing
+was interrupted, and trains on answers that are on disk. So its result is the same bit for bit, however often it was
+interrupted.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _APART = 2**-6
 
 @dataclass(frozen=True, kw_only=True)
 class Cycle:
-    """One cycle; configuration and cycle number determine its steps and its draft version."""
+    """One cycle of a run. Its number and the configuration determine its steps and its draft version."""
 
     number: int
     steps: range
@@ -46,7 +47,7 @@ class Cycle:
 
 
 def cycles_left(spec: RunSpec, done_steps: int) -> list[Cycle]:
-    """Return the cycles that are left after ``done_steps`` steps; only the last cycle if the run is complete."""
+    """Return the cycles that are left after ``done_steps`` steps; if the run is complete, only the last cycle."""
     every, total = spec.config.decode.every, spec.schedule.total_steps
     first = min(done_steps, total - 1) // every
     return [
@@ -60,7 +61,10 @@ def cycles_left(spec: RunSpec, done_steps: int) -> list[Cycle]:
 
 
 def prompts_of(spec: RunSpec, cycle: int) -> list[list[int]]:
-    """Return the prompts of a cycle: the next ``decode.prompts`` of repeated, shuffled passes over the data."""
+    """Return the token ids of a cycle's prompts.
+
+    They are the next ``decode.prompts`` prompts of repeated, shuffled passes over the data.
+    """
     samples, per_cycle = spec.source.train, spec.config.decode.prompts
     positions = range(cycle * per_cycle, (cycle + 1) * per_cycle)
     orders = {
@@ -79,7 +83,7 @@ def train_with_decode(spec: RunSpec, driver: RunDriver) -> None:
 
 
 def _done_steps(spec: RunSpec) -> int:
-    """Return the number of steps of the checkpoint from which the run starts."""
+    """Return the number of optimizer steps of the checkpoint from which the run starts; 0 without a checkpoint."""
     start = spec.config.train.resume_from
     return 0 if start == "latest" else read_meta(spec.directory.checkpoints / start).step
 
@@ -165,7 +169,7 @@ class _Run:
         return folder
 
     def _finish(self, done_steps: int) -> None:
-        """Measure the draft that is served at the end; add the figures of every cycle to the summary."""
+        """Measure the draft that is served at the end of the run; add the figures of every cycle to the summary."""
         summary = self._spec.directory.read_summary()
         if "cycles" in summary:  # the run was complete before this command
             return
@@ -214,7 +218,7 @@ def first_weights(spec: RunSpec) -> dict[str, Any]:
 
 
 def _notes(figures: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that are added to every record of a cycle, from the cycle's figures."""
+    """Return the fields that are added to every row of metrics of a cycle, from the cycle's figures."""
     own = figures["decode_acceptance_length"]
     return {
         "cycle": figures["cycle"],

@@ -30,7 +30,7 @@ _NAME = "engine"
 
 @dataclass(frozen=True, kw_only=True)
 class Portion:
-    """Prompts that one engine answers together. The answers do not depend on which engine it is."""
+    """Prompts that one engine answers together. The answers are the same whichever engine gives them."""
 
     prompts: list[list[int]]
     seed: int
@@ -61,7 +61,7 @@ class EngineDecoder(Resource):
         self._publisher: Publisher | None = None
 
     def serve(self, version: int, folder: Path) -> None:
-        """Serve the draft in ``folder``. Raise RunError if it cannot be pushed."""
+        """Let the engine serve the draft in ``folder`` as ``version``. Raise RunError if it cannot be pushed."""
         if version == self._version:
             return
         if self._has_drafted:

@@ -90,7 +90,10 @@ class DecodedFolder:
         write_atomically(self._answers(name), "".join(json.dumps(row) + "\n" for row in rows))
 
     def write_figures(self, cycle: int, figures: Mapping[str, Any]) -> None:
-        """Write the engine's figures of a cycle; the number after the last cycle stands for the end of the run."""
+        """Write the engine's figures of a cycle.
+
+        The figures of the draft at the end of the run get the number after the last cycle.
+        """
         write_atomically(self._figures(cycle), json.dumps(figures, indent=2) + "\n")
 
     def figures(self, cycle: int) -> dict[str, Any] | None:
@@ -104,7 +107,8 @@ class DecodedFolder:
     def dataset(self, cycle: int, on_policy: bool) -> Dataset:
         """Return the answers that a cycle trains on, with ``Sample.guess_place`` if ``on_policy``.
 
-        The held-out samples are the first answers to the held-out prompts, the same in every cycle.
+        The held-out samples are the answers to the held-out prompts in the first cycle, so they are the same in every
+        cycle.
         """
         train = self._read(f"cycle-{cycle}", 0, on_policy)
         held_out = self._read(HELD_OUT, len(train), on_policy=False) if self.has_held_out() else ()

@@ -1,4 +1,4 @@
-"""InlineDriver runs a training run in this process, with the engine and one trainer rank."""
+"""InlineDriver runs a training run in this process, which has the engine and the only trainer rank."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def inline_driver(
 
 @dataclass(frozen=True, kw_only=True)
 class InlineDriver(RunDriver):
-    """Captures, trains and decodes in turn, in the calling thread."""
+    """Captures features, trains and decodes one after the other, in the calling thread."""
 
     device: torch.device
     engines: Sequence[Engine]
@@ -82,7 +82,7 @@ class InlineDriver(RunDriver):
     def train(
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
     ) -> float:
-        """Train the remaining steps of ``part``; call ``measure`` between steps."""
+        """Train the remaining steps of ``part``, the run or one cycle; call ``measure`` between steps."""
         import torch.distributed as dist
 
         engines = [DatasetCapturer(engine, part.dataset, part.schema) for engine in self.engines]
@@ -112,7 +112,7 @@ class InlineDriver(RunDriver):
         return dispatcher.busy_s
 
     def serve(self, version: int, folder: Path) -> None:
-        """Serve the draft in ``folder``. Raise RunError if it cannot be pushed."""
+        """Let the engine serve the draft in ``folder`` as ``version``. Raise RunError if it cannot be pushed."""
         self.decoders[0].serve(version, folder)
 
     def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:

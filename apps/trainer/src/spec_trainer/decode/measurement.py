@@ -1,4 +1,4 @@
-"""Measurement: the run's engine serves the current draft and answers the held-out prompts with it."""
+"""Measurement: an engine of the run serves the current draft and answers the held-out prompts with it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Measurement(AbstractContextManager["Measurement"]):
         self._lines = StepLines(spec.directory.measurements)
 
     def measure(self, version: int, folder: Path) -> dict[str, Any]:
-        """Serve the draft in ``folder``, answer the held-out prompts, and return fields for the step's record.
+        """Serve the draft in ``folder``, answer the held-out prompts, and return the figures as fields of metrics.
 
-        Return an empty dict if a stop is requested meanwhile.
+        Return an empty dict if a stop is requested meanwhile. ``version``: the number of steps of the draft.
         """
         start = time.perf_counter()
         self._driver.serve(version, folder)

@@ -1,4 +1,4 @@
-"""Pass: an engine's answers to some prompts, with their duration and the engine's acceptance counters."""
+"""Pass: an engine's answers to a list of prompts, with their duration and the engine's acceptance counters."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Pass:
 
 
 def decode(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Pass:
-    """Decode all prompts at once, timed after a warm-up."""
+    """Let the engine answer all prompts at once, and measure the time, after a warm-up."""
     warm_up(engine, prompts, sampling)
     return decode_warm(engine, prompts, sampling)
 
@@ -79,7 +79,7 @@ def warm_up(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling
 
 
 def decode_warm(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Pass:
-    """Decode all prompts at once, timed, with an engine that is already warmed up."""
+    """Let an engine that is already warmed up answer all prompts at once, and measure the time."""
     before = engine.acceptance() if sampling.num_draft_tokens else AcceptanceCounters()
     start = time.perf_counter()
     answers = engine.generate(prompts, sampling)

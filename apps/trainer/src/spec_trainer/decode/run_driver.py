@@ -1,4 +1,4 @@
-"""RunDriver: the interface by which any kind of run trains and decodes, whatever its placement."""
+"""RunDriver: the interface by which a run trains and decodes, in one process or with worker processes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class RunDriver(ABC):
     def train(
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
     ) -> float:
-        """Train the remaining steps of ``part``; return the seconds that engines spent on capture.
+        """Train the remaining steps of ``part``, the run or one cycle; return the engines' seconds of capture.
 
-        ``notes``: fields added to the record of every step of a cycle; None if the run has no cycles. ``measure`` is
-        called with each draft that is exported for a measurement (``train.serve_every``). Raise Interrupted if a
-        stop is requested.
+        ``notes``: fields added to every row of metrics of a cycle; None if the run has no cycles. ``measure`` is
+        called with each draft that is exported for a measurement (``train.serve_every``). Raise Interrupted if a stop
+        is requested.
         """
 
     @abstractmethod

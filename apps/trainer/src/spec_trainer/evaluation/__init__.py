@@ -1,4 +1,5 @@
 """The command ``spec-trainer evaluate``.
 
-Its modules in order: the request, every check before a start (``prepare``), decoding (``measure``), the document.
+Modules in reading order: ``request`` (the options), ``prepare`` (all checks before an engine starts), ``measure``
+(decoding), ``document`` (the figures).
 """

@@ -1,7 +1,7 @@
-"""Benchmarks of the field: their data sets on the hub, and how their rows become questions.
+"""Public benchmarks: their data sets on the hub, and how their rows become questions.
 
-The wording of a question is the one that published acceptance lengths of drafts are measured with, so that ours can
-be laid beside them. Answers are graded where a row has the right number in GSM8K's layout.
+A question has the wording with which published acceptance lengths of drafts were measured, so that ours can be
+compared with them. Answers are graded if a row has the right number in GSM8K's format.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PASSES_TESTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A data set of questions."""
+    """A benchmark: a data set on the hub, and how to make questions of its rows."""
 
     hub: str
     """Id on the hub."""
@@ -89,7 +89,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 
 @dataclass
 class BenchmarkRow:
-    """A row of a benchmark: its questions, and the prompts that they became so far."""
+    """A row of a benchmark: its questions, and the prompts of those questions that were asked so far."""
 
     benchmark: str
     where: str
@@ -100,7 +100,10 @@ class BenchmarkRow:
     messages: list[dict[str, Any]] = field(default_factory=list["dict[str, Any]"])
 
     def ask(self, encoder: Encoder, longest: int) -> None:
-        """Turn the next question into a prompt. Raise DataError where it has more than ``longest`` tokens."""
+        """Render the next question, after the answers so far, as a prompt.
+
+        Raise DataError if it has more than ``longest`` tokens.
+        """
         self.messages.append({"role": "user", "content": self.questions[len(self.prompts)]})
         try:
             prompt = encoder.opening(Chat(self.messages), self.messages).input_ids
@@ -114,20 +117,20 @@ class BenchmarkRow:
         self.prompts.append(prompt)
 
     def answer(self, text: str) -> None:
-        """Take the answer to the last prompt."""
+        """Add the target's answer to the last prompt to the conversation."""
         self.messages.append({"role": "assistant", "content": text})
 
     @property
     def is_open(self) -> bool:
-        """Whether a question is left."""
+        """Whether a question of this row was not asked yet."""
         return len(self.prompts) < len(self.questions)
 
 
 def parse_benchmarks(words: str) -> dict[str, int | None]:
-    """Return the number of rows to take of each benchmark in ``words``, as in ``gsm8k:200,mt_bench``; None takes all.
+    """Return benchmark -> number of rows (None: all) from text such as ``gsm8k:200,mt_bench``.
 
-    Names count without capitals, dashes and underscores: ``MT-Bench`` is ``mt_bench``. A data set's name on the hub
-    names its benchmark, too. Raise ConfigError for anything else.
+    Capitals, dashes and underscores in names do not matter: ``MT-Bench`` is ``mt_bench``. The name of the data set on
+    the hub is accepted, too. Raise ConfigError for anything else.
     """
     names = {spelling: name for name in BENCHMARKS for spelling in _spellings(name)}
     wanted: dict[str, int | None] = {}
@@ -150,17 +153,20 @@ def _plain(name: str) -> str:
 
 
 def _spellings(name: str) -> set[str]:
-    """Return a benchmark's names, plain: ours, also with its configuration, and the data set's on the hub."""
+    """Return all accepted names of a benchmark, in lower case without dashes and underscores.
+
+    They are its name here, with and without its configuration, and the name of its data set on the hub.
+    """
     benchmark = BENCHMARKS[name]
     names = (name, f"{benchmark.config}-{name}", benchmark.hub, benchmark.hub.partition("/")[2])
     return {_plain(spelling) for spelling in names}
 
 
 class Questions:
-    """The conversations of an evaluation's benchmarks, which grow with the target's answers."""
+    """The conversations of all rows of the benchmarks; the target's answers are added to them turn by turn."""
 
     def __init__(self, rows: Sequence[BenchmarkRow], encoder: Encoder, longest: int) -> None:
-        """Ask the first question of each row; ``longest`` is the most tokens of a prompt."""
+        """Make the prompt of each row's first question; ``longest``: the most tokens of a prompt."""
         self._rows, self._encoder, self._longest = rows, encoder, longest
         for row in rows:
             row.ask(encoder, longest)
@@ -177,18 +183,19 @@ class Questions:
 
     @property
     def right(self) -> tuple[Decimal | None, ...]:
-        """The right number of each of ``prompts``, where there is one."""
+        """The right answer, a number, to each of ``prompts``; None if there is none."""
         return tuple(row.right for row in self._rows for _ in row.prompts)
 
     @property
     def are_open(self) -> bool:
-        """Whether a question is left."""
+        """Whether a row has a question that was not asked yet."""
         return any(row.is_open for row in self._rows)
 
     def ask_all(self, answer: Callable[[list[list[int]]], Sequence[Sequence[int]]]) -> None:
-        """Ask every further question, each after the answers to those before it, whole or cut.
+        """Make the prompts of all later questions, which contain the target's answers to the earlier questions.
 
-        ``answer`` returns the tokens of the target's answers to prompts, without their end tokens.
+        ``answer`` returns the tokens of the target's answers to prompts, without their end-of-text tokens. Answers
+        that were cut are used, too.
         """
         while waiting := [row for row in self._rows if row.is_open]:
             answers = answer([row.prompts[-1] for row in waiting])
@@ -198,9 +205,9 @@ class Questions:
 
 
 def read_benchmarks(wanted: Mapping[str, int | None], folder: Path | None) -> list[BenchmarkRow]:
-    """Return the first rows of each benchmark, from ``folder`` or the hub.
+    """Return the wanted number of rows of each benchmark, from ``folder`` or the hub.
 
-    Raise DataError, naming the row, for one that is not the benchmark's.
+    Raise DataError, which names the row, if a row does not have the benchmark's columns.
     """
     found: list[BenchmarkRow] = []
     for name, most in wanted.items():
@@ -223,9 +230,9 @@ def _rows(name: str, folder: Path | None) -> Iterator[DataRow]:
 
 
 def _files(name: str, folder: Path) -> list[Path]:
-    """Return the benchmark's files in ``folder``: one with its name, or those of a copy of its data set.
+    """Return the benchmark's files in ``folder``: the file with its name, or the files of a copy of its data set.
 
-    The name is ours, also with its configuration (``sanitized-mbpp``), or the data set's on the hub, in any spelling.
+    The file's name may be any of ``_spellings``, such as ``sanitized-mbpp``.
     """
     benchmark, names = BENCHMARKS[name], _spellings(name)
     with foreign_errors(DataError, f"--bench-data={folder} cannot be read"):
@@ -243,7 +250,7 @@ def _files(name: str, folder: Path) -> list[Path]:
 
 
 def _copy(hub: str, names: set[str], folder: Path) -> Path | None:
-    """Return the copy of a data set: in a cache of the hub, as owner/name in ``folder``, or ``folder`` itself."""
+    """Return the folder of a data set's copy: in a cache of the hub, ``folder``/owner/name, or ``folder`` itself."""
     cached = f"datasets--{hub.replace('/', '--')}"
     for place in (folder / cached, folder / "hub" / cached, folder):
         if place.name == cached and (current := place / "refs" / "main").is_file():
@@ -262,7 +269,10 @@ def _commit(file: Path) -> str:
 
 
 def _of_split(benchmark: Benchmark, folder: Path) -> list[Path]:
-    """Return the data files of the benchmark's configuration and split, where their paths name these; else all."""
+    """Return the data files of the benchmark's configuration and split.
+
+    If no path names the configuration, or the split, files of all are returned.
+    """
     files = data_files(folder)
     for part in (benchmark.config, benchmark.split, "question"):
         named = [file for file in files if part and _names(file.relative_to(folder), part)]
@@ -271,7 +281,7 @@ def _of_split(benchmark: Benchmark, folder: Path) -> list[Path]:
 
 
 def _names(path: Path, part: str) -> bool:
-    """Return whether a folder of ``path`` is ``part``, or its file's name begins with that as a word."""
+    """Return whether a folder of ``path`` is called ``part``, or the file's name begins with the word ``part``."""
     return part in path.parts[:-1] or re.match(rf"{part}\b", path.name) is not None
 
 

@@ -32,9 +32,11 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def summarise(work: Workload, plain: Passes, drafted: Passes, decode: Decode | None = None) -> dict[str, Any]:
-    """Return the document: figures of ``work.sampling``, of greedy and of sampled decoding, and a comparison.
+    """Return the document with the figures of greedy and of sampled decoding, and a comparison of texts.
 
-    ``decode``: if given, answers to questions with a right number are graded.
+    The figures at its top level are those of ``work.sampling``. ``plain`` and ``drafted``: the passes without and
+    with the draft. ``decode``: turns token ids into text; if it is given, answers to questions with a right number
+    are graded.
     """
     greedy = _figures(work.greedy.temperature, plain.greedy, drafted.greedy)
     sampled = None
@@ -62,11 +64,11 @@ def summarise(work: Workload, plain: Passes, drafted: Passes, decode: Decode | N
 
 
 def compare(plain: Sequence[Generation], drafted: Sequence[Generation]) -> dict[str, Any]:
-    """Return whether speculation changed the greedy text.
+    """Return whether the greedy texts with the draft (``drafted``) equal those without it (``plain``).
 
-    In low precision, a difference is due to rounding if the two largest logits are nearly equal there. In
-    float32 nothing may differ. ``outputs_differing_only_at_ties``: whether rounding explains all differences;
-    None if the engine does not report the logits' gap.
+    In low precision, a difference is due to rounding if the two largest logits are nearly equal at that token. In
+    float32 nothing may differ. ``outputs_differing_only_at_ties``: whether rounding explains all differences; None if
+    the engine does not report the logits' gap.
     """
     differences = list(_differences(plain, drafted))
     return {

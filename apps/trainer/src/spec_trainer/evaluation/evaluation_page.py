@@ -69,7 +69,7 @@ def position_plot(document: Document) -> str:
 
 
 def load_plots(document: Document) -> str:
-    """Return the plots over the number of answers at once, and the border up to which the draft pays."""
+    """Return plots of speed and latency by concurrency, and the concurrency from which on the draft is slower."""
     entries = sorted(document["throughput"], key=lambda entry: entry["concurrency"])
     if not entries:
         return ""

@@ -28,7 +28,7 @@ def last_number(text: str) -> Decimal | None:
 def accuracy(texts: Sequence[str], right: Sequence[Decimal | None]) -> float | None:
     """Return the share of texts whose last number is the right number.
 
-    Texts without a right number (None in ``right``) do not count; return None if no text counts.
+    Texts whose right number is unknown (None in ``right``) are ignored. If all are ignored, return None.
     """
     graded = [
         last_number(text) == number for text, number in zip(texts, right, strict=True) if number is not None

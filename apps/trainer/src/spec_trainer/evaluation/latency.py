@@ -78,9 +78,9 @@ def describe_loads(plain: Mapping[int, Pass], drafted: Mapping[int, Pass]) -> li
 def break_even(entries: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the concurrency from which on the draft makes decoding slower.
 
-    Between two measured concurrencies, the speed-up is interpolated linearly over the logarithm of the
-    concurrency; the result is the concurrency with a speed-up of 1. If decoding is faster with the draft
-    at the largest concurrency, return None. If it is faster at none, return the smallest.
+    Between two measured concurrencies, the speed-up is interpolated linearly over the logarithm of the concurrency.
+    The result is the concurrency with a speed-up of 1. If decoding is faster with the draft at the largest measured
+    concurrency, return None. If it is faster at no measured concurrency, return the smallest.
     """
     points = sorted((entry["concurrency"], entry["speedup"]) for entry in entries)
     if not points or points[-1][1] > 1:

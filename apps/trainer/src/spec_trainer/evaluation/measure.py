@@ -1,7 +1,7 @@
-"""Timed passes over a workload, with a draft and without one.
+"""Decode a workload with a draft and without one, and measure the time.
 
-Some engines start again for another way of decoding. So the order is: everything without a draft, everything with it,
-then the untrained draft.
+Some engines have to restart to decode with another draft or without one. So everything is decoded without a draft
+first, then with the draft, then with the untrained draft.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """A workload, decoded in one mode of the engine."""
+    """The passes over a workload that an engine decoded with a draft, or without one."""
 
     greedy: Pass
     sampled: Pass | None
@@ -34,9 +34,9 @@ class Passes:
 
 
 def ask_all(engine: Engine, work: Workload, asked: Questions) -> Workload:
-    """Return ``work`` with the later turns of conversations, which follow the target's own greedy answers.
+    """Return ``work`` with the prompts of later turns, which contain the target's greedy answers to earlier turns.
 
-    All ways of decoding then get the same prompts, so that their texts and times can be compared.
+    Decoding with the draft and without it then has the same prompts, so that texts and times can be compared.
     """
     ends = frozenset(engine.target.eos_token_ids)
     sampling = work.without_draft().greedy
@@ -52,7 +52,10 @@ def ask_all(engine: Engine, work: Workload, asked: Questions) -> Workload:
 
 
 def decode_without_draft(engine: Engine, work: Workload) -> Passes:
-    """Decode the workload plainly, with the gaps of the two largest logits if the engine can give them."""
+    """Decode the workload without a draft.
+
+    If the engine can, it also returns the gap between the two largest logits at each token.
+    """
     work = work.without_draft()
     passes = _decode_all(engine, work, "without a draft")
     if passes.greedy.answers[0].top2_margin:
@@ -71,7 +74,7 @@ def decode_with_draft(engine: Engine, draft_model: Path, work: Workload) -> Pass
 
 
 def acceptance_length(engine: Engine, draft_model: Path, work: Workload, what: str) -> float:
-    """Return the acceptance length of another draft, called ``what`` in the log."""
+    """Return the acceptance length of the draft in ``draft_model``, which is called ``what`` in the log."""
     engine.load_draft(draft_model)
     log.info("decoding prompts (%d) with %s", len(work.prompts), what)
     return decode(engine, work.prompts, work.timed).counters.acceptance_length

@@ -1,4 +1,4 @@
-"""Everything that an evaluation reads and checks before it starts an engine."""
+"""Read and check everything that an evaluation needs, before an engine starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OTHER_TEMPERATURE = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A request with everything that it names, read and checked."""
+    """An evaluation request with all that it refers to (target, draft, prompts, options), loaded and checked."""
 
     request: EvaluationRequest
     options: EngineOptions
@@ -42,13 +42,13 @@ class Evaluation:
 
     @property
     def measures_untrained(self) -> bool:
-        """Whether a fresh draft of the same shape is measured, too."""
+        """Whether a draft of the same shape with random weights is measured, too."""
         asked = self.request.untrained
         return self.options.engine_type.abilities.in_process if asked is None else asked
 
 
 def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
-    """Read and check everything that the request names. Raise UsageError, one line, for anything that is wrong."""
+    """Load and check everything that the request refers to. Raise UsageError, in one line, if anything is wrong."""
     from spec_kit.drafting.draft_files import check_finite
     from spec_kit.targets.target_reader import read_target
     from spec_trainer.data.chat_config import read_chat_record

@@ -31,17 +31,17 @@ class Workload:
 
     @property
     def timed(self) -> SamplingParams:
-        """``sampling`` without anything that costs time beside decoding."""
+        """The parameters ``sampling`` without options that take time in addition to decoding, such as logit gaps."""
         return replace(self.sampling, with_margins=False)
 
     @property
     def greedy(self) -> SamplingParams:
-        """``timed`` at temperature 0."""
+        """The parameters ``timed`` with temperature 0."""
         return replace(self.timed, temperature=0.0)
 
     @property
     def sampled(self) -> SamplingParams | None:
-        """``timed`` at the temperature of the sampled answers; None if there is none."""
+        """The parameters ``timed`` with the temperature of sampled answers; None if only greedy ones are measured."""
         temperature = self.sampling.temperature or self.other_temperature
         return replace(self.timed, temperature=temperature) if temperature else None
 
@@ -51,7 +51,7 @@ class Workload:
         return self.sampling.num_draft_tokens
 
     def without_draft(self) -> Workload:
-        """Return the same workload, to be decoded without a draft."""
+        """Return a copy of the workload whose options let the engine decode without a draft."""
         return replace(self, sampling=replace(self.sampling, num_draft_tokens=0))
 
     def by_benchmark(self) -> dict[str, Prompts]:
@@ -62,5 +62,5 @@ class Workload:
         return found
 
     def enough_for(self, concurrency: int) -> Prompts:
-        """Return the prompts, from the start again where so many answers at once need more of them."""
+        """Return enough prompts for ``concurrency`` answers at once; prompts are repeated if there are too few."""
         return list(itertools.islice(itertools.cycle(self.prompts), max(concurrency, len(self.prompts))))

@@ -1,6 +1,6 @@
-"""FiniteFeatures takes samples out of batches if their features hold NaN, infinity or values too large to square.
+"""FiniteFeatures removes samples from batches if their features have NaN, infinity or values too large to square.
 
-A request may make the target compute such features, above all in a dtype of 16 bits. It must not end the run.
+A live request may make the target compute such features, above all in a 16-bit dtype. It must not end the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def with_finite_features(consume: Consume, not_finite: set[int]) -> Consume:
-    """Return ``consume`` for finite features alone; ids of other samples are added to ``not_finite``."""
+    """Return a version of ``consume`` that gets only samples with finite features.
+
+    Sample ids of the others are added to ``not_finite``.
+    """
 
     def consuming(part: RunSpec, rank: int, device: torch.device, links: RankLinks) -> object:
         return consume(part, rank, device, replace(links, stream=FiniteFeatures(links.stream, not_finite)))
@@ -28,10 +31,10 @@ def with_finite_features(consume: Consume, not_finite: set[int]) -> Consume:
 
 
 class FiniteFeatures:
-    """A BatchSource in whose batches the other samples have zero features, and no supervised token."""
+    """A BatchSource that sets features that are not finite to zero, and their samples' loss masks to False."""
 
     def __init__(self, source: BatchSource, not_finite: set[int]) -> None:
-        """Take batches from ``source``; ids of samples with other features are added to ``not_finite``."""
+        """Take batches from ``source``; add the ids of samples whose features are not finite to ``not_finite``."""
         self._source, self._not_finite = source, not_finite
 
     def prepare(self, item: GlobalBatch) -> None:
@@ -52,7 +55,7 @@ class FiniteFeatures:
         return batches
 
     def check(self) -> None:
-        """Raise RunError as the source does."""
+        """Raise RunError if the wrapped source does."""
         self._source.check()
 
     def fail(self, error: BaseException) -> None:

@@ -135,7 +135,7 @@ class FollowRun:
             self._take()
 
     def _has_new_target(self) -> bool:
-        """Return whether the target has changed, and take the new one. Raise RunError unless that is wanted."""
+        """Return whether the target has changed, and use the new one. Raise RunError unless settings allow that."""
         before, target = self._spec.target, self._settled_target()
         if target.digest == before.digest:
             return False
@@ -185,7 +185,7 @@ class FollowRun:
         export_draft(spec.draft, weights, spec.target, folder, spec.config.data)
 
     def _take(self) -> None:
-        """Take the servers' requests, and wait ``follow.poll_s`` if they are too few for a cycle."""
+        """Fetch the requests that the servers have stored; wait ``follow.poll_s`` if they are too few for a cycle."""
         self._check_stop()
         for request in self._traffic.take():
             self._reservoir.add(request)
@@ -337,7 +337,7 @@ class FollowRun:
         return True
 
     def _show(self) -> None:
-        """Show the run's figures to Prometheus."""
+        """Update the figures on the page that Prometheus reads."""
         if self._page is None:
             return
         traffic, answering = self._traffic, self._traffic.versions

@@ -115,7 +115,7 @@ def _judge(
 
 
 def _trainer(part: RunSpec, folder: Path, device: torch.device, stack: ExitStack) -> DraftTrainer:
-    """Return a trainer with the weights of an exported draft."""
+    """Return a DraftTrainer with the weights of the exported draft in ``folder``."""
     section = part.config.draft.model_copy(update={"init_from": folder})
     config = part.config.model_copy(update={"draft": section})
     strategy = stack.enter_context(part.strategy_type(config.strategy, config.train, part.optimizer, device))

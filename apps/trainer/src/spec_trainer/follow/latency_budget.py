@@ -31,7 +31,10 @@ _LEAST_TOKENS = 100
 
 
 def giving_way(consume: Consume, budget: LatencyBudget | None) -> Consume:
-    """Return ``consume`` that waits after each step as ``budget`` says; unchanged without a budget."""
+    """Return a version of ``consume`` that waits after each step while a server is slower than ``budget``.
+
+    Without a budget, return ``consume`` unchanged.
+    """
     if budget is None:
         return consume
 
@@ -46,10 +49,10 @@ def giving_way(consume: Consume, budget: LatencyBudget | None) -> Consume:
 
 
 class LatencyBudget:
-    """Compares the p99 inter-token latency of servers, between two looks at their metrics, with a budget."""
+    """Compares the p99 inter-token latency of servers, since the last reading of their metrics, with a budget."""
 
     def __init__(self, urls: Sequence[str], budget_ms: float, every_s: float) -> None:
-        """Look at the servers every ``every_s`` seconds, at most."""
+        """Read the metrics of the servers at most every ``every_s`` seconds."""
         self._servers = [_ServerLatency(url) for url in urls]
         self._budget_s, self._every_s = budget_ms / 1000, every_s
         self._next_s = time.monotonic()
@@ -58,7 +61,7 @@ class LatencyBudget:
         """Seconds that training has waited."""
 
     def wait(self, should_stop: Callable[[], bool]) -> None:
-        """Return when no server exceeds the budget, or when ``should_stop``."""
+        """Return when no server exceeds the budget, or when ``should_stop()`` is true."""
         if time.monotonic() < self._next_s:
             return
         began_s = time.monotonic()
@@ -72,7 +75,7 @@ class LatencyBudget:
             self.waited_s += time.monotonic() - began_s
 
     def _slow(self) -> str:
-        """Look at every server; return one line about a server that exceeds the budget, or an empty string."""
+        """Read every server's metrics; return a line about a server that exceeds the budget, or an empty string."""
         found = {server.url: server.p99_s() for server in self._servers}
         self._next_s = time.monotonic() + self._every_s
         for url, p99_s in found.items():
@@ -104,7 +107,7 @@ class _ServerLatency:
         return since.latency_quantile(_SHARE) if since is not None and is_busy else None
 
     def _counters(self) -> ServerCounters:
-        """Return the server's counters; raise EngineError if they do not have the latency."""
+        """Return the server's counters. Raise EngineError if they do not include the inter-token latency."""
         page = b"".join(self._client.stream("/metrics", "", _ANSWER_S, _LONGEST_PAGE)).decode(
             errors="replace"
         )

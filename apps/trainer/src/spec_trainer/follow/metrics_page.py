@@ -29,7 +29,7 @@ _SILENCE_S = 10.0
 
 @dataclass(frozen=True)
 class Metric:
-    """Samples of one name: a number, or a number for each value of a label."""
+    """A metric of the page: one number, or a number for each value of a label."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -38,7 +38,7 @@ class Metric:
     label: str = ""
 
     def __str__(self) -> str:
-        """Return the lines of the page, none if there is no sample."""
+        """Return the metric's lines in Prometheus' text format; an empty string if it has no number."""
         return "".join(f"{line}\n" for line in self._lines())
 
     def _lines(self) -> Iterable[str]:
@@ -53,7 +53,7 @@ class Metric:
 
 
 class MetricsPage(Resource):
-    """An HTTP server in threads of its own, whose page is empty at first."""
+    """An HTTP server, in separate threads, with one page, which is empty at first."""
 
     def __init__(self, address: str) -> None:
         """Listen at ``address``, host:port; port 0 is any free one. Raise ConfigError if that is not possible."""
@@ -69,7 +69,7 @@ class MetricsPage(Resource):
         self._thread.start()
 
     def show(self, metrics: Iterable[Metric]) -> None:
-        """Replace the page."""
+        """Replace the content of the page by ``metrics``."""
         self._server.page = "".join(map(str, metrics)).encode()
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class MetricsPage(Resource):
 
 
 class _Server(ThreadingHTTPServer):
-    """Serves the page. A connection above the most replaces the oldest one, so silent ones keep nobody out."""
+    """Serves the page. If too many connections are open, a new one replaces the oldest, so none can block others."""
 
     daemon_threads, block_on_close = True, False
 
@@ -110,7 +110,7 @@ class _Server(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that broke its connection."""
+        """Log nothing if a client breaks its connection."""
 
 
 class _Page(BaseHTTPRequestHandler):
@@ -128,7 +128,7 @@ class _Page(BaseHTTPRequestHandler):
         self.wfile.write(page)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Write no line of a request."""
+        """Log nothing for a request."""
 
 
 def _escaped(label: str) -> str:

@@ -32,7 +32,7 @@ class Reservoir:
     """Keeps the newest requests, one per prompt. A hash of the prompt decides whether a request is held out."""
 
     def __init__(self, config: FollowConfig, *, longest: int, vocab_size: int, seed: int) -> None:
-        """Start empty; ``longest`` is the most tokens of a sample."""
+        """Start without requests; ``longest``: the largest number of tokens of a sample."""
         self._config, self._longest, self._vocab_size, self._seed = config, longest, vocab_size, seed
         self._train: dict[bytes, _Kept] = {}
         self._held_out: dict[bytes, _Kept] = {}
@@ -83,12 +83,15 @@ class Reservoir:
         )
 
     def held_out(self) -> Dataset:
-        """Return the held-out requests, oldest first, as the ``train`` samples of a Dataset."""
+        """Return the held-out requests, oldest first, as the training samples (``train``) of a Dataset."""
         kept = list(self._held_out.values())
         return _dataset([one.input_ids for one in kept], [_answer_mask(one) for one in kept])
 
     def leave_out(self, dataset: Dataset, not_finite: Iterable[int]) -> None:
-        """Drop requests whose features are not finite: samples of ``dataset``, a result of this object, by id."""
+        """Drop the requests whose features are not finite.
+
+        ``dataset`` was returned by this object; ``not_finite`` has sample ids in it.
+        """
         for sample_id in not_finite:
             self.left_out["not_finite"] += 1
             ids = dataset.sample(sample_id).input_ids

@@ -21,7 +21,7 @@ _MOST_CALLS = 64
 
 
 class Traffic:
-    """Takes requests from servers, and counts the requests that the servers did not keep."""
+    """Fetches stored requests from servers, and counts the requests that the servers did not store."""
 
     def __init__(self, urls: Sequence[str], timeout_s: float) -> None:
         """Ask no server yet; ``timeout_s`` is the longest wait for each answer."""
@@ -35,11 +35,11 @@ class Traffic:
 
     @property
     def left_out(self) -> Counter[str]:
-        """Number of requests that the servers did not keep, by reason."""
+        """Number of requests that the servers did not store, by reason."""
         return sum(self._left_out.values(), Counter())
 
     def take(self) -> list[LiveRequest]:
-        """Return the requests that the servers have kept since the last call.
+        """Return the requests that the servers have stored since the last call.
 
         A server that fails is logged once, and is asked again in the next call.
         """

@@ -66,7 +66,7 @@ class FeatureFolder:
         return locked_folder(self.root, "a capture", "features-*")
 
     def open(self, identity: FeatureIdentity) -> None:
-        """Take ownership: write an index without shards, and remove incomplete shards that a crash left."""
+        """Begin a capture in the folder: write an index without shards, and remove incomplete shards of a crash."""
         self.check_owner(identity)
         for left in self.root.glob(f"{SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)

@@ -23,7 +23,7 @@ _READERS = 4
 
 
 class StoredStream(Resource):
-    """A BatchSource that reads the next batch while the trainer computes."""
+    """A BatchSource that reads the next batch from the folder while the trainer computes."""
 
     def __init__(self, run: RunSpec, rank: int, store: FeatureStore, device: torch.device) -> None:
         """Read the samples that ``rank`` trains from ``store``, and copy them to ``device``."""

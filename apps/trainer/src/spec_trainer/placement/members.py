@@ -1,4 +1,4 @@
-"""Members of a run: role, devices and share of these devices for each process."""
+"""Members: the processes of a run, each with its role, its devices, and its share of these devices."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def most_on_a_device(config: AnyRunConfig, num_devices: int) -> int:
 
 
 def on_hosts(found: Sequence[Member], hosts: Mapping[str, str]) -> list[Member]:
-    """Return the members with their host addresses. ``hosts``: name of a member -> its host, from the launcher."""
+    """Return the members with their hosts' addresses. ``hosts``: name of a member -> its host, from the launcher."""
     return [replace(member, host=hosts[member.name]) for member in found]
 
 
@@ -160,7 +160,9 @@ def _roles_of_devices(places: Iterable[Place]) -> dict[int, list[Role]]:
 
 
 def _init_orders(places: Sequence[Place], limits: Sequence[float | None]) -> Iterator[int]:
-    """Yield ``Member.init_order``: a device's engines with a memory limit in turn, then all ranks.
+    """Yield ``Member.init_order`` of each process: engines on one device one after the other, then all ranks.
+
+    Only engines with a memory limit wait for each other.
 
     All ranks have the same number, because no rank is ready before all of them are.
     """

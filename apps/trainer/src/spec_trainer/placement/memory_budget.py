@@ -26,7 +26,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory of one device; all devices of a run have the same."""
+    """The memory of one device, which is the same for all devices of a run."""
 
     capabilities: Capabilities
     window_bytes: int

@@ -1,4 +1,4 @@
-"""Canary compares a new draft version's acceptance length on live traffic with the previous version's."""
+"""Canary compares a pushed draft's acceptance length on live traffic with that of the previous version."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Canary:
         self._ended = False
 
     def look(self, names: Iterable[str]) -> None:
-        """Store these servers' acceptance as the reference for the next version, if there was enough traffic.
+        """Store the acceptance counters of these servers as the reference for the next version, if there are enough.
 
         It is called before each push.
         """
@@ -119,7 +119,7 @@ class Canary:
 
 
 class _Count:
-    """Collects the counters of servers until their sum is enough."""
+    """Adds up the counters of servers until their sum has enough verifications."""
 
     def __init__(self, servers: Iterable[HttpReplica], rounds: int) -> None:
         self._counted = dict.fromkeys(servers, AcceptanceCounters())
@@ -138,7 +138,7 @@ class _Count:
         self._over.set()
 
     def _follow(self, server: HttpReplica) -> None:
-        """Poll a server's counters, each time after its share of the remaining rounds."""
+        """Poll a server's counters, each time until it has counted its share of the remaining verifications."""
         while not self._over.is_set():
             wanted = self._counted[server].rounds + max(1, self._num_left() // len(self._counted))
             with contextlib.suppress(EngineError):  # the publisher says which one is lost

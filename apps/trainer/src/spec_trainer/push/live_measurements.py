@@ -1,4 +1,4 @@
-"""LiveMeasurements: measurements of the draft in the run's own engine during training."""
+"""LiveMeasurements: during training, let an engine of the run measure the current draft at regular steps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Measure(Protocol):
     """Function that makes the run's engine serve an exported draft and answer the held-out prompts."""
 
     def __call__(self, version: int, folder: Path) -> Future[dict[str, Any]]:
-        """Begin to measure the draft after ``version`` steps; the future yields fields of a step's record."""
+        """Begin to measure the draft of step ``version``; the future returns fields for a row of metrics."""
         ...
 
 
 class LiveMeasurements:
-    """Decides when the draft is measured, and exports it for the measurement."""
+    """Decides after which steps the draft is measured, and exports the draft for the measurement."""
 
     def __init__(self, spec: RunSpec, measure: Measure | None) -> None:
         """Measure every ``train.serve_every`` steps; ``measure`` is None except on rank 0."""
@@ -41,7 +41,7 @@ class LiveMeasurements:
         return bool(self._every) and (done_steps % self._every == 0 or done_steps == self._last_step)
 
     def begin(self, done_steps: int, trainer: DraftTrainer) -> None:
-        """Export the current draft and have it measured. Collective, because the weights are gathered.
+        """Export the current draft and begin to measure it. Collective, because the weights are gathered.
 
         Wait until the previous measurement has finished; after the last step, also wait for this measurement.
         """
@@ -55,7 +55,7 @@ class LiveMeasurements:
                 self._newest.result()
 
     def news(self) -> dict[str, Any]:
-        """Return fields for a step's record: the served version, and new results if there are any."""
+        """Return fields for a step's row of metrics: the draft measured last, and new results if there are any."""
         if self._newest is not None and self._newest.done():
             self._unsaid, self._newest = self._newest.result(), None
         fields, self._unsaid = self._unsaid, {}

@@ -1,4 +1,4 @@
-"""LivePushes: pushes of a run's draft to running servers during training."""
+"""LivePushes: during training, push the current draft to running servers at regular steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LEAVING_S = 5.0
 
 
 class LivePushes(Resource):
-    """Decides when the draft is pushed; rank 0 copies the weights and pushes them in a thread."""
+    """Decides after which steps the draft is pushed; rank 0 copies the weights and pushes them in a thread."""
 
     def __init__(self, spec: RunSpec, rank: int, device: torch.device, group: ProcessGroup) -> None:
         """Connect rank 0 of ``group`` to the servers of ``push.to``; without ``train.push_every`` do nothing."""
@@ -66,11 +66,11 @@ class LivePushes(Resource):
             deque(trainer.gather_weights(), maxlen=0)
 
     def news(self) -> dict[str, Any]:
-        """Return fields for a step's record: the served version, and the result of a finished push if it is new."""
+        """Return fields for a step's row of metrics: the served version, and results of a push that has ended."""
         return {} if self._pusher is None else {**self._pusher.outcome(), **self._pusher.serving()}
 
     def finish(self) -> list[dict[str, Any]]:
-        """Wait for the last push, at most for twice ``push.timeout_s``; return results not yet recorded, in order."""
+        """Wait for the last push, at most twice ``push.timeout_s``; return results that are in no row of metrics."""
         if self._pusher is None:
             return []
         self._pusher.wait()
@@ -82,7 +82,7 @@ class LivePushes(Resource):
             self._pusher.close()
 
     def _goes_ahead(self, done_steps: int) -> bool:
-        """Return rank 0's decision whether to push on every rank; only rank 0 knows if the last push has finished."""
+        """Return on every rank whether to push; rank 0 decides, which knows whether the last push has ended."""
         if done_steps == self._last_step:
             return True
         is_free = self._pusher is not None and not self._pusher.is_busy
@@ -97,7 +97,7 @@ class LivePushes(Resource):
 
 
 class _Pusher(Resource):
-    """Pushes versions in a thread of its own, and judges each version if ``push.canary_margin`` is set."""
+    """Pushes versions of the draft in a separate thread; reverts worse versions if ``push.canary_margin`` is set."""
 
     def __init__(self, spec: RunSpec, device: torch.device) -> None:
         config = spec.config.push
@@ -189,9 +189,9 @@ class _Pusher(Resource):
             log.warning("push of version %d failed: %s", version, cause(error))
 
     def _alike(self) -> list[str]:
-        """Return the servers that serve the newest committed version.
+        """Return the servers that serve the newest version that was committed.
 
-        Before the first commit: return all servers if they serve the same version and digest, otherwise none.
+        Before the first commit, return all servers if they serve the same version and digest, otherwise none.
         """
         serving = {url: (status.version, status.digest) for url, status in self._publisher.serving().items()}
         committed = self._publisher.committed

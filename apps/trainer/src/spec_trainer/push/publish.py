@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def publish_draft(request: PushRequest, target: TargetSpec) -> PublishReport:
-    """Publish the draft under a version higher than any server's; ``target`` is the target of ``request``.
+    """Push the draft of ``request`` with a version number higher than any server's. ``target``: its target.
 
     Raise UsageError, in one line, for any problem found before a server was asked to receive, and EngineError if a
     server does not answer.

@@ -34,7 +34,10 @@ ANSWER_S = 60.0
 
 
 def connect_servers(urls: Sequence[str], timeout_s: float = ANSWER_S) -> dict[str, HttpReplica]:
-    """Return address -> server. Raise ConfigError for a malformed address, EngineError if one does not answer."""
+    """Return address -> client of the server.
+
+    Raise ConfigError for a malformed address, EngineError if a server does not answer.
+    """
     servers: dict[str, HttpReplica] = {}
     for url, server in ask_servers(urls, timeout_s).items():
         if isinstance(server, EngineError):
@@ -44,7 +47,9 @@ def connect_servers(urls: Sequence[str], timeout_s: float = ANSWER_S) -> dict[st
 
 
 def ask_servers(urls: Sequence[str], timeout_s: float) -> dict[str, HttpReplica | EngineError]:
-    """Return address -> server, or the error if it cannot be used; all servers are asked in parallel.
+    """Return address -> client of the server, or the error if the server cannot be used.
+
+    All servers are contacted in parallel.
 
     Raise ConfigError for a malformed address or secret before the secret is sent to any server.
     """

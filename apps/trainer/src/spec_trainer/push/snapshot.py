@@ -20,11 +20,11 @@ _COPIES = 4
 
 
 class WeightSnapshot:
-    """Memory for the weights of one step; the first copy allocates it, and later copies reuse it.
+    """A copy of the draft's weights; the first ``take`` allocates its memory, and later calls reuse it.
 
-    It is on the weights' device if memory suffices, else on the host. Copies run on the device's current stream, so
-    they precede a later step's changes, and only one gathered tensor exists at a time. ``take`` does not wait for
-    the device; ``read`` does.
+    It is on the weights' device if there is enough memory, else on the host. Copies run on the device's current
+    stream, so they are made before a later step changes the weights. Only one gathered tensor exists at a time.
+    ``take`` does not wait for the device; ``read`` does.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class WeightSnapshot:
         """Device event recorded after the last copy; None if all tensors were on the CPU."""
 
     def take(self, gathered: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy every tensor before the next one is gathered.
+        """Copy the weights: each tensor that ``gathered`` yields, before the next tensor is gathered.
 
         Raise RunError if memory does not suffice, but only after all tensors are gathered: gathering is collective.
         """

@@ -118,7 +118,7 @@ class QuickstartFiles:
 def run_quickstart(
     draft: str, engine: str, output: Path, size: QuickstartSize | None = None, backend: str = "cpu"
 ) -> dict[str, Any]:
-    """Run the quickstart and return the run's summary."""
+    """Train the tiny target and a draft, measure the draft, write the report, and return the run's summary."""
     # Mistakes are found before minutes of training.
     draft_type = plugins.load_available(Draft, draft)
     plugins.load_available(Engine, engine)
@@ -162,7 +162,7 @@ def run_quickstart(
 
 
 def highlights(summary: dict[str, Any], output: Path) -> dict[str, Any]:
-    """Return the few figures that the command prints at the end."""
+    """Return the figures that the command prints at its end, selected from the summary."""
     lengths = {
         "untrained draft": "acceptance_length_before",
         "prompt lookup": "acceptance_length_prompt_lookup",

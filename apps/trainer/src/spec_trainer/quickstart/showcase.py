@@ -85,7 +85,7 @@ def topic_of(text: str) -> str:
 
 
 def _tokens(answer: Generation, text_of: Decode) -> list[dict[str, Any]]:
-    """Return for each token: its text, its position among the guesses (0 if not guessed), and the refused guess."""
+    """Return for each token of an answer: its text, the number of its guess (0: none), and the refused guess."""
     places = answer.guess_places or (0,) * len(answer.token_ids)
     refused = answer.refused_guesses or (-1,) * len(answer.token_ids)
     return [

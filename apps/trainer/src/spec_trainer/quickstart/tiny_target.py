@@ -222,7 +222,7 @@ def _train(
     config: TinyTargetConfig,
     progress: Progress | None,
 ) -> None:
-    """Train the model for the steps `steps` of the schedule."""
+    """Train the model for the optimizer steps in the range `steps`, with their learning rates."""
     optimizers = _optimizers(model, config)
     schedulers = [
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _lr_factor(steps.start + step, config))

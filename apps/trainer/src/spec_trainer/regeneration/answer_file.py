@@ -1,4 +1,7 @@
-"""AnswerFile: the output ``FILE.jsonl``, which grows by whole lines, and its settings in ``FILE.jsonl.meta.json``."""
+"""AnswerFile: the output file of ``regenerate``, to which whole lines are appended, and its ``.meta.json``.
+
+``FILE.jsonl.meta.json`` has the settings of the answers in ``FILE.jsonl``.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,12 @@ _CUT = b'"finish_reason": "length"'
 
 
 class AnswerFile(Resource):
-    """The file of answers, locked against other commands."""
+    """The output file of ``spec-trainer regenerate``, locked against other commands."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], about: Mapping[str, str]) -> None:
-        """Continue an existing file, or create one. ``about``: information for humans; it may differ from before.
+        """Open an existing file to continue it, or create one.
+
+        ``settings`` must equal those of an existing file. ``about`` is only information for people, and may differ.
 
         Raise ArtifactError as ``check_answer_file`` does, and if another command has locked the file.
         """
@@ -54,7 +59,7 @@ class AnswerFile(Resource):
         os.fsync(self._file.fileno())
 
     def seal(self) -> dict[str, int]:
-        """Write into the meta file that all rows are answered; return the numbers of rows and of cut rows."""
+        """Write into ``.meta.json`` that all rows are answered; return the numbers of rows and of cut answers."""
         self._file.seek(0)
         counts = {"rows_written": 0, "rows_cut": 0}
         for line in self._file:

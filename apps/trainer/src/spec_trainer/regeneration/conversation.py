@@ -27,7 +27,10 @@ _ROW_KEYS = ("messages", "conversations", "text", "input_ids", "loss_mask")
 
 
 class Conversation(ABC):
-    """A row that is being answered. ``prompt`` is the next prompt, empty at the end; ``take`` gets its answer."""
+    """A row of the data while it is answered.
+
+    ``prompt`` has the token ids of the next prompt, and is empty at the end; ``take`` adds the answer to it.
+    """
 
     def __init__(self, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
         """Start with an empty prompt; a subclass sets the first prompt."""
@@ -46,7 +49,7 @@ class Conversation(ABC):
         self._eos_token_ids = frozenset(eos_token_ids)
 
     def take(self, token_ids: Sequence[int], max_new_tokens: int) -> None:
-        """Record the answer to ``prompt``, and set the next prompt. A cut answer ends the conversation."""
+        """Store the answer to ``prompt``, and set the next prompt. A cut answer ends the conversation."""
         self.input_ids = [*self.prompt, *token_ids]
         self.spans = [*self.kept, (len(self.prompt), len(self.input_ids))]
         answer = self.without_end(token_ids)
@@ -84,11 +87,11 @@ class Conversation(ABC):
 
     @abstractmethod
     def text_form(self) -> dict[str, Any]:
-        """Return the keys of the answered row that hold text."""
+        """Return the keys of the answered row that hold the conversation as text: ``messages`` or ``text``."""
 
 
 class Continuation(Conversation):
-    """A text that the target continues, or tokens whose last supervised run it replaces."""
+    """A text that the target continues, or tokens whose last supervised span the target's answer replaces."""
 
     def __init__(self, row: Text | Tokens, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
         """Set the prompt: the text's tokens, or the tokens before the last supervised run."""

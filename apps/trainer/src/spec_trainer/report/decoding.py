@@ -51,7 +51,7 @@ _NUMBERS = {
 
 
 def explanations(summary: Mapping[str, Any]) -> str:
-    """Return a sentence that explains each number of ``_NUMBERS``; empty if they were not all measured."""
+    """Return sentences that explain the figures ``_NUMBERS``; empty if one of them was not measured."""
     if any(summary.get(key) is None for key in _NUMBERS):
         return ""
     rows = "".join(

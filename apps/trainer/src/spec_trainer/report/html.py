@@ -37,5 +37,5 @@ def figures(shown: Iterable[tuple[str, float | None, str]]) -> str:
 
 
 def number(outcome: Mapping[str, Any], key: str, form: str) -> str:
-    """Return a figure of ``outcome`` in the format ``form``, or nothing if it is absent."""
+    """Return the figure ``key`` of ``outcome`` in the format ``form``; an empty string if it is absent."""
     return form.format(outcome[key]) if key in outcome else ""

@@ -1,4 +1,4 @@
-"""Plots of a report as inline SVG. Each panel is an image of its own, so that panels wrap on narrow screens."""
+"""Plots of a report as inline SVG. Each panel is a separate image, so that panels wrap on narrow screens."""
 
 from __future__ import annotations
 

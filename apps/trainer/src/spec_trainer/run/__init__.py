@@ -1,1 +1,1 @@
-"""Inputs, directory, schedule and records of a run."""
+"""Inputs, directory, batch schedule and metrics of a run."""

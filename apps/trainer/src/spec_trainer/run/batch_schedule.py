@@ -104,7 +104,7 @@ class BatchSchedule:
 
     @property
     def steps(self) -> range:
-        """The steps that are trained on this dataset: all steps, or one cycle's steps in a run that decodes."""
+        """The optimizer steps that train on this dataset: all, or with ``decode.every`` those of one cycle."""
         return range(self.total_steps) if self._part is None else self._part
 
     def items(self, done_steps: int) -> Iterator[GlobalBatch]:
@@ -126,7 +126,7 @@ class BatchSchedule:
         return due and self._held_out is not None
 
     def evaluation_items(self, done_steps: int) -> list[GlobalBatch]:
-        """Return the whole held-out set, cut into global batches; the same every time."""
+        """Return the whole held-out set as global batches, which contain the same samples at every evaluation."""
         if self._held_out is None:
             return []
         batches = [self._held_out.batch(index) for index in range(self._held_out.steps_in_epoch(0))]
@@ -146,9 +146,10 @@ class BatchSchedule:
         return shares(item.sample_ids, self.dataset.lengths, self.num_shares, self.settings.accumulation)
 
     def imbalance(self, item: GlobalBatch) -> float:
-        """Return the load imbalance: tokens of each pass's largest micro-batch, summed, over a mean share's tokens.
+        """Return how unevenly the tokens of a batch are distributed over the ranks; 1 is even.
 
-        It is 1 at best. Ranks wait for each other in every pass.
+        Ranks wait for each other in every forward pass. So it is the sum, over passes, of the tokens of the largest
+        micro-batch of any rank, divided by the mean number of tokens of a rank.
         """
         lengths = self.dataset.lengths
         tokens = [
@@ -179,7 +180,7 @@ class BatchSchedule:
         return [tuple(processes) for processes in found]
 
     def captures(self, item: GlobalBatch) -> list[tuple[int, ...]]:
-        """Return the capture batches (sample ids) of an item; they do not depend on which rank trains a sample."""
+        """Return the sample ids of each capture batch of an item; which rank trains a sample does not matter."""
         return capture_batches(item.sample_ids, self.dataset.lengths, self.settings.capture_tokens)
 
     def request_id(self, item: GlobalBatch, sample_id: int) -> int:

@@ -97,7 +97,7 @@ class RunDirectory:
         self._owner = root / ".identity"
 
     def served_draft(self, version: int) -> Path:
-        """Return the folder of the draft after ``version`` steps, which the run's engine serves; it may not exist."""
+        """Return the folder of the draft of step ``version``, which the run's engines serve; it may not exist."""
         return self.decoded / f"draft-{version}"
 
     def check_folder(self) -> None:
@@ -121,7 +121,7 @@ class RunDirectory:
             )
 
     def begun_as(self) -> str | None:
-        """Return the identity of the run that owns the directory; None if it is no run directory."""
+        """Return the ``run_identity`` of the run that owns the directory; None if it is no run directory."""
         self.check_folder()
         return self._identity() if self._owner.exists() else None
 

@@ -1,8 +1,8 @@
-"""The Dispatcher hands capture batches to engines, in the schedule's order, within each rank's byte window.
+"""The Dispatcher sends capture batches to engines in the schedule's order, as far as each rank's window has space.
 
-The window is the memory for a rank's features in flight. Admission in the order of the schedule prevents a deadlock.
-A sample is dispatched only when it fits into the window together with all unreleased *earlier* samples. So the
-sample that a rank waits for always fits, however slow its engine is.
+The window is the memory for a rank's features in flight, limited in bytes. The order of the schedule prevents a
+deadlock. A sample is dispatched only when it fits into the window together with all unreleased *earlier* samples. So
+the sample that a rank waits for always fits, however slow its engine is.
 
 If an engine is lost, its batches are captured again, unchanged and whole, so that the features are the same bit for
 bit. A rank may then receive a sample twice, and drops one copy. That is why the window's bytes for a sample become
@@ -160,7 +160,7 @@ class Dispatcher:
     def start(
         self, items: Iterable[GlobalBatch], failed: Callable[[BaseException], None] | None = None
     ) -> None:
-        """Begin with the first item; later ones follow as memory becomes free.
+        """Begin to dispatch ``items``; later items follow as memory in the windows becomes free.
 
         ``failed`` is called with the first error of any engine in this process; nothing is dispatched after it. An
         engine in another process is reported by ``lost`` instead.
@@ -177,7 +177,7 @@ class Dispatcher:
         self._pump()
 
     def lost(self, engine: int) -> None:
-        """Give the batches of a lost engine that ranks have not released to other engines.
+        """Let other engines capture the batches of a lost engine that ranks have not released yet.
 
         The engine may have died while it sent them. It gets no batches until ``regained``.
         """
@@ -194,7 +194,7 @@ class Dispatcher:
         self._pump()
 
     def regained(self, engine: int) -> None:
-        """Give batches again to an engine that was lost and has been replaced."""
+        """Send batches again to an engine that was lost and has been replaced."""
         with self._lock:
             for queued in range(_QUEUED_PER_ENGINE):
                 heapq.heappush(self._free, (queued, engine))
@@ -212,7 +212,7 @@ class Dispatcher:
             self._stopped = True
 
     def _requests(self, item: GlobalBatch) -> Iterator[_Batch]:
-        """Yield capture batches of an item; a batch that would exceed a rank's window is split."""
+        """Yield the capture batches of an item; a batch that would exceed a rank's window is divided."""
         destinations = self._schedule.destinations(item)
         for sample_ids in self._schedule.captures(item):
             batch = _Batch(next(self._numbers))

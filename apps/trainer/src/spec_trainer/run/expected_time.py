@@ -30,8 +30,9 @@ _ACCELERATOR_FLOPS = 1e15
 def expected_time(run: RunSpec, sizes: RunSizes) -> dict[str, Any]:
     """Return {"hours" or "hours_at_least", "rests_on"}; the first key is missing if nothing is known.
 
-    A resumed run is estimated from its recorded steps. Otherwise the least number of FLOPs is divided by FLOP/s. They
-    are measured with a matrix product on a CPU, and assumed on an accelerator, because ``plan`` opens none.
+    The hours of a resumed run are estimated from the times in its metrics. Otherwise a lower bound of the FLOPs is
+    divided by the device's FLOP/s. On a CPU these are measured with a matrix product. For an accelerator they are
+    assumed, because ``plan`` opens no device.
     """
     done = _recorded(run)
     if len(done) >= _FEWEST_STEPS:

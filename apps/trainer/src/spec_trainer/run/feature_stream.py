@@ -1,4 +1,4 @@
-"""FeatureStream yields one trainer process's micro-batches, in the schedule's order, from a receiver.
+"""FeatureStream fills the micro-batches of one trainer process with features that engines send.
 
 ``offline/stream.py`` reads stored features from a folder instead.
 """
@@ -36,7 +36,9 @@ class BatchSource(Protocol):
     """
 
     def prepare(self, item: GlobalBatch) -> None:
-        """Begin to fill ``item``'s batches without waiting, while the device trains on the previous item.
+        """Begin to fill ``item``'s micro-batches with features that have arrived, without waiting for others.
+
+        Meanwhile the device trains on the previous item.
 
         Calling it is optional.
         """
@@ -45,7 +47,7 @@ class BatchSource(Protocol):
         """Return this process's micro-batches of ``item``, on the process's device."""
 
     def check(self) -> None:
-        """Raise RunError if features returned so far were captured from other tokens than their samples have.
+        """Raise RunError if the token ids that came with features differ from those of their samples.
 
         The call synchronizes with the device, so the loop makes it after another synchronization.
         """
@@ -156,7 +158,7 @@ class FeatureStream:
         return self._batches
 
     def check(self) -> None:
-        """Raise ProtocolError if a sample's features were captured from other tokens than the sample has."""
+        """Raise ProtocolError if the token ids that came with a sample's features differ from the sample's."""
         checks, self._same_tokens = self._same_tokens, []
         if checks and not torch.stack([same for _, same in checks]).all():
             raise _other_tokens(next(sample_id for sample_id, same in checks if not same))

@@ -1,4 +1,4 @@
-"""RunLog writes the record of each step. Every rank logs the samples it trained; rank 0 logs all metrics."""
+"""RunLog writes the metrics of each step on rank 0, and on every rank the ids of the samples that it trained."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def cut_records(directory: RunDirectory, done_steps: int) -> None:
-    """Remove the records of steps after ``done_steps``, at which a run resumes; warn of missing records."""
+    """Remove rows of steps after ``done_steps``, from which a run resumes, from its logs; warn of missing rows."""
     metrics = drop_after(directory.metrics, done_steps, StepRow)
     noted = Counter[int]()
     for file in directory.logs.glob("trained-*.jsonl"):
@@ -103,7 +103,7 @@ class RunLog:
 
 
 class RemoteRankFiles(AbstractContextManager["RemoteRankFiles"]):
-    """Writes ``logs/trained-RANK.jsonl`` for data-parallel ranks that do not see the run directory."""
+    """Writes ``logs/trained-RANK.jsonl`` for data-parallel ranks whose hosts cannot access the run directory."""
 
     def __init__(self, logs: Path) -> None:
         """Write into the folder ``logs``; a file is created with its first row."""

@@ -1,7 +1,7 @@
 """Compare the least memory and disk space that a run needs with what this host and its devices have free.
 
-Only certain needs are counted: weights, gradients, optimizer state, frozen tensors, features in flight, checkpoints.
-Activations for the backward pass and an engine's KV cache come on top; they depend on code that has not run.
+Counted are weights, gradients, optimizer state, frozen tensors, features in flight and checkpoints. Activations for
+the backward pass and an engine's KV cache are not counted, because they depend on code that has not run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PROCESS_BYTES = 200 << 20
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """One part of a run's memory, such as the target's weights."""
+    """One item of the memory that a run needs, such as the target's weights: name, bytes and how to reduce it."""
 
     what: str
     num_bytes: int
@@ -51,7 +51,7 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class Room:
-    """The free memory or disk space of one device, host or file system, and the parts of a run that have to fit."""
+    """The free memory or disk space of one device, host or file system, and what a run needs there."""
 
     name: str
     """Name that begins an error message, such as "this host's memory"."""
@@ -60,11 +60,11 @@ class Room:
 
     @property
     def least_bytes(self) -> int:
-        """Return the bytes that the run needs at least: the sum over ``parts``."""
+        """Return the least number of bytes that the run needs: the sum of the bytes of ``parts``."""
         return sum(part.num_bytes for part in self.parts)
 
     def check(self) -> None:
-        """Raise ConfigError if the parts do not fit."""
+        """Raise ConfigError if the sum of the parts exceeds the free bytes."""
         if self.least_bytes <= self.free_bytes:
             return
         biggest = max(self.parts, key=lambda part: part.num_bytes)
@@ -139,7 +139,7 @@ class RunSizes:
 
     @cached_property
     def shards(self) -> ShardCounts:
-        """The numbers of ranks that divide the draft's weights, and the target's vocabulary."""
+        """The numbers of ranks over which the draft's weights, and the target's vocabulary, are sharded."""
         return self._run.strategy_type.shard_counts(self._config.strategy, self._config.train.ranks)
 
     @property
@@ -159,7 +159,7 @@ class RunSizes:
 
 
 def rooms(run: RunSpec, sizes: RunSizes) -> list[Room]:
-    """Return each device, host memory and disk of this host that the run uses, with the run's parts on it."""
+    """Return the devices, host memory and disk of this host that the run uses, each with what the run needs there."""
     return [*_devices(run, sizes), *_host(run, sizes), _disk(run, sizes)]
 
 

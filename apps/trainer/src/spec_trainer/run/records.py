@@ -111,7 +111,7 @@ class TrainedRow(Row):
 
 
 class CycleFigures(Figures):
-    """Figures of one cycle in a run that decodes."""
+    """Figures of one cycle of a run with ``decode.every``."""
 
     cycle: _Count
     draft_version: _Count
@@ -123,7 +123,7 @@ class CycleFigures(Figures):
 
 
 class KeptSummary(pydantic.BaseModel):
-    """Fields of an existing summary.json that are kept if the run was complete before this command."""
+    """Fields of an existing summary.json that are copied to the new one if the run was already complete."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="ignore", frozen=True)
 

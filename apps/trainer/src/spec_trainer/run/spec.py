@@ -30,7 +30,7 @@ _WINDOW_SHARES = 16
 
 
 def decoded_steps(config: AnyRunConfig, num_prompts: int) -> int:
-    """Return the number of steps of a run that decodes.
+    """Return the number of steps of a run with ``decode.every``.
 
     It is ``train.steps``, or as many as ``train.epochs`` passes over the prompts take.
     """
@@ -40,7 +40,7 @@ def decoded_steps(config: AnyRunConfig, num_prompts: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RunParts:
-    """Everything that the configuration names except the data, loaded and checked."""
+    """A run without its data: the configuration and all that it names (plugins, target), loaded and checked."""
 
     config: AnyRunConfig
     backend: Backend
@@ -59,7 +59,7 @@ class RunParts:
 
     @property
     def longest_prompt(self) -> int:
-        """Most tokens of a prompt in a run that decodes; less than 1 if the answer leaves no tokens for a prompt."""
+        """Most tokens of a prompt that the run's engine answers; less than 1 if the answer needs all tokens."""
         positions = self.target.max_positions - self.num_draft_tokens - 1
         room = min(positions, self.config.engine.batch_tokens) - self.config.decode.max_new_tokens
         return min(room, self.config.data.max_length)
@@ -92,7 +92,7 @@ class RunSpec(RunParts):
 
     @property
     def source(self) -> Dataset:
-        """The data that the user gave, also in a cycle."""
+        """The data that the user gave, even if this RunSpec is a cycle, whose ``dataset`` is generated answers."""
         return self.prompts or self.dataset
 
     @cached_property
@@ -101,7 +101,7 @@ class RunSpec(RunParts):
         return serving_prompts(self.dataset, self.longest_prompt, self.config.decode.prompts)
 
     def cycle(self, answers: Dataset, steps: range) -> RunSpec:
-        """Return one cycle of the run as a run of its own, which trains ``steps`` on ``answers``."""
+        """Return one cycle of the run as a RunSpec, which trains the steps ``steps`` on ``answers``."""
         schedule = BatchSchedule(answers, self.schedule.settings, steps)
         return replace(self, schedule=schedule, prompts=self.source)
 
@@ -153,7 +153,7 @@ class RunSpec(RunParts):
 
     @cached_property
     def longest_sample(self) -> int:
-        """Most tokens of a sample; in a run that decodes, of a prompt with its answer."""
+        """Most tokens of a sample, or of a prompt with its answer if the run's engine generates answers."""
         prompts = [len(sample.prompt) for sample in self.source.samples if sample.prompt is not None]
         if prompts:
             return max(prompts) + self.config.decode.max_new_tokens

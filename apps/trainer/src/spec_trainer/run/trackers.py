@@ -37,7 +37,7 @@ def check_trackers(config: TrackConfig) -> None:
 
 
 def build_trackers(config: TrackConfig, directory: RunDirectory) -> list[GuardedTracker]:
-    """Return the trackers that the configuration enables; each opens in a thread of its own."""
+    """Return the trackers that the configuration enables; each runs in a separate thread."""
     return [GuardedTracker(name, value, directory.root) for name, value in _asked(config).items()]
 
 

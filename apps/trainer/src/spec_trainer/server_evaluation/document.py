@@ -23,7 +23,7 @@ _MOST_LISTED = 20
 def summarise_servers(
     drafted: Loads, plain: Loads | None, right: Sequence[Decimal | None], is_greedy: bool
 ) -> dict[str, Any]:
-    """Return the figures of a server with a draft; ``drafted``: concurrency -> pass.
+    """Return the document with the figures of a server with a draft. ``drafted``: concurrency -> its pass.
 
     ``plain``: the passes of the server without a draft, if there is one. ``right``: the number that is the
     right answer of each question; None for a question without one.

@@ -65,7 +65,7 @@ class TrainState:
 
 
 def train(state: TrainState) -> dict[str, Any]:
-    """Train from ``done_steps`` to the end of the schedule; return the record of the last step."""
+    """Train from ``done_steps`` to the end of the schedule; return the metrics of the last step."""
     schedule, config = state.spec.schedule, state.spec.config.train
     record: dict[str, Any] = {}
     for item in map(schedule.train_item, range(state.done_steps, schedule.steps.stop)):
@@ -103,7 +103,7 @@ def _prepare_next(state: TrainState) -> None:
 
 
 def _hand_over(state: TrainState, to: LivePushes | LiveMeasurements, name: str) -> dict[str, Any]:
-    """Start a push or a measurement of the current draft if one is due; return fields for the step's record."""
+    """Start a push or a measurement of the draft (``to``) if one is due; return fields for the step's metrics."""
     fields: dict[str, Any] = {}
     if to.is_due(state.done_steps):
         with state.timer(name):
@@ -130,7 +130,7 @@ def _evaluate(state: TrainState) -> dict[str, Any]:
 
 
 def _record(state: TrainState, item: GlobalBatch, result: TrainStep, rate: float) -> dict[str, Any]:
-    """Return one line of metrics.jsonl."""
+    """Return the metrics of a step, which become one row of metrics.jsonl."""
     tokens = sum(state.spec.dataset.lengths[sample_id] for sample_id in item.sample_ids)
     data_s, step_s = state.timer.last_s["data"], state.timer.last_s["step"]
     return {
@@ -153,7 +153,7 @@ def _record(state: TrainState, item: GlobalBatch, result: TrainStep, rate: float
 
 
 def _check_finite(state: TrainState, record: dict[str, Any]) -> None:
-    """Raise RunError if loss or gradient norm is not finite, before a checkpoint replaces a good one."""
+    """Raise RunError if loss or gradient norm is not finite, before a checkpoint is written."""
     if math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"]):
         return
     values = f"step {record['step']}: loss {record['loss']}, gradient norm {record['grad_norm']}"

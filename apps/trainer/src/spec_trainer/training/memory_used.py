@@ -1,4 +1,4 @@
-"""Memory of a trainer process, for the record of each step."""
+"""Memory that a trainer process uses, for the metrics of each step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def memory_used(device: torch.device) -> dict[str, int]:
     """Return the resident host memory of this process, and the peak of torch's allocator on its device so far.
 
-    In bytes. The second is missing if the device has no such allocator, as a CPU.
+    Both are in bytes. The second is missing for a CPU, which has no such allocator.
     """
     import torch
 

@@ -50,7 +50,7 @@ _MEASURED = (
 
 @dataclass(frozen=True, kw_only=True)
 class RankLinks:
-    """A trainer rank's connections to the rest of the run, within its process or to other processes."""
+    """Functions by which a trainer rank communicates with the rest of the run, in its process or in others."""
 
     store: Store
     """Key-value store by which the ranks form torch's default process group."""
@@ -90,7 +90,7 @@ def create_engine(parts: RunParts | EngineOptions, target: TargetSpec, **around:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFeatures:
-    """A rank's source of features, open for all cycles of a run."""
+    """A trainer rank's source of features, which stays open during all cycles of a run."""
 
     stream: Callable[[RunSpec, Callable[..., None]], BatchSource]
     """Returns the rank's batches for a run or one of its cycles. The second argument is a callback that gets the rank
@@ -128,7 +128,7 @@ def rank_features(
 
 
 def train_rank(spec: RunSpec, rank: int, device: torch.device, links: RankLinks) -> None:
-    """Train the remaining steps of ``spec`` as trainer rank ``rank``; export the draft after the run's last step."""
+    """Train the remaining steps of ``spec`` as trainer rank ``rank``; after the run's last step, export the draft."""
     with _train_state(spec, rank, device, links) as state:
         links.work(state.done_steps, functools.partial(_train_and_finish, state))
 
@@ -175,7 +175,7 @@ def _train_state(spec: RunSpec, rank: int, device: torch.device, links: RankLink
 
 
 def build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer:
-    """Return a trainer of the draft with the run's initial weights."""
+    """Return a DraftTrainer of a new draft with the run's initial weights, for trainer rank ``rank``."""
     from spec_kit.targets.target_reader import read_target_tensors
 
     tensors = read_target_tensors(spec.target)
@@ -261,7 +261,7 @@ def _finish(state: TrainState, last: dict[str, Any]) -> None:
 
 
 def _kept_summary(state: TrainState) -> dict[str, Any]:
-    """Return times and other figures of the existing summary if the run was already complete, else nothing."""
+    """Return times and other figures of the existing summary if the run was already complete; otherwise nothing."""
     try:
         saved = read_figures(state.spec.directory.summary, KeptSummary)
     except ArtifactError:  # there is none, or it is damaged
