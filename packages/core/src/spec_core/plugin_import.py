@@ -115,8 +115,11 @@ def _kept_log() -> Callable[[], None]:
 
     def restore() -> None:
         root.handlers[:] = handlers
-        root.setLevel(level)
-        logging.disable(disabled)
+        # Either setter clears the caches of all loggers.
+        if root.level != level:
+            root.setLevel(level)
+        if root.manager.disable != disabled:
+            logging.disable(disabled)
 
     return restore
 

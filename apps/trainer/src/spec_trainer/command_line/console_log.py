@@ -25,4 +25,6 @@ def log_to_stderr() -> None:
 def show_from(level: int) -> None:
     """Set the log level of this project's packages and its plugins to ``level``."""
     for package in {"spec_trainer", "spec_processes", "spec_kit"} | packages():
-        logging.getLogger(package).setLevel(level)
+        logger = logging.getLogger(package)
+        if logger.level != level:  # the setter clears the caches of all loggers
+            logger.setLevel(level)

@@ -60,6 +60,8 @@ def transport_configs(options: TransportOptions, source: str) -> dict[str, Weigh
     Raise UsageError, one line that begins with ``source``, if a transport is not installed or does not have an
     option.
     """
+    if not options:
+        return {}
     configs = {name: plugins.load(WeightTransport, name).Config for name in options}
     section = _section_of(configs)
     whole = _section_of({"push": _section_of({"options": section})})

@@ -108,7 +108,7 @@ def _tokens(fields: Mapping[str, Any], last_turn_only: bool | None) -> Tokens:
     ids, mask = _integers("input_ids", fields["input_ids"]), _integers("loss_mask", fields["loss_mask"])
     if len(ids) != len(mask):
         raise BadRow("bad tokens", f"{len(ids)} input_ids but {len(mask)} values of loss_mask")
-    if not np.isin(mask, (0, 1)).all():
+    if ((mask != 0) & (mask != 1)).any():
         raise BadRow("bad tokens", "loss_mask holds other values than 0 and 1")
     return Tokens(ids, mask.astype(bool), last_turn_only)
 
