@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -11,7 +12,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -138,9 +139,15 @@ class Lab:
             words, capture_output=True, text=True, timeout=START_S, check=False, env=env, cwd=here
         )
 
+    def plan_words(self, **keys: object) -> list[str]:
+        """Words of a plan as one document, for a call in the tests' own process."""
+        return ["plan", *self.words(self.folder / "planned", **keys)[1:], "--json"]
+
     def sample_bytes(self, num_tokens: int) -> int:
         """Features and int64 ids of a sample."""
-        return num_tokens * (json.loads(self.plan().stdout)["features_bytes_per_token"] + 8)
+        with redirect_stdout(io.StringIO()) as document:
+            assert cli.run(self.plan_words()) == 0
+        return num_tokens * (json.loads(document.getvalue())["features_bytes_per_token"] + 8)
 
     def __enter__(self) -> Self:
         return self

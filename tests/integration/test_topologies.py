@@ -105,11 +105,10 @@ def test_two_runs_of_one_host_at_once(
     assert "torch.distributed" not in imported
 
 
-def test_plan_refuses_a_window_that_a_sample_does_not_fit(lab: Lab) -> None:
+def test_plan_refuses_a_window_that_a_sample_does_not_fit(lab: Lab, command_line) -> None:
     window = lab.sample_bytes(MAX_TOKENS) - 1
-    refused = lab.plan(placement__kind="disaggregated", placement__window_bytes=window)
-    assert refused.returncode == 2
-    (line,) = refused.stderr.splitlines()
+    words = lab.plan_words(placement__kind="disaggregated", placement__window_bytes=window)
+    line = command_line(*words).error
     assert f"placement.window_bytes={window} is smaller than sample" in line
     assert f"raise it to {window + 1}" in line
 
