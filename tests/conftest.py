@@ -23,6 +23,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 MakeTarget = Callable[..., Path]
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a parameter of megabytes by its beginning: each worker sends all names, and each report has its test's."""
+    return repr(val[:60]) if isinstance(val, str | bytes) and len(val) > 500 else None
+
+
 def pytest_collection_finish() -> None:
     """Leave the libraries and the collected tests out of all later walks of the garbage collector."""
     gc.freeze()
