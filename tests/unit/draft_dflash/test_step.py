@@ -56,6 +56,7 @@ CASES = {
 }
 LENGTHS = [9, 1, 14, 2, 3, 23]
 GAPS = [0, 2, 0, 3, 1, 4]
+PRECISIONS = [(torch.float64, 1e-9), (torch.float32, 1e-4)]
 
 
 def make_config(**options):
@@ -83,6 +84,24 @@ def run_reference(module, documents, target):
     return result, {name: weight.grad for name, weight in weights.items()}
 
 
+def assert_equals_the_reference(target, config, documents):
+    """A step in each precision; documents are in float32."""
+    result, expected = run_reference(make_model(target, config), documents, target)
+    assert result.loss.item() > 0.1
+    for dtype, tolerance in PRECISIONS:
+        module, counts = make_model(target, config, dtype), denominators(config, documents)
+        batch = make_batch(
+            [replace(document, states=document.states.to(dtype)) for document in documents], GAPS
+        )
+        output = module(batch, counts, make_ops(target, dtype))
+        output.loss.backward()
+        assert counts.item() == pytest.approx(result.denominator, rel=1e-12)
+        assert output.counts["accuracy"].tolist() == result.counted
+        assert abs(output.loss.item() - result.loss.item()) <= tolerance * result.loss.item()
+        assert_gradients(gradients(module), expected, tolerance)
+    return result
+
+
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Several blocks to a chunk of attention, and several chunks; gradients summed over several chunks of logits."""
@@ -91,45 +110,26 @@ def small_chunks(monkeypatch):
 
 
 @pytest.mark.parametrize(("options", "changes"), CASES.values(), ids=CASES.keys())
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 @pytest.mark.usefixtures("small_chunks")
-def test_loss_and_every_gradient_equal_the_dense_reference(options, changes, dtype, tolerance):
+def test_loss_and_every_gradient_equal_the_dense_reference(options, changes):
     target, config = make_target(**changes), make_config(**options)
-    documents = random_documents(target, LENGTHS, 5, num_states(config), dtype)
-    module = make_model(target, config, dtype)
-    output = module(make_batch(documents, GAPS), denominators(config, documents), make_ops(target, dtype))
-    output.loss.backward()
-    result, expected = run_reference(module, documents, target)
-    assert result.loss.item() > 0.1
+    documents = random_documents(target, LENGTHS, 5, num_states(config))
+    assert_equals_the_reference(target, config, documents)
     assert max(len(document.anchors) for document in documents) == 6
-    assert abs(output.loss.item() - result.loss.item()) <= tolerance * result.loss.item()
-    assert_gradients(gradients(module), expected, tolerance)
 
 
 @pytest.mark.parametrize("kind", ["ce", "dpace", *SOFT])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 @pytest.mark.usefixtures("small_chunks")
-def test_guesses_that_were_judged_equal_the_dense_reference(kind, dtype, tolerance):
+def test_guesses_that_were_judged_equal_the_dense_reference(kind):
     """Rounds of three guesses: blocks of three train two of them, blocks of six all three."""
     for block in (3, 6):
-        config = make_config(loss=kind, block_size=block, num_anchors=50)
-        target, documents = (
-            make_target(),
-            random_documents(make_target(), LENGTHS, 5, num_states(config), dtype),
-        )
+        target, config = make_target(), make_config(loss=kind, block_size=block, num_anchors=50)
+        documents = random_documents(target, LENGTHS, 5, num_states(config))
         decode(documents, seed=block)
         for document in documents:
             document.anchors = [last for last in document.rounds if counted_slots(document, last, block)]
-        module, counts = make_model(target, config, dtype), denominators(config, documents)
-        output = module(make_batch(documents, GAPS), counts, make_ops(target, dtype))
-        output.loss.backward()
-        result, expected = run_reference(module, documents, target)
-        assert result.loss.item() > 0.1
-        assert counts.item() == pytest.approx(result.denominator, rel=1e-12)
-        assert output.counts["accuracy"].tolist() == result.counted
+        result = assert_equals_the_reference(target, config, documents)
         assert [count > 0 for count in result.counted] == [slot < 3 for slot in range(block - 1)]
-        assert abs(output.loss.item() - result.loss.item()) <= tolerance * result.loss.item()
-        assert_gradients(gradients(module), expected, tolerance)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -70,6 +72,8 @@ CASES = {
 }
 LENGTHS = [9, 1, 14, 2, 3, 23]
 GAPS = [0, 2, 0, 3, 1, 4]
+ATTENTIONS = {"kernel": KERNELS.get, "chunked": no_kernel}
+PRECISIONS = [(torch.float64, 1e-9), (torch.float32, 1e-4)]
 
 
 def denominators(config, documents):
@@ -95,32 +99,40 @@ def run_reference(module, documents, target):
     return result, {name: weight.grad for name, weight in weights.items()}
 
 
-@pytest.fixture(params=["kernel", "chunked"])
-def kernel(request, monkeypatch):
-    """Both attentions; the chunked one in chunks of six or seven queries."""
+def assert_equals_the_reference(target, config, documents, kernels):
+    """A step with each kind of attention in each precision; documents are in float32."""
+    batch, counts = make_batch(documents, GAPS), denominators(config, documents)
+    result, expected = run_reference(make_model(target, config), documents, target)
+    assert result.loss.item() > 0.1
+    for kernel, (dtype, tolerance) in itertools.product(kernels, PRECISIONS):
+        module = make_model(target, config, dtype, kernel)
+        given = replace(batch, hidden_TNH=batch.hidden_TNH.to(dtype))
+        output = module(given, counts, make_ops(target, dtype))
+        output.loss.backward()
+        assert counts.tolist() == result.labelled == output.counts["accuracy"].tolist()
+        assert abs(output.loss.item() - result.loss.item()) <= tolerance * result.loss.item()
+        assert_gradients(gradients(module), expected, tolerance)
+    return result
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """The chunked attention is computed in chunks of six or seven queries."""
     monkeypatch.setattr(attention, "SCORE_BYTES", 4 * 4 * 23 * 7)
-    return KERNELS.get if request.param == "kernel" else no_kernel
+
+
+@pytest.fixture(params=ATTENTIONS)
+def kernel(request, small_chunks):
+    return ATTENTIONS[request.param]
 
 
 @pytest.mark.parametrize(("options", "changes"), CASES.values(), ids=CASES.keys())
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
-def test_loss_and_every_gradient_equal_the_dense_reference(
-    options, changes, dtype, tolerance, kernel, monkeypatch
-):
+def test_loss_and_every_gradient_equal_the_dense_reference(options, changes, small_chunks, monkeypatch):
     # Three positions per chunk, so that gradients are summed over several chunks.
     monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 3 * 4 * (29 + 4 * 29))
     target, config = make_target(**changes), Eagle3Config(**{"num_steps": 4, **options})
-    module = make_model(target, config, dtype, kernel)
     documents = random_documents(target, LENGTHS, seed=5)
-    for document in documents:
-        document.states = document.states.to(dtype)
-    batch = make_batch(documents, GAPS)
-    output = module(batch, denominators(config, documents), make_ops(target, dtype))
-    output.loss.backward()
-    result, expected = run_reference(module, documents, target)
-    assert result.loss.item() > 0.1
-    assert abs(output.loss.item() - result.loss.item()) <= tolerance * result.loss.item()
-    assert_gradients(gradients(module), expected, tolerance)
+    assert_equals_the_reference(target, config, documents, ATTENTIONS.values())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -147,47 +159,37 @@ def test_random_documents_and_layouts_equal_the_dense_reference(seed):
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.2, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize("has_prompts", [True, False], ids=["prompts first", "scattered"])
-def test_any_share_of_supervised_tokens_equals_the_dense_reference(num_layers, share, has_prompts, kernel):
+def test_any_share_of_supervised_tokens_equals_the_dense_reference(
+    num_layers, share, has_prompts, small_chunks
+):
     """Rows that no loss reads are left out: behind it the reference computes every row of every step."""
     target, config = make_target(), Eagle3Config(num_steps=4, num_layers=num_layers, vocab_size=20)
-    module, documents = (
-        make_model(target, config, torch.float64, kernel),
-        random_documents(target, LENGTHS, seed=7),
-    )
+    documents = random_documents(target, LENGTHS, seed=7)
     for document in documents:
         document.states, length = document.states.double(), len(document.ids)
         place = torch.arange(length) / length if has_prompts else torch.rand(length)
         document.mask = place >= 1 - share
     batch = make_batch(documents, GAPS, padding=2)
-    output = module(batch, denominators(config, documents), make_ops(target, torch.float64))
-    output.loss.backward()
-    result, expected = run_reference(module, documents, target)
-    torch.testing.assert_close(output.loss.detach(), result.loss.detach(), rtol=1e-9, atol=1e-12)
-    for name, grad in gradients(module).items():
-        torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-9)
+    result, expected = run_reference(make_model(target, config, torch.float64), documents, target)
+    for kernel in ATTENTIONS.values():
+        module = make_model(target, config, torch.float64, kernel)
+        output = module(batch, denominators(config, documents), make_ops(target, torch.float64))
+        output.loss.backward()
+        torch.testing.assert_close(output.loss.detach(), result.loss.detach(), rtol=1e-9, atol=1e-12)
+        for name, grad in gradients(module).items():
+            torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["ce", "lk_alpha", "lk_lambda"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
-def test_guesses_that_were_judged_equal_the_dense_reference(kind, dtype, tolerance, monkeypatch):
+def test_guesses_that_were_judged_equal_the_dense_reference(kind, monkeypatch):
     """Rounds of three guesses, of which a draft with two steps trains two, and one with five steps all three."""
     monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 3 * 4 * (29 + 4 * 29))
     for steps in (2, 5):
-        target = make_target()
-        config = Eagle3Config(num_steps=steps, loss=kind, vocab_size=17)
-        module, documents = make_model(target, config, dtype), random_documents(target, LENGTHS, seed=5)
+        target, config = make_target(), Eagle3Config(num_steps=steps, loss=kind, vocab_size=17)
+        documents = random_documents(target, LENGTHS, seed=5)
         decode(documents, seed=steps)
-        for document in documents:
-            document.states = document.states.to(dtype)
-        counts = denominators(config, documents)
-        output = module(make_batch(documents, GAPS), counts, make_ops(target, dtype))
-        output.loss.backward()
-        result, expected = run_reference(module, documents, target)
-        assert result.loss.item() > 0.1
-        assert counts.tolist() == result.labelled == output.counts["accuracy"].tolist()
+        result = assert_equals_the_reference(target, config, documents, [KERNELS.get])
         assert [count > 0 for count in result.labelled] == [step < 3 for step in range(steps)]
-        assert abs(output.loss.item() - result.loss.item()) <= tolerance * result.loss.item()
-        assert_gradients(gradients(module), expected, tolerance)
 
 
 @pytest.mark.parametrize("vocab_size", [None, 4])
