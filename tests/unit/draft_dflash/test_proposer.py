@@ -96,7 +96,7 @@ def test_drawn_tokens_follow_their_probabilities():
     _, _, document, proposer = setup(num_layers=1)
     extend(proposer, document, 0, 10)
     generator = torch.Generator().manual_seed(0)
-    drawn = [proposer.propose(2, 1.0, generator) for _ in range(2000)]
+    drawn = proposer.propose_all([proposer] * 2000, 2, 1.0, [generator] * 2000)
     for slot in range(2):
         counts = torch.bincount(torch.tensor([p.token_ids[slot] for p in drawn]), minlength=29)
         assert (counts / len(drawn) - drawn[0].probs_KV[slot]).abs().max() < 0.04

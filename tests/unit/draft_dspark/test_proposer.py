@@ -99,8 +99,7 @@ def test_drawn_tokens_follow_their_probabilities():
     extend(proposer, document, 0, 10)
     generator, counts, chances = torch.Generator().manual_seed(0), torch.zeros(29, 29), torch.zeros(29, 29)
     rounds = 1000
-    for _ in range(rounds):
-        drawn = proposer.propose(2, 1.0, generator)
+    for drawn in proposer.propose_all([proposer] * rounds, 2, 1.0, [generator] * rounds):
         one, two = drawn.token_ids
         counts[one, two] += 1
         chances[one] = drawn.probs_KV[0, one] * drawn.probs_KV[1]
