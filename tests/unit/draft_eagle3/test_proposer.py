@@ -90,6 +90,6 @@ def test_drawn_tokens_follow_their_probabilities():
     _, _, document, proposer = setup(vocab_size=11)
     extend(proposer, document, 0, 10)
     generator = torch.Generator().manual_seed(0)
-    drawn = [proposer.propose(1, 1.0, generator) for _ in range(2000)]
+    drawn = proposer.propose_all([proposer] * 2000, 1, 1.0, [generator] * 2000)
     share = torch.bincount(torch.tensor([p.token_ids[0] for p in drawn]), minlength=29) / len(drawn)
     assert (share - drawn[0].probs_KV[0]).abs().max() < 0.03
