@@ -549,8 +549,8 @@ def test_target_larger_than_the_memory(refused_vast, command, words, remedy):
 )
 def test_the_biggest_part_is_named_with_its_key(refused, monkeypatch, command, words, remedy, file):
     """All features together are 280 MiB, the libraries of a process 200."""
-    row = json.dumps({"input_ids": [5] * 64, "loss_mask": [1] * 64}) + "\n"
-    rows = file("many.jsonl", row * 9_000)
+    row = json.dumps({"input_ids": [5] * 128, "loss_mask": [1] * 128}) + "\n"
+    rows = file("many.jsonl", row * 4_500)
     memory = psutil.virtual_memory()._replace(available=100 << 20)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     line = refused(*words, "data.eval_samples=0", command=command, data=rows)
