@@ -115,11 +115,8 @@ def _kept_log() -> Callable[[], None]:
 
     def restore() -> None:
         root.handlers[:] = handlers
-        # Either setter clears the caches of all loggers.
-        if root.level != level:
-            root.setLevel(level)
-        if root.manager.disable != disabled:
-            logging.disable(disabled)
+        root.setLevel(level)
+        logging.disable(disabled)
 
     return restore
 

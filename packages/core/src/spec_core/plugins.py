@@ -365,12 +365,12 @@ def _not_found(kind: str, name: str, names: list[str]) -> str:
 
 def _remedy(package: str) -> str:
     """Return how to install or upgrade the distribution ``package``, or an empty text if it is not known."""
-    naming = [found for found in metadata.distributions() if package in (found.read_text("METADATA") or "")]
-    for distribution in naming:
+    distributions = list(metadata.distributions())
+    for distribution in distributions:
         if distribution.name == package:
             found = f"{package} {distribution.version} is installed but does not provide it yet"
             return f"; {found}: pip install --upgrade {package}"
-    offered = set[str]().union(*(_names_in(distribution.requires) for distribution in naming))
+    offered = set[str]().union(*(_names_in(distribution.requires) for distribution in distributions))
     return f"; pip install {package}" if package in offered else ""
 
 

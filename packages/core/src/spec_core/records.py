@@ -6,9 +6,8 @@ Shape suffixes: T tokens of a flat batch, N captured layers, H hidden size, S lo
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -54,15 +53,9 @@ class Availability:
     def of_distribution(cls, name: str) -> Availability:
         """Return whether the distribution ``name`` is installed, and its version, without importing it."""
         try:
-            return cls(ok=True, versions={name: _version(name, tuple(sys.path))})
+            return cls(ok=True, versions={name: metadata.version(name)})
         except metadata.PackageNotFoundError:
             return cls(ok=False, reason=f"{name} is not installed; pip install {name}")
-
-
-@lru_cache
-def _version(distribution: str, _path: tuple[str, ...]) -> str:
-    """Return the version of an installed distribution; to parse its metadata takes milliseconds."""
-    return metadata.version(distribution)
 
 
 @dataclass(frozen=True, kw_only=True)
