@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from spec_core import TargetTensors, foreign_errors
+from spec_core import TargetTensors, foreign_errors, read_json_object
 from spec_core.errors import EngineError, TargetError
 from spec_core.records import FeatureSchema
 from spec_kit.drafting import TargetOps
@@ -255,14 +255,17 @@ class Session:
 
 def _load(target: TargetSpec, dtype: torch.dtype) -> Any:
     hide_broken_extensions()
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from transformers.utils import logging as transformers_logging
 
     # A bar per load would tear the run's own; missing weights are reported below.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity(transformers_logging.CRITICAL)
     with foreign_errors(TargetError, f"transformers cannot load target {target.folder}"):
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model_type = read_json_object(target.folder / "config.json", TargetError)["model_type"]
+        causal = model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        model, info = (AutoModelForCausalLM if causal else AutoModelForImageTextToText).from_pretrained(
             target.folder,
             dtype=dtype,
             local_files_only=True,
