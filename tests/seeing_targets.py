@@ -39,7 +39,7 @@ _PROCESSOR = {
 
 
 def save_seeing_target(folder: Path, model_type: str) -> Path:
-    """Save a target of four layers, width 32 and 263 tokens, and return its folder."""
+    """Save a target of eight layers, width 32 and 263 tokens, and return its folder."""
     import torch
     import transformers
 
@@ -47,7 +47,7 @@ def save_seeing_target(folder: Path, model_type: str) -> Path:
         "vocab_size": VOCABULARY,
         "hidden_size": 32,
         "intermediate_size": 48,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 8,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 8,

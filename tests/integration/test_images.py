@@ -65,8 +65,8 @@ def words(seeing_target, pictures):
 
 TRAIN = ("train.global_batch_tokens=200", "train.warmup_steps=1", "train.epochs=2", "train.eval_every=2")
 DRAFTS = {
-    "eagle3": ("draft.name=eagle3", "draft.num_steps=2", "draft.layers=[1,2,3]"),
-    "dflash": ("draft.name=dflash", "draft.num_layers=1", "draft.block_size=4", "draft.layers=[1,3]"),
+    "eagle3": ("draft.name=eagle3", "draft.num_steps=2"),
+    "dflash": ("draft.name=dflash", "draft.num_layers=1", "draft.block_size=4"),
 }
 
 

@@ -85,7 +85,7 @@ def test_states_at_every_row_are_those_of_the_model_that_sees(
     folder = seeing_target(model_type)
     shown = [[], [picture(SIZES[0])], [picture(size) for size in SIZES]]
     requests = [request_of(folder, pictures) for pictures in shown]
-    states = captured(open_engine(folder), requests, schema_of(0, 1, 2, 3, 4))
+    states = captured(open_engine(folder), requests, schema_of(*range(9)))
     for found, request, pictures in zip(states, requests, shown, strict=True):
         expected = reference_states(folder, request, pictures)
         assert torch.allclose(found, expected, atol=1e-4 * expected.abs().max())
