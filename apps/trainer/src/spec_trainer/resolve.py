@@ -23,6 +23,7 @@ from spec_trainer.hub import HUB_NAME, hub_problem, is_hub_name
 from spec_trainer.offline.store import open_features
 from spec_trainer.run.dispatch import check_sizes, sample_bytes
 from spec_trainer.run.fp8 import check_fp8
+from spec_trainer.run.images import check_sight, image_rules
 from spec_trainer.run.memory import RunSizes, rooms
 from spec_trainer.run.spec import RunParts, RunSpec
 from spec_trainer.run.trackers import check_trackers
@@ -32,16 +33,12 @@ if TYPE_CHECKING:
 
     from spec_core import Backend, Engine, TargetSpec
     from spec_trainer.data.dataset import Dataset
-    from spec_trainer.data.row_images import ImageRules
 
 log = logging.getLogger(__name__)
 
 _PATHS = (
     (None, "target"),
-    ("data", "path"),
-    ("data", "eval_path"),
-    ("data", "features"),
-    ("data", "media_root"),
+    *(("data", key) for key in ("path", "eval_path", "features", "media_root")),
     ("draft", "init_from"),
 )
 _POLICIES = ("all", "quorum", "best_effort")
@@ -56,8 +53,7 @@ def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Se
     parts, dataset = read_inputs(config_file, flags, overrides)
     run = parts.with_dataset(dataset)
     with _one_line():
-        run = _as_begun(run)
-        _check(run)
+        _check(run := _as_begun(run))
     return run
 
 
@@ -95,22 +91,10 @@ def read_inputs(
             longest_prompt,
             with_questions=parts.config.train.serve_every > 0,
             run_directory=parts.config.output,
-            images=_image_rules(parts),
+            images=image_rules(parts),
         )
         _check_positions(parts.target, dataset)
         return parts, dataset
-
-
-def _image_rules(parts: RunParts) -> ImageRules:
-    """Return whether the rows of a run may have images, and if not, why."""
-    from spec_trainer.data.image_parts import TEXT_PROMPTS
-    from spec_trainer.data.row_images import NO_IMAGES, ImageRules
-
-    token_id = parts.target.image_token_id
-    if token_id is None:
-        return NO_IMAGES
-    answers = f"with decode.every or train.serve_every, {TEXT_PROMPTS}"
-    return ImageRules(token_id, answers if parts.config.decodes else "")
 
 
 @contextmanager
@@ -217,7 +201,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
     draft.check_target(target)
     check_target_tensors(target, draft.target_tensors(target))
     if config.data.features is None:
-        _check_sight(config, types["engine"], target)
+        check_sight(config, types["engine"], target)
         types["engine"].check_target(config.engine, target)
     types["strategy"].check(config.strategy, target, draft.shard_hints(target))
     if config.train.fp8 is not None:
@@ -233,15 +217,6 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
         target=target,
         schema=draft.required_features(target),
     )
-
-
-def _check_sight(config: AnyRunConfig, engine_type: type[Engine], target: TargetSpec) -> None:
-    """Raise TargetError if the target sees images, and the engine does not give it any."""
-    if target.image_token_id is not None and not engine_type.abilities.images:
-        raise TargetError(
-            f"target {target.folder} sees images, which engine {config.engine.name!r} does not capture; choose an "
-            "engine that does, such as the default (spec-trainer plugins lists them)"
-        )
 
 
 def resolve_config(

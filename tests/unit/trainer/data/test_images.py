@@ -486,7 +486,7 @@ CASES = {
 
 @pytest.fixture
 def traps(media, tmp_path):
-    """What lies in and around the folder of the images."""
+    """Put pipes, links and folders in and around the folder of the images; return that folder."""
     (media / "sub").mkdir()
     os.mkfifo(media / "fifo")
     (tmp_path / "secret.png").write_bytes(encoded())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 _BAD = "bad image"
 _PROBLEM = 500
 """Most characters of the description of a problem, which may hold a path."""
-_NETWORK = ("http:", "https:", "ftp:", "s3:", "gs:", "hf:")
+_ADDRESS = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://|https?:", re.IGNORECASE)
+"""An address of the network, such as https://…"""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class RowImages:
             raise DataError("expected a path below data.media_root, a data: URI, or bytes")
         if reference[:5].lower() == "data:":
             return ImageSource.of_data(_data_of(reference))
-        if reference.lower().startswith(_NETWORK):
+        if _ADDRESS.match(reference):
             raise DataError("nothing is downloaded; save the image below data.media_root and name its path")
         return ImageSource.of_file(self._path(reference))
 

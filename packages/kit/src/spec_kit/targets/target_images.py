@@ -1,6 +1,6 @@
 """TargetImages: images as the target's own image processor prepares them, and the tokens that they take.
 
-The processor is the one of transformers that computes with Pillow and numpy, so torchvision is not needed, and
+It is the one of transformers that computes with Pillow and numpy, so torchvision is not needed, and
 every machine computes the same values.
 """
 
@@ -33,41 +33,41 @@ _CONFIG_BYTES = 1 << 20
 
 
 class TargetImages:
-    """Prepares images for one target. The processor is loaded when the first image needs it."""
+    """Prepares images for one target. What that needs is loaded with the first image."""
 
     def __init__(self, folder: Path) -> None:
         """Prepare images with the image processor in ``folder``."""
         self._folder = folder
 
     def num_tokens(self, image: Image) -> int:
-        """Return the number of tokens that stand for an image. Raise DataError if the processor refuses it."""
-        processor = self._processor
+        """Return the number of tokens that stand for an image. Raise DataError if it is refused."""
+        image_processor = self._image_processor
         with foreign_errors(DataError, "refused by the target's image processor"):
-            patches = processor.get_number_of_image_patches(image.height, image.width, {})
-            return int(patches) // processor.merge_size**2
+            patches = image_processor.get_number_of_image_patches(image.height, image.width, {})
+            return int(patches) // image_processor.merge_size**2
 
     def arrays(self, images: Sequence[Image]) -> Mapping[str, Tensor]:
         """Return the arguments by which the target's forward pass takes these images."""
         with foreign_errors(DataError, "refused by the target's image processor"):
-            return dict(self._processor(images=list(images), return_tensors="pt"))
+            return dict(self._image_processor(images=list(images), return_tensors="pt"))
 
     @cached_property
-    def _processor(self) -> Any:
+    def _image_processor(self) -> Any:
         with foreign_errors(TargetError, f"the image processor in '{self._folder}' cannot be read"):
             from transformers import AutoImageProcessor
 
             for name in _CONFIGS:
                 if (self._folder / name).exists():
                     check_regular(self._folder / name, TargetError, _CONFIG_BYTES)
-            processor = AutoImageProcessor.from_pretrained(
+            image_processor = AutoImageProcessor.from_pretrained(
                 str(self._folder), local_files_only=True, trust_remote_code=False, backend="pil"
             )
-        if not hasattr(processor, "get_number_of_image_patches") or not hasattr(processor, "merge_size"):
+        if not all(hasattr(image_processor, name) for name in ("get_number_of_image_patches", "merge_size")):
             raise TargetError(
-                f"the image processor in '{self._folder}', {type(processor).__name__}, does not say how many tokens "
-                "an image takes; train on text alone"
+                f"the image processor in '{self._folder}', {type(image_processor).__name__}, does not say how many "
+                "tokens an image takes; train on text alone"
             )
-        return processor
+        return image_processor
 
 
 def decoded_image(data: bytes) -> Image:
