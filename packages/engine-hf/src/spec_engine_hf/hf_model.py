@@ -80,7 +80,7 @@ class HfModel:
         arrays = self._images.arrays([decoded_image(image.read()) for image in images])
         arrays = {name: array.to(self.device) for name, array in arrays.items()}
         kind_BT = (ids_BT == self.target.image_token_id).int()
-        model = self.causal_lm.base_model
+        model: Any = self.causal_lm.base_model
         with torch.no_grad(), self.tapped(schema.layers, keep), _target_errors(self.target):
             # Given, so that the model does not keep an offset between tokens and positions for later passes.
             position_3BT, _ = model.get_rope_index(

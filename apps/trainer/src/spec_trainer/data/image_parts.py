@@ -113,10 +113,10 @@ def _split_at_marks(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _at_marks(parts: list[Part]) -> list[Part]:
     split: list[Part] = []
     for part in parts:
-        first, *rest = part["text"].split(_MARK) if part["type"] == "text" else [None]
-        if first is None:
+        if part["type"] != "text":
             split.append(part)
             continue
+        first, *rest = part["text"].split(_MARK)
         split += [{"type": "text", "text": first}] if first else []
         for text in rest:
             split.append(PART)
