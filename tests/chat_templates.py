@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 THINKING = """\
 {%- if tools %}{{ '<|im_start|>system\\n' + (messages[0].content + '\\n' if messages[0].role == 'system' else '') }}
@@ -93,12 +98,16 @@ CONVERSATIONS = [
 
 def thinking_tokenizer() -> PreTrainedTokenizerFast:
     """A token for each byte, and the special ones of the template: 260 in all."""
+    return byte_tokenizer(("<|im_start|>", "<|im_end|>", "<think>", "</think>"), THINKING, "<|im_end|>")
+
+
+def byte_tokenizer(specials: Sequence[str], template: str, end: str) -> PreTrainedTokenizerFast:
+    """A token for each byte, from 0, and the special ones, from 256."""
     bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(
         models.BPE(vocab={character: id_ for id_, character in enumerate(bytes_)}, merges=[])
     )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    specials = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=THINKING)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, chat_template=template)

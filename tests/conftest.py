@@ -99,6 +99,21 @@ def tiny_qwen3(make_target: MakeTarget) -> Path:
 
 
 @pytest.fixture(scope="session")
+def seeing_target(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``seeing_target(model_type)``: a tiny random target that sees, with tokenizer and image processor."""
+    made: dict[str, Path] = {}
+
+    def make(model_type: str) -> Path:
+        from .seeing_targets import save_seeing_target
+
+        if model_type not in made:
+            made[model_type] = save_seeing_target(tmp_path_factory.mktemp(model_type), model_type)
+        return made[model_type]
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def add_characters() -> Callable[[Path], None]:
     """``add_characters(folder)``: give a target of 97 tokens a tokenizer of characters, with a chat template."""
 

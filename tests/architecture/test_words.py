@@ -79,8 +79,11 @@ def fragments(tree: ast.Module, pattern: re.Pattern[str] = FRAGMENT) -> list[int
     return [line for line, text in docstrings(tree) if pattern.match(text)]
 
 
-FOREIGN = re.compile(r"\bllm\.output_processor\b")
-"""Names that are vLLM's."""
+FOREIGN = re.compile(
+    r"\bllm\.output_processor\b|(?:image|video)[ _]?processor\w*|\w+VLProcessor|ProcessorMixin|\bprocessor_config\b",
+    re.IGNORECASE,
+)
+"""Names that are vLLM's and transformers'."""
 
 
 def dropped_words(text: str) -> list[tuple[int, str]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +43,10 @@ _SIZES = {
     **dict.fromkeys(("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size"), 16),
     **dict.fromkeys(("intermediate_size", "dense_intermediate_size", "intermediate_size_mlp", "n_inner"), 48),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"), 128),
+    **dict.fromkeys(("image_token_id", "video_token_id"), VOCABULARY - 1),
+    **dict.fromkeys(("depth",), 2),
+    "out_hidden_size": HIDDEN,
+    "deepstack_visual_indexes": [0],
     "q_lora_rank": 12,
     "rotary_dim": 4,
     "mamba_expand": 2,
@@ -66,6 +71,12 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "pad_token_id": None,
     },  # its code sets the padding's row to 0 in every load
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "qwen2_5_vl_text": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}
+    },
+    "qwen3_vl_text": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [2, 1, 1]}
+    },
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
 }
 # Options that may change what stands before the first layer or behind the last.
@@ -109,7 +120,9 @@ def save_small_target(folder: Path, config: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForImageTextToText
+        model = kind.from_config(config)
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(parameter + 0.3 * noise if parameter.dim() < 2 else 0.15 * noise)

@@ -226,7 +226,10 @@ def test_health_finds_a_target_that_computes_nan(tiny_llama, open_engine):
     ],
 )
 def test_forward_passes_hold_similar_lengths_within_the_budget(lengths, budget, passes):
-    assert forward_passes(lengths, budget) == passes
+    requests = [
+        CaptureRequest(request_id=i, input_ids=(0,) * n, destinations=()) for i, n in enumerate(lengths)
+    ]
+    assert forward_passes(requests, budget) == passes
 
 
 def test_target_whose_head_is_not_what_its_config_says_is_refused(make_target):

@@ -23,6 +23,7 @@ from spec_trainer.hub import HUB_NAME, hub_problem, is_hub_name
 from spec_trainer.offline.store import open_features
 from spec_trainer.run.dispatch import check_sizes, sample_bytes
 from spec_trainer.run.fp8 import check_fp8
+from spec_trainer.run.images import check_sight, image_rules
 from spec_trainer.run.memory import RunSizes, rooms
 from spec_trainer.run.spec import RunParts, RunSpec
 from spec_trainer.run.trackers import check_trackers
@@ -37,9 +38,7 @@ log = logging.getLogger(__name__)
 
 _PATHS = (
     (None, "target"),
-    ("data", "path"),
-    ("data", "eval_path"),
-    ("data", "features"),
+    *(("data", key) for key in ("path", "eval_path", "features", "media_root")),
     ("draft", "init_from"),
 )
 _POLICIES = ("all", "quorum", "best_effort")
@@ -54,8 +53,7 @@ def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Se
     parts, dataset = read_inputs(config_file, flags, overrides)
     run = parts.with_dataset(dataset)
     with _one_line():
-        run = _as_begun(run)
-        _check(run)
+        _check(run := _as_begun(run))
     return run
 
 
@@ -93,6 +91,7 @@ def read_inputs(
             longest_prompt,
             with_questions=parts.config.train.serve_every > 0,
             run_directory=parts.config.output,
+            images=image_rules(parts),
         )
         _check_positions(parts.target, dataset)
         return parts, dataset
@@ -202,6 +201,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
     draft.check_target(target)
     check_target_tensors(target, draft.target_tensors(target))
     if config.data.features is None:
+        check_sight(config, types["engine"], target)
         types["engine"].check_target(config.engine, target)
     types["strategy"].check(config.strategy, target, draft.shard_hints(target))
     if config.train.fp8 is not None:

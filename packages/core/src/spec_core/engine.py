@@ -29,7 +29,7 @@ E12 ``Generation.verifications`` of all answers add up to the counters of ``acce
 E13 With ``SamplingParams.with_times``, each token of an answer has its time in ``Generation.times_s``,
     ascending, and no more than ``SamplingParams.concurrency`` prompts are answered at once. Optional: by
     default there are no times.
-E14 ``abilities`` declares what not every engine can do: E10, E11, ``use_proposer`` and to run in this
+E14 ``abilities`` declares what not every engine can do: E10, E11, E17, ``use_proposer`` and to run in this
     process. A declared ability works. Without an ability its method raises EngineError, or answers have no
     ``guess_places``.
 E15 ``serving_command`` returns one line for a shell that starts the stock program with a draft folder and so
@@ -38,6 +38,9 @@ E15 ``serving_command`` returns one line for a shell that starts the stock progr
 E16 ``server_counters`` reads the counters of a running stock program from the text of its metrics, and returns
     None for the metrics of any other program. Optional: by default an engine knows no metrics, and returns
     None.
+E17 With the ability ``images``, the states of a request with images (``CaptureRequest.images``) are those of
+    the target that sees them. Nothing computed for one image is used for another, even if their tokens are
+    equal. DataError for an image that cannot be read or has changed.
 """
 
 from __future__ import annotations
@@ -113,6 +116,8 @@ class EngineAbilities:
     """``draft_replica`` works (E10)."""
     guess_places: bool = False
     """Answers have ``Generation.guess_places``: which token was verified as which guess (E11)."""
+    images: bool = False
+    """Captures take images, for targets that have a ``TargetSpec.image_token_id`` (E17)."""
 
 
 class Engine(Resource):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from spec_core.generation import AcceptanceCounters, Generation, SamplingParams, ServerCounters
 from spec_core.host_tensors import to_device_async
+from spec_core.image_source import ImageSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ __all__ = [
     "FeatureSample",
     "FeatureSchema",
     "Generation",
+    "ImageSource",
     "SamplingParams",
     "ServerCounters",
     "ShardHints",
@@ -132,6 +134,9 @@ class CaptureRequest:
     """``FeatureReceiver.address`` of each trainer process that trains this sample: one process, or all
     processes of a tensor-parallel group. Empty if the sample has arrived before and its batch is captured
     again for another sample."""
+    images: tuple[ImageSource, ...] = ()
+    """Images of the sample, in the order of their tokens. ``input_ids`` have ``TargetSpec.image_token_id`` once for
+    each row that an image takes. Empty for an engine without the ability ``images``."""
 
 
 @dataclass(frozen=True, kw_only=True)

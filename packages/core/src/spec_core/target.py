@@ -78,6 +78,8 @@ class TargetSpec:
     eos_token_ids: tuple[int, ...] = ()
     latent: LatentSizes | None = None
     """Sizes of the target's multi-head latent attention; None: it has another kind of attention."""
+    image_token_id: int | None = None
+    """Id of the token that stands for a row of an image. None: no images are given to this target."""
 
     @property
     def tied(self) -> bool:

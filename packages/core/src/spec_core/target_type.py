@@ -86,6 +86,12 @@ class TargetType:
     needs_rope: bool = False
     """Whether config.json must have rope_parameters (or rope_scaling) and rope_theta, because the type's
     default is not a plain rotation with base ``theta``."""
+    image_token: str | None = None
+    """Key of config.json that holds the id of the token that stands for a row of an image. None: no images are
+    given to targets of this type."""
+    may_be_flat: bool = False
+    """Whether older config.json files have the values of this text model at the top level, without
+    ``text_config``."""
 
     def guarded(self, owner: str) -> TargetType:
         """Return a copy whose functions raise PluginInvalid, naming the plugin ``owner``, for any error."""

@@ -59,7 +59,7 @@ class HfEngine(Engine):
     api_version: ClassVar[int] = 3
     Config: ClassVar[type[EngineConfig]] = HfConfig
     abilities: ClassVar[EngineAbilities] = EngineAbilities(
-        in_process=True, proposers=True, fresh_weights=True, guess_places=True
+        in_process=True, proposers=True, fresh_weights=True, guess_places=True, images=True
     )
 
     @classmethod
@@ -219,10 +219,13 @@ class HfEngine(Engine):
         import torch
 
         self._check_capture(schema)
-        for indices in forward_passes([len(r.input_ids) for r in requests], self.config.batch_tokens):
+        for indices in forward_passes(requests, self.config.batch_tokens):
             self._check_open()
             chosen = [requests[index] for index in indices]
-            states = self._model.states([r.input_ids for r in chosen], schema)
+            if chosen[0].images:
+                states = [self._model.states_with_images(chosen[0].input_ids, chosen[0].images, schema)]
+            else:
+                states = self._model.states([r.input_ids for r in chosen], schema)
             for request, hidden_TNH in zip(chosen, states, strict=True):
                 ids = torch.tensor(request.input_ids, dtype=torch.int64, device=self._device)
                 sample = FeatureSample(request_id=request.request_id, input_ids=ids, hidden_TNH=hidden_TNH)
@@ -263,11 +266,13 @@ class HfEngine(Engine):
                     raise
 
 
-def forward_passes(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Divide a capture batch into forward passes, as lists of sample indices, longest sample first.
+def forward_passes(requests: Sequence[CaptureRequest], batch_tokens: int) -> list[list[int]]:
+    """Divide a capture batch into forward passes, as lists of request indices, longest sample first.
 
-    No pass has more than ``batch_tokens`` tokens, padding included.
+    No pass has more than ``batch_tokens`` tokens, padding included. A sample with images has a pass of its own, so
+    that the images of one sample are in memory at a time.
     """
+    lengths = [len(request.input_ids) for request in requests]
     passes: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if lengths[index] > batch_tokens:
@@ -275,7 +280,8 @@ def forward_passes(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]
                 f"a sample has {lengths[index]} tokens, engine.batch_tokens={batch_tokens}; "
                 f"raise it or lower data.max_length"
             )
-        if passes and (len(passes[-1]) + 1) * lengths[passes[-1][0]] <= batch_tokens:
+        alone = not passes or any(requests[i].images for i in (index, passes[-1][0]))
+        if not alone and (len(passes[-1]) + 1) * lengths[passes[-1][0]] <= batch_tokens:
             passes[-1].append(index)
         else:
             passes.append([index])

@@ -17,6 +17,7 @@ from spec_core import TargetTensors, foreign_errors
 from spec_core.errors import EngineError, TargetError
 from spec_core.records import FeatureSchema
 from spec_kit.drafting import TargetOps
+from spec_kit.targets import TargetImages, decoded_image
 from spec_processes import hide_broken_extensions
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core import TargetSpec
+    from spec_core.records import ImageSource
 
 # Kinds of layers whose cache can forget its last tokens again; recurrent states cannot.
 _REWINDABLE = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
@@ -61,6 +63,35 @@ class HfModel:
         with torch.no_grad(), self.tapped(schema.layers, keep), _target_errors(self.target):
             self._stack(input_ids=self._padded(rows), use_cache=False)
         return captured
+
+    def states_with_images(
+        self, row: Sequence[int], images: Sequence[ImageSource], schema: FeatureSchema
+    ) -> Tensor:
+        """Run one forward pass of a row with images; return the row's states [T, N, H].
+
+        Raise DataError if an image cannot be read, and EngineError if the row's tokens are not those of the images.
+        """
+        captured_TNH = torch.empty(schema.shape(len(row)), dtype=schema.torch_dtype(), device=self.device)
+
+        def keep(index: int, state_BTH: Tensor) -> None:
+            captured_TNH[:, index].copy_(state_BTH[0])
+
+        ids_BT = self._padded([row])
+        arrays = self._images.arrays([decoded_image(image.read()) for image in images])
+        arrays = {name: array.to(self.device) for name, array in arrays.items()}
+        kind_BT = (ids_BT == self.target.image_token_id).int()
+        model: Any = self.causal_lm.base_model
+        with torch.no_grad(), self.tapped(schema.layers, keep), _target_errors(self.target):
+            # Given, so that the model does not keep an offset between tokens and positions for later passes.
+            position_3BT, _ = model.get_rope_index(
+                ids_BT, mm_token_type_ids=kind_BT, image_grid_thw=arrays["image_grid_thw"]
+            )
+            model(input_ids=ids_BT, position_ids=position_3BT, use_cache=False, **arrays)
+        return captured_TNH
+
+    @cached_property
+    def _images(self) -> TargetImages:
+        return TargetImages(self.target.folder)
 
     @contextmanager
     def tapped(self, layers: Sequence[int], keep: Callable[[int, Tensor], None]) -> Iterator[None]:
@@ -255,14 +286,15 @@ class Session:
 
 def _load(target: TargetSpec, dtype: torch.dtype) -> Any:
     hide_broken_extensions()
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging as transformers_logging
 
     # A bar per load would tear the run's own; missing weights are reported below.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity(transformers_logging.CRITICAL)
     with foreign_errors(TargetError, f"transformers cannot load target {target.folder}"):
-        model, info = AutoModelForCausalLM.from_pretrained(
+        sees = target.image_token_id is not None
+        model, info = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
             target.folder,
             dtype=dtype,
             local_files_only=True,

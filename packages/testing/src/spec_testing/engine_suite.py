@@ -1,4 +1,4 @@
-"""EngineSuite: the contract of spec_core.engine (E1–E15) as tests, against an independent run of the same target.
+"""EngineSuite: the contract of spec_core.engine (E1–E16) as tests, against an independent run of the same target.
 
 ::
 

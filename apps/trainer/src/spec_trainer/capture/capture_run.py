@@ -105,7 +105,7 @@ def write_shards(
     """
     from spec_trainer.offline.shard import write_shard
 
-    missing = capture.missing()
+    missing, samples = capture.missing(), capture.run.dataset.samples
     written: Future[None] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="shard") as disk:
         for number, item in enumerate(missing, start=1):
@@ -114,7 +114,10 @@ def write_shards(
             stream.check()
             if written is not None:
                 written.result()
-            written = disk.submit(write_shard, capture.folder.shard(item.step), batch, capture.identity)
+            images = {span.sample_id: samples[span.sample_id].images for span in batch.spans}
+            written = disk.submit(
+                write_shard, capture.folder.shard(item.step), batch, capture.identity, images
+            )
             tokens_per_s = capture.num_tokens([item]) / (time.monotonic() - since)
             show({"step": number, "tokens_per_s": tokens_per_s})
             if should_stop(number) and number < len(missing):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -14,19 +14,23 @@ from spec_core.errors import DataError
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.report import DataReport
 from spec_trainer.data.row_encoder import EncodedRow, RowEncoder, encode_rows
+from spec_trainer.data.row_images import NO_IMAGES
 from spec_trainer.data.sources import check_answers, read_rows
-from spec_trainer.data.tokens import Encoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from spec_core.records import ImageSource
     from spec_trainer.data.config import DataConfig
+    from spec_trainer.data.row_images import ImageRules
     from spec_trainer.data.rows import Chat
-    from spec_trainer.data.tokens import Encoder
+    from spec_trainer.data.tokens import Encoded, Encoder
 
 _DEFAULT_EVAL_SAMPLES = 64
 _DEFAULT_EVAL_SHARE = 10  # at most one sample in ten
+_MOST_HELD_BYTES = 256 << 20
+"""Most bytes of images that are in memory because rows hold them, as data: URIs or in Parquet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +49,8 @@ class Sample:
     """int32 [P]: prompt that the engine answers (``Encoder.prompt``); only in the data of a run that decodes."""
     guess_place: np.ndarray | None = None
     """int32 [T]: ``Supervision.guess_place``; only in a sample that the run's engine has decoded."""
+    images: tuple[ImageSource, ...] = ()
+    """Images of the sample, in the order of their tokens."""
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -109,6 +115,7 @@ def load_dataset(
     longest_prompt: int | None = None,
     *,
     with_questions: bool = False,
+    images: ImageRules = NO_IMAGES,
 ) -> Dataset:
     """Read, tokenise, check and split the data; with ``with_questions``, set ``Dataset.questions``.
 
@@ -125,6 +132,7 @@ def load_dataset(
         vocab_size=vocab_size,
         longest_prompt=longest_prompt,
         with_questions=with_questions,
+        images=images,
     )
     reader = _Reader(row_encoder, report)
     train, held_out = reader.read(config.path), []
@@ -133,7 +141,14 @@ def load_dataset(
     elif num := _num_held_out(config, len(train)):
         train, held_out = _split(train, num, report, longest_prompt is None)
     numbered = tuple(
-        Sample(number, found.encoded.input_ids, found.encoded.loss_mask, found.where, found.prompt)
+        Sample(
+            number,
+            found.encoded.input_ids,
+            found.encoded.loss_mask,
+            found.where,
+            found.prompt,
+            images=found.encoded.images,
+        )
         for number, found in enumerate(train + held_out)
     )
     questions = (
@@ -168,6 +183,7 @@ class _Reader:
         self._config = row_encoder.config
         self._row_encoder = row_encoder
         self._report = report
+        self._held_bytes = 0
 
     def read(self, path: str) -> list[_Found]:
         check_answers(path, self._config)
@@ -186,18 +202,32 @@ class _Reader:
     def _usable(self, path: str) -> Iterator[_Found]:
         with closing(encode_rows(self._row_encoder, read_rows(path))) as rows:
             for where, row in rows:
-                if isinstance(row, EncodedRow):
+                if isinstance(row, EncodedRow) and row.encoded.after_images > self._config.max_length:
+                    length = f"{row.encoded.after_images} tokens up to the end of the last"
+                    self._report.drop("data.max_length cuts an image", f"{where}: {length}")
+                elif isinstance(row, EncodedRow):
+                    self._hold(where, row.encoded)
                     yield _Found(where, self._cut(where, row.encoded), row.prompt, row.chat)
                 elif self._config.on_bad_row == "error" and not row.harmless:
                     raise DataError(f"{where}: {row} (data.on_bad_row=skip drops such rows)") from row
                 else:
                     self._report.drop(row.reason, f"{where}: {row}")
 
+    def _hold(self, where: str, encoded: Encoded) -> None:
+        """Raise DataError if the images that rows hold themselves take too much memory."""
+        self._held_bytes += sum(len(image.data) for image in encoded.images)
+        if self._held_bytes > _MOST_HELD_BYTES:
+            raise DataError(
+                f"{where}: with this row, the images that rows hold themselves exceed {_MOST_HELD_BYTES} bytes; "
+                "save the images as files below data.media_root, and name their paths in the rows"
+            )
+
     def _cut(self, where: str, encoded: Encoded) -> Encoded:
         limit, length = self._config.max_length, len(encoded.input_ids)
         if length > limit:
             self._report.truncated.add(f"{where}: {length} tokens")
-            encoded = Encoded(encoded.input_ids[:limit].copy(), encoded.loss_mask[:limit].copy())
+            ids, mask = encoded.input_ids[:limit].copy(), encoded.loss_mask[:limit].copy()
+            encoded = replace(encoded, input_ids=ids, loss_mask=mask)
         if not encoded.loss_mask.any():
             self._report.unsupervised.add(where)
         return encoded
@@ -242,4 +272,6 @@ def _split(
 def _digest(content: Encoded | Sample) -> bytes:
     length = len(content.input_ids).to_bytes(8, "little")  # separates ids from mask
     ids = content.input_ids.astype("<i4").tobytes()
-    return hashlib.blake2b(length + ids + np.packbits(content.loss_mask).tobytes(), digest_size=16).digest()
+    images = "".join(image.digest for image in content.images).encode()
+    whole = length + ids + np.packbits(content.loss_mask).tobytes() + images
+    return hashlib.blake2b(whole, digest_size=16).digest()

@@ -20,6 +20,7 @@ from spec_core.errors import DataError
 from spec_core.foreign import cause, check_regular, foreign_errors, read_bytes
 from spec_trainer.data.dataset import Dataset, load_dataset
 from spec_trainer.data.report import DataReport
+from spec_trainer.data.row_images import NO_IMAGES
 from spec_trainer.data.sources import check_answers, source_files
 from spec_trainer.data.store import DATASET_FILES, load_arrays, open_dataset, save_arrays, write_dataset
 from spec_trainer.data.tokens import tokenizer_files
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from spec_trainer.data.config import DataConfig
+    from spec_trainer.data.row_images import ImageRules
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ def load_run_data(
     longest_prompt: int | None,
     with_questions: bool,
     run_directory: Path,
+    images: ImageRules = NO_IMAGES,
 ) -> Dataset:
     """Return what ``load_dataset`` returns, from the cache in ``run_directory`` if it is valid; write nothing."""
     settings = {
@@ -59,6 +62,7 @@ def load_run_data(
         "vocab_size": vocab_size,
         "longest_prompt": longest_prompt,
         "with_questions": with_questions,
+        "images": asdict(images),
     }
     sources = list(filter(None, (config.path, config.eval_path)))
     if os.path.isdir(run_directory) and any(run_directory.glob(f"{_KEPT}*")):
@@ -69,9 +73,11 @@ def load_run_data(
             for path in sources:
                 check_answers(path, config)
             return kept
-    found = load_dataset(config, tokenizer_folder, vocab_size, longest_prompt, with_questions=with_questions)
-    # Whole files are read for it, and so only once rows could be read from them.
-    few = len(found.samples) <= FEW_SAMPLES
+    found = load_dataset(
+        config, tokenizer_folder, vocab_size, longest_prompt, with_questions=with_questions, images=images
+    )
+    # Whole files are read for it, and so only once rows could be read from them. Images are checked every time.
+    few = len(found.samples) <= FEW_SAMPLES or any(sample.images for sample in found.samples)
     return found if few else replace(found, origin=_origin(settings, sources, tokenizer_folder))
 
 

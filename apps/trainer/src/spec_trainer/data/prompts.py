@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from spec_core.errors import DataError
 from spec_trainer.data.chat_config import ChatConfig
 from spec_trainer.data.errors import BadRow
+from spec_trainer.data.image_parts import TEXT_PROMPTS
 from spec_trainer.data.rows import parse_row
 from spec_trainer.data.sources import check_answers, read_rows
 from spec_trainer.data.tokens import Encoder, last_run
@@ -31,7 +32,7 @@ def load_prompts(
     prompts: list[list[int]] = []
     for row in read_rows(str(path)):
         try:
-            prompts.append(encoder.prompt(parse_row(row.content)))
+            prompts.append(encoder.prompt(parse_row(row.content, TEXT_PROMPTS)))
         except BadRow as bad:
             raise DataError(f"{row.where}: {bad}") from bad
         if not 0 < len(prompts[-1]) <= max_length:

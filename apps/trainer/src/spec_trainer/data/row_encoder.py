@@ -19,6 +19,7 @@ import numpy as np
 from spec_core.errors import DataError, RunError
 from spec_processes import collect_rarely, die_with_parent
 from spec_trainer.data.errors import BadRow
+from spec_trainer.data.row_images import NO_IMAGES, ImageRules
 from spec_trainer.data.rows import Chat, Text, parse_row
 from spec_trainer.data.tokens import Encoded, Encoder
 
@@ -60,11 +61,18 @@ class RowEncoder:
     longest_prompt: int | None
     """Most tokens of a prompt; None if no prompts are wanted."""
     with_questions: bool
+    images: ImageRules = NO_IMAGES
 
     @cached_property
     def encoder(self) -> Encoder:
         """The Encoder, created on first use in each process."""
-        return Encoder(self.tokenizer_folder, self.vocab_size, self.config)
+        return Encoder(
+            self.tokenizer_folder,
+            self.vocab_size,
+            self.config,
+            self.images.token_id,
+            self.config.media_root,
+        )
 
     def encode(self, row: DataRow) -> EncodedRow | BadRow:
         """Return the row's tokens, or a BadRow if the row cannot be used.
@@ -72,7 +80,7 @@ class RowEncoder:
         Raise DataError for a problem of all rows, such as a missing tokenizer.
         """
         try:
-            content = parse_row(row.content)
+            content = parse_row(row.content, self.images.refused)
             encoded = self.encoder.encode(content, self.config.last_turn_only)
             if len(encoded.input_ids) < 2:
                 raise BadRow("fewer than 2 tokens", harmless=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from spec_core.wording import shortened, shown
 from spec_trainer.data.errors import BadRow
+from spec_trainer.data.image_parts import ROW_KEYS, TEXT_ONLY, image_part, with_images
 
 # ShareGPT's roles in the words of chat templates; OpenAI's roles stand for themselves.
 _ROLES = {
@@ -24,8 +25,8 @@ _ROLES = {
     "function_response": "tool",
 } | {role: role for role in ("system", "developer", "user", "assistant", "tool", "function")}
 
-_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-_TEXT_ONLY = "drafts are trained on text; remove what is not text from the row, or the row"
+_OTHER_MEDIA = ("video", "videos", "audio", "audios")
+_REMOVE = "remove what is not text from the row, or the row"
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _SHAPES = "messages, conversations, text, or input_ids with loss_mask"
 
@@ -39,6 +40,8 @@ class Chat:
     last_turn_only: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Template variables that the row specifies."""
+    images: tuple[Any, ...] = ()
+    """References of the images, in the order of their parts in ``messages``; not checked yet."""
 
     @property
     def answers(self) -> list[int]:
@@ -66,8 +69,11 @@ class Tokens:
     """Template variables with which the row was rendered, if the row specifies them."""
 
 
-def parse_row(row: object) -> Chat | Text | Tokens:
-    """Return the row as Chat, Text or Tokens. Raise BadRow if it has none of these forms."""
+def parse_row(row: object, no_images: str = TEXT_ONLY) -> Chat | Text | Tokens:
+    """Return the row as Chat, Text or Tokens. Raise BadRow if it has none of these forms.
+
+    ``no_images``: why images are refused; empty: a conversation may have images.
+    """
     if isinstance(row, BadRow):
         raise row
     if not isinstance(row, Mapping):
@@ -85,9 +91,10 @@ def parse_row(row: object) -> Chat | Text | Tokens:
         return replace(_tokens(fields, flag), chat_template_kwargs=kwargs)
     for key in ("messages", "conversations"):
         if key in fields:
-            _check_text_only(fields)
-            messages = _messages(key, fields[key], fields.get("system"))
-            return Chat(messages, _tools(fields.get("tools")), flag, kwargs)
+            _check_media(fields, no_images)
+            messages = _messages(key, fields[key], fields.get("system"), no_images)
+            messages, images = (messages, ()) if no_images else with_images(messages, fields)
+            return Chat(messages, _tools(fields.get("tools")), flag, kwargs, images)
     if "text" in fields:
         return Text(_text(fields["text"]))
     keys = shortened(", ".join(map(str, fields)), 200)
@@ -129,17 +136,17 @@ def _integers(name: str, values: object) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _check_text_only(fields: Mapping[str, Any]) -> None:
-    for key in _MEDIA:
+def _check_media(fields: Mapping[str, Any], no_images: str) -> None:
+    for key in (*_OTHER_MEDIA, *(ROW_KEYS if no_images else ())):
         if fields.get(key):
-            raise BadRow("not text alone", f"the row has {key!r}; {_TEXT_ONLY}")
+            raise BadRow("not text alone", f"the row has {key!r}; {no_images or TEXT_ONLY}; {_REMOVE}")
 
 
-def _messages(key: str, turns: object, system: object) -> list[dict[str, Any]]:
+def _messages(key: str, turns: object, system: object, no_images: str) -> list[dict[str, Any]]:
     """Return the messages of a conversation; the row's separate ``system`` prompt, if any, comes first."""
     if not isinstance(turns, list) or not turns:
         raise BadRow("bad conversation", f"{key} is not a list of at least one message")
-    messages = [_message(f"{key}[{index}]", turn) for index, turn in enumerate(turns)]
+    messages = [_message(f"{key}[{index}]", turn, no_images) for index, turn in enumerate(turns)]
     if not system:
         return messages
     if not isinstance(system, str) or messages[0]["role"] == "system":
@@ -149,7 +156,7 @@ def _messages(key: str, turns: object, system: object) -> list[dict[str, Any]]:
     return [{"role": "system", "content": system}, *messages]
 
 
-def _message(name: str, turn: object) -> dict[str, Any]:
+def _message(name: str, turn: object, no_images: str) -> dict[str, Any]:
     """Convert a message, also ShareGPT's {from, value}, to OpenAI's {role, content}; keep other keys."""
     if not isinstance(turn, Mapping):
         raise BadRow("bad conversation", f"{name} is not an object")
@@ -169,9 +176,8 @@ def _message(name: str, turn: object) -> dict[str, Any]:
     if calls := message.pop("tool_calls", None):  # an empty list is none, as from servers: templates may ask
         _check_tool_calls(name, calls)
         message["tool_calls"] = calls
-    return (
-        message | {"role": _ROLES[role]} | ({} if content is None else {"content": _content(name, content)})
-    )
+    message["role"] = _ROLES[role]
+    return message if content is None else {**message, "content": _content(name, content, no_images)}
 
 
 def _check_tool_calls(name: str, calls: object) -> None:
@@ -191,26 +197,32 @@ def _parsed(what: str, text: str) -> Any:
         raise BadRow("bad conversation", f"{what} are not JSON: {shown(text)}") from None
 
 
-def _content(name: str, content: object) -> str | list[dict[str, str]]:
-    """Return a message's content as one string, or as a list of text parts if it has several.
+def _content(name: str, content: object, no_images: str) -> str | list[dict[str, Any]]:
+    """Return a message's content as one string, or as a list of parts if it has several or an image.
 
     Several parts are not joined here, because templates differ in what they write between parts.
     """
     if isinstance(content, list):
-        texts = [text for part in content if (text := _part(name, part))]
-        return [{"type": "text", "text": text} for text in texts] if len(texts) > 1 else "".join(texts)
+        parts = [found for part in content if (found := _part(name, part, no_images))]
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) == len(parts) < 2:
+            return "".join(texts)
+        return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
     if not isinstance(content, str):
         raise BadRow("bad conversation", f"the content of {name} is neither text nor a list of text parts")
     return content
 
 
-def _part(name: str, part: object) -> str:
+def _part(name: str, part: object, no_images: str) -> str | dict[str, Any]:
     if isinstance(part, str):
         return part
+    if not no_images and isinstance(part, Mapping) and (image := image_part(name, part)):
+        return image
     kind = part.get("type") if isinstance(part, Mapping) else None
     if isinstance(kind, str) and kind not in _TEXT_PARTS:
         raise BadRow(
-            "not text alone", f"the content of {name} has a part of type {shown(kind)}; {_TEXT_ONLY}"
+            "not text alone",
+            f"the content of {name} has a part of type {shown(kind)}; {no_images or TEXT_ONLY}; {_REMOVE}",
         )
     if not isinstance(part, Mapping) or kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
         raise BadRow("bad conversation", f"the content of {name} has a part that is not text")

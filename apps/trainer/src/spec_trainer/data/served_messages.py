@@ -17,7 +17,7 @@ _OPTIONAL_KEYS = ("strict", "defer_loading")
 
 
 def served_messages(messages: Sequence[Message], template: str, between_parts: str) -> list[Message]:
-    """Return the messages with contents as strings, and only with roles that the template supports.
+    """Return the messages with roles that the template supports; contents are strings, or parts if one is an image.
 
     ``between_parts`` joins the text parts of a content; parts of a tool message are joined by line breaks. Developer
     messages become a system prompt if the template does not name the role ``developer``.
@@ -41,7 +41,7 @@ def served_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _served(message: Message, between_parts: str) -> Message:
     content, calls = message.get("content"), message.get("tool_calls")
     changed: Message = {}
-    if isinstance(content, list):
+    if isinstance(content, list) and all(part["type"] == "text" for part in content):
         between = "\n" if message["role"] == "tool" else between_parts
         changed["content"] = between.join(part["text"] for part in content)
     if isinstance(calls, list):

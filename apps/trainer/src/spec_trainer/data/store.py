@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
+import json
 import shutil
 import tempfile
 from contextlib import ExitStack, contextmanager
@@ -11,6 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from spec_core.errors import DataError
+from spec_core.foreign import read_bytes
+from spec_core.records import ImageSource
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
 from spec_trainer.disk import not_written
@@ -20,7 +25,9 @@ if TYPE_CHECKING:
 
 DATASET = ".dataset-"
 """Prefix of the names of such folders."""
-DATASET_FILES = ("lengths.npy", "num_train.npy", "input_ids.npy", "loss_mask.npy")
+_IMAGES = "images.json"
+_IMAGES_BYTES = 1 << 30
+DATASET_FILES = ("lengths.npy", "num_train.npy", "input_ids.npy", "loss_mask.npy", _IMAGES)
 
 
 @contextmanager
@@ -49,6 +56,14 @@ def write_dataset(dataset: Dataset, folder: Path) -> None:
     _save(folder / "num_train.npy", np.array(len(dataset.train), dtype=np.int64))
     _save(folder / "input_ids.npy", np.concatenate([sample.input_ids for sample in samples]))
     _save(folder / "loss_mask.npy", np.concatenate([sample.loss_mask for sample in samples]))
+    images = {
+        sample.sample_id: [
+            [image.digest, image.path, base64.b64encode(image.data).decode()] for image in sample.images
+        ]
+        for sample in samples
+        if sample.images
+    }
+    (folder / _IMAGES).write_text(json.dumps(images))
 
 
 def save_arrays(folder: Path, name: str, arrays: Sequence[np.ndarray | None]) -> None:
@@ -75,14 +90,27 @@ def _save(file: Path, array: np.ndarray) -> None:
         stream.write(array.reshape(-1).view(np.uint8))
 
 
+def _read_images(file: Path) -> dict[int, tuple[ImageSource, ...]]:
+    """Return sample id -> images, for the samples that have any."""
+    stored = json.loads(read_bytes(file, DataError, _IMAGES_BYTES))
+    return {
+        int(sample_id): tuple(
+            ImageSource(digest=digest, path=path, data=base64.b64decode(data))
+            for digest, path, data in images
+        )
+        for sample_id, images in stored.items()
+    }
+
+
 def open_dataset(folder: str | Path) -> Dataset:
     """Return the dataset that ``saved_dataset`` wrote, memory-mapped; its report is empty."""
     folder = Path(folder)
     borders = np.concatenate([[0], np.cumsum(np.load(folder / "lengths.npy"))])
     ids = np.load(folder / "input_ids.npy", mmap_mode="c")
     mask = np.load(folder / "loss_mask.npy", mmap_mode="c")
+    images = _read_images(folder / _IMAGES)
     samples = tuple(
-        Sample(number, ids[start:stop], mask[start:stop])
+        Sample(number, ids[start:stop], mask[start:stop], images=images.get(number, ()))
         for number, (start, stop) in enumerate(itertools.pairwise(borders))
     )
     num_train = int(np.load(folder / "num_train.npy"))

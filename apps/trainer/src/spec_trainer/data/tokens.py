@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import unicodedata
 from dataclasses import dataclass
@@ -16,11 +17,14 @@ from spec_core.wording import shown
 from spec_trainer.data.chat import ChatRenderer
 from spec_trainer.data.chat_config import ChatConfig
 from spec_trainer.data.errors import BadRow
+from spec_trainer.data.row_images import RowImages
 from spec_trainer.data.rows import Chat, Text, Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from spec_core.records import ImageSource
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +41,10 @@ class Encoded:
     """int32 [T]"""
     loss_mask: np.ndarray
     """bool [T]"""
+    images: tuple[ImageSource, ...] = ()
+    """Images of the row, in the order of their tokens."""
+    after_images: int = 0
+    """Index of the token after the last image; 0 without images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +60,21 @@ class Opening:
 class Encoder:
     """Encodes rows with the target's tokenizer, which is loaded when the first row needs it."""
 
-    def __init__(self, folder: Path, vocab_size: int, chat: ChatConfig | None = None) -> None:
-        """Encode with the tokenizer in ``folder``; ``chat`` says how conversations become text."""
+    def __init__(
+        self,
+        folder: Path,
+        vocab_size: int,
+        chat: ChatConfig | None = None,
+        image_token_id: int | None = None,
+        media_root: str | None = None,
+    ) -> None:
+        """Encode with the tokenizer in ``folder``; ``chat`` says how conversations become text.
+
+        ``image_token_id``: ``TargetSpec.image_token_id``. ``media_root``: folder of images that rows name by path.
+        """
         self._folder = folder
+        self._image_token_id = image_token_id
+        self._row_images = RowImages(media_root, folder)
         self._vocab_size = vocab_size
         self._chat_config = chat or ChatConfig()
 
@@ -71,7 +91,36 @@ class Encoder:
         else:
             last = last_turn_only if row.last_turn_only is None else row.last_turn_only
             ids, mask = self._chat(row, last) if isinstance(row, Chat) else _tokens(row, last)
-        return Encoded(self._checked(ids), mask)
+        ids = self._checked(ids)
+        return self._with_images(ids, mask, row) if self._image_token_id is not None else Encoded(ids, mask)
+
+    def _with_images(self, ids: np.ndarray, mask: np.ndarray, row: Chat | Text | Tokens) -> Encoded:
+        """Return the row with its images' tokens: one for each row of an image, where the template has put one.
+
+        Image tokens are not supervised. Raise BadRow if an image is missing or not placed, or cannot be used.
+        """
+        references = row.images if isinstance(row, Chat) else ()
+        places = np.flatnonzero(ids == self._image_token_id)
+        if len(places) != len(references) or (references and self._names_image_token(row)):
+            raise BadRow(
+                "bad image",
+                f"{len(references)} images, and {len(places)} tokens {self._image_token_id} for images in the row: "
+                "texts must not hold this token, and the chat template must write it once for each image",
+            )
+        if not references:
+            return Encoded(ids, mask)
+        found = self._row_images.read(references)
+        counts = np.ones(len(ids), dtype=np.int64)
+        counts[places] = [num_tokens for _, num_tokens in found]
+        mask = mask & (ids != self._image_token_id)
+        ids, mask = np.repeat(ids, counts), np.repeat(mask, counts)
+        last = int(np.flatnonzero(ids == self._image_token_id)[-1])
+        return Encoded(ids, mask, tuple(source for source, _ in found), last + 1)
+
+    def _names_image_token(self, row: Chat | Text | Tokens) -> bool:
+        """Return whether a text of the conversation holds the token that stands for images."""
+        token = self._tokenizer.convert_ids_to_tokens(self._image_token_id)
+        return isinstance(row, Chat) and token in json.dumps(row.messages, ensure_ascii=False, default=str)
 
     def prompt(self, row: Chat | Text | Tokens) -> list[int]:
         """Return the token ids of a row's prompt, which an engine is to answer. Raise BadRow.

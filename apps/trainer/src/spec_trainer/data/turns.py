@@ -111,11 +111,11 @@ class TurnFinder:
         """Return index of each message of ``roles`` -> ContentFrame, from one rendering with placeholders.
 
         Return nothing unless that rendering, with the contents put back, equals the text. An empty content gets no
-        placeholder, because templates treat it differently.
+        placeholder, because templates treat it differently, and neither does one with images.
         """
         numbered = [
             {**message, "content": f"{_PLACEHOLDER}{index}Q"}
-            if message.get("content") and message["role"] in roles
+            if isinstance(content := message.get("content"), str) and content and message["role"] in roles
             else message
             for index, message in enumerate(self.messages)
         ]

@@ -20,11 +20,12 @@ from spec_core.records import FeatureSchema  # noqa: TC001 (pydantic evaluates a
 from spec_trainer.disk import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     import numpy as np
 
+    from spec_core.records import ImageSource
     from spec_trainer.data.dataset import Dataset
 
 INDEX_FILE = "index.json"
@@ -77,7 +78,7 @@ class StoredSample:
     checksum: str
     """Checksum of the sample's stored hidden states and token ids."""
     token_digest: str
-    """Digest of the sample's token ids, by which a run finds the sample, whatever its sample id in that run."""
+    """``sample_digest``, by which a run finds the sample, whatever its sample id in that run."""
 
 
 class StoredSamples(pydantic.BaseModel):
@@ -158,9 +159,15 @@ def token_digest(input_ids: np.ndarray) -> str:
     return digest(input_ids.astype("<i4").tobytes())
 
 
+def sample_digest(input_ids: np.ndarray, images: Sequence[ImageSource]) -> str:
+    """Return the digest by which a run finds a sample: of its token ids and, after a dash, of its images if any."""
+    tokens = token_digest(input_ids)
+    return f"{tokens}-{digest(''.join(image.digest for image in images).encode())}" if images else tokens
+
+
 def data_digest(dataset: Dataset) -> str:
-    """Return the digest of the token ids of every sample, in order."""
-    return _joint_digest(token_digest(sample.input_ids) for sample in dataset.samples)
+    """Return the digest of the token ids and images of every sample, in order."""
+    return _joint_digest(sample_digest(sample.input_ids, sample.images) for sample in dataset.samples)
 
 
 def _joint_digest(token_digests: Iterable[str]) -> str:

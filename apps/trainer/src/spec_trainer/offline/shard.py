@@ -20,14 +20,23 @@ from spec_core.errors import ArtifactError, RunError
 from spec_core.foreign import check_regular, foreign_errors
 from spec_kit.sharding.safetensors_folder import DTYPE_CODES
 from spec_trainer.disk import follow_umask, new_folder, not_written
-from spec_trainer.offline.index import ShardEntry, StoredSample, StoredSamples, columns, digest, token_digest
+from spec_trainer.offline.index import (
+    ShardEntry,
+    StoredSample,
+    StoredSamples,
+    columns,
+    digest,
+    sample_digest,
+    token_digest,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
-    from spec_core.records import DraftBatch
+    from spec_core.records import DraftBatch, ImageSource
     from spec_trainer.offline.index import FeatureIdentity
 
 SCRATCH = ".partial-"
@@ -41,14 +50,25 @@ def remedy(file: Path) -> str:
     return f"delete {file} and run the capture again, which captures that shard only"
 
 
-def write_shard(file: Path, batch: DraftBatch, identity: FeatureIdentity) -> None:
+def write_shard(
+    file: Path,
+    batch: DraftBatch,
+    identity: FeatureIdentity,
+    images: Mapping[int, Sequence[ImageSource]] | None = None,
+) -> None:
     """Write the samples of ``batch``, a batch without padding, into a shard; the write is atomic.
+
+    ``images``: sample id -> the sample's images, for samples that have any.
 
     Raise RunError if the disk is full.
     """
     from safetensors.torch import save_file
 
-    samples = [_stored(batch, span.sample_id, span.start, span.stop) for span in batch.spans]
+    shown = images or {}
+    samples = [
+        _stored(batch, span.sample_id, span.start, span.stop, shown.get(span.sample_id, ()))
+        for span in batch.spans
+    ]
     # One key: safetensors writes several in any order, and a shard captured again should be the same file.
     metadata = {_METADATA: json.dumps({"identity": identity.digest, "samples": columns(samples)})}
     scratch = scratch_of(file)
@@ -72,10 +92,12 @@ def scratch_of(file: Path) -> Path:
     return new_folder(file.parent, SCRATCH) / file.name
 
 
-def _stored(batch: DraftBatch, sample_id: int, start: int, stop: int) -> StoredSample:
+def _stored(
+    batch: DraftBatch, sample_id: int, start: int, stop: int, images: Sequence[ImageSource]
+) -> StoredSample:
     hidden_TNH, ids_T = batch.hidden_TNH[start:stop], batch.input_ids_T[start:stop]
     return StoredSample(
-        sample_id, start, stop - start, _checksum(hidden_TNH, ids_T), token_digest(ids_T.numpy())
+        sample_id, start, stop - start, _checksum(hidden_TNH, ids_T), sample_digest(ids_T.numpy(), images)
     )
 
 
@@ -135,7 +157,7 @@ class Shard:
         """
         where = slice(sample.offset, sample.offset + sample.num_tokens)
         hidden_TNH, ids_T = (self._tensors.get_slice(name)[where] for name in (_HIDDEN, _IDS))
-        sound = token_digest(ids_T.numpy()) == sample.token_digest
+        sound = token_digest(ids_T.numpy()) == sample.token_digest.partition("-")[0]
         if not sound or _checksum(hidden_TNH, ids_T) != sample.checksum:
             raise RunError(
                 f"{self.file}: the features of sample {sample.sample_id} are damaged (their checksum differs); "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError
-from spec_trainer.offline.index import read_index, token_digest
+from spec_trainer.offline.index import read_index, sample_digest
 from spec_trainer.offline.shard import Shard
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ def _places(
     root: Path, stored: Mapping[str, tuple[Shard, StoredSample]], run: RunSpec
 ) -> dict[int, tuple[Shard, StoredSample]]:
     samples = run.dataset.samples
-    found = [(sample, stored.get(token_digest(sample.input_ids))) for sample in samples]
+    found = [(sample, stored.get(sample_digest(sample.input_ids, sample.images))) for sample in samples]
     missing = [sample for sample, place in found if place is None]
     if missing:
         raise ArtifactError(
             f"data.features={root} holds no features of {len(missing)} of {len(samples)} samples, first "
-            f"{_name(missing[0])}: it was captured from other data, or with another tokenizer, chat template or "
-            "data.max_length; capture this data into a new folder"
+            f"{_name(missing[0])}: it was captured from other data or images, or with another tokenizer, chat "
+            "template or data.max_length; capture this data into a new folder"
         )
     return {sample.sample_id: place for sample, place in found if place is not None}
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spec_trainer.data.errors import BadRow
+from spec_trainer.data.image_parts import TEXT_PROMPTS
 from spec_trainer.data.rows import Chat, Text, parse_row
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def open_conversation(
 
     Raise BadRow for a row of unknown form, without a prompt, or with a prompt of more than ``longest`` tokens.
     """
-    row = parse_row(content)
+    row = parse_row(content, TEXT_PROMPTS)
     conversation: Conversation
     if isinstance(row, Chat):
         conversation = Dialogue(row, encoder, eos_token_ids, longest)

@@ -86,6 +86,7 @@ class DatasetCapturer:
                 request_id=sample.request_id,
                 input_ids=tuple(self._dataset.sample(sample.sample_id).input_ids.tolist()),
                 destinations=sample.destinations,
+                images=self._dataset.sample(sample.sample_id).images,
             )
             for sample in samples
         ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DataError
 from spec_trainer.data.errors import BadRow
+from spec_trainer.data.image_parts import TEXT_PROMPTS
 from spec_trainer.data.rows import Chat, Text, parse_row
 from spec_trainer.data.sources import check_answers, read_rows
 from spec_trainer.evaluation.benchmarks import parse_benchmarks, read_benchmarks
@@ -65,7 +66,7 @@ def _of_file(path: Path, chat: ChatConfig) -> list[Question]:
     questions: list[Question] = []
     for row in read_rows(str(path)):
         try:
-            questions.append(_question(parse_row(row.content), chat))
+            questions.append(_question(parse_row(row.content, TEXT_PROMPTS), chat))
         except BadRow as bad:
             raise DataError(f"{row.where}: {bad}") from bad
     if not questions:

@@ -37,6 +37,10 @@ FP8_MULTIPLE = 16
 """Inputs and outputs of a product in fp8 are multiples of this number (torch's ``scaled_mm`` on GPUs)."""
 
 
+_OF_IMAGES = frozenset({"mrope_section", "mrope_interleaved"})
+"""Parameters of the rotary embeddings that concern positions of images; a draft's positions are token indices."""
+
+
 class DecoderConfig(DraftConfig):
     """Options of a draft that is made of decoder layers: sizes that may differ from the target's."""
 
@@ -71,7 +75,7 @@ class DecoderShape(DraftShape):
             "num_kv_heads": config.num_kv_heads or target.num_kv_heads,
             "head_dim": config.head_dim or target.head_dim,
             "norm_eps": target.norm_eps,
-            "rope": dict(target.rope),
+            "rope": {key: value for key, value in target.rope.items() if key not in _OF_IMAGES},
             "max_positions": target.max_positions,
         }
         return super().for_target(config, target, **{**sizes, **own})

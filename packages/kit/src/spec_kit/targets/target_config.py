@@ -52,7 +52,12 @@ class TargetConfig:
         known = target_type(found) if isinstance(found, str) else None
         if self._nested is None and isinstance(known, TargetType):
             return str(found)
-        if self._nested is None or not isinstance(known, str):
+        if not isinstance(known, str):
+            raise self._unknown(found)
+        if self._nested is None:
+            inner_type = target_type(known)
+            if isinstance(inner_type, TargetType) and inner_type.may_be_flat:
+                return known
             raise self._unknown(found)
         inner: object = self._nested.get("model_type", known)
         if inner != known:

@@ -125,7 +125,14 @@ def _describe(config: TargetConfig, described: TargetType, tensors: Mapping[str,
         rope=target_rope(config, max_positions),
         eos_token_ids=_eos_token_ids(config),
         latent=_latent(config),
+        image_token_id=_image_token_id(config),
     )
+
+
+def _image_token_id(config: TargetConfig) -> int | None:
+    key = config.described.image_token
+    ids = config.token_ids(key, config.get(key)) if key is not None else ()
+    return ids[0] if ids else None
 
 
 def _latent(config: TargetConfig) -> LatentSizes | None:

@@ -105,6 +105,13 @@ TARGET_TYPES: Mapping[str, TargetType] = {
         embedding_scale=_factor("embedding_multiplier"),
         logit_scale=_factor("lm_head_multiplier"),
     ),
+    **_all(
+        "qwen2_5_vl_text",
+        theta=1_000_000.0,
+        image_token="image_token_id",
+        may_be_flat=True,
+    ),
+    **_all("qwen3_vl_text", theta=500_000.0, image_token="image_token_id"),
     **_all("minicpm3", embedding_scale=_factor("scale_emb", 12.0), logit_scale=_minicpm),
     **_all("afmoe", embedding_scale=_afmoe),
     **_all("cohere2_moe", logit_scale=_factor("logit_scale", 0.0625)),
@@ -120,6 +127,8 @@ WRAPPERS: Mapping[str, str] = {
     "gemma4_unified": "gemma4_unified_text",
     "got_ocr2": "qwen2",
     "llama4": "llama4_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }

@@ -1,0 +1,136 @@
+"""Find the images of a conversation: as parts of messages, or in fields of the row beside the messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spec_core.wording import shown
+from spec_trainer.data.errors import BadRow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROW_KEYS = ("image", "image_path", "images")
+"""Fields of a row that hold one image or a list of them."""
+TEXT_ONLY = "drafts are trained on text"
+"""Why images are refused for a target that does not see."""
+TEXT_PROMPTS = "prompts of text alone are answered"
+"""Why images are refused where the target answers."""
+MOST_IMAGES = 64
+"""Most images of one row."""
+_KINDS = ("image", "image_url", "input_image")
+_SOURCES = ("image", "image_url", "path", "url", "bytes")
+_MARK = "<image>"
+PART = {"type": "image"}
+"""An image in the messages that a chat template gets."""
+
+Part = dict[str, Any]
+
+
+def image_part(name: str, part: Mapping[str, Any]) -> Part | None:
+    """Return an image's part with its reference, if any, under ``image``; None for a part of another kind."""
+    if part.get("type") not in _KINDS:
+        return None
+    given = {key: part[key] for key in _SOURCES if part.get(key) is not None}
+    if len(given) > 1:
+        raise BadRow("bad image", f"{name} has an image with {' and '.join(given)}; give one of them")
+    return {**PART, "image": next(iter(given.values()))} if given else PART
+
+
+def with_images(
+    messages: list[dict[str, Any]], fields: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], tuple[Any, ...]]:
+    """Return the messages with a ``PART`` for each image, and the references of the images in the same order.
+
+    The row's own images take the places of parts without a reference, or of the marks ``<image>`` in the users'
+    texts. Without either, they precede the first user's text.
+    """
+    messages = _with_row_images(messages, _row_images(fields))
+    references: list[Any] = []
+    placed = []
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        found = [part for part in parts if part["type"] == "image"]
+        if found and message["role"] != "user":
+            raise BadRow(
+                "bad image",
+                f"message {index + 1} has an image and the role {message['role']!r}, expected 'user'",
+            )
+        if any("image" not in part for part in found):
+            raise BadRow("bad image", f"message {index + 1} has the place of an image, and no image is given")
+        references += [part["image"] for part in found]
+        shorn = [PART if part["type"] == "image" else part for part in parts]
+        placed.append({**message, "content": shorn} if found else message)
+    if len(references) > MOST_IMAGES:
+        raise BadRow("bad image", f"{len(references)} images in a row, expected at most {MOST_IMAGES}")
+    return placed, tuple(references)
+
+
+def _row_images(fields: Mapping[str, Any]) -> list[Any]:
+    given = {key: fields[key] for key in ROW_KEYS if fields.get(key) not in (None, [], "")}
+    if len(given) > 1:
+        raise BadRow("bad image", f"the row has {' and '.join(given)}; give one of them")
+    for value in given.values():
+        return value if isinstance(value, list) else [value]
+    return []
+
+
+def _with_row_images(messages: list[dict[str, Any]], images: list[Any]) -> list[dict[str, Any]]:
+    if not images:
+        return messages
+    places = sum(1 for message in messages for part in _parts(message) if part == PART)
+    if places == 0:
+        messages = _split_at_marks(messages)
+        places = sum(1 for message in messages for part in _parts(message) if part == PART)
+    if places == 0:
+        first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
+        if first is None:
+            raise BadRow("bad image", "the row has images and no message of a user")
+        opened = {**messages[first], "content": [PART] * len(images) + _parts(messages[first])}
+        messages = [*messages[:first], opened, *messages[first + 1 :]]
+    elif places != len(images):
+        raise BadRow("bad image", f"{len(images)} images for {places} places of images in the messages")
+    left = iter(images)
+    return [
+        {**message, "content": [{**PART, "image": next(left)} if part == PART else part for part in parts]}
+        if PART in (parts := _parts(message))
+        else message
+        for message in messages
+    ]
+
+
+def _split_at_marks(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put a part for an image in place of each mark in users' texts, and of the line break that follows it."""
+    return [
+        {**message, "content": _at_marks(_parts(message))}
+        if message["role"] == "user" and any(_MARK in part.get("text", "") for part in _parts(message))
+        else message
+        for message in messages
+    ]
+
+
+def _at_marks(parts: list[Part]) -> list[Part]:
+    split: list[Part] = []
+    for part in parts:
+        if part["type"] != "text":
+            split.append(part)
+            continue
+        first, *rest = part["text"].split(_MARK)
+        split += [{"type": "text", "text": first}] if first else []
+        for text in rest:
+            split.append(PART)
+            split += [{"type": "text", "text": own}] if (own := text.removeprefix("\n")) else []
+    return split
+
+
+def _parts(message: Mapping[str, Any]) -> list[Part]:
+    content = message.get("content")
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
+
+
+def reference_name(reference: object) -> str:
+    """Return a reference of an image for an error message; long ones, such as data: URIs, are shortened."""
+    return shown(reference if isinstance(reference, str) else type(reference).__name__)

@@ -1,0 +1,104 @@
+"""RowImages: reads the images of rows, checks that they can be used, and counts their tokens."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from spec_core.errors import DataError
+from spec_core.records import ImageSource
+from spec_core.wording import printable, shortened, shown
+from spec_kit.targets import TargetImages, decoded_image
+from spec_trainer.data.errors import BadRow
+from spec_trainer.data.image_parts import TEXT_ONLY, reference_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_BAD = "bad image"
+_PROBLEM = 500
+"""Most characters of the description of a problem, which may hold a path."""
+_ADDRESS = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://|https?:", re.IGNORECASE)
+"""An address of the network, such as https://…"""
+
+
+@dataclass(frozen=True)
+class ImageRules:
+    """Whether the rows of a run may have images."""
+
+    token_id: int | None = None
+    """``TargetSpec.image_token_id``."""
+    refused: str = TEXT_ONLY
+    """Why rows with images are refused; empty: they are not."""
+
+
+NO_IMAGES = ImageRules()
+
+
+class RowImages:
+    """Reads images of rows for one target."""
+
+    def __init__(self, media_root: str | None, target_folder: Path) -> None:
+        """Read files below ``media_root`` only; None: no file at all."""
+        self._root = None if media_root is None else os.path.realpath(os.path.expanduser(media_root))
+        self._target = TargetImages(target_folder)
+
+    def read(self, references: Sequence[Any]) -> list[tuple[ImageSource, int]]:
+        """Return the source and the number of tokens of each image. Raise BadRow for one that cannot be used."""
+        return [self._read(number, reference) for number, reference in enumerate(references, start=1)]
+
+    def _read(self, number: int, reference: Any) -> tuple[ImageSource, int]:
+        try:
+            source = self._source(reference)
+            # One at a time: the pixels of a row's images are never in memory together.
+            return source, self._target.num_tokens(decoded_image(source.read()))
+        except BadRow:
+            raise
+        except DataError as error:
+            problem = printable(shortened(str(error), _PROBLEM).replace("\n", " "))
+            raise BadRow(_BAD, f"image {number}, {reference_name(reference)}: {problem}") from error
+
+    def _source(self, reference: Any) -> ImageSource:
+        if isinstance(reference, Mapping):  # Parquet's and OpenAI's objects
+            found = [reference[key] for key in ("bytes", "url", "path") if reference.get(key) is not None]
+            reference = found[0] if found else None
+        if isinstance(reference, bytes):
+            return ImageSource.of_data(reference)
+        if not isinstance(reference, str) or not reference:
+            raise DataError("expected a path below data.media_root, a data: URI, or bytes")
+        if reference[:5].lower() == "data:":
+            return ImageSource.of_data(_data_of(reference))
+        if _ADDRESS.match(reference):
+            raise DataError("nothing is downloaded; save the image below data.media_root and name its path")
+        return ImageSource.of_file(self._path(reference))
+
+    def _path(self, reference: str) -> str:
+        """Return the real path of a file below ``data.media_root``. Raise DataError for any other."""
+        if self._root is None:
+            raise DataError("set data.media_root to the folder of the images")
+        name = unquote(reference.removeprefix("file://")) if reference.startswith("file://") else reference
+        try:
+            path = os.path.realpath(os.path.join(self._root, name))
+        except ValueError as error:  # a null character
+            raise DataError(f"not a path: {error}") from None
+        if os.path.commonpath([path, self._root]) != self._root:
+            raise DataError(f"it lies outside data.media_root={shown(self._root)}")
+        return path
+
+
+def _data_of(uri: str) -> bytes:
+    """Return the bytes of a data: URI (RFC 2397) of an image in base64."""
+    kind, comma, content = uri[5:].partition(",")
+    media, *options = kind.lower().split(";")
+    if not comma or not media.startswith("image/") or "base64" not in options:
+        raise DataError("expected a data: URI that begins with data:image/…;base64,")
+    try:
+        return base64.b64decode(content, validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise DataError(f"its base64 is damaged: {error}") from None

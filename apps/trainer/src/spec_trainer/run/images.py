@@ -1,0 +1,34 @@
+"""Decide whether a run takes rows with images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_core.errors import TargetError
+from spec_trainer.data.image_parts import TEXT_PROMPTS
+
+if TYPE_CHECKING:
+    from spec_core import Engine, TargetSpec
+    from spec_trainer.config import AnyRunConfig
+    from spec_trainer.data.row_images import ImageRules
+    from spec_trainer.run.spec import RunParts
+
+
+def image_rules(parts: RunParts) -> ImageRules:
+    """Return whether the rows of a run may have images, and if not, why."""
+    from spec_trainer.data.row_images import NO_IMAGES, ImageRules
+
+    token_id = parts.target.image_token_id
+    if token_id is None:
+        return NO_IMAGES
+    answers = f"with decode.every or train.serve_every, {TEXT_PROMPTS}"
+    return ImageRules(token_id, answers if parts.config.decodes else "")
+
+
+def check_sight(config: AnyRunConfig, engine_type: type[Engine], target: TargetSpec) -> None:
+    """Raise TargetError if the target sees images, and the engine does not give it any."""
+    if target.image_token_id is not None and not engine_type.abilities.images:
+        raise TargetError(
+            f"target {target.folder} sees images, which engine {config.engine.name!r} does not capture; choose an "
+            "engine that does, such as the default (spec-trainer plugins lists them)"
+        )

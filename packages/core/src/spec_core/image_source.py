@@ -1,0 +1,51 @@
+"""ImageSource: where an image of a sample lies, and the digest by which it is recognised."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from spec_core.errors import DataError
+from spec_core.foreign import read_bytes
+
+MOST_IMAGE_BYTES = 64 << 20
+"""Most bytes of one encoded image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSource:
+    """An encoded image, such as a JPEG: the file that holds it, or the bytes themselves."""
+
+    digest: str
+    """BLAKE2b of the encoded bytes, 16 bytes as hexadecimal digits."""
+    path: str = ""
+    """Absolute path of the file; empty if ``data`` holds the image."""
+    data: bytes = b""
+
+    @classmethod
+    def of_file(cls, path: str) -> ImageSource:
+        """Return the source of the image in a file. Raise DataError if the file cannot be read."""
+        return cls(digest=_digest(read_bytes(Path(path), DataError, MOST_IMAGE_BYTES)), path=path)
+
+    @classmethod
+    def of_data(cls, data: bytes) -> ImageSource:
+        """Return the source of an image that is in memory. Raise DataError if it is too large."""
+        if len(data) > MOST_IMAGE_BYTES:
+            raise DataError(f"an image has {len(data)} bytes, expected at most {MOST_IMAGE_BYTES}")
+        return cls(digest=_digest(data), data=data)
+
+    def read(self) -> bytes:
+        """Return the encoded bytes. Raise DataError if the file is gone or holds other bytes than before."""
+        if not self.path:
+            return self.data
+        data = read_bytes(Path(self.path), DataError, MOST_IMAGE_BYTES)
+        if _digest(data) != self.digest:
+            raise DataError(
+                f"image {self.path} has changed since the data was read; run the same command again"
+            )
+        return data
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -1,0 +1,102 @@
+"""TargetImages: images as the target's own image processor prepares them, and the tokens that they take.
+
+It is the one of transformers that computes with Pillow and numpy, so torchvision is not needed, and
+every machine computes the same values.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cached_property
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import DataError, TargetError
+from spec_core.foreign import cause, check_regular, foreign_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from PIL.Image import Image
+    from torch import Tensor
+
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""Formats of images, by Pillow's names; Pillow would start other programs for some of the rest."""
+_MOST_PIXELS = 89_478_485
+"""Most pixels of an image: Pillow's own limit, beyond which it warns of decompression bombs."""
+_TOO_MANY = f"expected at most {_MOST_PIXELS} in all"
+_ANIMATED = ("PNG", "WEBP", "GIF")
+_CONFIGS = ("preprocessor_config.json", "processor_config.json")
+_CONFIG_BYTES = 1 << 20
+
+
+class TargetImages:
+    """Prepares images for one target. What that needs is loaded with the first image."""
+
+    def __init__(self, folder: Path) -> None:
+        """Prepare images with the image processor in ``folder``."""
+        self._folder = folder
+
+    def num_tokens(self, image: Image) -> int:
+        """Return the number of tokens that stand for an image. Raise DataError if it is refused."""
+        image_processor = self._image_processor
+        with foreign_errors(DataError, "refused by the target's image processor"):
+            patches = image_processor.get_number_of_image_patches(image.height, image.width, {})
+            return int(patches) // image_processor.merge_size**2
+
+    def arrays(self, images: Sequence[Image]) -> Mapping[str, Tensor]:
+        """Return the arguments by which the target's forward pass takes these images."""
+        with foreign_errors(DataError, "refused by the target's image processor"):
+            return dict(self._image_processor(images=list(images), return_tensors="pt"))
+
+    @cached_property
+    def _image_processor(self) -> Any:
+        with foreign_errors(TargetError, f"the image processor in '{self._folder}' cannot be read"):
+            from transformers import AutoImageProcessor
+
+            for name in _CONFIGS:
+                if (self._folder / name).exists():
+                    check_regular(self._folder / name, TargetError, _CONFIG_BYTES)
+            image_processor = AutoImageProcessor.from_pretrained(
+                str(self._folder), local_files_only=True, trust_remote_code=False, backend="pil"
+            )
+        if not all(hasattr(image_processor, name) for name in ("get_number_of_image_patches", "merge_size")):
+            raise TargetError(
+                f"the image processor in '{self._folder}', {type(image_processor).__name__}, does not say how many "
+                "tokens an image takes; train on text alone"
+            )
+        return image_processor
+
+
+def decoded_image(data: bytes) -> Image:
+    """Return an encoded image as RGB, upright and on white, as vLLM's servers decode it.
+
+    Raise DataError if it is damaged, animated, of another format than ``FORMATS``, or larger than Pillow's limit.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        # Pillow warns of damaged metadata, too; only what the pixels need matters here.
+        with warnings.catch_warnings(action="ignore"):
+            image = Image.open(BytesIO(data), formats=FORMATS)
+            if image.width * image.height > _MOST_PIXELS:
+                raise DataError(f"{image.width}x{image.height} pixels, {_TOO_MANY}")
+            if image.format in _ANIMATED and getattr(image, "is_animated", False):
+                raise DataError("the image is animated; give one of its frames")
+            image.load()
+            image = ImageOps.exif_transpose(image)
+            if image.mode != "RGBA":
+                return image.convert("RGB")
+            ground = Image.new("RGB", image.size, (255, 255, 255))
+            ground.paste(image, mask=image.getchannel("A"))
+            return ground
+    except DataError:
+        raise
+    except Image.DecompressionBombError:
+        raise DataError(f"too many pixels, {_TOO_MANY}") from None
+    except Image.UnidentifiedImageError:
+        raise DataError(f"not an image of one of the formats {', '.join(FORMATS)}") from None
+    except Exception as error:
+        raise DataError(f"the image cannot be decoded: {cause(error)}") from error

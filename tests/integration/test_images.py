@@ -1,0 +1,165 @@
+"""Runs on a target that sees: every draft trains on rows with pictures, with an engine and from features."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from spec_core.records import Availability
+from spec_engine_sglang.engine import SglangEngine
+from spec_engine_vllm.engine import VllmEngine
+from spec_trainer.cli import run
+
+from ..seeing_targets import IMAGE_ID, SEEING
+from .launching import losses
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS = 12
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    """Rows about random pictures, two in each third row, and rows of text; below them the pictures."""
+    folder = tmp_path_factory.mktemp("pictures")
+    random = np.random.default_rng(0)
+    rows = []
+    for number in range(ROWS):
+        names = [f"{number}-{index}.png" for index in range((1, 0, 2)[number % 3])]
+        for name in names:
+            pixels = random.integers(0, 256, (16, 16 + 8 * (number % 2), 3), dtype=np.uint8)
+            file = BytesIO()
+            Image.fromarray(pixels).save(file, "PNG")
+            (folder / name).write_bytes(file.getvalue())
+        parts = [{"type": "image", "image": name} for name in names]
+        parts.append({"type": "text", "text": "What is seen?"})
+        rows.append(
+            {
+                "messages": [
+                    {"role": "user", "content": parts},
+                    {"role": "assistant", "content": f"A picture, number {number}."},
+                ]
+            }
+        )
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def words(seeing_target, pictures):
+    """``words(command, model_type, output, …)``: a command line on the pictures."""
+
+    def line(command: str, model_type: str, output: Path | None, *more: str) -> list[str]:
+        inputs = ["--target", str(seeing_target(model_type)), "--data", str(pictures / "rows.jsonl")]
+        written = [] if output is None else ["--output", str(output)]
+        return [command, *inputs, *written, f"data.media_root={pictures}", "data.eval_samples=3", *more]
+
+    return line
+
+
+TRAIN = ("train.global_batch_tokens=200", "train.warmup_steps=1", "train.epochs=2", "train.eval_every=2")
+DRAFTS = {
+    "eagle3": ("draft.name=eagle3", "draft.num_steps=2"),
+    "dflash": ("draft.name=dflash", "draft.num_layers=1", "draft.block_size=4"),
+}
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("model_type", SEEING)
+def test_drafts_train_on_pictures_with_an_engine_and_from_features(words, tmp_path, model_type, draft):
+    settings = (*TRAIN, *DRAFTS[draft])
+    assert run(words("train", model_type, tmp_path / "run", *settings)) == 0
+    features = tmp_path / "features"
+    assert run(words("capture", model_type, features, *DRAFTS[draft])) == 0
+    assert run(words("train", model_type, tmp_path / "offline", *settings, f"data.features={features}")) == 0
+    with_engine, offline = (losses(tmp_path / name) for name in ("run", "offline"))
+    assert len(with_engine) > 2
+    assert with_engine == pytest.approx(offline, rel=1e-4)
+    config = json.loads((tmp_path / "run" / "draft" / "config.json").read_text())
+    assert "mrope" not in json.dumps(config)
+    assert config["rope_parameters"]["rope_theta"] == 1e4
+    assert config["vocab_size"] == IMAGE_ID + 2
+
+
+def test_engine_in_a_process_of_its_own_gets_the_images(words, tmp_path):
+    settings = (*TRAIN, *DRAFTS["eagle3"])
+    assert run(words("train", "qwen3_vl", tmp_path / "one", *settings)) == 0
+    assert run(words("train", "qwen3_vl", tmp_path / "two", *settings, "placement.kind=disaggregated")) == 0
+    assert losses(tmp_path / "one") == pytest.approx(losses(tmp_path / "two"), rel=1e-4)
+
+
+def test_features_of_other_images_are_refused(words, pictures, tmp_path, capsys):
+    """The token ids are the same: only the pictures tell the samples apart."""
+    features, names = tmp_path / "features", sorted(pictures.glob("*.png"))
+    assert run(words("capture", "qwen2_5_vl", features, *DRAFTS["eagle3"])) == 0
+    assert run(["capture", "--verify", str(features)]) == 0
+    before = names[0].read_bytes()
+    pixels = np.asarray(Image.open(names[0]))
+    Image.fromarray(255 - pixels).save(names[0])
+    try:
+        offline = words(
+            "plan", "qwen2_5_vl", tmp_path / "run", *DRAFTS["eagle3"], f"data.features={features}"
+        )
+        assert f"data.features={features} holds no features of 1 of {ROWS}" in refusal(offline, capsys)
+        again = words("capture", "qwen2_5_vl", features, *DRAFTS["eagle3"])
+        assert "holds other features (data" in refusal(again, capsys)
+    finally:
+        names[0].write_bytes(before)
+
+
+def refusal(line: list[str], capsys) -> str:
+    """The one line of error of a command that exits with 2."""
+    capsys.readouterr()
+    assert run(line) == 2
+    (error,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("spec-trainer: ")]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "problem"),
+    [
+        ("plan", ("--engine", "vllm"), "sees images, which engine 'vllm' does not capture"),
+        ("plan", ("--engine", "sglang"), "sees images, which engine 'sglang' does not capture"),
+        ("plan", ("decode.every=1",), "or train.serve_every, prompts of text alone are answered"),
+        ("plan", ("train.serve_every=1",), "prompts of text alone are answered"),
+        ("plan", ("data.media_root=/nowhere",), "cannot be read"),
+        ("follow", ("follow.servers=[http://127.0.0.1:9]",), "and follow trains on requests of text alone"),
+    ],
+)
+def test_what_does_not_take_images_says_so(words, tmp_path, capsys, monkeypatch, command, more, problem):
+    for engine in (VllmEngine, SglangEngine):  # whether it is installed or not
+        monkeypatch.setattr(engine, "probe", classmethod(lambda _: Availability(ok=True)))
+    line = words(command, "qwen2_5_vl", tmp_path / "run", *DRAFTS["eagle3"], *more)
+    assert problem in refusal(line, capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_regenerate_and_evaluate_answer_prompts_of_text_alone(
+    words, seeing_target, pictures, tmp_path, capsys
+):
+    rows, target = str(pictures / "rows.jsonl"), str(seeing_target("qwen2_5_vl"))
+    line = ["regenerate", "--target", target, "--data", rows, "--output", str(tmp_path / "a.jsonl")]
+    line += ["--max-new-tokens", "8"]
+    assert "prompts of text alone are answered" in refusal(line, capsys)
+    settings = ("train.steps=1", "data.eval_samples=0", *DRAFTS["eagle3"])
+    assert run(words("train", "qwen2_5_vl", tmp_path / "run", *settings)) == 0
+    line = [
+        "evaluate",
+        "--target",
+        target,
+        "--draft-model",
+        str(tmp_path / "run" / "draft"),
+        "--prompts",
+        rows,
+    ]
+    assert "prompts of text alone are answered" in refusal(line, capsys)
+    text = tmp_path / "text.jsonl"
+    text.write_text(json.dumps({"messages": [{"role": "user", "content": "What?"}]}) + "\n")
+    line[-1] = str(text)
+    assert run([*line, "--max-new-tokens", "8"]) == 0

@@ -1,0 +1,87 @@
+"""Tiny random targets that see: model, tokenizer with a chat template, and image processor."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from .chat_templates import byte_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEEING = ("qwen2_5_vl", "qwen3_vl")
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
+IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
+PATCH, MERGE = 4, 2
+IMAGE_ID = 256 + len(SPECIALS)
+VOCABULARY = IMAGE_ID + 2
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_VISION: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {"fullatt_block_indexes": [1], "window_size": 16},
+    "qwen3_vl": {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+}
+_PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": PATCH,
+    "temporal_patch_size": 2,
+    "merge_size": MERGE,
+    "size": {"shortest_edge": 64, "longest_edge": 1600},
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+}
+
+
+def save_seeing_target(folder: Path, model_type: str) -> Path:
+    """Save a target of eight layers, width 32 and 263 tokens, and return its folder."""
+    import torch
+    import transformers
+
+    text = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+        "bos_token_id": None,
+        "eos_token_id": 258,
+        "pad_token_id": 256,
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "patch_size": PATCH,
+        "spatial_merge_size": MERGE,
+        **_VISION[model_type],
+    }
+    config = transformers.AutoConfig.for_model(
+        model_type,
+        text_config=text,
+        vision_config=vision,
+        image_token_id=IMAGE_ID,
+        video_token_id=IMAGE_ID + 1,
+        vision_start_token_id=IMAGE_ID - 2,
+        vision_end_token_id=IMAGE_ID - 1,
+    )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+        for parameter in model.parameters():
+            parameter += (0.1 if parameter.dim() == 1 else 0.05) * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    byte_tokenizer((*SPECIALS, IMAGE, VIDEO), TEMPLATE, "<|im_end|>").save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR))
+    return folder

@@ -1,0 +1,148 @@
+"""States of rows with images are those of the transformers model that sees the images."""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from transformers import AutoImageProcessor, AutoTokenizer
+
+from spec_core.errors import DataError, EngineError
+from spec_core.records import CaptureRequest, ImageSource, SamplingParams
+
+from ...seeing_targets import IMAGE_ID, SEEING
+
+SIZES = ((20, 12), (33, 47), (8, 90))
+
+
+def picture(size, seed=0):
+    """An encoded random picture, and its pixels."""
+    pixels = np.random.default_rng((*size, seed)).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    image, file = Image.fromarray(pixels), BytesIO()
+    image.save(file, "PNG")
+    return ImageSource.of_data(file.getvalue()), image
+
+
+def request_of(folder, pictures, **changed):
+    """A request as the model's own documentation makes one: each placeholder repeated merged-patches times."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    text = "<|im_start|>user\nSee: "
+    for _, image in pictures:
+        grid = processor([image], return_tensors="pt")["image_grid_thw"][0]
+        text += "<|vision_start|>" + "<|image_pad|>" * (int(grid.prod()) // 4) + "<|vision_end|> and "
+    ids = tuple(tokenizer(text + "what?<|im_end|>\n")["input_ids"])
+    images = tuple(source for source, _ in pictures)
+    return CaptureRequest(
+        **{"request_id": 0, "input_ids": ids, "images": images, "destinations": ()} | changed
+    )
+
+
+@torch.no_grad()
+def reference_states(folder, request, pictures):
+    """Every layer's input and the final norm's, [T, N + 1, H], from the whole model with its own positions."""
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder).eval()
+    seen = []
+    stack = model.model.language_model
+    for part in (*stack.layers, stack.norm):
+        part.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append((args[0] if args else kwargs["hidden_states"])[0].clone()),
+            with_kwargs=True,
+        )
+    ids = torch.tensor([request.input_ids])
+    arrays = {}
+    if pictures:
+        processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        arrays = dict(processor([image for _, image in pictures], return_tensors="pt"))
+        arrays["mm_token_type_ids"] = (ids == IMAGE_ID).int()
+    model(ids, **arrays)
+    return torch.stack(seen, dim=1)
+
+
+def captured(engine, requests, schema):
+    with engine.context.transport.listen(schema, 1 << 24) as receiver:
+        sent = [
+            CaptureRequest(
+                request_id=index, input_ids=r.input_ids, images=r.images, destinations=(receiver.address,)
+            )
+            for index, r in enumerate(requests)
+        ]
+        engine.capture(sent, schema).result(60)
+        found = sorted((receiver.receive(1) for _ in sent), key=lambda sample: sample.request_id)
+    for sample, request in zip(found, requests, strict=True):
+        assert tuple(sample.input_ids.tolist()) == request.input_ids
+    return [sample.hidden_TNH.clone() for sample in found]
+
+
+@pytest.mark.parametrize("model_type", SEEING)
+def test_states_at_every_row_are_those_of_the_model_that_sees(
+    seeing_target, open_engine, schema_of, model_type
+):
+    folder = seeing_target(model_type)
+    shown = [[], [picture(SIZES[0])], [picture(size) for size in SIZES]]
+    requests = [request_of(folder, pictures) for pictures in shown]
+    states = captured(open_engine(folder), requests, schema_of(*range(9)))
+    for found, request, pictures in zip(states, requests, shown, strict=True):
+        expected = reference_states(folder, request, pictures)
+        assert torch.allclose(found, expected, atol=1e-4 * expected.abs().max())
+
+
+@pytest.mark.parametrize("model_type", SEEING)
+def test_equal_tokens_with_other_images_have_other_states(seeing_target, open_engine, schema_of, model_type):
+    folder = seeing_target(model_type)
+    one, other = (request_of(folder, [picture((24, 24), seed)]) for seed in (0, 1))
+    assert one.input_ids == other.input_ids
+    first, second, again = captured(open_engine(folder), [one, other, one], schema_of(2, 4))
+    assert torch.equal(first, again)
+    place = one.input_ids.index(IMAGE_ID)
+    assert torch.equal(first[:place], second[:place])
+    assert (first[place:] - second[place:]).abs().amax(dim=(1, 2)).min() > 1e-3
+
+
+@pytest.mark.parametrize("model_type", SEEING)
+def test_text_is_decoded_as_before_after_images_were_captured(
+    seeing_target, open_engine, schema_of, model_type
+):
+    """A model must not keep the images' offset between tokens and positions."""
+    folder = seeing_target(model_type)
+    engine = open_engine(folder)
+    sampling = SamplingParams(max_new_tokens=8, temperature=0.0, stop_at_eos=False)
+    prompts = [[5, 6, 7, 8, 9], [40, 41]]
+    before = [answer.token_ids for answer in engine.generate(prompts, sampling)]
+    captured(engine, [request_of(folder, [picture(SIZES[1])])], schema_of(2))
+    assert [answer.token_ids for answer in engine.generate(prompts, sampling)] == before
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder).eval()
+    for prompt, answer in zip(prompts, before, strict=True):
+        text = list(prompt)
+        for token in answer:
+            with torch.no_grad():
+                assert int(model(torch.tensor([text])).logits[0, -1].argmax()) == token
+            text.append(token)
+
+
+def test_images_that_do_not_take_the_rows_tokens_are_an_engine_error(seeing_target, open_engine, schema_of):
+    folder = seeing_target("qwen2_5_vl")
+    request = request_of(folder, [picture(SIZES[0])])
+    wrong = CaptureRequest(
+        request_id=0, input_ids=request.input_ids, images=(picture(SIZES[1])[0],), destinations=()
+    )
+    with pytest.raises(EngineError, match="failed in a forward pass"):
+        open_engine(folder).capture([wrong], schema_of(2)).result(60)
+
+
+def test_image_that_has_changed_since_the_data_was_read_is_refused(
+    seeing_target, open_engine, schema_of, tmp_path
+):
+    folder, file = seeing_target("qwen2_5_vl"), tmp_path / "a.png"
+    source, image = picture(SIZES[0])
+    file.write_bytes(source.data)
+    request = request_of(folder, [(ImageSource.of_file(str(file)), image)])
+    engine = open_engine(folder)
+    engine.capture([request], schema_of(2)).result(60)
+    file.write_bytes(picture(SIZES[0], seed=1)[0].data)
+    with pytest.raises(DataError, match=r"a\.png has changed since the data was read"):
+        engine.capture([request], schema_of(2)).result(60)

@@ -1,0 +1,88 @@
+"""Targets that see are read from both forms of config.json, with the image processor of their folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import transformers
+from PIL import Image
+
+from spec_core.errors import DataError, TargetError
+from spec_kit.targets import TargetImages, read_target
+
+from ....seeing_targets import IMAGE_ID, SEEING
+
+
+@pytest.fixture
+def copied(seeing_target, tmp_path):
+    def copy(model_type="qwen2_5_vl"):
+        return shutil.copytree(seeing_target(model_type), tmp_path / model_type)
+
+    return copy
+
+
+def flattened(config: dict) -> dict:
+    """A config.json as Qwen2.5-VL's own: text values at the top, positions of images as a scaling."""
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    return {**text, **config, "rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+
+
+def test_flat_config_is_read_as_the_nested_one(copied):
+    folder = copied()
+    nested = read_target(folder)
+    assert (nested.model_type, nested.image_token_id) == ("qwen2_5_vl_text", IMAGE_ID)
+    file = folder / "config.json"
+    file.write_text(json.dumps(flattened(json.loads(file.read_text()))))
+    flat = read_target(folder)
+    assert flat.rope["rope_type"] == "default"
+    same = {"rope": nested.rope, "digest": nested.digest}
+    assert {**nested.rope, **flat.rope} == {**flat.rope, **nested.rope}
+    assert replace(flat, **same) == nested
+    theirs = transformers.AutoConfig.from_pretrained(folder).get_text_config()
+    assert (theirs.num_hidden_layers, theirs.rope_parameters["rope_theta"]) == (flat.num_layers, 1e4)
+
+
+def test_other_wrappers_are_not_read_flat(copied):
+    file = copied("qwen3_vl") / "config.json"
+    file.write_text(json.dumps(flattened(json.loads(file.read_text()))))
+    with pytest.raises(TargetError, match="model_type='qwen3_vl' is none of the types"):
+        read_target(file.parent)
+
+
+@pytest.mark.parametrize("model_type", SEEING)
+def test_tokens_of_an_image_are_those_that_its_patches_give(seeing_target, model_type):
+    images = TargetImages(seeing_target(model_type))
+    for size in ((20, 12), (33, 47), (8, 90), (1, 1), (400, 30)):
+        image = Image.new("RGB", size)
+        grid = images.arrays([image])["image_grid_thw"][0]
+        assert images.num_tokens(image) == int(grid.prod()) // 4
+
+
+def test_image_that_the_processor_refuses_is_a_data_error(seeing_target):
+    with pytest.raises(DataError, match="refused by the target's image processor: absolute aspect ratio"):
+        TargetImages(seeing_target("qwen2_5_vl")).num_tokens(Image.new("RGB", (201, 1)))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "the image processor in '.*' cannot be read"),
+        ("{", "the image processor in '.*' cannot be read"),
+        ('{"image_processor_type": "Nonsense"}', "the image processor in '.*' cannot be read"),
+        (
+            '{"image_processor_type": "CLIPImageProcessor"}',
+            "CLIPImageProcessorPil, does not say how many tokens",
+        ),
+    ],
+)
+def test_processor_that_cannot_be_used_is_a_target_error_of_one_line(copied, content, problem):
+    file = copied() / "preprocessor_config.json"
+    file.unlink() if content is None else file.write_text(content)
+    with pytest.raises(TargetError, match=problem) as caught:
+        TargetImages(file.parent).num_tokens(Image.new("RGB", (20, 20)))
+    assert "\n" not in str(caught.value)
