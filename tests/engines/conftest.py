@@ -59,6 +59,8 @@ _LATENT = {
     },
 }
 """DeepSeek V3 with dense layers alone; vLLM's latent attention on a processor takes a cache of 512 + 64 channels."""
+_WITHOUT_STATES = {**_SHAPE, "intermediate_size": 256, "layer_types": ["full_attention"] * 8}
+"""Qwen3.5 without recurrent layers, which vLLM has on a processor in bfloat16 alone: texts would part at ties."""
 DRAFTS = {
     "eagle3": [
         "draft.vocab_size=80",
@@ -97,6 +99,7 @@ DRAFTS = {
         "train.lr=2e-3",
         "train.steps=150",
     ],
+    "mtp": ["draft.num_steps=3", "train.lr=8e-3", "train.steps=150"],
     "medusa": ["draft.num_heads=3", "train.lr=8e-3", "train.steps=150"],
 }
 MEDUSA = Path(__file__).parents[1] / "plugins" / "spec-draft-medusa"
@@ -115,6 +118,11 @@ def llama(make_target, add_characters, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def deepseek(make_target) -> Path:
     return make_target("deepseek_v3", **_LATENT)
+
+
+@pytest.fixture(scope="session")
+def qwen35(make_target) -> Path:
+    return make_target("qwen3_5_text", **_WITHOUT_STATES)
 
 
 @pytest.fixture(scope="session")
@@ -224,17 +232,18 @@ def medusa(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def trained_draft(
-    llama: Path, deepseek: Path, medusa: None, tmp_path_factory: pytest.TempPathFactory
+    llama: Path, deepseek: Path, qwen35: Path, medusa: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Trained]:
     """``trained_draft(name)``: a draft that has learned a little of its target's own answers, exported.
 
-    The target is the Llama, but for the draft with latent attention. One worker trains a draft for all.
+    The target is the Llama, but for drafts that are for another one. One worker trains a draft for all.
     """
+    targets = {"eagle3, mla": deepseek, "mtp": qwen35}
     draw = random.Random(0)
     prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(64)]
 
     def train(name: str) -> Trained:
-        draft, target = name.partition(",")[0], deepseek if "mla" in name else llama
+        draft, target = name.partition(",")[0], targets.get(name, llama)
         answers = made_once(
             tmp_path_factory,
             f"answers-{target.name}",

@@ -19,13 +19,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import itertools
 import json
 import os
+import sys
+import types
 from pathlib import Path
 
 
 def install() -> None:
+    if importlib.util.find_spec("torchvision") is None:
+        _do_without_torchvision()
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -49,6 +54,13 @@ def install() -> None:
         _normalise_each_layer_by_its_own_weights()
         if "SPEC_TEST_FORKS" in os.environ:
             _fork_on_a_processor()
+
+
+def _do_without_torchvision() -> None:
+    """vLLM's file of Qwen3.5 imports one function of a module of Transformers that needs torchvision."""
+    images = types.ModuleType("transformers.models.qwen2_vl.image_processing_qwen2_vl")
+    images.smart_resize = None  # of images, which no test has
+    sys.modules[images.__name__] = images
 
 
 def _fork_on_a_processor() -> None:

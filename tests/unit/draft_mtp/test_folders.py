@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_core.errors import ArtifactError
+from spec_core.errors import ArtifactError, TargetError
 from spec_draft_mtp.config import MtpConfig
 from spec_draft_mtp.draft import MtpDraft
 from spec_draft_mtp.shape import MtpShape
@@ -88,6 +88,22 @@ def test_what_cannot_be_expressed_is_refused_by_name(changes, problem, tmp_path)
     write_target(tmp_path / "target", **changes)
     with pytest.raises(ArtifactError, match=problem):
         MtpDraft.from_folder(tmp_path / "target")
+
+
+@pytest.mark.parametrize(("name", "value"), [("intermediate_size", 32), ("num_kv_heads", 4)])
+def test_sizes_that_are_not_the_targets_are_refused(name, value, tmp_path):
+    """vLLM cuts such a head to the target's sizes, and guesses badly."""
+    target, tensors = target_and_tensors(tmp_path)
+    draft = MtpDraft(MtpConfig(**{name: value}))
+    with pytest.raises(TargetError, match=rf"{name}={value}, and engines build .* {SIZES[name]}"):
+        draft.build(target, tensors, None)
+
+
+def test_a_head_of_a_target_of_other_sizes_is_refused(tmp_path):
+    write_target(tmp_path / "target")
+    wider, tensors = target_and_tensors(tmp_path / "wider", intermediate_size=32)
+    with pytest.raises(TargetError, match=r"intermediate_size=24, and engines build .* 32"):
+        MtpDraft(MtpConfig(init_from=tmp_path / "target")).build(wider, tensors, None)
 
 
 def test_a_target_without_a_head_is_no_draft(tmp_path):

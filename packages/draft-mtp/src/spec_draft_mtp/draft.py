@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from spec_core.records import FeatureSchema, ShardHints
 from spec_draft_mtp.config import MtpConfig
-from spec_draft_mtp.shape import ARCHITECTURES, COUNT, MtpShape
+from spec_draft_mtp.shape import ARCHITECTURES, COUNT, SIZES, MtpShape
 from spec_draft_mtp.stored_head import head_shapes, read_head
 from spec_kit.drafting import ServedDraft, architectures
 
@@ -60,6 +60,18 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
     def fresh_shape(self, target: TargetSpec) -> MtpShape:
         """Return the shape of a new head, from the options and the target's sizes."""
         return MtpShape.for_target(self.options, target)
+
+    def target_problem(self, target: TargetSpec) -> str | None:
+        """Return which size of the head is not the target's: engines build the head with the target's sizes.
+
+        vLLM 0.32 loads the first rows of a larger matrix without a warning.
+        """
+        shape = self.shape(target)
+        for name in SIZES:
+            size, expected = getattr(shape, name), getattr(target, name)
+            if size != expected:
+                return f"{name}={size}, and engines build such a head with the target's, {expected}"
+        return None
 
     def target_tensors(self, target: TargetSpec) -> Sequence[str]:
         """Return the name of the final norm's weight: the head reads the target's state after this norm (D11)."""

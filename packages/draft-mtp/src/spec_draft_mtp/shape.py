@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
 """Architectures of targets that ship this head; exports use the first name."""
 COUNT = "mtp_num_hidden_layers"
+SIZES = ("intermediate_size", "num_heads", "num_kv_heads", "head_dim")
+"""Sizes that engines take from the target's configuration."""
 LAYER = "mtp.layers.0"
 _PARTIAL = "partial_rotary_factor"
 
