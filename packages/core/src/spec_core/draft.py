@@ -29,9 +29,9 @@ D10 ``kernels`` declares every kernel that the module may use, with an example f
 D11 ``target_tensors`` names every tensor that ``build`` takes from ``TargetTensors.others``. A tensor that
     stays unchanged becomes a non-persistent buffer: neither a parameter nor in the state dict, and never
     exported.
-D12 If a sample has a guess place for each token, a draft that ``learns_from_guesses`` trains on guessed
-    tokens only. A token of guess place k is the label of guess k of the round that began k tokens before it,
-    and of no other guess. Optional: other drafts ignore guess places.
+D12 If a sample has a guess depth for each token, a draft that ``learns_from_guesses`` trains on guessed
+    tokens only. A token of guess depth k is the label of guess k of the round that began k tokens before it,
+    and of no other guess. Optional: other drafts ignore guess depths.
 D13 ``shard_hints`` are right: if ranks divide the module by them, the vocabulary, or the tokens of a batch that
     has a ``context`` (optional), a step differs from the step of one rank by rounding only.
 D14 ``weight_shapes``, where it is declared, names the trained parameters of ``build`` with their shapes.

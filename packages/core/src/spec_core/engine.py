@@ -23,7 +23,7 @@ E9  ``start`` returns when the engine is ready to capture for a schema, and rais
     that the target does not have. Calls without ``start`` are served too: they start what they need.
 E10 ``draft_replica`` is how fresh weights reach the draft that the engine serves (``spec_core.draft_replica``
     has its contract). EngineError where no draft is loaded.
-E11 Answers with a draft have ``Generation.guess_places``, which agree with the counters of ``acceptance``.
+E11 Answers with a draft have ``Generation.guess_depths``, which agree with the counters of ``acceptance``.
 E12 ``Generation.verifications`` of all answers add up to the counters of ``acceptance``. Optional: by default
     answers have none.
 E13 With ``SamplingParams.with_times``, each token of an answer has its time in ``Generation.times_s``,
@@ -31,7 +31,7 @@ E13 With ``SamplingParams.with_times``, each token of an answer has its time in 
     default there are no times.
 E14 ``abilities`` declares what not every engine can do: E10, E11, ``use_proposer`` and to run in this
     process. A declared ability works. Without an ability its method raises EngineError, or answers have no
-    ``guess_places``.
+    ``guess_depths``.
 E15 ``serving_command`` returns one line for a shell that starts the stock program with a draft folder and so
     many draft tokens a round. Optional: by default an engine has no program that users start, and returns
     None.
@@ -111,8 +111,8 @@ class EngineAbilities:
     """``use_proposer`` works: the engine decodes with this project's code, which can call a proposer."""
     fresh_weights: bool = False
     """``draft_replica`` works (E10)."""
-    guess_places: bool = False
-    """Answers have ``Generation.guess_places``: which token was verified as which guess (E11)."""
+    guess_depths: bool = False
+    """Answers have ``Generation.guess_depths``: which token was verified as which guess (E11)."""
 
 
 class Engine(Resource):

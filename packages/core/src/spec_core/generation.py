@@ -43,7 +43,7 @@ class Generation:
     top2_margin: tuple[float, ...] = ()
     """Per token, the difference of the target's two largest logits, if the engine returns it. A
     difference near 0 explains why two greedy runs diverge."""
-    guess_places: tuple[int, ...] = ()
+    guess_depths: tuple[int, ...] = ()
     """Per token, the index k ≥ 1 of the guess in its round that was verified at this token's position; 0
     if there was no such guess. All earlier guesses of the round were accepted; the target accepted guess k or
     replaced it by this token. Empty if the engine does not report it."""

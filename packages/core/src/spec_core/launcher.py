@@ -79,7 +79,7 @@ class RunLink(ABC):
 class WorkerMain(Protocol):
     """The function that ``WorkerSpec.entry`` names."""
 
-    def __call__(self, link: RunLink, order: Mapping[str, Any]) -> None:
+    def __call__(self, link: RunLink, arguments: Mapping[str, Any]) -> None:
         """Run the worker until its work is done. An exception ends the process with exit code 1."""
 
 
@@ -91,7 +91,7 @@ class WorkerSpec:
     """Name of the worker, unique in the run, such as ``engine-0``."""
     entry: str
     """``package.module:function``, a WorkerMain."""
-    order: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     """Second argument of the entry function; a JSON object."""
     role: Role
     """Whether the worker is an engine or a trainer."""

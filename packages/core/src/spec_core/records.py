@@ -158,8 +158,8 @@ class Supervision:
     epoch: int
     loss_mask: Tensor
     """bool [T]: element i is True if token i is supervised."""
-    guess_place: Tensor | None = None
-    """int64 [T]: ``Generation.guess_places`` of a sample that an engine has decoded, 0 for prompt tokens."""
+    guess_depth: Tensor | None = None
+    """int64 [T]: ``Generation.guess_depths`` of a sample that an engine has decoded, 0 for prompt tokens."""
     seed: int = 0
     """``DraftBatch.seed`` of the batches that contain this sample."""
 
@@ -191,8 +191,8 @@ class DraftBatch:
     """bool [T], always on the CPU: supervised rows are selected there, which avoids a device
     synchronization."""
     spans: tuple[Span, ...]
-    guess_place_T: Tensor | None = None
-    """``Supervision.guess_place`` of all tokens, int64 [T] on the CPU; None if no sample has one."""
+    guess_depth_T: Tensor | None = None
+    """``Supervision.guess_depth`` of all tokens, int64 [T] on the CPU; None if no sample has one."""
     seed: int = 0
     """Seed of the run; a draft's random draws are a function of (seed, epoch, sample id)."""
     rows_multiple: int = 1
@@ -336,7 +336,7 @@ class TensorParallelHints:
     all_tokens_out: tuple[str, ...] = ()
     """Modules whose output is gathered over ranks, because code that every rank runs on all tokens, such as
     the loss, uses it."""
-    kept_ids: str = ""
+    vocab_mask: str = ""
     """Name of a buffer, bool [V]: whether an id of the target's vocabulary has a row in the draft's head
     (rows ascend by id). The vocabulary is divided so that each rank has equally many such ids. Empty: it is
     divided equally."""
@@ -354,7 +354,7 @@ class TensorParallelHints:
             each_token=self.each_token + other.each_token,
             all_tokens_in={**self.all_tokens_in, **other.all_tokens_in},
             all_tokens_out=self.all_tokens_out + other.all_tokens_out,
-            kept_ids=self.kept_ids or other.kept_ids,
+            vocab_mask=self.vocab_mask or other.vocab_mask,
         )
 
 

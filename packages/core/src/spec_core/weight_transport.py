@@ -18,7 +18,7 @@ W4  Calls end at their ``deadline`` (``time.monotonic``) with DeadlineExceeded, 
 W5  ``close`` of an end may come from another thread: what runs then ends with PeerLost within a second. It is
     idempotent and leaves nothing but what W7 keeps: no thread, no descriptor, no memory, no unfinished file.
 W6  ``probe`` and ``obstacle`` say why a transport cannot be used, here or towards a certain rank; ``medium``
-    says what the bytes pass through on their way to one that is reached. Without an order of names the
+    says what the bytes pass through on their way to one that is reached. Without a list of names the
     fastest is taken.
 W7  A transport may keep what it has built for an update until the next one of the same update group and
     replica. It uses that again only where every end has come through the update before and has kept it too;
@@ -119,20 +119,20 @@ class WeightTransport(Resource):
         return Availability(ok=True)
 
     @abstractmethod
-    def place(self, device: torch.device) -> str:
+    def location(self, device: torch.device) -> str:
         """Return the location of a rank on ``device`` of this process; the sender passes it to ``obstacle``."""
 
     @abstractmethod
-    def obstacle(self, place: str, device: torch.device) -> str:
+    def obstacle(self, location: str, device: torch.device) -> str:
         """Return why a sender on ``device`` of this process cannot reach a rank; empty if it can.
 
-        ``place``: what the rank's process returned from ``place``.
+        ``location``: what the rank's process returned from ``location``.
         """
 
-    def medium(self, place: str, device: torch.device) -> WeightMedium:
+    def medium(self, location: str, device: torch.device) -> WeightMedium:
         """Return the medium between a sender on ``device`` and a rank that ``obstacle`` says it can reach.
 
-        ``place``: what the rank's process returned from ``place``.
+        ``location``: what the rank's process returned from ``location``.
         """
         return WeightMedium.UNSTATED
 

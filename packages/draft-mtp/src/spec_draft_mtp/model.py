@@ -158,7 +158,7 @@ class MtpModel(nn.Module):
         loss = HeadLoss(
             head=ops.head,
             ids_V=torch.arange(*ops.vocab_range, device=device),
-            kept_V=None,
+            vocab_mask_V=None,
             kind=self.config.loss,
             ops=ops,
             kernels=self.kernels,
@@ -194,13 +194,13 @@ class MtpModel(nn.Module):
             q, k = self.kernels.rotate(q, angles), self.kernels.rotate(k, angles)
             if step == 0:
                 k, v = own.gather(k, v)
-                q, gate, x_KH = (take_rows(part, needed.place_N) for part in (q, gate, x_KH))
+                q, gate, x_KH = (take_rows(part, needed.local_N) for part in (q, gate, x_KH))
             keys, values = (
                 [*kept[:1], *(part[: len(q)] for part in kept[1:]), new]
                 for kept, new in ((keys, k), (values, v))
             )
-            places = row_N, own, needed.place_N[: len(q)]
-            attended = unrolled_attention(self.kernels, q, keys, values, bounds, *places)
+            indices = row_N, own, needed.local_N[: len(q)]
+            attended = unrolled_attention(self.kernels, q, keys, values, bounds, *indices)
             states.append(self.mtp.norm(layer.finish(x_KH, attended, gate)))
         return states[1:], needed
 

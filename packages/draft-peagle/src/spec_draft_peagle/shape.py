@@ -93,7 +93,7 @@ class PEagleShape(DecoderShape):
             whole_inputs=("fc",),
             enters=("layers.0.hidden_norm",),
             leaves=("fc",),
-            kept_ids="t2d" if self.reduced else "",
+            vocab_mask="t2d" if self.reduced else "",
         )
         layers = (self.layer_hints(f"layers.{index}") for index in range(self.num_layers))
         return replace(sum(layers, own), each_token=())

@@ -77,7 +77,7 @@ class HfEngine(Engine):
     api_version: ClassVar[int] = 3
     Config: ClassVar[type[EngineConfig]] = HfConfig
     abilities: ClassVar[EngineAbilities] = EngineAbilities(
-        in_process=True, proposers=True, fresh_weights=True, guess_places=True
+        in_process=True, proposers=True, fresh_weights=True, guess_depths=True
     )
 
     @classmethod

@@ -108,7 +108,7 @@ class PreparedHosts:
         ``first``: its first device on its host.
         """
         offset = first - min(spec.first_device for spec in bundle.workers)
-        places = [(replace(spec, order={}), spec.first_device + offset) for spec in bundle.workers]
+        places = [(replace(spec, arguments={}), spec.first_device + offset) for spec in bundle.workers]
         env = self._actors[bundle.host].env.remote(places, address)
         return result(env, f"host {bundle.host.address}")
 

@@ -50,7 +50,7 @@ class ChannelWorker(WorkerHandle):
         """
         start = {
             "entry": spec.entry,
-            "order": dict(spec.order),
+            "arguments": dict(spec.arguments),
             "peer_s": peer_s,
             "address": address,
             "reap": reap,

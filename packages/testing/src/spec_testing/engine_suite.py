@@ -36,7 +36,7 @@ from spec_kit.drafting import recognise
 from spec_testing.answer_checks import (
     FirstToken,
     assert_follows_distribution,
-    assert_places,
+    assert_guess_depths,
     assert_times,
     greedy_answer,
     token_rows,
@@ -242,7 +242,7 @@ class EngineSuite(ConformanceSuite):
         answers = engine.generate(_prompts(engine), replace(SPECULATING, with_times=True, concurrency=2))
         counted = engine.acceptance()
         assert_times(answers)
-        assert_places(engine, answers, counted)
+        assert_guess_depths(engine, answers, counted)
         if any(answer.verifications for answer in answers):
             own = sum((answer.acceptance for answer in answers), AcceptanceCounters())
             assert (own.rounds, own.accepted) == (counted.rounds, counted.accepted)

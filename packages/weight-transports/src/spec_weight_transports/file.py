@@ -72,15 +72,15 @@ class FileTransport(WeightTransport):
         self._own: Path | None = None
         self._remove_own: Callable[[], object] = lambda: None
 
-    def place(self, device: torch.device) -> str:
+    def location(self, device: torch.device) -> str:
         """Return an empty text; a rank finds out only when it reads whether it sees the folder."""
         return ""
 
-    def obstacle(self, place: str, device: torch.device) -> str:
+    def obstacle(self, location: str, device: torch.device) -> str:
         """Return an empty text: any rank may see the folder."""
         return ""
 
-    def medium(self, place: str, device: torch.device) -> WeightMedium:
+    def medium(self, location: str, device: torch.device) -> WeightMedium:
         """Return the medium for files."""
         return WeightMedium.FILES
 

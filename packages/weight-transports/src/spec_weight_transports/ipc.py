@@ -45,20 +45,20 @@ class IpcWeightTransport(WeightTransport):
     name: ClassVar[str] = "ipc"
     api_version: ClassVar[int] = 2
 
-    def place(self, device: torch.device) -> str:
+    def location(self, device: torch.device) -> str:
         """Return this host's name, this process's id, and the vendor's id of the device, if any."""
         return f"{host_name()}|{os.getpid()}|{device_name(self.backend, device)}"
 
-    def obstacle(self, place: str, device: torch.device) -> str:
+    def obstacle(self, location: str, device: torch.device) -> str:
         """Return that the rank is on another host; empty if it is on this host."""
-        return elsewhere(place.partition("|")[0])
+        return elsewhere(location.partition("|")[0])
 
-    def medium(self, place: str, device: torch.device) -> WeightMedium:
+    def medium(self, location: str, device: torch.device) -> WeightMedium:
         """Return device memory if both processes are on one device, else host memory; UNSTATED within one process.
 
         On some hardware a process cannot map memory that it has shared itself.
         """
-        _, process, device_id = place.split("|", 2)
+        _, process, device_id = location.split("|", 2)
         if process == str(os.getpid()):
             return WeightMedium.UNSTATED
         shared = device_id and device_id == device_name(self.backend, device)

@@ -126,8 +126,8 @@ def _token(token: Mapping[str, Any]) -> str:
     if token["refused"] is not None:  # a refused line end breaks no line
         refused = f"<s>{text(token['refused'].replace(chr(10), '↵'))}</s>"
     word = text(token["text"])
-    if token["place"]:
-        return f"{refused}<b class=g{min(token['place'], _LAST_SHADE)}>{word}</b>"
+    if token["guess_depth"]:
+        return f"{refused}<b class=g{min(token['guess_depth'], _LAST_SHADE)}>{word}</b>"
     return refused + word
 
 

@@ -23,11 +23,11 @@ MAX_ROWS = 128
 """Most rows of a tile of queries: more do not fit into the registers together with their sums."""
 
 
-class BlockPlaces(Protocol):
+class DeviceBlocks(Protocol):
     """Layout of blocks in a batch, as the draft has it."""
 
     @property
-    def places(self) -> tuple[Tensor, Tensor]:
+    def on_device(self) -> tuple[Tensor, Tensor]:
         """Return int64 [A] twice, on the device: each block's anchor, and the start of its document."""
         ...
 
@@ -82,24 +82,24 @@ def fused_block_attention(
     q: Tensor,
     context: tuple[Tensor, Tensor],
     own: tuple[Tensor, Tensor],
-    layout: BlockPlaces,
+    layout: DeviceBlocks,
     window: int | None,
 ) -> Tensor:
     """Return the blocks' attention to their context and themselves, with the plain version's arguments."""
-    return _BlockAttention.apply(window, layout.places, q, *context, *own)
+    return _BlockAttention.apply(window, layout.on_device, q, *context, *own)
 
 
 class _BlockAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, window: int | None, places: tuple[Tensor, Tensor], *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, window: int | None, bounds: tuple[Tensor, Tensor], *tensors: Tensor) -> Tensor:
         q, *keys_values = (tensor.contiguous() for tensor in tensors)
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         tiling = _tilings(q, keys_values[0]).forward
         shape = _shape(tiling, q, keys_values[0], window)
-        blocks_forward[_grid(shape)](q, *keys_values, out, lse, *places, **shape, **tiling.options)
+        blocks_forward[_grid(shape)](q, *keys_values, out, lse, *bounds, **shape, **tiling.options)
         ctx.window = window
-        ctx.save_for_backward(*places, q, *keys_values, out, lse)
+        ctx.save_for_backward(*bounds, q, *keys_values, out, lse)
         return out
 
     @staticmethod
@@ -129,7 +129,7 @@ def _tilings(q: Tensor, key: Tensor) -> Tilings:
 
 
 def _context_gradients(
-    saved: tuple[Tensor, ...], places: tuple[Tensor, Tensor], window: int | None
+    saved: tuple[Tensor, ...], bounds: tuple[Tensor, Tensor], window: int | None
 ) -> tuple[Tensor, Tensor]:
     _, q, key, *_ = saved
     tiling = _tilings(q, key).context_backward
@@ -138,20 +138,20 @@ def _context_gradients(
     splits = max(1, min(8, PROGRAMS // max(1, tiles * key.shape[1])))
     shares = key.new_empty(2, splits, *key.shape, dtype=torch.float32)
     if tiles:
-        first, last = _seen_by(places, torch.arange(0, len(key), tiling.keys, device=key.device), shape)
+        first, last = _seen_by(bounds, torch.arange(0, len(key), tiling.keys, device=key.device), shape)
         grid = tiles, key.shape[1], splits
-        context_backward[grid](*saved, *shares, *places, first, last, **shape, **tiling.options)
+        context_backward[grid](*saved, *shares, *bounds, first, last, **shape, **tiling.options)
     return shares[0].sum(0).to(key.dtype), shares[1].sum(0).to(key.dtype)
 
 
 def _seen_by(
-    places: tuple[Tensor, Tensor], first_token: Tensor, shape: dict[str, Any]
+    bounds: tuple[Tensor, Tensor], first_token: Tensor, shape: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """Return int64 [tiles] twice: first and last of the blocks that attend to any token of a tile.
 
     Anchors and document starts must ascend.
     """
-    (anchor, start), end = places, first_token + shape["KEYS"]
+    (anchor, start), end = bounds, first_token + shape["KEYS"]
     first, last = torch.searchsorted(anchor, first_token, right=True), torch.searchsorted(start, end)
     return first, last.minimum(torch.searchsorted(anchor, end + (shape["window"] - 1)))
 

@@ -43,7 +43,7 @@ class BlockLayout:
 
     def slot_positions(self, block_size: int) -> Tensor:
         """Return int64 [A, B], on the device: each slot's position in its document, even past the end."""
-        anchor_A, start_A = self.places
+        anchor_A, start_A = self.on_device
         return (anchor_A - start_A)[:, None] + torch.arange(block_size, device=self.device)
 
     def chunk(self, first: int, window: int | None) -> _Chunk:
@@ -53,11 +53,11 @@ class BlockLayout:
         if window is not None:
             starts = starts.maximum(anchors + 1 - window)
         context = slice(int(starts.min()), int(anchors.max())) if len(anchors) else slice(0, 0)
-        anchor_A, start_A = self.places
+        anchor_A, start_A = self.on_device
         return _Chunk(context, anchor_A[rows], start_A[rows])
 
     @cached_property
-    def places(self) -> tuple[Tensor, Tensor]:
+    def on_device(self) -> tuple[Tensor, Tensor]:
         """``anchor_A`` and ``start_A`` on the device."""
         return to_device_async(self.anchor_A, self.device), to_device_async(self.start_A, self.device)
 
@@ -88,7 +88,7 @@ def block_attention(
 ) -> Tensor:
     """Return the blocks' attention to their context and to themselves, [A, B, heads, D]; differentiable.
 
-    ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]; ``layout.places``: int64 [A] twice on
+    ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]; ``layout.on_device``: int64 [A] twice on
     the device, each block's anchor (ascending) and the start of its document. A block sees tokens start to anchor
     − 1. ``window`` None: full attention; a query sees its whole block, later slots too. Otherwise it is a sliding
     window: a query at position p sees positions p − (window − 1) to p only.

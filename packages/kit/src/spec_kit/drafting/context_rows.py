@@ -73,7 +73,7 @@ class ContextRows:
         return torch.arange(self.num_rows) if self.group is None else self.dealt[self.group.rank]
 
     @cached_property
-    def own_T(self) -> Tensor | None:
+    def is_local_T(self) -> Tensor | None:
         """Bool [T], on the CPU: whether a row is this rank's; None if all are."""
         if self.group is None:
             return None

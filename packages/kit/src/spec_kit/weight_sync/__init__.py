@@ -6,7 +6,7 @@ from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_kit.weight_sync.buckets import BucketPlan, bucket_size
-    from spec_kit.weight_sync.current_device import beside, queued_before
+    from spec_kit.weight_sync.current_device import queued_before, separate_stream
     from spec_kit.weight_sync.delivery import ReplicaOutcome
     from spec_kit.weight_sync.digest import tensor_digest, tensors_digest
     from spec_kit.weight_sync.draft_slot import DraftLayout, DraftSlot
@@ -43,11 +43,11 @@ __all__ = [
     "ReceiverReplica",
     "ReplicaOutcome",
     "UpdateReceiver",
-    "beside",
     "bucket_size",
     "combined",
     "open_weight_transports",
     "queued_before",
+    "separate_stream",
     "tensor_digest",
     "tensors_digest",
 ]

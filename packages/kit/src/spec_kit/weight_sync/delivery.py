@@ -8,11 +8,11 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 
-from spec_core.draft_replica import UpdateOrder
+from spec_core.draft_replica import UpdateRequest
 from spec_core.errors import DeadlineExceeded, EngineError, RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
-from spec_kit.weight_sync.current_device import beside
+from spec_kit.weight_sync.current_device import separate_stream
 from spec_kit.weight_sync.messages import Confirm, Endpoint, Loaded, Offer, VersionTaken
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Delivery(Resource):
         After a failure, ``abort`` must be called to inform the replica.
         """
         try:
-            with beside(self._device):
+            with separate_stream(self._device):
                 with self._timed("prepare"):
                     ends = self._prepare()
                 self._send(ends)
@@ -167,14 +167,14 @@ class Delivery(Resource):
     def _prepare(self) -> list[RankEnd]:
         """Call ``prepare`` on the replica, and return the connections of all its ranks."""
         assert self._expected is not None
-        order = UpdateOrder(
+        request = UpdateRequest(
             update=self.update,
             replica=self.name,
             address=self._link.address,
             token=self._expected.token,
             seconds=max(1e-3, self._end - time.monotonic()),
         )
-        settled(self.replica.prepare(order), self._deadline, f"replica {self.name!r}")
+        settled(self.replica.prepare(request), self._deadline, f"replica {self.name!r}")
         try:
             return self._expected.wait(self._deadline)
         except DeadlineExceeded as error:

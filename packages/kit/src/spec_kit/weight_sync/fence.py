@@ -13,7 +13,7 @@ import secrets
 _OWN_BITS = 32
 
 
-def own_bits() -> int:
+def random_bits() -> int:
     """Return 32 random bits, so that two trainers that read the same fence do not choose the same next fence."""
     return secrets.randbits(_OWN_BITS)
 
