@@ -20,7 +20,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         buckets="BucketPlan bucket_size",
-        current_device="beside queued_before",
+        current_device="queued_before separate_stream",
         delivery="ReplicaOutcome",
         digest="tensor_digest tensors_digest",
         draft_slot="DraftLayout DraftSlot",
