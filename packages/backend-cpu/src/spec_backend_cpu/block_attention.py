@@ -55,7 +55,7 @@ def merged_block_attention(
 
 
 class _BlockAttention(torch.autograd.Function):
-    """Attention with a backward pass: both parts of a row get the merged output and log-sum-exp."""
+    """Attention with a backward pass that uses the output and log-sum-exp over context and block together."""
 
     @staticmethod
     def forward(

@@ -34,7 +34,7 @@ def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def dense_backward(
     grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv); ``saved``: (q, k, v, out, lse), where out and lse may be merged with further keys."""
+    """Return (dq, dk, dv). ``saved``: (q, k, v, out, lse); out and lse may be over these and further keys."""
     q, k, v, out, lse = saved
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for rows, score_hCL in _scores(q, k):

@@ -49,13 +49,16 @@ class DeviceSegment:
 
     @classmethod
     def open(cls, descriptor: int, size: int, device: torch.device) -> Self:
-        """Map the segment of ``size`` bytes that another process has created; ``descriptor`` stands for it."""
+        """Map the segment of ``size`` bytes that another process has created and exported as ``descriptor``."""
         torch.cuda.current_stream(device).query()
         return cls(driver.import_(descriptor), size, device)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html, version 2."""
+        """Return the memory in the form of the CUDA array interface, version 2.
+
+        https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
+        """
         return {"shape": (self._size,), "typestr": "|u1", "data": (self._address, False), "version": 2}
 
     def bytes(self) -> Tensor:

@@ -1,10 +1,11 @@
 """The process that owns a run's MPS daemon: ``python -I mps_owner.py``, only the standard library.
 
-It starts the daemon in directories of its own, writes one line of JSON about that, and waits for its standard input
-to end. A second line reports that the daemon or one of its servers has died before. The input ends when the run
-closes it or dies: then the owner ends the daemon with its servers and removes the directories. If the owner is
-killed, the run cleans up; if both are killed, the owner of the next run does: a directory in use is locked, and the
-kernel releases the locks of dead processes. Why core's Reaper is not enough: docs/decisions/013.
+The owner starts the daemon in new directories, writes one line of JSON with the result, and waits until its
+standard input ends. If the daemon or one of its servers dies earlier, the owner writes a second line. The input
+ends when the run closes it or dies. Then the owner ends the daemon with its servers and removes the directories. If
+the owner is killed, the run cleans up. If both are killed, the owner of the next run cleans up: it removes
+directories that are not locked, because the kernel releases the locks of dead processes. docs/decisions/013 says
+why core's Reaper is not enough.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def stop(folder: Path) -> None:
 
 
 def adopt() -> None:
-    """Make this process the parent of daemons, because a container's first process may not reap them."""
+    """Make this process the parent of orphaned daemons, because a container's first process may not reap them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -151,7 +152,8 @@ def reap() -> None:
 def processes(folder: Path) -> list[int]:
     """Return the ids of a daemon and its servers.
 
-    The daemon has the pipe directory in its environment. Its servers are its children, and this process's after it.
+    The daemon is the process that has the pipe directory in its environment. Its servers are its children and,
+    after the daemon's end, children of this process.
     """
     mark = f"{PIPE}={folder / 'pipe'}".encode()
     parents = {

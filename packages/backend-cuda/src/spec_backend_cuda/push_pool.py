@@ -1,13 +1,14 @@
 """PushPool: samples in memory of a receiver's device, pushed there by senders of other devices over links.
 
-A sample is transferred as soon as it can be, whatever the trainer does: a thread per sender receives it, and
-``receive`` returns it when it is all there. Why transfers cannot deadlock with collectives on the same devices:
+A sample is transferred as soon as possible, whatever the trainer does: a thread for each sender receives it, and
+``receive`` returns it when it has arrived completely. Transfers cannot deadlock with collectives on the same
+devices, for three reasons:
 
-1. The sender announces a sample when its input is complete and its send is queued, with nothing in front of it but
-   sends that are done.
-2. Room is granted only when its last reader is through, so a receive that is posted has nothing to wait for on the
-   receiver's device.
-3. No stream of the engine waits for a send (it goes from a copy), none of the trainer's for a receive.
+1. The sender announces a sample when the sample's data is complete and its send is queued, with only completed
+   sends before it.
+2. The receiver grants memory only when the last reader of that memory is done, so a queued receive waits for
+   nothing on the receiver's device.
+3. No stream of the engine waits for a send, because it reads a copy. No stream of the trainer waits for a receive.
 
 So the two kernels of a transfer wait for each other and for free SMs of their devices, and no kernel that occupies
 SMs indefinitely waits for a transfer. Receives of one receiver take turns: one at a time occupies SMs.

@@ -38,7 +38,7 @@ class DraftConfig(Config):
     it."""
     speed_only: ClassVar[frozenset[str]] = frozenset()
     """Options that change the cost of training, and its result by rounding at most. A run can be resumed with other
-    values of these; all other options belong to its identity."""
+    values of these, but not of any other option."""
 
     name: str = ""
     """Drafting algorithm; a draft plugin."""
@@ -57,8 +57,8 @@ class StrategyConfig(Config):
     """Section ``strategy``; a strategy's own options are fields of its subclass."""
 
     speed_only: ClassVar[frozenset[str]] = frozenset()
-    """Options that change what training costs and no result but by rounding. A run resumes with any value of
-    these; all others belong to its identity."""
+    """Options that change the cost of training, and its result by rounding at most. A run can be resumed with other
+    values of these, but not of any other option."""
 
     name: str = ""
     """How the trainer is parallel; a strategy plugin."""
@@ -68,8 +68,8 @@ class OptimizerConfig(Config):
     """Section ``optimizer``; an optimizer's own options are fields of its subclass."""
 
     speed_only: ClassVar[frozenset[str]] = frozenset()
-    """Options that change what training costs and no result but by rounding. A run resumes with any value of
-    these; all others belong to its identity."""
+    """Options that change the cost of training, and its result by rounding at most. A run can be resumed with other
+    values of these, but not of any other option."""
 
     name: str = ""
     """How gradients change the draft; an optimizer plugin."""
@@ -81,16 +81,16 @@ class EngineConfig(Config):
     name: str = ""
     """Engine that runs the target; an engine plugin."""
     replicas: int = pydantic.Field(1, ge=1, le=65536)
-    """Engines side by side, each with the whole target."""
+    """Number of engines. Each of them runs the whole target."""
     replacements: int = pydantic.Field(3, ge=0)
-    """Times that a run starts each replica again that has died or fallen silent; then it ends. With an inline
-    one, or one that decodes, it ends at once."""
+    """How often a run restarts each replica that has died or is silent; after that the run ends. A run whose engine
+    is inline or decodes ends at the first failure."""
     tensor_parallel: int = pydantic.Field(1, ge=1)
-    """Devices that one replica spreads over."""
+    """Number of devices over which one replica divides the target."""
     batch_tokens: int = pydantic.Field(8192, ge=1)
     """Most tokens that one forward pass of the target takes (padding included)."""
     send_timeout_s: Seconds = 300.0
-    """Longest wait for a trainer to connect to, or to have room for a sample."""
+    """Longest wait, in seconds, for the connection to a trainer, and for free memory for a sample there."""
 
 
 class LauncherConfig(Config):
@@ -101,11 +101,11 @@ class LauncherConfig(Config):
 
 
 class WeightTransportConfig(Config):
-    """Options of a weight transport; a transport's own ones are fields of its subclass."""
+    """Options of a weight transport; a transport adds further options in its subclass."""
 
     bucket_bytes: int = pydantic.Field(256 << 20, ge=4096)
     """Most bytes of weights that are sent at once."""
 
 
 class TrackerConfig(Config):
-    """Options of a tracker: none, a run's key ``track.NAME`` has all."""
+    """Options of a tracker: none, because the value of a run's key ``track.NAME`` configures the tracker."""

@@ -112,7 +112,7 @@ class EngineAbilities:
     fresh_weights: bool = False
     """``draft_replica`` works (E10)."""
     guess_depths: bool = False
-    """Answers have ``Generation.guess_depths``: which token was verified as which guess (E11)."""
+    """Answers have ``Generation.guess_depths`` (E11)."""
 
 
 class Engine(Resource):
@@ -200,9 +200,11 @@ class Engine(Resource):
 
     @classmethod
     def server_counters(cls, metrics: str) -> ServerCounters | None:
-        """Return what a server has counted, from its metrics in Prometheus' text format; None for another's (E16).
+        """Return a server's counters from its metrics in Prometheus' text format (E16).
 
-        The text comes over the network and may be anything: what cannot be read counts as not there.
+        Return None for the metrics of another program.
+
+        The text comes over the network and may be anything; values that cannot be parsed count as absent.
         """
         return None
 

@@ -148,13 +148,13 @@ class AcceptanceCounters:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCounters:
-    """Counters of a running server since its start, as its metrics have them; they subtract."""
+    """Counters of a running server since its start, read from its metrics. They can be subtracted."""
 
     generated_tokens: int
     cached_tokens: int = 0
     """Tokens of prompts that came from a prefix cache."""
     acceptance: AcceptanceCounters | None = None
-    """None where the server speculates with no draft."""
+    """Acceptance counters; None if the server does not use a draft."""
     inter_token_latency: tuple[tuple[float, int], ...] = ()
     """Histogram: upper bound in seconds (ascending, the last may be infinite), and how many latencies are within."""
 

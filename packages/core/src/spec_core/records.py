@@ -196,7 +196,8 @@ class DraftBatch:
     seed: int = 0
     """Seed of the run; a draft's random draws are a function of (seed, epoch, sample id)."""
     rows_multiple: int = 1
-    """If a draft computes on a subset of the rows, their number is a multiple of this number. So is T."""
+    """T is a multiple of this number. If a draft computes only some of the rows, their number must be a multiple,
+    too."""
     context: ContextGroup | None = None
     """The processes that divide the batch's tokens; only for a draft whose hints say ``context_parallel``."""
 

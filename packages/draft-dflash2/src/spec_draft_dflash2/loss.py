@@ -76,7 +76,7 @@ class SelectorLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class _Scored:
-    """The guesses of a chunk, compared with labels and teacher; sums over shards are complete."""
+    """The guesses of a chunk, compared with labels and teacher. Values are summed over all vocabulary shards."""
 
     head: Distribution
     teacher: Distribution

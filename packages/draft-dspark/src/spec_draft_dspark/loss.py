@@ -76,7 +76,7 @@ class GuessLoss:
 
 @dataclass(frozen=True)
 class _Scored:
-    """The guesses of a chunk, compared with labels and teacher; sums over shards are complete."""
+    """The guesses of a chunk, compared with labels and teacher. Values are summed over all vocabulary shards."""
 
     logits_RV: Tensor
     log_sum_R: Tensor

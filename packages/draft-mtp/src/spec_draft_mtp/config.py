@@ -11,12 +11,14 @@ class MtpConfig(DecoderConfig):
     """Options of the MTP draft.
 
     ``init_from`` may be the target's own folder: then training goes on from the head that the target ships with.
-    Without it the head starts from drawn weights. None means: what the folder ``init_from`` says, else the target's.
+    Without ``init_from`` the head starts from random weights. None: the value in the folder ``init_from`` or,
+    without a folder, the target's.
     """
 
     loss: DistilledLoss = "ce"
     """``ce``: cross-entropy to the target's distribution. ``lk_alpha``: −log of the expected acceptance.
-    ``lk_lambda``: KL and acceptance mixed, ever more acceptance as it grows (arXiv 2602.23881)."""
+    ``lk_lambda``: KL divergence, and the expected acceptance, whose share rises as acceptance rises (arXiv
+    2602.23881)."""
     num_steps: int = pydantic.Field(3, ge=1, le=1024)
     """Unrolled steps: how many tokens ahead the head is trained. Most shipped heads were trained for one."""
     step_decay: float = pydantic.Field(0.8, gt=0, le=1)

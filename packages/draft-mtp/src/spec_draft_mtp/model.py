@@ -153,7 +153,11 @@ class MtpModel(nn.Module):
         self.target_norm = target_norm
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
-        """Return this batch's share of Σ_s decay^s · (Σ CE) / n_s; ``denominators``: the global n_s, float64 [S]."""
+        """Return this batch's summand of the loss Σ_s decay^s · (Σ CE) / n_s, where s is the unrolled step.
+
+        Σ CE: sum of the cross-entropies (or ``config.loss``) of all labels of step s. ``denominators``: n_s, the
+        number of these labels in the global batch, float64 [S].
+        """
         (states, needed), device = self.unroll(batch, ops), batch.input_ids_T.device
         loss = HeadLoss(
             head=ops.head,
@@ -169,9 +173,9 @@ class MtpModel(nn.Module):
     def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> tuple[list[Tensor], NeededRows]:
         """Return the target head's inputs at S steps, each [N, H] for the N rows the step needs, and these rows.
 
-        Each step's output is also the next step's state. Row t of step s has token t + 1 + s as input. Past the end
-        of the row's document that is some other token. Such a row has no label, in later steps neither, and no row of
-        its document attends to it.
+        Each step's output is also the next step's state. The input token of row t in step s is token t + 1 + s. If
+        that is after the end of the row's document, the token is arbitrary: the row has no label in this step or a
+        later one, and no row of its document attends to it.
         """
         steps, layer, own = self.config.num_steps, self.mtp.layer, ContextRows.of(batch)
         inputs = InputTokens.of(batch, own, steps)

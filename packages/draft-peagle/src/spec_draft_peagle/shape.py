@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from spec_kit.drafting import Json, Shapes
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-"""Eagle3's architecture: vLLM puts ``Eagle3`` before any other name, P-EAGLE's included, and knows none of the
-results."""
+"""Eagle3's architecture name. vLLM puts ``Eagle3`` before any other name, P-EAGLE's included, and does not know the
+resulting names."""
 MASK_TOKEN = "pard_token"
 """Field of config.json with the mask token, which Eagle3 drafts lack; see ``parallel_mask_token``."""
 _LAYERS = "eagle_aux_hidden_state_layer_ids"

@@ -4,7 +4,7 @@ The cache thus looks like a cache of left-padded prompts, which Transformers sup
 sliding-window and chunked attention included. Dropped tokens leave gaps, which are masked like padding. If
 attention depends on column numbers, gaps are removed at once; otherwise only when there are many of them.
 
-Shapes: B sequences, L columns, W columns that are kept, N heads, D head size.
+Shapes: B sequences, L columns, W columns after the gaps are removed, N heads, D head size.
 """
 
 from __future__ import annotations

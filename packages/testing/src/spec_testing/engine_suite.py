@@ -363,7 +363,7 @@ class EngineSuite(ConformanceSuite):
         "metrics", ["", "<html>", "up 1\n", "# HELP up\n" * 3, "process_cpu_seconds_total nan"]
     )
     def test_e16_metrics_of_another_program_are_none(self, engine: Engine, metrics: str) -> None:
-        """E16: an engine reads its own program's metrics alone, and whatever a server sends raises nothing."""
+        """E16: an engine returns None for the metrics of another program, and raises for no text."""
         assert engine.server_counters(metrics) is None
 
 

@@ -128,7 +128,7 @@ class LauncherSuite(ConformanceSuite):
         assert list(tmp_path.iterdir()) == []
 
     def test_l2_a_worker_is_a_process_with_its_arguments_and_environment(self, launcher: Launcher) -> None:
-        """L2: a handle by name; the entry runs in the main thread of another process, with the right environment."""
+        """L2: workers have handles by name, and run in the main thread of other processes, in their environment."""
         wanted = toy("echo").env(launcher.context.backend)
         assert wanted, "the reference backend asks for something in the environment"
         arguments = {"variables": list(wanted), "list": [1, 2.5, None, "é"]}

@@ -51,10 +51,10 @@ class FileConfig(WeightTransportConfig):
     """Options of the weight transport ``file``."""
 
     folder: Path | None = None
-    """Folder of the versions, which every rank sees under the same name; None: one of this process's own,
-    in the host's folder for temporary files, which goes with it."""
+    """Folder of the versions, which every rank sees under the same path. None: a new temporary folder on this host,
+    which is removed with this process."""
     keep: int = pydantic.Field(2, ge=1)
-    """Versions that stay; older ones are removed."""
+    """Number of newest versions that are stored; older versions are removed."""
 
 
 class FileTransport(WeightTransport):

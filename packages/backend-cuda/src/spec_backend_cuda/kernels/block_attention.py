@@ -1,8 +1,10 @@
 """Attention of blocks to their context and to themselves (kernel ``block_attention``).
 
-A program takes a few neighbouring blocks and one key-value head; its ROWS are (block, slot, query head of the group),
-so that one tile of keys serves a whole group. Softmax runs in base 2. Kernels: forward; gradients of the blocks'
-own tensors; gradients of the context, by tiles of KEYS of its tokens and SPLITS shares of the blocks that see them.
+A Triton program handles a few neighbouring blocks and one key-value head. Each of its ROWS is one query: a block, a
+slot and a query head of the key-value head's group. So one tile of keys serves the whole group. Softmax uses base
+2. There are three kernels: the forward pass, the gradients of the blocks' queries, keys and values, and the
+gradients of the context. In the last one, a program handles a tile of KEYS context tokens and one of SPLITS shares
+of the blocks that attend to them.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ MAX_ROWS = 128
 
 
 class DeviceBlocks(Protocol):
-    """Layout of blocks in a batch, as the draft has it."""
+    """Positions of the blocks in a batch; the draft computes them."""
 
     @property
     def on_device(self) -> tuple[Tensor, Tensor]:
-        """Return int64 [A] twice, on the device: each block's anchor, and the start of its document."""
+        """Return two int64 [A] on the device: the token index of each block's anchor, and of its document's start."""
         ...
 
 

@@ -102,7 +102,7 @@ def _query_gradient(
     grad_query, query, grad, key, value, lse, drift, low, high, first, last, tokens, kv_head, kv_heads, scale,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Add the context's share of dq; ``lse`` is in base 2, and ``grad_query`` lacks the scale."""
+    """Add the context's share of dq to ``grad_query``, not yet multiplied by ``scale``; ``lse`` is in base 2."""
     channel = tl.arange(0, WIDTH)
     for tile in range(first, last, KEYS):
         token = tile + tl.arange(0, KEYS)
@@ -128,7 +128,7 @@ def own_backward(
     SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, OWN: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq, and dk and dv of the blocks' own keys; store Σ grad · out of each row on the way."""
+    """Compute dq, and dk and dv of the blocks' keys; also store Σ grad · out of each row in ``drift_out``."""
     first_block = (tl.num_programs(0) - 1 - tl.program_id(0)) * TOGETHER
     kv_head = tl.program_id(1)
     inside, place, low, high = rows_of(

@@ -57,7 +57,10 @@ def own_seen(
 
 @triton.jit
 def key_ranges(inside, low, high, KEYS: tl.constexpr):
-    """Return bounds a ≤ b ≤ c ≤ d of keys. Rows attend only to a..d; every row attends to b..c, whole tiles."""
+    """Return bounds a ≤ b ≤ c ≤ d of key indices.
+
+    No row attends to a key outside a..d. Every row attends to all keys of b..c, which consists of whole tiles.
+    """
     far: tl.constexpr = 1 << 30
     a = tl.min(tl.where(inside, low, far), 0)
     d = tl.max(tl.where(inside, high, 0), 0)

@@ -1,6 +1,7 @@
 """Rounds rows to fp8, each with its own scale.
 
-A program takes one row, BLOCK columns at a time; what is read again comes from the cache.
+A Triton program handles one row, BLOCK columns at a time. If it reads the row twice, the second time is from the
+cache.
 """
 
 # ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)

@@ -30,7 +30,10 @@ def takes_queries(q: Tensor, *_: object) -> bool:
 
 
 def fused_ttt_attention(q: Tensor, attended: Attended, keys: list[Tensor], values: list[Tensor]) -> Attended:
-    """Merge attention over some keys with further keys of each query at its own index, in ``attended``'s memory."""
+    """Merge ``attended``, attention over some keys, with S further keys at each query's own index.
+
+    The result overwrites ``attended``. ``keys`` and ``values`` have one tensor for each of the S keys.
+    """
     out, lse = (tensor.contiguous() for tensor in attended)
     grid, shape = _launch(q, keys[0])
     _merge_rows[grid](
@@ -76,7 +79,7 @@ def _tile_places(
     GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Return the tile's query rows, and its elements of a key, each with whether it exists.
+    """Return the indices of the tile's query rows and of its key elements, each with a mask of valid indices.
 
     The rows are token, query head and mask [PADDED, TOKENS, 1], the elements [TOKENS, PADDED_WIDTH].
     """

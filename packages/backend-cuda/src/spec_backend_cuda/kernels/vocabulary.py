@@ -1,6 +1,7 @@
 """Rows of logits: log-sum-exp and arg-max, comparison with a teacher's distribution, gradients in place.
 
-A program takes one row, BLOCK columns at a time; what is read again comes from the cache. Arithmetic is float32.
+A Triton program handles one row, BLOCK columns at a time. If it reads the row twice, the second time is from the
+cache. Arithmetic is float32.
 """
 
 # ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)

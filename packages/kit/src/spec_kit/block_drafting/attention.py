@@ -24,8 +24,9 @@ KeysValues = tuple[Tensor, Tensor]
 """Keys and values of the same positions."""
 
 CHUNK_BLOCKS = 32
-"""Blocks per call of the fused attention. Some hundred queries use the device well. A query attends the keys of
-one block only, but is multiplied with those keys of the whole chunk: at this size few next to a usual context."""
+"""Number of blocks in one call of the fused attention (a chunk): some hundred queries, which keep the device busy.
+A query attends to the keys of its own block, but is multiplied with the keys of all blocks of the chunk. Compared
+with the tokens of a usual context, these keys are few."""
 
 
 @dataclass(frozen=True)

@@ -130,9 +130,10 @@ class _Causal:
 class _MergedAttention(torch.autograd.Function):
     """The causal attention of a kernel, merged with the keys of the later steps.
 
-    The backward of a softmax needs the *whole* row: P = exp(score − lse), and the row's grad · out. So the kernel's
-    backward gets the merged out and lse (differentiating a merge of two finished attentions through a kernel that
-    treats its lse as a constant is wrong), and the later keys' gradients follow by hand from the same two.
+    A key's gradient depends on its attention weight exp(score − lse) and on grad · out. lse and out must be over
+    *all* keys of the query. So the kernel's backward pass gets the merged out and lse, and the gradients of the
+    later keys are computed here from the same two. Differentiating the merge would be wrong, because the kernel
+    treats its lse as a constant.
     """
 
     @staticmethod

@@ -40,8 +40,8 @@ class SupervisedRows:
     def of(cls, batch: DraftBatch, needed: NeededRows | None = None) -> SupervisedRows:
         """Return the labelled pairs of a batch, computed on the CPU so that no device is waited for.
 
-        If the batch records at which depth the engine guessed each token (``guess_depth_T``), a token of depth k
-        is the label of step k − 1 only. ``needed``: leaves out teachers of other ranks' rows only.
+        If the batch records at which depth the engine guessed each token (``guess_depth_T``), a token of depth k is
+        the label of step k − 1 only. ``needed``: if it is given, pairs without a row of this rank are left out.
         """
         columns, device = _labelled(batch), batch.input_ids_T.device
         is_local_T = None if needed is None else needed.rows.is_local_T

@@ -111,7 +111,7 @@ class StreamReceiver(FeatureReceiver):
         self._threads: list[threading.Thread] = []
         self._num_admitted = 0
         self._deserted = False
-        """Whether every sender has left since ``receive`` has last said so (T7)."""
+        """Whether all senders have left and ``receive`` has not reported it yet (T7)."""
         self._requests: deque[_Request] = deque()
         self._arrived: deque[_Arrival | _Loss] = deque()
         self._held: dict[int, tuple[FeatureSample, _Arrival]] = {}
