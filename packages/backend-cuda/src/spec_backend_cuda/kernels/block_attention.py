@@ -25,7 +25,7 @@ MAX_ROWS = 128
 """Most rows of a tile of queries: more do not fit into the registers together with their sums."""
 
 
-class DeviceBlocks(Protocol):
+class BlockPositions(Protocol):
     """Positions of the blocks in a batch; the draft computes them."""
 
     @property
@@ -84,7 +84,7 @@ def fused_block_attention(
     q: Tensor,
     context: tuple[Tensor, Tensor],
     own: tuple[Tensor, Tensor],
-    layout: DeviceBlocks,
+    layout: BlockPositions,
     window: int | None,
 ) -> Tensor:
     """Return the blocks' attention to their context and themselves, with the plain version's arguments."""
