@@ -225,7 +225,7 @@ class HcclConnector(SenderConnector):
     """A sender whose tensors are on ``device``."""
 
     def __init__(self, device: torch.device) -> None:
-        """Make the root of a new communicator on ``device``."""
+        """Make the root info of a new communicator on ``device``."""
         self._device, self._root = device, root_info()
         self.device_id = f"{HcclPool.kind}|{card_id(device)}|{base64.b64encode(self._root).decode()}"
 

@@ -92,7 +92,7 @@ class CopyOnStream(PendingSend):
     """A pending copy, whose completion is recorded as an event."""
 
     def __init__(self, copied: torch.npu.Event) -> None:
-        """Wait for ``copied``."""
+        """Store ``copied``, the event after the copy."""
         self._copied = copied
 
     def wait_sendable(self) -> None:

@@ -140,7 +140,10 @@ class CudaBackend(Backend):
         )
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
-        """Return a child's environment variables; inside ``prepare_host`` also those of an MPS client (B4)."""
+        """Return a child's environment variables (B4).
+
+        Inside ``prepare_host`` they include the variables of an MPS client.
+        """
         gpus = inventory().gpus
         cores = len(os.sched_getaffinity(0)) / max(1, len(visible_gpus(os.environ, gpus)))
         env = {
@@ -258,7 +261,7 @@ def _smallest(gpus: Sequence[Gpu | None]) -> int | None:
 
 
 def _torch() -> tuple[dict[str, str], list[str]]:
-    """Return torch's version, and what it lacks, without importing torch."""
+    """Return torch's version, and why it cannot use CUDA (an empty list if it can), without importing torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return {}, ["torch is not installed: pip install torch"]

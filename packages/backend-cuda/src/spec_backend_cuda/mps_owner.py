@@ -184,7 +184,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def watch(folder: Path) -> None:
-    """Wait for the end of standard input; write the first process of the daemon that dies meanwhile."""
+    """Wait for the end of standard input; if a process of the daemon dies before, write its name and id."""
     known: dict[int, str] = {}
     reported = False
     while not select.select([sys.stdin], [], [], WATCH_S)[0]:
@@ -231,7 +231,7 @@ def forget_events(since_s: float) -> None:
 def _is_let_go(file: Path, deadline: float) -> bool:
     """Return whether no process has the file open, waiting for that until the deadline.
 
-    The process id in its name means little where containers share ``/dev/shm``.
+    The process id in its name cannot be relied on, because containers may share ``/dev/shm``.
     """
     while not _gets_lease(file):
         if time.monotonic() >= deadline:

@@ -42,7 +42,7 @@ class PushBuffer(DeferredBuffer):
     """
 
     def __init__(self, layout: SampleLayout, link: P2PLink, device: torch.device) -> None:
-        """Send over ``link``, which it owns."""
+        """Send over ``link``; ``close`` closes it."""
         self._layout, self._link, self._device = layout, link, device
         self._pending: list[_Push] = []
 

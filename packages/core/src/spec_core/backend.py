@@ -66,7 +66,7 @@ class Backend(ABC):
     """``torch.device.type`` of the backend's devices (``cpu``, ``cuda``, ``npu``)."""
 
     def __init__(self, config: BackendConfig) -> None:
-        """Keep the validated section of the configuration."""
+        """Store the validated configuration section ``backend``."""
         self.config = config
 
     @classmethod

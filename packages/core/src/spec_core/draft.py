@@ -31,7 +31,7 @@ D12 If a sample has a guess depth for each token, a draft that ``learns_from_gue
     other guess. Optional: other drafts ignore guess depths.
 D13 ``shard_hints`` are right: if ranks divide the module by them, the vocabulary, or the tokens of a batch that has
     a ``context`` (optional), a step differs from the step of one rank by rounding only.
-D14 ``weight_shapes``, where it is declared, names the trained parameters of ``build`` with their shapes.
+D14 ``weight_shapes``, if it is declared, names the trained parameters of ``build`` with their shapes.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Draft(ABC):
     (D12)."""
 
     def __init__(self, config: DraftConfig) -> None:
-        """Keep the validated section ``draft`` of the configuration."""
+        """Store the validated configuration section ``draft``."""
         self.config = config
 
     @classmethod

@@ -5,7 +5,7 @@ spare copy, while the old ones serve; once the replicas have received them, ``co
 
 Contract (``spec_testing.DraftReplicaSuite`` quotes the numbers):
 
-U1  Calls return at once; their futures end with the status after the call, or with EngineError where it is
+U1  Calls return at once; their futures end with the status after the call, or with EngineError if the call is
     refused.
 U2  ``prepare`` begins on every rank: each connects to ``request.address`` and receives into its spare copy.
     Until ``commit`` the engine drafts with the old version, and answers go on.

@@ -21,8 +21,8 @@ E8  ``check_draft`` raises UsageError, one line, if this engine cannot serve a d
     folder if this engine can serve no export of the draft. Optional: by default every draft is accepted.
 E9  ``start`` returns when the engine is ready to capture for a schema, and raises EngineError for a schema
     that the target does not have. Calls without ``start`` are served too: they start what they need.
-E10 ``draft_replica`` is how fresh weights reach the draft that the engine serves (``spec_core.draft_replica``
-    has its contract). EngineError where no draft is loaded.
+E10 ``draft_replica`` is how fresh weights reach the draft that the engine serves (``spec_core.draft_replica`` has
+    its contract). It raises EngineError if no draft is loaded.
 E11 Answers with a draft have ``Generation.guess_depths``, which agree with the counters of ``acceptance``.
 E12 ``Generation.verifications`` of all answers add up to the counters of ``acceptance``. Optional: by default
     answers have none.
@@ -129,7 +129,7 @@ class Engine(Resource):
     """Optional abilities that this engine has (E14)."""
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
-        """Keep the configuration, the target and the context; nothing starts."""
+        """Store the configuration, the target and the context; nothing starts."""
         self.config = config
         self.target = target
         self.context = context

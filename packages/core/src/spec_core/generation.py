@@ -159,7 +159,7 @@ class ServerCounters:
     """Histogram: upper bound in seconds (ascending, the last may be infinite), and how many latencies are within."""
 
     def __sub__(self, other: ServerCounters) -> ServerCounters:
-        """Return what was counted since ``other``."""
+        """Return the counts since ``other``, an earlier value of the same counters."""
         before, latencies = other.acceptance or AcceptanceCounters(), dict(other.inter_token_latency)
         return ServerCounters(
             generated_tokens=self.generated_tokens - other.generated_tokens,

@@ -11,17 +11,16 @@ L1  Constructing a launcher starts nothing and creates no file. ``check`` raises
 L2  ``start`` returns a handle for each worker, by name, or raises RunError with no worker running. Each
     worker calls its entry once, in the main thread of a process of its own, with the environment that
     ``WorkerSpec.env`` returns on top of the launcher's, and at the launcher's priority (niceness).
-L3  ``receive`` returns the messages of each worker in the order of their sending, and then exactly one
-    WorkerEnded, whatever ended the worker: its entry returned, it exited, or it was killed.
-    ``WorkerEnded.killed`` is True where the worker was killed with SIGKILL, or with its machine, or went
-    silent.
+L3  ``receive`` returns the messages of each worker in the order of their sending, and then exactly one WorkerEnded,
+    whatever ended the worker: its entry returned, it exited, or it was killed. ``WorkerEnded.killed`` is True if
+    the worker was killed with SIGKILL, or with its machine, or went silent.
 L4  From ``WorkerHandle.watch`` on, a worker from which nothing has arrived for ``peer_s`` seconds counts as
     ended. A worker that computes is not silent, and one that is stopped (SIGSTOP) is.
-L5  ``WorkerHandle.send`` keeps the order. It does nothing for a worker that has ended, and raises
-    DeadlineExceeded where the worker's process has taken in nothing for ``peer_s`` seconds.
-L6  ``RunLink.receive`` returns None, and ``RunLink.send`` raises PeerLost, once the launcher stops the
-    worker. ``RunLink.address`` is the host under which other workers reach this one, LOOPBACK where all are
-    on one host.
+L5  ``WorkerHandle.send`` keeps the order. It does nothing for a worker that has ended, and raises DeadlineExceeded
+    if the worker's process has read nothing for ``peer_s`` seconds.
+L6  ``RunLink.receive`` returns None, and ``RunLink.send`` raises PeerLost, once the launcher stops the worker.
+    ``RunLink.address`` is the host under which other workers reach this one, LOOPBACK if all workers are on one
+    host.
 L7  ``stop`` first lets workers end by themselves (L6), for ``grace_s`` seconds, and then kills them.
     Afterwards no worker runs, and no process that a worker has started. ``close`` is ``stop``, and both may
     be called again.
@@ -30,11 +29,11 @@ L9  The output of a worker is appended to ``logs/NAME.log``, or ``WorkerEnded.ho
 L10 While workers run on a host the launcher holds ``Backend.prepare_host`` there, and leaves it once they
     have ended. ``check_hosts`` raises RunError once something that this has started on any of these hosts has
     died, but not for a lost host, because its workers have ended.
-L11 ``replace`` kills what is left of a worker and of what it has started, and starts its WorkerSpec again in
-    its place: on the same devices, or on others where their host is lost; with the same log, under another
-    handle. Nothing is received from the old worker any more, and the other workers notice nothing. Where the
-    worker cannot be started again it raises RunError, NoDevices while no host has room for it, and may be
-    called again; HostLost where no host ever will.
+L11 ``replace`` kills what is left of a worker and of the processes that it has started, and starts its WorkerSpec
+    again: on the same devices or, if their host is lost, on other devices; with the same log and a new handle.
+    Nothing is received from the old worker any more, and other workers are not affected. If the worker cannot be
+    started again, ``replace`` raises RunError, and may be called again: NoDevices if no host has free devices now,
+    HostLost if no host ever will.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def find_kernel(backend: Backend) -> FindKernel:
 
 
 def find_target_type(name: str, own: Mapping[str, TargetType | str]) -> TargetType | str | None:
-    """Return the target type called ``name``, from ``own`` or from an entry point; None if there is none.
+    """Return the target type ``name``, from the table ``own`` or an entry point; None if there is none.
 
     Raise a PluginError for an entry point that is no target type, or that has a name of ``own``.
     """

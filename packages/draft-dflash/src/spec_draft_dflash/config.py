@@ -43,7 +43,7 @@ class DFlashConfig(BlockConfig):
     """Attention of each layer. Inside a block, full layers are bidirectional and sliding layers are causal. None:
     all sliding if ``sliding_window`` is set, else all full."""
     sliding_window: int | None = pydantic.Field(None, ge=2)
-    """Positions that a sliding layer's query sees, its own included; at least a block."""
+    """Number of positions that a sliding layer's query attends to, including its own; at least a block."""
 
     @pydantic.model_validator(mode="after")
     def _window_is_used(self) -> Self:

@@ -19,7 +19,8 @@ class DSparkConfig(BlockConfig):
     """
 
     block_size: int | None = pydantic.Field(None, ge=1, le=1024)
-    """Guesses of a block, each in a slot of its own; the first slot holds the last known token. None: 7."""
+    """Number of guesses and of slots of a block. Each slot makes a guess; the first slot holds the last known
+    token. None: 7."""
     markov_head: MarkovKind | None = None
     """Markov head, which adds a bias to a guess's logits. The bias depends on the previous token (``vanilla``), on
     the previous token and the slot's state (``gated``), or on all earlier guesses of the block (``rnn``). vLLM

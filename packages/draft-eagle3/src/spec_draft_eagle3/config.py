@@ -36,7 +36,7 @@ class Eagle3Config(DecoderConfig):
     num_steps: int = pydantic.Field(7, ge=1, le=1024)
     """Unrolled steps of the training-time test: how many tokens ahead the draft is trained."""
     step_decay: float = pydantic.Field(0.8, gt=0, le=1)
-    """Weight of one step relative to the one before: step s weighs step_decay ** s."""
+    """Weight of one step relative to the previous step: step s weighs step_decay ** s."""
     checkpoint_activations: bool = False
     """Whether to compute each layer of each step again in the backward pass instead of storing its activations.
     This needs less memory and one more forward pass of the layers; results stay the same."""

@@ -115,7 +115,7 @@ class MlaShape(Eagle3Shape):
         return TensorParallelHints(all_tokens_out=(norm,), each_token=(norm,))
 
     def fixed_fields(self) -> Json:
-        """Return fields that published drafts have and that must have the given value here.
+        """Return fields of a published draft's config.json for which only the given value is supported.
 
         The values mean that neighbouring channels are rotated in pairs, and that every token is attended to.
         """

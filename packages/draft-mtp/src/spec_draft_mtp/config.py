@@ -22,4 +22,4 @@ class MtpConfig(DecoderConfig):
     num_steps: int = pydantic.Field(3, ge=1, le=1024)
     """Unrolled steps: how many tokens ahead the head is trained. Most shipped heads were trained for one."""
     step_decay: float = pydantic.Field(0.8, gt=0, le=1)
-    """Weight of one step relative to the one before: step s weighs step_decay ** s."""
+    """Weight of one step relative to the previous step: step s weighs step_decay ** s."""

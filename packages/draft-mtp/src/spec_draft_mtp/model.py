@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from spec_kit.chain_drafting import ChainKernels
 
 MATRIX_GAIN = 0.5
-"""Initial standard deviation of a matrix, times √inputs. So its output is equally large at any width."""
+"""Standard deviation of a matrix's initial weights, multiplied by √inputs. So its output is equally large at any
+width."""
 
 
 def wide_rms_norm(x: Tensor, weight: Tensor, shift: float, eps: float) -> Tensor:

@@ -108,7 +108,7 @@ class PEagleShape(DecoderShape):
         return super().read_own(fields, own, folder) | found
 
     def fixed_fields(self) -> Json:
-        """Return fields that published drafts have and that must have the given value here."""
+        """Return fields of a published draft's config.json for which only the given value is supported."""
         return super().fixed_fields() | {
             "norm_before_residual": False,
             "norm_before_fc": False,

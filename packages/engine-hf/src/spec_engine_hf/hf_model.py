@@ -204,7 +204,7 @@ class Session:
     def forward(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Append T tokens to each sequence; return logits, float32 [B, T, V], and states [B, T, N, H].
 
-        A shorter row is padded on the right, where no token of the row attends.
+        A shorter row is padded on the right with tokens that its own tokens do not attend to.
         """
         longest = max(map(len, rows))
         self._num_new = [longest] * len(rows)

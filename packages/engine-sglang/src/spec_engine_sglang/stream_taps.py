@@ -102,7 +102,7 @@ class StreamTaps:
 def _find_decoder(model: nn.Module, norm: str) -> tuple[str, Any]:
     """Return the name and the module that holds ``layers`` and the final norm.
 
-    If there are several, as with a vision tower, return the one with the most layers.
+    If several modules do, as with a vision tower, return the module with the most layers.
     """
     found = [
         (name, module)

@@ -73,12 +73,12 @@ class FsdpStrategy(Strategy):
 
     @classmethod
     def divisions(cls, ranks: int) -> Sequence[StrategyConfig]:
-        """Return the way to divide a draft's work on a sample: context parallelism (S7)."""
+        """Return one configuration: context parallelism over ``ranks`` processes (S7)."""
         return (FsdpConfig(name=cls.name, context_parallel=ranks),)
 
     @classmethod
     def check(cls, config: StrategyConfig, target: TargetSpec, hints: ShardHints) -> None:
-        """Raise ConfigError if ranks are to divide samples and the draft does not say that it can (S10)."""
+        """Raise ConfigError if ranks are to divide samples and the draft's hints do not allow it (S10)."""
         assert isinstance(config, FsdpConfig)
         if config.context_parallel > 1 and not hints.context_parallel:
             raise ConfigError(

@@ -73,7 +73,7 @@ class MegatronStrategy(Strategy):
 
     @classmethod
     def divisions(cls, ranks: int) -> Sequence[StrategyConfig]:
-        """Return two ways to divide the draft: tensor parallelism, without and with sequence parallelism (S7)."""
+        """Return two configurations: tensor parallelism, without and with sequence parallelism (S7)."""
         divided = MegatronConfig(name=cls.name, tensor_parallel=ranks)
         return divided, divided.model_copy(update={"sequence_parallel": True})
 

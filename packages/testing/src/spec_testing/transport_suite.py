@@ -1,4 +1,4 @@
-"""TransportSuite: the contract of ``spec_core.transport`` as tests, by real processes where the transport has two.
+"""TransportSuite: the contract of ``spec_core.transport`` as tests, in two processes if the transport connects two.
 
 ::
 

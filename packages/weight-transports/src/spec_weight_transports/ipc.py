@@ -1,8 +1,8 @@
 """IpcWeightTransport: sends weights through memory that both processes map, by the backend's feature transport.
 
-It is device memory if both processes use the same device and the vendor lets processes share memory, else
-host memory. The transport is the one for features of a colocated run. Each bucket is sent as a feature sample
-of bytes.
+It is device memory if both processes use the same device and the vendor lets processes share memory, else host
+memory. The backend's feature transport for colocated runs is used: each bucket is sent as a feature sample of
+bytes.
 """
 
 from __future__ import annotations

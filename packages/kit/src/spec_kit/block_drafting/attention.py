@@ -106,7 +106,7 @@ def block_attention(
 def _attend(
     chunk: _Chunk, window: int | None, k_TND: Tensor, v_TND: Tensor, q_CBND: Tensor, *own: Tensor
 ) -> Tensor:
-    """Return the attention of one chunk of blocks, given their q, keys and values, and those of the context."""
+    """Return the attention of one chunk of blocks to the context's keys and to the blocks' keys (``own``)."""
     pairs = zip((k_TND, v_TND), own, strict=True)
     k, v = (torch.cat([old[chunk.context], new.flatten(0, 1)]) for old, new in pairs)
     if not len(q_CBND):  # nothing to attend, but a gradient (of zero) must reach every input

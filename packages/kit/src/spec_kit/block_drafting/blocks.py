@@ -121,7 +121,7 @@ class CountedGuesses:
     """int64 [A], on the CPU, so that chunks are cut without waiting for the device."""
     block_R: Tensor
     guess_R: Tensor
-    """int64 [R], on the device: 0 for the first guess of a block."""
+    """int64 [R], on the device: index of the guess in its block, from 0 on."""
     anchor_R: Tensor
     """int64 [R], on the device: index of the anchor in the flat batch."""
 

@@ -34,7 +34,7 @@ class HeadLoss:
     """The draft's head, and what its loss needs: the vocabulary, the kind of loss, operations and kernels."""
 
     head: LinearWeight
-    """A parameter of the draft, or the target's head, which gets no gradient."""
+    """Weight of the head: a parameter of the draft, or the target's head, which gets no gradient."""
     ids_V: Tensor
     """int64: target id of each row of the head."""
     vocab_mask_V: Tensor | None

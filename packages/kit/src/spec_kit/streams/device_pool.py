@@ -49,7 +49,7 @@ class SharedMemory(NamedTuple):
     descriptor: int
     """File descriptor by which another process maps the memory."""
     size: int
-    """Number of bytes that the descriptor stands for."""
+    """Number of bytes of the memory behind the descriptor."""
     close: Callable[[], None]
     """Closes the descriptor and all other resources that were opened for it."""
 

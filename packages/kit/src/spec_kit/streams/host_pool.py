@@ -61,7 +61,7 @@ class HostBuffer(SenderBuffer):
     """Writes samples into mapped host memory; ``write`` waits for a copy from a device."""
 
     def __init__(self, layout: SampleLayout, descriptor: int, size: int) -> None:
-        """Map the receiver's memory of ``size`` bytes, which ``descriptor`` stands for."""
+        """Map the receiver's memory of ``size`` bytes, whose file descriptor is ``descriptor``."""
         self._layout = layout
         self._mapping, self._bytes = attach(descriptor, size)
 

@@ -1,7 +1,6 @@
 """UpdateReceiver: receives and commits updates of the draft that an engine serves, in one rank.
 
-Each update is received on a separate thread, so the engine goes on meanwhile; only ``DraftSlot.swap``
-interrupts it.
+Each update is received on a separate thread while the engine works; only ``DraftSlot.swap`` interrupts the engine.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class HttpClient(Resource):
         return answer
 
     def stream(self, path: str, body: str, timeout_s: float, longest: int) -> Generator[bytes]:
-        """Send a POST with ``body``, or a GET where it is empty, and yield the answer's body as it arrives.
+        """Send a POST with ``body``, or a GET if it is empty, and yield the answer's body as it arrives.
 
         The caller's thread waits, ``timeout_s`` in all, and reads at most ``longest`` bytes. Raise EngineError for
         an answer that is invalid, too long or too late, and for every status but 200.
