@@ -33,7 +33,7 @@ class AclError(RuntimeError):
 
 @cache
 def acl_library() -> ctypes.CDLL:
-    """Return the library. Raise OSError if CANN's environment script has not been sourced."""
+    """Return ACL's library. Raise OSError if CANN's environment script has not been sourced."""
     return ctypes.CDLL(LIBRARY)
 
 

@@ -59,7 +59,7 @@ class HcclPoolFactory(BufferPoolFactory):
         self._admitted: list[HcclPool] = []
 
     def serves(self, device_id: str) -> bool:
-        """Return whether a sender on that device can use these pools."""
+        """Return whether a sender on the device ``device_id`` can use a pool of this factory."""
         kind, card, _ = _split(device_id)
         own = card_id(self._device)
         return kind == HcclPool.kind and card != own and host_of(card) == host_of(own)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     KeysValues = tuple[Tensor, Tensor]
 
 PIECE_QUERIES = 256
-"""Number of queries per call of the fused attention: enough to be efficient, and few enough that their
-(neighbouring) blocks see nearly the same context."""
+"""Number of queries per call of the fused attention. They belong to neighbouring blocks. The number is large enough
+to be efficient, and so small that these blocks see nearly the same context."""
 
 
 class DeviceBlocks(Protocol):

@@ -31,7 +31,10 @@ class DeviceSegment:
 
     @classmethod
     def create(cls, min_bytes: int, device: torch.device) -> tuple[Self, int]:
-        """Return a new segment, and a file descriptor by which others open it; the caller closes it."""
+        """Return a new segment, and a file descriptor by which other processes open it.
+
+        The caller closes the descriptor.
+        """
         torch.cuda.current_stream(device).query()  # makes the device's context, if nothing else has
         unit = driver.granularity(device.index)
         size = -(-max(1, min_bytes) // unit) * unit

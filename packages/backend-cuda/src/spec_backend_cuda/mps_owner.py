@@ -166,7 +166,7 @@ def processes(folder: Path) -> list[int]:
 
 
 def _parent_of_mps(process: Path) -> int | None:
-    """Return the parent of a process that runs a program of MPS; None for others and for dead ones."""
+    """Return the parent's id of a process that runs a program of MPS; None for any other or a dead process."""
     try:
         if not (process / "comm").read_text().startswith(CONTROL[:15]):  # the kernel keeps 15 characters
             return None
@@ -241,7 +241,7 @@ def _is_let_go(file: Path, deadline: float) -> bool:
 
 
 def _gets_lease(file: Path) -> bool:
-    """Return whether the kernel gives a lease, which it does for a file that nobody else has open; release it."""
+    """Return whether no other process has the file open: only then the kernel gives a lease, which is released."""
     with file.open("r+b") as opened:
         fcntl.fcntl(opened, fcntl.F_SETSIG, signal.SIGURG)  # of whoever opens it now; harmless
         try:

@@ -54,7 +54,7 @@ class Generation:
     """Number of the answer's verifications that accepted 0, 1, … guesses. Empty if the engine does not count
     them."""
     cached_tokens: int = 0
-    """Number of prompt tokens that came from a prefix cache, as far as the engine counts them."""
+    """Number of prompt tokens that came from a prefix cache; 0 if the engine does not count them."""
     times_s: tuple[float, ...] = ()
     """Per token, the seconds from the start of the request until the engine returned the token. The
     tokens of one verification are returned together. Empty if not asked for, or if the engine does not

@@ -235,7 +235,7 @@ class DraftBatch:
         return torch.where(self.end_T > 0, index_T - start_T, 0)
 
     def _per_token(self, per_span: list[int]) -> Tensor:
-        """Return int64 [T]: each document's number, repeated for its tokens.
+        """Return int64 [T]: for each token, the element of ``per_span`` for its document; 0 in padding.
 
         Built on the CPU, which avoids a device synchronization.
         """

@@ -78,7 +78,7 @@ class DataParallel:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardCounts:
-    """Numbers of shards into which a strategy divides the tensors that each process would hold otherwise."""
+    """The numbers of shards into which a strategy divides the draft's weights and the target's vocabulary."""
 
     weights: int
     """Processes that divide one copy of the draft's weights, gradients and optimizer state."""

@@ -48,7 +48,7 @@ class SelectorInputs:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All of these tensors."""
+        """The three tensors: states, contexts and table."""
         return self.states_ASH, self.context_ASr, self.successor_Vr
 
 

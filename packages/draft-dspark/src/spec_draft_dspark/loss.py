@@ -48,7 +48,7 @@ class HeadInputs:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of these tensors that are not None."""
+        """The fields of this object that are not None."""
         some = (self.states_ASH, self.bias_ASr, self.bias_Vr)
         return some if self.confidence_AS is None else (*some, self.confidence_AS)
 

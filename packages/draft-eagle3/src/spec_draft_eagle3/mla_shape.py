@@ -67,7 +67,7 @@ class MlaShape(Eagle3Shape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the fields of any Eagle3 draft; the fields of grouped queries are derived from the others."""
+        """Return the fields of any Eagle3 draft. Fields of grouped-query attention are derived from other fields."""
         read = super().read_own(fields, own, folder)
         derived = {"num_key_value_heads": "num_attention_heads", "head_dim": "qk_rope_head_dim"}
         return read | {key: fields[source] for key, source in derived.items() if source in fields}

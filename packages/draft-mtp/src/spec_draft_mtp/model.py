@@ -172,7 +172,7 @@ class MtpModel(nn.Module):
         return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch, needed), weight_S, needed)
 
     def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> tuple[list[Tensor], NeededRows]:
-        """Return the target head's inputs at S steps, each [N, H] for the N rows the step needs, and these rows.
+        """Return the target head's input of each of S steps, [N, H], and the N rows that each step needs.
 
         Each step's output is also the next step's state. The input token of row t in step s is token t + 1 + s. If
         that is after the end of the row's document, the token is arbitrary: the row has no label in this step or a

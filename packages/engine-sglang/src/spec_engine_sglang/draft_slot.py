@@ -62,7 +62,7 @@ class SglangDraftSlot(ExchangedSlot):
         return Exchange(self.tensors("live"), self.tensors("spare"))
 
     def tensors(self, copy: Literal["live", "spare"]) -> dict[str, Tensor]:
-        """Return one copy's tensors that do not belong to the target, and the tensors derived from them."""
+        """Return the tensors of one copy without the target's tensors, and the tensors derived from weights."""
         model, helper = (self._live, self._helper) if copy == "live" else (self._spare, self._spare_helper)
         if model is None:
             raise EngineError("there is no spare: no update was ever prepared")

@@ -38,10 +38,10 @@ _CHAIN = "LlamaForCausalLMEagle3"
 _LATENT_CHAIN = "Eagle3DeepseekV2ForCausalLM"
 """An autoregressive draft with multi-head latent attention."""
 _VLLM_CHAINS = frozenset({"Eagle3LlamaForCausalLM", "Eagle3DeepseekV3ForCausalLM"})
-"""Further names of such drafts, which only vLLM knows."""
+"""Further names of autoregressive drafts, which only vLLM knows."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
-"""The name in EAGLE's own files; the field ``draft_vocab_size`` distinguishes such a draft from a whole Llama
-model."""
+"""Name of an autoregressive draft in EAGLE's own files; the field ``draft_vocab_size`` distinguishes it from a
+whole Llama model."""
 _BLOCK = "DFlashDraftModel"
 _MARKOV_BLOCK = "Qwen3DSparkModel"
 """A block draft whose first slot, the slot of the last known token, makes a guess, too."""

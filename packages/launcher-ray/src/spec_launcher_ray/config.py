@@ -12,7 +12,7 @@ _RESOURCES = {"cpu": "CPU", "cuda": "GPU", "npu": "NPU"}
 
 
 class RayConfig(LauncherConfig):
-    """Which cluster, which of its hosts, and how workers are spread over them."""
+    """Options of the launcher ``ray``: the cluster, its hosts to use, and how workers are placed on the hosts."""
 
     name: str = "ray"
     """Who starts the processes; a launcher plugin."""
@@ -22,7 +22,7 @@ class RayConfig(LauncherConfig):
     hosts: tuple[str, ...] = ()
     """Addresses or names of the hosts to use, in this order; by default all, sorted by address."""
     labels: dict[str, str] = Field(default_factory=dict)
-    """Labels that a host must have, as ray start --labels gives them."""
+    """Ray labels that a host must have to be used (``ray start --labels``)."""
     resource: str | None = Field(None, min_length=1)
     """Name of the Ray resource that counts the backend's devices; by default Ray's name for their type: CPU, GPU or
     NPU."""

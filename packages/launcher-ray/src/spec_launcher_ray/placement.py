@@ -42,7 +42,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Consecutive devices of one host, and the workers that use them exclusively."""
+    """Consecutive devices of one host, and the workers that use them; no other worker uses these devices."""
 
     host: Host
     devices: range

@@ -1,4 +1,4 @@
-"""Strategy ``fsdp``: FSDP2 over all ranks, or over each of several groups of them (HSDP).
+"""Strategy ``fsdp``: FSDP2 over all ranks, or over each of several groups of ranks (HSDP).
 
 Neighbouring ranks may divide samples (context parallelism). Float32 shards are the master weights for any compute
 dtype.

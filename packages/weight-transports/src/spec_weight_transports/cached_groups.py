@@ -210,7 +210,7 @@ class Membership:
         return group
 
     def _hold(self, group: WeightGroup | None, rendezvous: TcpRendezvous) -> None:
-        """Have ``close`` end this group and rendezvous; end them now if ``close`` was called before."""
+        """Let ``close`` end ``group`` and ``rendezvous``; end them now if ``close`` was called before."""
         with self._lock:
             before, self._group = self._group, group
             self._rendezvous = rendezvous

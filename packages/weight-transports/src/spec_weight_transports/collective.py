@@ -37,7 +37,7 @@ class CollectiveTransport(WeightTransport):
         self._cached = CachedGroups()
 
     def location(self, device: torch.device) -> str:
-        """Return this host, the backend, its group settings, why there can be no group, and the device's id.
+        """Return, joined by ``|``: host, backend, its group settings, why no group is possible, and device id.
 
         The device's id is the vendor's name of the device; it is empty if processes cannot compare ids.
         """

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 TOKENS = 2
 WARPS = 1
-"""A single warp sums over a group without waiting for others: on an H200 a third of the time of four warps."""
+"""Warps of a program. One warp sums over a group without waiting for other warps; on an H200 it takes a third of
+the time of four warps."""
 
 
 def takes_queries(q: Tensor, *_: object) -> bool:

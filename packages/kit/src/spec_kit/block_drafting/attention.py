@@ -48,7 +48,7 @@ class BlockLayout:
         return (anchor_A - start_A)[:, None] + torch.arange(block_size, device=self.device)
 
     def chunk(self, first: int, window: int | None) -> _Chunk:
-        """Return ``CHUNK_BLOCKS`` blocks from ``first`` on, with the context tokens that any of them sees."""
+        """Return ``CHUNK_BLOCKS`` blocks from ``first`` on, with the context tokens that any of these blocks sees."""
         rows = slice(first, first + CHUNK_BLOCKS)
         anchors, starts = self.anchor_A[rows], self.start_A[rows]
         if window is not None:

@@ -57,8 +57,8 @@ class BlockConfig(DecoderConfig):
     """Number of the target's residual streams that feed the draft, spread evenly from early to late layers. None:
     the length of ``layers`` if it is set, else 5."""
     layers: CapturedLayers | None = Field(None, min_length=1)
-    """Ids of these streams; id k is the input of target layer k. None: 1 + round(1 + i · (N − 4) / (num_features −
-    1)) for i = 0, 1, …, with N layers of the target."""
+    """Ids of the target's residual streams that feed the draft; id k is the input of target layer k. None: 1 +
+    round(1 + i · (N − 4) / (num_features − 1)) for i = 0, 1, …, with N layers of the target."""
 
     @pydantic.model_validator(mode="after")
     def _features_agree(self) -> Self:

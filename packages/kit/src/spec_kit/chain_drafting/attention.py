@@ -88,7 +88,7 @@ class _Causal:
     num_rows: int
     """Number of rows for which the kernel takes a query."""
     local_R: Tensor | None
-    """int64: index of each query's row among these rows; None: every row has a query."""
+    """int64: index of each query's row among the ``num_rows`` rows; None: every row has a query."""
 
     @classmethod
     def of(
@@ -100,7 +100,7 @@ class _Causal:
         rows: ContextRows | None,
         local_R: Tensor | None,
     ) -> _Causal | None:
-        """Return the attention by a kernel for this rank's rows, or else for all rows; None without such a kernel."""
+        """Return the attention of a kernel for this rank's rows, or of one for all rows; None without a kernel."""
         forward, backward = kernels.prefixed_attention, kernels.prefixed_attention_backward
         if rows is not None and rows.group is not None and forward is not None and backward is not None:
             return cls(forward, backward, rows.pieces, len(rows.row_P), local_R)

@@ -25,7 +25,7 @@ class InputTokens:
     """
 
     ids_U: Tensor
-    """int64 [U]: ids of these tokens; each token of the batch occurs at most once."""
+    """int64 [U]: ids of the needed tokens; each token of the batch occurs at most once."""
     num_steps: int
     index_X: Tensor | None
     """int64 [T + S]: index in ``ids_U`` of each token of the batch. None: ``ids_U`` has all tokens in the batch's

@@ -39,7 +39,7 @@ def added_linear(rows_RK: Tensor, weight_NK: Tensor, added_RN: Tensor | None = N
 
 
 def ttt_attention(q: Tensor, attended: Attended, keys: list[Tensor], values: list[Tensor]) -> Attended:
-    """Merge finished attention with S further keys of each query, those at the query's row.
+    """Merge the result of an attention, ``attended``, with S further keys of each query, at the query's row.
 
     ``keys`` and ``values``: S tensors [T, kv_heads, D] each. Scores are scaled by ``D ** -0.5``. The memory of
     ``attended`` may be overwritten.

@@ -94,7 +94,7 @@ class NeededRows:
     index_T: Tensor
     """int64 [T]: index in ``row_N`` of each row of the batch; 0 for a row that is not needed."""
     rows: ContextRows
-    """The rows that this rank computes in step 0; the needed rows are some of them."""
+    """The rows that this rank computes in step 0; they include the needed rows."""
     local_N: Tensor
     """int64 [N]: index of each needed row among the rows of this rank."""
 

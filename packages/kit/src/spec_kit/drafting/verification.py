@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of a verification: how many first guesses are accepted, and the token after them."""
+    """The result of a verification: how many guesses are accepted, from the first on, and the next token."""
 
     accepted: int
     next_token: int

@@ -73,7 +73,7 @@ class ReceiverPool(BufferPoolFactory):
 
     @abstractmethod
     def allocate(self, num_tokens: int) -> Block | None:
-        """Return a block for a sample of ``num_tokens`` tokens; None if others must be freed first."""
+        """Return a block for a sample of ``num_tokens`` tokens; None if other blocks must be freed first."""
 
     def grant_payload(self, block: Block) -> bytes:
         """Return the information about a block that the sender needs besides its offset, as bytes."""

@@ -41,8 +41,8 @@ class ReplicaOutcome:
     """The result of a push at one replica."""
 
     state: Outcome
-    """``aborted``: the replica serves its previous version. ``quarantined``: this is not certain, and the replica
-    does not count until it serves the newest version."""
+    """``aborted``: the replica serves its previous version. ``quarantined``: it is not certain which version the
+    replica serves; the publisher leaves it out until it serves the newest version."""
     transport: str = ""
     """Name of the weight transport that was used; empty if none was chosen."""
     not_taken: Mapping[str, str] = field(default_factory=dict[str, str])
