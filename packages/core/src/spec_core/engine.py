@@ -119,8 +119,7 @@ class Engine(Resource):
     """An engine captures the target's hidden states and decodes. The module's docstring has the contract."""
 
     API_VERSIONS: ClassVar[range] = range(3, 4)
-    """Versions of this interface that are accepted; newest first: 3, with ``abilities``, of the first
-    release."""
+    """Accepted versions of this interface; 3, which has ``abilities``, is the version of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""

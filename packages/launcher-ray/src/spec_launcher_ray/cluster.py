@@ -128,7 +128,7 @@ class Cluster:
 
 
 class Reservation:
-    """Devices that Ray has reserved: a placement group of one bundle for each ``Bundle``."""
+    """Devices that Ray has reserved: a placement group that has a Ray bundle for each ``Bundle``."""
 
     def __init__(self, name: str, resource: str, bundles: Sequence[Bundle], resources_s: float) -> None:
         """Reserve the devices, waiting until they are free. After ``resources_s`` seconds raise RunError."""

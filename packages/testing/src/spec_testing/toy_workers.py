@@ -83,7 +83,7 @@ def listen_for_peer(link: RunLink, arguments: Mapping[str, Any]) -> None:
 
 
 def connect_to_peer(link: RunLink, arguments: Mapping[str, Any]) -> None:
-    """Connect to the worker whose address is in the first message, and send it a word."""
+    """Connect to the worker whose address is in the first message, and send some bytes to it."""
     where = link.receive()
     assert where is not None
     with socket.create_connection((where["address"], where["port"])) as connection:

@@ -33,8 +33,8 @@ class ContextRows:
     dealt: Sequence[Tensor] = ()
     """int64, ascending, on the CPU: each rank's rows. A row belongs to at most one rank, padding to none."""
     pieces: Sequence[tuple[int, int, int]] = ()
-    """This rank's pieces of documents: the document's first row, and the piece's first and last + 1.
-    Their rows, one piece after the other, are this rank's rows."""
+    """This rank's pieces of documents: (first row of the document, first row of the piece, row after the piece's
+    last row). The rows of the pieces, one piece after the other, are this rank's rows."""
 
     @classmethod
     def of(cls, batch: DraftBatch) -> Self:

@@ -46,7 +46,7 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Scored:
-    """Comparison of S rows of the draft's logits for each position with the teacher."""
+    """The draft's logits, compared with the teacher: S rows for each of R positions."""
 
     log_sum_RS: Tensor
     """Log-sum-exp of the draft's logits."""

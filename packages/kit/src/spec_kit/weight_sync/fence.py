@@ -19,5 +19,5 @@ def random_bits() -> int:
 
 
 def fence_after(seen: int, own: int) -> int:
-    """Return the fence of a trainer that takes over after the fence ``seen``. ``own``: its random bits."""
+    """Return the fence of a trainer that takes over after the fence ``seen``. ``own``: that trainer's random bits."""
     return (((seen >> _OWN_BITS) + 1) << _OWN_BITS) | own
