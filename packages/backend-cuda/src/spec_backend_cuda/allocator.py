@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import torch
 
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Names of the environment variable with the settings: since torch 2.9, and before, which torch still reads."""
+"""Environment variables with the settings: the name since torch 2.9, and the older name, which torch still
+reads."""
 GIB = 1 << 30
 
 

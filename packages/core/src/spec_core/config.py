@@ -27,7 +27,7 @@ class BackendConfig(Config):
     """Section ``backend``; a plugin's own options are fields of its subclass."""
 
     name: str = ""
-    """Hardware; a backend plugin."""
+    """Name of the backend plugin, for the hardware of the run."""
 
 
 class DraftConfig(Config):
@@ -41,7 +41,7 @@ class DraftConfig(Config):
     values of these, but not of any other option."""
 
     name: str = ""
-    """Drafting algorithm; a draft plugin."""
+    """Name of the draft plugin: the drafting algorithm."""
     init_from: Path | None = None
     """Folder of a published draft to start from."""
 
@@ -61,7 +61,7 @@ class StrategyConfig(Config):
     values of these, but not of any other option."""
 
     name: str = ""
-    """How the trainer is parallel; a strategy plugin."""
+    """Name of the strategy plugin: how the trainer is parallel."""
 
 
 class OptimizerConfig(Config):
@@ -72,14 +72,14 @@ class OptimizerConfig(Config):
     values of these, but not of any other option."""
 
     name: str = ""
-    """How gradients change the draft; an optimizer plugin."""
+    """Name of the optimizer plugin, which decides how gradients change the draft."""
 
 
 class EngineConfig(Config):
     """Section ``engine``; an engine's own options are fields of its subclass."""
 
     name: str = ""
-    """Engine that runs the target; an engine plugin."""
+    """Name of the engine plugin, which runs the target."""
     replicas: int = pydantic.Field(1, ge=1, le=65536)
     """Number of engines. Each of them runs the whole target."""
     replacements: int = pydantic.Field(3, ge=0)
@@ -97,7 +97,7 @@ class LauncherConfig(Config):
     """Section ``launcher``; a launcher's own options are fields of its subclass."""
 
     name: str = ""
-    """Who starts the processes; a launcher plugin."""
+    """Name of the launcher plugin, which starts the processes."""
 
 
 class WeightTransportConfig(Config):

@@ -119,7 +119,10 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def send(self, message: Message) -> None:
-        """Send a message to the worker; do nothing if it has ended (L5). Raise DeadlineExceeded."""
+        """Send a message to the worker; do nothing if it has ended (L5).
+
+        Raise DeadlineExceeded if the worker does not read.
+        """
 
     @abstractmethod
     def watch(self) -> None:

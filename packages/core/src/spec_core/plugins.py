@@ -1,8 +1,7 @@
 """Find plugins by their entry points, and check a plugin when it is loaded rather than when it is called.
 
-This is the only user of ``importlib.metadata``. Plugins of this repository are loaded like those of third
-parties. Nothing here imports torch; a plugin's entry-point module must import without torch and without its
-vendor's SDK.
+This is the only user of ``importlib.metadata``. Plugins of this repository are loaded like third parties' plugins.
+Nothing here imports torch; a plugin's entry-point module must import without torch and without its vendor's SDK.
 """
 
 from __future__ import annotations

@@ -198,7 +198,8 @@ class _Sums:
     def _logits_gradient_(self, scored: _Scored, weight_R: Tensor, grad_RC: Tensor) -> Tensor:
         """Overwrite the logits with weight · ((ce + soft) · q − t), plus the selector's gradient at the candidates.
 
-        The columns of label and candidates are rounded only once.
+        q: the head's distribution; t: the wanted distribution. The columns of label and candidates are rounded only
+        once.
         """
         options, (logits_RV, log_sum_R) = self.rule.options, scored.head
         named_RX = torch.cat([scored.candidate_RC, scored.label_R[:, None]], dim=1)

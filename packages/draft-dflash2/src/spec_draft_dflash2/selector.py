@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class CandidateSelector(nn.Module):
-    """Adds ⟨A[previous token] ⊙ P · state, B[candidate]⟩ to a candidate's logit; A and B are tables of vectors."""
+    """Adds ⟨A[previous token] ⊙ P · state, B[candidate]⟩ to a candidate's logit.
+
+    A and B are tables with a vector for each token; P is a projection.
+    """
 
     def __init__(self, shape: DFlash2Shape) -> None:
         """Initialize both tables and the projection with random weights."""

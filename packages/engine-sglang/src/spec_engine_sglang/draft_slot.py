@@ -26,7 +26,7 @@ _HELPER = "_fused_kv_helper"
 """SGLang's attribute of a DFlash worker: an object that computes the keys and values of all layers at once, if
 possible."""
 _STACKED = ("flat_kv_weight_t", "k_norm_weights")
-"""Attributes of that object that are derived from the draft's weights."""
+"""Attributes of the object ``_HELPER`` that are derived from the draft's weights."""
 _TABLE = ("cos_sin_cache",)
 """SGLang's name for the table of a rotary embedding. It is no weight, live and spare share it, and it may grow."""
 

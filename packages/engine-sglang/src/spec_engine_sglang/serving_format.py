@@ -1,9 +1,9 @@
 """Builds SGLang's arguments for a draft, and checks what SGLang requires of the draft's folder.
 
-The draft's plugin has made its own checks before. docs/evaluation.md has the table of fields and versions, and how
+The draft's plugin has already checked the folder. docs/evaluation.md has the table of fields and versions, and how
 each is known. A folder whose architecture is not listed here is not checked. Sources:
-``arg_groups/speculative_hook.py``, ``models/dflash.py``, ``models/llama_eagle3.py`` and ``models/kimi_k25_eagle3.py``
-of 0.5.16 and 0.5.23.
+``arg_groups/speculative_hook.py``, ``models/dflash.py``, ``models/llama_eagle3.py`` and
+``models/kimi_k25_eagle3.py`` of 0.5.16 and 0.5.23.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Builds the vLLM command that serves a draft, and checks what vLLM 0.26 to 0.33 require of the draft's folder.
 
-The draft's plugin has made its own checks before. docs/evaluation.md has the table of fields and versions, and how
+The draft's plugin has already checked the folder. docs/evaluation.md has the table of fields and versions, and how
 each is known. A folder whose architecture is not listed here is not checked.
 """
 

@@ -15,7 +15,7 @@ class RayConfig(LauncherConfig):
     """Options of the launcher ``ray``: the cluster, its hosts to use, and how workers are placed on the hosts."""
 
     name: str = "ray"
-    """Who starts the processes; a launcher plugin."""
+    """Name of the launcher plugin, which starts the processes."""
     address: str | None = None
     """Address of a running cluster, as HOST:PORT or auto. By default the address in the variable RAY_ADDRESS; if it
     is not set, a cluster is started on this host for the run."""

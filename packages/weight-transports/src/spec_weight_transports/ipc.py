@@ -65,7 +65,7 @@ class IpcWeightTransport(WeightTransport):
         return WeightMedium.DEVICE_MEMORY if shared else WeightMedium.HOST_MEMORY
 
     def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
-        """Return a receiver that receives buckets in the order of sending."""
+        """Return a receiver that receives buckets in the order in which they are sent."""
         return _IpcReceiver(self.backend.transport("colocated"), BucketPlan.of(manifest, bucket_bytes))
 
     def sender(

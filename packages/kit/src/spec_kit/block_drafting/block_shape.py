@@ -146,7 +146,7 @@ class BlockShape(DecoderShape):
         return {**own, **super().read_own(fields, own, folder), "layer_types": types, "layers": layers}
 
     def fixed_fields(self) -> Json:
-        """Return fields of published drafts for which only one value is supported."""
+        """Return fields of a published draft's config.json for which only the given value is supported."""
         return super().fixed_fields() | {
             "use_aux_hidden_state": True,
             "use_swa": False,

@@ -143,7 +143,7 @@ class DecoderShape(DraftShape):
         return TensorParallelHints(enters=(norm,), each_token=(norm,))
 
     def fixed_fields(self) -> Json:
-        """Return fields of config.json for which a draft made of decoder layers supports only this value."""
+        """Return fields of config.json for which a draft of decoder layers supports only the given value."""
         return {
             "hidden_act": "silu",
             "attention_bias": False,

@@ -81,7 +81,7 @@ class DraftShape(pydantic.BaseModel):
         return {}, {}
 
     def fixed_fields(self) -> Json:
-        """Return fields of a served config.json for which training supports only this value."""
+        """Return fields of a served config.json for which training supports only the given value."""
         return {}
 
     def problem(self) -> str | None:
