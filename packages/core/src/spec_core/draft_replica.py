@@ -9,8 +9,8 @@ U1  Calls return at once; their futures end with the status after the call, or w
     refused.
 U2  ``prepare`` begins on every rank: each connects to ``request.address`` and receives into its spare copy.
     Until ``commit`` the engine drafts with the old version, and answers go on.
-U3  ``commit`` takes effect between two steps of the engine, whole, on all ranks. It is refused unless every
-    rank has received exactly this update; the same commit twice is one.
+U3  ``commit`` takes effect between two steps of the engine, whole, on all ranks. It is refused unless every rank
+    has received exactly this update; committing the same update again changes nothing.
 U4  An update never changes the target.
 U5  ``abort`` forgets an update that is not committed; ``revert`` undoes the last commit, until another
     ``prepare``.

@@ -115,7 +115,7 @@ class WorkerHandle(ABC):
     """A started worker, as the run sees it."""
 
     name: str
-    """``WorkerSpec.name``."""
+    """Name of the worker, ``WorkerSpec.name``."""
 
     @abstractmethod
     def send(self, message: Message) -> None:

@@ -38,8 +38,8 @@ class MlaShape(Eagle3Shape):
 
     architecture: ClassVar[str] = MLA_ARCHITECTURE
     model_type: ClassVar[str] = "deepseek_v2"
-    """Written to config.json; vLLM mistakes a folder of type ``deepseek_v3`` for a target's MTP head
-    (``config/speculative.py``)."""
+    """Model type that is written to config.json. vLLM would mistake a folder of type ``deepseek_v3`` for a target's
+    MTP head (``config/speculative.py``)."""
     attention: ClassVar[str] = "mla"
 
     q_lora_rank: Size

@@ -88,7 +88,7 @@ class FsdpStrategy(Strategy):
 
     @classmethod
     def shard_counts(cls, config: StrategyConfig, world_size: int) -> ShardCounts:
-        """Return one replica's ranks, which shard the draft; each holds the target's whole vocabulary."""
+        """Return the number of ranks of a replica for the weights, and 1 for the vocabulary, which is not divided."""
         assert isinstance(config, FsdpConfig)
         return ShardCounts(weights=world_size // config.replicate, vocabulary=1)
 

@@ -93,7 +93,7 @@ class Delivery(Resource):
         self._cancelled = False
 
     def begin(self, update: UpdateId, payload: Payload, received_by: float, deadline: float) -> Self:
-        """Start a push that must be received at the time ``received_by`` and over at ``deadline``.
+        """Start a push that must be received by the time ``received_by`` and finished by ``deadline``.
 
         Times are of ``time.monotonic``. The replica's ranks may connect until ``close``.
         """

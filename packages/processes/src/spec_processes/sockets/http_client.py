@@ -74,7 +74,7 @@ class HttpClient(Resource):
         if self._parts.port is None:
             self._hint = f"is the server's API at port {self._port}? The address names no other"
         self._lock = threading.Lock()
-        """Guards the two attributes below."""
+        """Guards ``_closed`` and ``_under_way``."""
         self._under_way: set[socket.socket] = set()
         self._closed = False
 
