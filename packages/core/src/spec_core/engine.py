@@ -2,8 +2,8 @@
 
 Contract (``spec_testing.EngineSuite`` quotes the numbers):
 
-E1  ``capture`` sends exactly one FeatureSample per request to each of the request's destinations, with its
-    request id and the token ids that were run, and nothing anywhere else. Ids of requests under way differ.
+E1  ``capture`` sends exactly one FeatureSample per request to each of the request's destinations, and nothing
+    elsewhere. The sample has the request's id and the token ids that were run. Ids of requests under way differ.
 E2  Layer k of the schema is the residual stream entering target layer k; k = num_layers is the input of the
     final norm. Values do not depend on which requests share a batch, beyond rounding.
 E3  The future of a capture is done when every sample was handed to its transport. An error of the target or

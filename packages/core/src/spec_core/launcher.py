@@ -8,9 +8,9 @@ Contract (``spec_testing.LauncherSuite`` quotes the numbers):
 
 L1  Constructing a launcher starts nothing and creates no file. ``check`` raises UsageError, one line, for
     workers that this launcher can never place; ``hosts`` names the host of each worker. They start no worker.
-L2  ``start`` returns a handle for each worker, by name, or raises RunError with no worker running. Each
-    worker calls its entry once, in the main thread of a process of its own, with the environment that
-    ``WorkerSpec.env`` returns on top of the launcher's, and at the launcher's priority (niceness).
+L2  ``start`` returns a handle for each worker, by name, or raises RunError with no worker running. Each worker
+    calls its entry once, in the main thread of a separate process. That process has the launcher's environment with
+    the variables that ``WorkerSpec.env`` returns, and the launcher's priority (niceness).
 L3  ``receive`` returns the messages of each worker in the order of their sending, and then exactly one WorkerEnded,
     whatever ended the worker: its entry returned, it exited, or it was killed. ``WorkerEnded.killed`` is True if
     the worker was killed with SIGKILL, or with its machine, or went silent.

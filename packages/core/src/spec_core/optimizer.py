@@ -12,9 +12,9 @@ G3  ``step`` reads the gradient of ``values`` and changes ``values`` in place. E
 G4  ``values`` may be a part of a weight, of any layout: a DTensor, or a range of elements. What needs a whole
     weight goes through ``map_whole``. However a weight is divided, its elements change equally but for
     rounding.
-G5  The state of a weight is there as soon as the optimizer is built: tensors in ``state[values]``, each of
-    the shape and layout of ``values``, or of no dimension and then equal on every rank. Nothing else is to be
-    saved: with these tensors and the weights filled from a checkpoint, the next step gives the same bits.
+G5  The state of a weight exists as soon as the optimizer is built, as tensors in ``state[values]``. Each has the
+    shape and layout of ``values``, or has no dimension and is equal on every rank. Nothing else is to be saved:
+    with these tensors and the weights filled from a checkpoint, the next step gives the same bits.
 G6  Every rank calls ``map_whole`` for the same names in the same order, even if its own ``values`` are empty.
 G7  ``state_bytes``, if it is declared, is the size of what ``build`` puts into ``state`` for a whole weight.
 """

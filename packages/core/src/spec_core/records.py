@@ -87,8 +87,8 @@ class Capabilities:
 class FeatureSchema:
     """Layers, width and dtype of the hidden states that an engine captures: one tensor ``[T, N, H]`` per sample.
 
-    ``layers`` are ascending ids k of the residual stream *entering* target layer k (0 = embeddings);
-    The id ``num_layers`` of the target means the input of the final norm.
+    ``layers`` are ascending ids k of the residual stream *entering* target layer k (0 = embeddings). The id
+    ``num_layers`` of the target means the input of the final norm.
     """
 
     layers: tuple[int, ...]

@@ -88,8 +88,8 @@ class Blocks:
     def dealt(self, ranks: ContextGroup) -> Self:
         """Return the blocks of this rank.
 
-        Blocks are dealt in the order of the tokens that they see, back and forth, so that every rank has about as
-        many blocks and tokens as any other.
+        Blocks are sorted by the number of tokens that they see, and dealt to the ranks back and forth. So every
+        rank has about equally many blocks and seen tokens.
         """
         order_A = (self.anchor_A - self.start_A).argsort(stable=True)
         turn_A = torch.arange(len(order_A)) % (2 * ranks.size)
@@ -180,7 +180,7 @@ def _run_lengths(mask_T: Tensor) -> Tensor:
 
 
 def _rounds(guess_depth_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Return bool [T − 1]: a round began at t; and int64 [T]: number of consecutive depths that start at t.
+    """Return bool [T − 1]: whether a round began at t; and int64 [T]: length of the run of rising depths from t.
 
     ``guess_depth_T``: depth at which the engine guessed each token, from 1; 0 for tokens that it did not guess.
     """

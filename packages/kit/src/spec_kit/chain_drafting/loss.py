@@ -140,8 +140,8 @@ class _StepSums:
     def output(self) -> StepOutput:
         """Return the loss, and the sum and count of each metric.
 
-        The acceptance length of a row is 1 + the number of steps from step 0 on, before the first disagreement, in
-        which draft and target have the same arg-max.
+        The acceptance length of a row is 1 + the number of consecutive steps, from step 0 on, in which draft and
+        target have the same arg-max.
         """
         first_rows = self.labelled_S[0]
         chains_ST = self.agreed_X.view(len(self.states), -1).cumprod(0)

@@ -3,9 +3,9 @@
 Threat model: the token keeps out other users and processes of other runs. An ``AcceptLimiter`` bounds the cost of
 connections that have not sent it. Token and records are not encrypted: use loopback or a private network.
 
-Why not torch's TCPStore: measured with torch 2.13, its client waits for ever, whatever its timeout, when the
-process of the store is stopped; it does not notice that a member has died; and it has no authentication, so
-that any user of the host may write into it.
+torch's TCPStore is not used, for three reasons (torch 2.13). Its client waits for ever, whatever its timeout, if
+the store's process is stopped. It does not notice that a member has died. It has no authentication, so any user of
+the host may write into it.
 """
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.
