@@ -64,7 +64,7 @@ class HcclPoolFactory(BufferPoolFactory):
         own = card_id(self._device)
         return kind == HcclPool.kind and card != own and host_of(card) == host_of(own)
 
-    def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
+    def admit(self, device_id: str, on_freed: Callable[[], None]) -> ReceiverPool:
         """Return the pool of a new sender."""
         _, _, root = _split(device_id)
         self._admitted.append(HcclPool(self._layout, self._device, base64.b64decode(root)))

@@ -42,10 +42,10 @@ class BufferPoolFactory(ABC):
         return True
 
     @abstractmethod
-    def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
+    def admit(self, device_id: str, on_freed: Callable[[], None]) -> ReceiverPool:
         """Return the pool for a new sender on the device ``device_id``; it is closed with this factory.
 
-        The pool calls ``has_room``, from any thread, when memory was freed for which ``allocate`` may have failed.
+        The pool calls ``on_freed``, from any thread, when memory was freed for which ``allocate`` may have failed.
         """
 
     @abstractmethod
@@ -67,7 +67,7 @@ class ReceiverPool(BufferPoolFactory):
     offer: str = ""
     """Text that is sent to an admitted sender, such as an address."""
 
-    def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
+    def admit(self, device_id: str, on_freed: Callable[[], None]) -> ReceiverPool:
         """Return this pool, which all senders share."""
         return self
 
