@@ -19,7 +19,7 @@ SCORE_BYTES = 1 << 28
 
 
 def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return out like q, and log-sum-exp [L, heads], of one document.
+    """Return the attention within one document, shaped like ``q``, and its log-sum-exp [L, heads].
 
     q: [L, heads, d]; k and v: [L, kv_heads, d].
     """

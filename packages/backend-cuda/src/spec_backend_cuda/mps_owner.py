@@ -34,7 +34,8 @@ CONTROL = "nvidia-cuda-mps-control"
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 START_S = 60.0
-"""Seconds for the daemon to start, and for a first client; the daemon's server takes seconds per GPU."""
+"""Longest wait, in seconds, for the daemon to start and to serve a first client; its server takes seconds per
+GPU."""
 ANSWER_S = 5.0
 """Seconds to wait for the daemon's commands, which take milliseconds unless a killed client has made a server
 hang."""

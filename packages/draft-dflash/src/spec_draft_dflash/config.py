@@ -27,8 +27,8 @@ class DFlashConfig(BlockConfig):
     """``ce``: cross-entropy to the next tokens, with more weight on early slots. ``dpace``: the same, but a slot's
     weight is what it adds to the expected accepted length. ``soft``: cross-entropy to the target's distribution.
     ``lk_alpha``: −log of the expected acceptance. ``lk_lambda``: a weighted sum of KL divergence and probability of
-    rejection, whose weight rises with acceptance (arXiv 2602.23881). For the last three, the target's last state is
-    captured, too."""
+    rejection; the more guesses are accepted, the less KL weighs (arXiv 2602.23881). For the last three, the
+    target's last state is captured, too."""
     gamma: float | None = pydantic.Field(None, gt=0)
     """Slot k weighs exp(−(k − 1) / gamma), unless the loss is ``dpace``. None: 7, 5, 4 for blocks of 16, 10, 8, else
     half a block."""

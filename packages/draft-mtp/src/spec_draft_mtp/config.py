@@ -17,8 +17,8 @@ class MtpConfig(DecoderConfig):
 
     loss: DistilledLoss = "ce"
     """``ce``: cross-entropy to the target's distribution. ``lk_alpha``: −log of the expected acceptance.
-    ``lk_lambda``: a weighted sum of KL divergence and probability of rejection, whose weight rises with acceptance
-    (arXiv 2602.23881)."""
+    ``lk_lambda``: a weighted sum of KL divergence and probability of rejection; the more guesses are accepted, the
+    less KL weighs (arXiv 2602.23881)."""
     num_steps: int = pydantic.Field(3, ge=1, le=1024)
     """Unrolled steps: how many tokens ahead the head is trained. Most shipped heads were trained for one."""
     step_decay: float = pydantic.Field(0.8, gt=0, le=1)

@@ -16,8 +16,8 @@ class PEagleConfig(DecoderConfig):
 
     loss: DistilledLoss = "ce"
     """``ce``: cross-entropy to the target's distribution. ``lk_alpha``: −log of the expected acceptance.
-    ``lk_lambda``: a weighted sum of KL divergence and probability of rejection, whose weight rises with acceptance
-    (arXiv 2602.23881)."""
+    ``lk_lambda``: a weighted sum of KL divergence and probability of rejection; the more guesses are accepted, the
+    less KL weighs (arXiv 2602.23881)."""
     num_guesses: int = pydantic.Field(8, ge=1, le=1024)
     """Guesses of a chain: how many tokens ahead the draft is trained."""
     retention: float = pydantic.Field(0.7, gt=0, le=1)

@@ -33,7 +33,7 @@ class PEagleLoss:
     ids_V: Tensor
     """int64: target id of each row of the head."""
     vocab_mask_V: Tensor | None
-    """bool [target vocabulary]: whether a token has a row in the head. None: all have."""
+    """bool [target vocabulary]: whether a token has a row in the head. None: all tokens have one."""
     kind: DistilledLoss
     ops: VocabularyOps
     kernels: PEagleKernels

@@ -112,7 +112,7 @@ def _is_latent_chain(draft: ServedFolder) -> bool:
 def _is_plainly_rotated(draft: ServedFolder) -> bool:
     """Return whether rotary embeddings are unscaled.
 
-    Folders store them, and their type, under one of two field names.
+    Folders store the embeddings' parameters, and their type, under one of two field names.
     """
     rope: Any = draft.fields.get("rope_parameters") or draft.fields.get("rope_scaling") or {}
     return rope.get("rope_type", rope.get("type", "default")) == "default"

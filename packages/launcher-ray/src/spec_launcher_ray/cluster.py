@@ -41,7 +41,10 @@ class Cluster:
     """This process's connection to Ray."""
 
     def __init__(self, config: RayConfig, address: ClusterAddress | None) -> None:
-        """Connect to the cluster at ``address``, or start one on this host. Raise ConfigError, RunError."""
+        """Connect to the cluster at ``address``, or start one on this host.
+
+        Raise ConfigError if the cluster cannot be used, RunError if it does not start.
+        """
         self._config = config
         self._lost: set[str] = set()
         """Ids of nodes that did not answer. They count as lost and are not contacted again."""

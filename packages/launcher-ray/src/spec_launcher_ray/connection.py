@@ -76,13 +76,13 @@ def check_address(address: ClusterAddress) -> None:
 
 
 def connect_cluster(address: ClusterAddress) -> None:
-    """Connect this process to a running cluster. Raise ConfigError."""
+    """Connect this process to a running cluster. Raise ConfigError if that fails."""
     with _own_signal_handler(), _errors_of_ray(ConfigError, f"{address} cannot be used"):
         _init(address.value)
 
 
 def start_cluster() -> None:
-    """Start a cluster on this host, which ends with this process, and connect to it. Raise RunError."""
+    """Start a cluster on this host, which ends with this process, and connect to it. Raise RunError if that fails."""
     with _own_signal_handler():
         for number in range(1, _START_TRIES + 1):
             before = set(psutil.Process().children())

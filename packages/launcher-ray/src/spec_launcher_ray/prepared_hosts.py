@@ -105,7 +105,7 @@ class PreparedHosts:
     def env(self, bundle: Bundle, first: int, address: str) -> Mapping[str, Mapping[str, str]]:
         """Return worker name -> environment for the workers of a bundle.
 
-        ``first``: its first device on its host.
+        ``first``: index of the bundle's first device on its host.
         """
         offset = first - min(spec.first_device for spec in bundle.workers)
         places = [(replace(spec, arguments={}), spec.first_device + offset) for spec in bundle.workers]

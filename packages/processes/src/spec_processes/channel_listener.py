@@ -103,15 +103,15 @@ def _append(output: socket.socket, file: Path) -> None:
 
 
 def connect_output(address: str, token: str, name: str, timeout_s: float) -> socket.socket:
-    """Connect to a ChannelListener and return a socket to which a process may write its output.
+    """Connect to a ChannelListener and return a socket to which a process can write its output.
 
-    Raise OSError.
+    Raise OSError if the connection fails.
     """
     return _connect(address, [token, name, _OUTPUT], timeout_s)
 
 
 def connect_channel(address: str, token: str, name: str, timeout_s: float) -> socket.socket:
-    """Connect to a ChannelListener and return a blocking socket for ``spawn_on``. Raise OSError."""
+    """Connect to a ChannelListener and return a blocking socket for ``spawn_on``. Raise OSError if that fails."""
     return _connect(address, [token, name, _CONTROL], timeout_s)
 
 

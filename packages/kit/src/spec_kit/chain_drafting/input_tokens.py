@@ -1,4 +1,4 @@
-"""InputTokens: the tokens that a rank's rows have as inputs. In step s, the input token of row t is t + 1 + s."""
+"""InputTokens: the tokens that a rank's rows have as inputs. In step s, the input of row t is token t + 1 + s."""
 
 from __future__ import annotations
 
