@@ -85,7 +85,7 @@ def peagle_flops(problem: Problem) -> float:
     chains = Chains.of(problem.batch, rule)
     (segment,), guesses = chains.segments(None), chains.guesses(None)
     queries, keys = target.num_heads * target.head_dim, target.num_kv_heads * target.head_dim
-    rows, masks, counted = len(chains.kept_R), len(segment.chain_C), int((chains.kept_R > 0).sum())
+    rows, masks, counted = len(chains.count_R), len(segment.chain_C), int((chains.count_R > 0).sum())
     position, per_token = segment.position + 1, width * (queries + 3 * target.intermediate_size)
     trained = rows * (shape.num_captured * width**2 + width * (queries + 2 * keys))
     for layer in range(shape.num_layers):
@@ -94,7 +94,9 @@ def peagle_flops(problem: Problem) -> float:
         trained += (asking + projected) * width * queries + (rows + projected) * 2 * width * keys
         trained += (asking + masks) * per_token
         pairs = int(position[rows:].sum())
-        pairs += int(position[:rows][chains.kept_R > 0].sum() if asking == counted else position[:rows].sum())
+        pairs += int(
+            position[:rows][chains.count_R > 0].sum() if asking == counted else position[:rows].sum()
+        )
         trained += 2 * queries * pairs
     trained += guesses.shape[1] * shape.vocab_size * width
     return 3 * 2 * trained + 2 * len(guesses[2].unique()) * target.vocab_size * width

@@ -21,7 +21,7 @@ from trainer_step_case import LR, default_optimizer, make_problem
 
 from spec_core import Backend, StepConfig, Strategy, plugins
 from spec_kit.targets import read_target
-from spec_kit.weight_sync import Publisher, beside
+from spec_kit.weight_sync import Publisher, separate_stream
 from spec_trainer.data.chat_config import ChatConfig
 from spec_trainer.draft_trainer import BatchShare, DraftTrainer
 from spec_trainer.push.request import PushRequest
@@ -146,7 +146,7 @@ class PushTrainer:
         assert self._publisher is not None
         self._version += 1
         begun = time.monotonic()
-        with beside(self._device):
+        with separate_stream(self._device):
             weights = self._trainer.exported(self._snapshot.read(), self._target)
             exported = time.monotonic()
             report = self._publisher.publish(self._version, weights, timeout_s=TIMEOUT_S).result()

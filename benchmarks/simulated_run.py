@@ -184,7 +184,7 @@ class SimulatedLauncher(Launcher):
         """Start a stand-in for each worker; each is ready at once."""
         with self._own_time():
             self.marks["start"] = self.controller_cpu_s()
-            started = {spec.name: self._start(spec.name, spec.order["index"]) for spec in workers}
+            started = {spec.name: self._start(spec.name, spec.arguments["index"]) for spec in workers}
             self._ranks = [Rank(worker, name) for name, worker in started.items() if "trainer" in name]
             self._engines = {name: 0.0 for name in started if "engine" in name}
             self._in_hand = {name: set() for name in self._engines}

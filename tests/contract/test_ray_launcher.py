@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("the undisturbed run")  # that of test_ray_
 OWN = {
     "test_imports_without_torch",
     "test_l1_nothing_is_started_before_start",
-    "test_l2_a_worker_is_a_process_with_its_order_and_environment",
+    "test_l2_a_worker_is_a_process_with_its_arguments_and_environment",
     "test_l7_nothing_is_left",
     "test_l8_a_killed_launcher_leaves_nothing",
     "test_l11_a_worker_is_replaced",

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from spec_core import Engine, EngineContext, UpdateId, UpdateOrder, plugins
+from spec_core import Engine, EngineContext, UpdateId, UpdateRequest, plugins
 from spec_core.errors import SpecError
 from spec_core.records import SamplingParams
 from spec_kit.hosting import AnswerCounts, AnswerRounds
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from spec_core.records import AcceptanceCounters
 
 TOKEN = "the secret of the test"
-ARGUMENTS = {"prepare": UpdateOrder, "commit": UpdateId, "abort": UpdateId, "revert": UpdateId}
+ARGUMENTS = {"prepare": UpdateRequest, "commit": UpdateId, "abort": UpdateId, "revert": UpdateId}
 PROMPTS = [[3, 14, 15, 92, 65], [35, 89, 79]]
 PLAIN = SamplingParams(max_new_tokens=24)
 PAUSE_S = 0.25

@@ -231,7 +231,7 @@ def test_what_does_not_go_with_decoding_is_refused_in_one_line(command_line, lab
         (
             HfEngine,
             "abilities",
-            EngineAbilities(in_process=True, guess_places=True),
+            EngineAbilities(in_process=True, guess_depths=True),
             "engine 'hf' takes no fresh weights while it serves",
         ),
     ],

@@ -81,9 +81,9 @@ MUTATIONS = [
         ),
         (
             *(COPIES, RECEIVER, "StreamReceiver._greet", REPLACE),
-            "pool = factory.admit(request.device_id, self._has_room)",
+            "pool = factory.admit(request.device_id, self._on_freed)",
             HCCL_TEST + "test_a_sample_is_received_while_another_sender_connects",
-            "self._changed.release(); pool = factory.admit(request.device_id, self._has_room); "
+            "self._changed.release(); pool = factory.admit(request.device_id, self._on_freed); "
             "self._changed.acquire()",
         ),
         (

@@ -60,12 +60,12 @@ MUTATIONS = [
         (
             *("U6", UPDATES, "UpdateReceiver._check", FALSE),
             "last is not None and update.fence < last.fence",
-            UPDATE_TEST + "order_is_refused",
+            UPDATE_TEST + "request_is_refused",
         ),
         (
             *("U6", UPDATES, "UpdateReceiver._check", FALSE),
             "last is not None and update.precedence <= last.precedence",
-            UPDATE_TEST + "order_is_refused",
+            UPDATE_TEST + "request_is_refused",
         ),
         (
             *("U10", UPDATES, "_Transfer._load", DELETE, "self._owner.check_version(self.manifest)"),

@@ -42,9 +42,9 @@ class BareBackend(Backend):
         raise NotImplementedError
 
 
-def answer(link, order):
+def answer(link, arguments):
     """Entry of the worker."""
-    link.send({**order, "role": os.environ["BARE_ROLE"], "torch": "torch" in sys.modules})
+    link.send({**arguments, "role": os.environ["BARE_ROLE"], "torch": "torch" in sys.modules})
 
 
 def track(folder):
@@ -57,7 +57,7 @@ def track(folder):
 def launch(folder):
     launcher_type = plugins.load_available(Launcher, "pipes")
     context = LaunchContext(backend=BareBackend(BareBackend.Config(name="bare")), logs=folder)
-    spec = WorkerSpec(name="engine-0", entry="without_torch:answer", order={"number": 7}, role="engine")
+    spec = WorkerSpec(name="engine-0", entry="without_torch:answer", arguments={"number": 7}, role="engine")
     with launcher_type(launcher_type.Config(name="pipes"), context) as launcher:
         launcher.start([spec])
         message, ended = (launcher.receive(time.monotonic() + 60) for _ in range(2))

@@ -108,7 +108,7 @@ def decode(documents: list[Document], seed: int, proposed: int = 3) -> None:
             last += 1 + document.rounds[last]
 
 
-def guess_place(document: Document) -> torch.Tensor | None:
+def guess_depth(document: Document) -> torch.Tensor | None:
     if document.rounds is None:
         return None
     place = torch.zeros(len(document.ids), dtype=torch.int64)
@@ -128,13 +128,13 @@ def make_batch(
     dtype = documents[0].states.dtype if documents else torch.float32
     ids_T, hidden_TNH = torch.zeros(total, dtype=torch.int64), torch.zeros(total, *width, dtype=dtype)
     mask_T, spans, start = torch.zeros(total, dtype=torch.bool), [], 0
-    place_T = torch.zeros(total, dtype=torch.int64)
+    guess_depth_T = torch.zeros(total, dtype=torch.int64)
     for index, (document, gap) in enumerate(zip(documents, gaps, strict=True)):
         stop = start + len(document.ids)
         ids_T[start:stop], hidden_TNH[start:stop] = document.ids, document.states
         mask_T[start:stop] = document.mask
         if document.rounds is not None:
-            place_T[start:stop] = guess_place(document)
+            guess_depth_T[start:stop] = guess_depth(document)
         spans.append(Span(sample_id=ids[index] if ids else index, epoch=0, start=start, stop=stop))
         start = stop + gap
     return DraftBatch(
@@ -142,7 +142,7 @@ def make_batch(
         hidden_TNH=hidden_TNH,
         loss_mask_T=mask_T,
         spans=tuple(spans),
-        guess_place_T=place_T if any(document.rounds is not None for document in documents) else None,
+        guess_depth_T=guess_depth_T if any(document.rounds is not None for document in documents) else None,
         seed=SEED,
     )
 
@@ -153,7 +153,7 @@ def supervision(documents: list[Document], epoch: int = 0) -> list[Supervision]:
             sample_id=index,
             epoch=epoch,
             loss_mask=document.mask,
-            guess_place=guess_place(document),
+            guess_depth=guess_depth(document),
             seed=SEED,
         )
         for index, document in enumerate(documents)

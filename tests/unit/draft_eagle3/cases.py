@@ -115,7 +115,7 @@ def decode(documents: list[Document], seed: int, proposed: int = 3) -> None:
             last += 1 + document.rounds[-1][1]
 
 
-def guess_place(document: Document) -> torch.Tensor | None:
+def guess_depth(document: Document) -> torch.Tensor | None:
     if document.rounds is None:
         return None
     place = torch.zeros(len(document.ids), dtype=torch.int64)
@@ -144,17 +144,17 @@ def make_batch(documents: list[Document], gaps: list[int], padding: int = 0) -> 
         pieces += [(document.ids, document.states, document.mask), empty]
         cursor = stop + gap
     ids_T, hidden_TNH, mask_T = (torch.cat(parts) for parts in zip(*pieces, strict=True))
-    place_T = None
+    guess_depth_T = None
     if any(document.rounds is not None for document in documents):
-        place_T = torch.zeros(len(ids_T), dtype=torch.int64)
+        guess_depth_T = torch.zeros(len(ids_T), dtype=torch.int64)
         for document, span in zip(documents, spans, strict=False):
-            place_T[span.start : span.stop] = guess_place(document)
+            guess_depth_T[span.start : span.stop] = guess_depth(document)
     return DraftBatch(
         input_ids_T=ids_T,
         hidden_TNH=hidden_TNH,
         loss_mask_T=mask_T,
         spans=tuple(spans[: len(documents)]),
-        guess_place_T=place_T,
+        guess_depth_T=guess_depth_T,
     )
 
 

@@ -36,7 +36,7 @@ def unrolled(module, document, ops):
         mask=torch.ones(len(document.ids) + NUM_TOKENS, dtype=torch.bool),
     )
     states, needed = module.unroll(make_batch([longer], [0]), ops)
-    return [state_NH[needed.place_T[9]] for state_NH in states]
+    return [state_NH[needed.index_T[9]] for state_NH in states]
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ def run(ops, head_VH, ids_V, kind):
         NUM_STEPS, 24, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     ).requires_grad_()
     head_VH = head_VH.clone().requires_grad_()
-    kept_V = torch.zeros(29, dtype=torch.bool)
-    kept_V[::2] = True
-    vocabulary = {"head": LinearWeight(head_VH), "ids_V": ids_V, "kept_V": kept_V}
+    vocab_mask_V = torch.zeros(29, dtype=torch.bool)
+    vocab_mask_V[::2] = True
+    vocabulary = {"head": LinearWeight(head_VH), "ids_V": ids_V, "vocab_mask_V": vocab_mask_V}
     loss = HeadLoss(**vocabulary, kind=kind, ops=ops, kernels=ChainKernels())
     weight_S = torch.tensor([0.5, 0.25, 0.125], dtype=torch.float64)
     output = loss(list(states.unbind()), batch.hidden_TNH[:, -1].double(), SupervisedRows.of(batch), weight_S)

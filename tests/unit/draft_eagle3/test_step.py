@@ -20,7 +20,7 @@ from ..draft_parts import assert_gradients
 from .cases import (
     MLA,
     decode,
-    guess_place,
+    guess_depth,
     make_batch,
     make_model,
     make_ops,
@@ -78,7 +78,7 @@ PRECISIONS = [(torch.float64, 1e-9), (torch.float32, 1e-4)]
 
 def denominators(config, documents):
     samples = [
-        Supervision(sample_id=0, epoch=0, loss_mask=document.mask, guess_place=guess_place(document))
+        Supervision(sample_id=0, epoch=0, loss_mask=document.mask, guess_depth=guess_depth(document))
         for document in documents
     ]
     return Eagle3Draft(config).denominators(samples)

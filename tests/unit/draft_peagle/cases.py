@@ -74,8 +74,8 @@ def make_rule(config: PEagleConfig) -> ChainRule:
 def give_elements(config: PEagleConfig, documents: list[Document]) -> None:
     """Hands the drawn chains to the dense reference."""
     for document, sample in zip(documents, supervision(documents), strict=True):
-        kept_R, _ = make_rule(config).draw(sample)
-        document.elements = [(row, d) for row, length in enumerate(kept_R.tolist()) for d in range(length)]
+        count_R, _ = make_rule(config).draw(sample)
+        document.elements = [(row, d) for row, length in enumerate(count_R.tolist()) for d in range(length)]
 
 
 def denominators(config: PEagleConfig, documents: list[Document]) -> torch.Tensor:

@@ -22,8 +22,8 @@ def sample(mask: str, **changes) -> Supervision:
 
 def test_guess_counts_where_its_token_and_those_before_are_supervised():
     """Row a guesses tokens a + 2 on; the tokens that it knows need no supervision."""
-    kept_R, reach_R = rule().draw(sample("0011101"))
-    assert kept_R.tolist() == reach_R.tolist() == [3, 2, 1, 0, 1, 0]
+    count_R, reach_R = rule().draw(sample("0011101"))
+    assert count_R.tolist() == reach_R.tolist() == [3, 2, 1, 0, 1, 0]
 
 
 def test_first_token_of_a_document_is_never_guessed():
@@ -40,22 +40,22 @@ def test_chains_end_with_the_document_and_with_the_last_guess():
 def test_guesses_are_kept_by_the_papers_share(retention, least):
     """Depth d keeps ⌊(n − d) · max(r^d, r_min)⌋ of n seeds where enough go on; depth 0 keeps all."""
     n = 200
-    kept_R, reach_R = rule(retention=retention, least_retention=least).draw(sample("1" * (n + 2)))
-    counts = [int((kept_R > d).sum()) for d in range(4)]
+    count_R, reach_R = rule(retention=retention, least_retention=least).draw(sample("1" * (n + 2)))
+    counts = [int((count_R > d).sum()) for d in range(4)]
     assert counts[0] == n
     for d in range(1, 4):
         most = int((n - d) * max(retention**d, least))
         assert most - 4 <= counts[d] <= most  # a kept chain may end with the document
-    assert (kept_R <= reach_R).all()
+    assert (count_R <= reach_R).all()
 
 
 def test_draw_is_a_function_of_seed_epoch_and_sample():
     one = sample("1" * 60)
     few = rule(retention=0.5)
-    kept_R, _ = few.draw(one)
-    assert torch.equal(few.draw(one)[0], kept_R)
+    count_R, _ = few.draw(one)
+    assert torch.equal(few.draw(one)[0], count_R)
     for change in ({"seed": 1}, {"epoch": 1}, {"sample_id": 1}):
-        assert not torch.equal(few.draw(replace(one, **change))[0], kept_R)
+        assert not torch.equal(few.draw(replace(one, **change))[0], count_R)
 
 
 def test_every_row_is_as_likely_to_be_dropped():
@@ -66,8 +66,8 @@ def test_every_row_is_as_likely_to_be_dropped():
 
 
 def test_judged_guesses_are_the_engines_rounds_and_none_is_dropped():
-    place_T = torch.zeros(12, dtype=torch.int64)
-    place_T[4], place_T[5], place_T[6], place_T[7], place_T[9] = 1, 2, 3, 1, 1
-    judged = sample("0" * 3 + "1" * 9, guess_place=place_T)
-    kept_R, _ = rule(retention=0.1).draw(judged)
-    assert {row: n for row, n in enumerate(kept_R.tolist()) if n} == {2: 3, 5: 1, 7: 1}
+    guess_depth_T = torch.zeros(12, dtype=torch.int64)
+    guess_depth_T[4], guess_depth_T[5], guess_depth_T[6], guess_depth_T[7], guess_depth_T[9] = 1, 2, 3, 1, 1
+    judged = sample("0" * 3 + "1" * 9, guess_depth=guess_depth_T)
+    count_R, _ = rule(retention=0.1).draw(judged)
+    assert {row: n for row, n in enumerate(count_R.tolist()) if n} == {2: 3, 5: 1, 7: 1}

@@ -100,7 +100,7 @@ def test_sequences_side_by_side_are_decoded_as_one_by_one(make_target, open_engi
             sampling = SamplingParams(max_new_tokens=14, num_draft_tokens=k, temperature=temperature, seed=4)
             answers = engine.generate(ragged_prompts(), sampling)
             gaps = torch.tensor([gap for answer in answers for gap in answer.top2_margin])
-            texts = [(answer.token_ids, answer.guess_places) for answer in answers]
+            texts = [(answer.token_ids, answer.guess_depths) for answer in answers]
             found.setdefault(size, []).append((texts, engine.acceptance(), gaps))
     for (*alone, gaps), (*together, same_gaps) in zip(found[1], found[3], strict=True):
         assert alone == together
@@ -158,7 +158,7 @@ def test_counters_follow_a_script_of_mistakes(plain_engine):
     assert counters.accepted_per_position == (3, 3, 1)
     assert counters.acceptance_per_position == [0.75, 0.75, 0.25]
     # Mistake, mistake, the token behind three accepted guesses, mistake; the first token is the prefill's.
-    assert found.guess_places == (0, 1, 2, 3, 1, 1, 2, 3, 0, 1, 2, 3)
+    assert found.guess_depths == (0, 1, 2, 3, 1, 1, 2, 3, 0, 1, 2, 3)
 
 
 def test_round_that_passes_the_maximum_length_counts_in_full(plain_engine):

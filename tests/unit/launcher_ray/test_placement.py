@@ -23,7 +23,7 @@ def worker(
     name: str, first: int, num_devices: int = 1, share: float = 1.0, role: Role = "engine"
 ) -> WorkerSpec:
     return WorkerSpec(
-        name=name, entry="", order={}, role=role, first_device=first, num_devices=num_devices, share=share
+        name=name, entry="", arguments={}, role=role, first_device=first, num_devices=num_devices, share=share
     )
 
 

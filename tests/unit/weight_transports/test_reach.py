@@ -27,12 +27,12 @@ def transport(request):
 
 
 def test_rank_of_this_host_is_reached(transport):
-    assert transport.obstacle(transport.place(CPU), CPU) == ""
+    assert transport.obstacle(transport.location(CPU), CPU) == ""
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_other_boot_namespace_or_user_is_elsewhere(transport, part):
-    host, bar, rest = transport.place(CPU).partition("|")
+    host, bar, rest = transport.location(CPU).partition("|")
     parts = host.split("/")
     parts[part] = "another"
     assert "another host" in transport.obstacle("/".join(parts) + bar + rest, CPU)
@@ -55,7 +55,7 @@ def collective():
 
 
 def test_collective_refuses_the_senders_own_device(collective):
-    assert "own device" in collective.obstacle(collective.place(CPU), CPU)
+    assert "own device" in collective.obstacle(collective.location(CPU), CPU)
 
 
 def test_collective_refuses_a_rank_in_groups_of_another_backend(collective):
@@ -63,7 +63,7 @@ def test_collective_refuses_a_rank_in_groups_of_another_backend(collective):
         name = "named"
 
     named = CollectiveTransport(WeightTransportConfig(), Named(Named.Config()))
-    reason = collective.obstacle(named.place(CPU), CPU)
+    reason = collective.obstacle(named.location(CPU), CPU)
     assert reason == "its groups are those of backend 'named', the sender's of 'cpu'"
 
 
@@ -73,33 +73,35 @@ def test_collective_refuses_a_rank_whose_library_is_set_otherwise(collective):
             return "CCL_MEMORY=0"
 
     other = CollectiveTransport(WeightTransportConfig(), Set(Set.Config()))
-    reason = collective.obstacle(other.place(CPU), CPU)
+    reason = collective.obstacle(other.location(CPU), CPU)
     assert reason == "its process has CCL_MEMORY=0 and the sender's none; start both with the same"
 
 
 def test_collective_refuses_a_rank_whose_tensors_are_elsewhere(collective):
-    place = collective.place(torch.device("meta"))
-    assert collective.obstacle(place, CPU) == "it has its tensors on meta; groups of backend 'cpu' take cpu"
+    location = collective.location(torch.device("meta"))
+    assert (
+        collective.obstacle(location, CPU) == "it has its tensors on meta; groups of backend 'cpu' take cpu"
+    )
 
 
 def test_collective_refuses_a_sender_whose_tensors_are_elsewhere(collective):
-    reason = collective.obstacle(collective.place(CPU), torch.device("meta"))
+    reason = collective.obstacle(collective.location(CPU), torch.device("meta"))
     assert reason.startswith("the sender has its tensors on meta")
 
 
 def test_collective_keeps_off_torchs_groups_where_one_thread_must_make_all_calls(collective, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
-    assert "torch" not in collective.obstacle(collective.place(CPU), CPU)
+    assert "torch" not in collective.obstacle(collective.location(CPU), CPU)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    assert collective.obstacle(collective.place(CPU), CPU).startswith("it uses torch's own groups")
+    assert collective.obstacle(collective.location(CPU), CPU).startswith("it uses torch's own groups")
     several = CollectiveTransport(WeightTransportConfig(), reference_backend())
-    assert several.obstacle(several.place(CPU), CPU) == ""
+    assert several.obstacle(several.location(CPU), CPU) == ""
 
 
 def test_ipc_goes_through_the_device_that_both_are_on_and_last_within_a_process():
     ipc = IpcWeightTransport(WeightTransportConfig(), OneThread(OneThread.Config()))
-    host, process, device_id = ipc.place(CPU).split("|")
+    host, process, device_id = ipc.location(CPU).split("|")
     assert device_id == "card 1"
     assert ipc.medium(f"{host}|{process}|card 1", CPU) == WeightMedium.UNSTATED
     assert ipc.medium(f"{host}|another|card 1", CPU) == WeightMedium.DEVICE_MEMORY

@@ -131,7 +131,7 @@ def _check_decoder(parts: RunParts) -> None:
         raise ConfigError(
             f"decode.on_policy=true: draft {config.draft.name!r} does not learn from judged guesses; remove it"
         )
-    if decode.on_policy and not parts.engine_type.abilities.guess_places:
+    if decode.on_policy and not parts.engine_type.abilities.guess_depths:
         raise ConfigError(
             f"decode.on_policy=true: engine {config.engine.name!r} does not say which guesses it judged; remove it"
         )

@@ -16,7 +16,8 @@ LIBRARY = "libascendcl.so"
 KEY_BYTES = 65
 """Size in bytes of the key of exported memory."""
 WITHOUT_PID_LIST = 1
-"""ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION: any process of this user that knows the key may import."""
+"""ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION: any process of this user that knows the key may map the
+memory."""
 DEVICE_TO_DEVICE = 3
 """ACL_MEMCPY_DEVICE_TO_DEVICE"""
 
@@ -32,7 +33,7 @@ class AclError(RuntimeError):
 
 @cache
 def acl_library() -> ctypes.CDLL:
-    """Return the library. Raise OSError if CANN's environment script has not been sourced."""
+    """Return ACL's library. Raise OSError if CANN's environment script has not been sourced."""
     return ctypes.CDLL(LIBRARY)
 
 
@@ -79,7 +80,7 @@ def copy_on_stream(target: int, source: int, size: int, stream: int) -> None:
 
 
 def drain(stream: torch.npu.Stream) -> None:
-    """Return when torch_npu has passed all recorded work to the device.
+    """Return when torch_npu has passed all work of ``stream`` to the device.
 
     Reading the stream's handle drains torch_npu's queue.
     """

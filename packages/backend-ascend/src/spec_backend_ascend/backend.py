@@ -30,24 +30,24 @@ EXEC_TIMEOUT_UNIT_S = 68
 class AscendConfig(BackendConfig):
     """Section ``backend`` of a run on NPUs.
 
-    Variables that the environment has already stay, but for memory in expandable segments: it cannot be shared with
-    another process.
+    Environment variables that are already set are not changed. The one exception is the allocator's setting
+    ``expandable_segments``, which is switched off, because such memory cannot be shared with another process.
     """
 
     ipc: Literal["auto", "required", "never"] = "auto"
-    """Whether processes of one card hand features over in its memory. ``auto``: where driver and CANN are new enough;
-    otherwise, or with ``never``, through memory of the host. ``required`` does not ask for versions, and refuses to
-    run where the card does not share its memory."""
+    """Whether processes on one card pass features through the card's memory. ``auto``: if driver and CANN are new
+    enough, else through host memory. ``never``: through host memory. ``required``: with any versions; the run is
+    refused if the card's memory cannot be shared."""
     allocator: str = "expandable_segments:False"
-    """PYTORCH_NPU_ALLOC_CONF. vllm-ascend turns expandable segments on where nothing is said about them."""
+    """PYTORCH_NPU_ALLOC_CONF. If it does not mention expandable segments, vllm-ascend turns them on."""
     task_queue: Literal[0, 1, 2] = 1
     """TASK_QUEUE_ENABLE: how torch_npu hands operators to the device."""
     hccl_connect_timeout_s: int = Field(600, ge=120, le=7200)
-    """HCCL_CONNECT_TIMEOUT: how long ranks wait for each other when a group is made."""
+    """HCCL_CONNECT_TIMEOUT: seconds for which ranks wait for each other when a group is made."""
     hccl_exec_timeout_s: int = Field(1836, ge=EXEC_TIMEOUT_UNIT_S, le=17340)
-    """HCCL_EXEC_TIMEOUT: how long a collective may take; HCCL rounds it down to a multiple of 68."""
+    """HCCL_EXEC_TIMEOUT: longest duration of a collective, in seconds; HCCL rounds it down to a multiple of 68."""
     hccl_buffer_mb: int = Field(200, ge=1)
-    """HCCL_BUFFSIZE: every communicator takes twice this of the device's memory."""
+    """HCCL_BUFFSIZE, in MiB: every communicator uses twice this much device memory."""
 
 
 class AscendBackend(Backend):
@@ -80,7 +80,7 @@ class AscendBackend(Backend):
 
     @classmethod
     def import_env(cls) -> Mapping[str, str]:
-        """Return the environment variables to import torch if torch_npu is installed but cannot be loaded (B11)."""
+        """Return variables with which torch can be imported if torch_npu is installed but cannot be loaded (B11)."""
         return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} if host.breaks_torch() else {}
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:

@@ -32,14 +32,14 @@ _MISUSE = {1: "a parameter error", 2: "an empty pointer", 5: "an unsupported fea
 
 @cache
 def hccl_library() -> ctypes.CDLL:
-    """Return the library. Raise OSError if CANN's environment script has not been sourced."""
+    """Return HCCL's library. Raise OSError if CANN's environment script has not been sourced."""
     loaded = ctypes.CDLL(LIBRARY)
     loaded.HcclGetErrorString.restype = ctypes.c_char_p
     return loaded
 
 
 def root_info() -> bytes:
-    """Return the root info of a new communicator on the current device; the first rank sends it to others."""
+    """Return the root info of a new communicator on the current device; rank 0 sends it to the other ranks."""
     raw = ctypes.create_string_buffer(ROOT_INFO_BYTES)
     with ISSUE:
         _call("HcclGetRootInfo", raw)

@@ -59,12 +59,12 @@ class HcclPoolFactory(BufferPoolFactory):
         self._admitted: list[HcclPool] = []
 
     def serves(self, device_id: str) -> bool:
-        """Return whether a sender on that device can use these pools."""
+        """Return whether a sender on the device ``device_id`` can use a pool of this factory."""
         kind, card, _ = _split(device_id)
         own = card_id(self._device)
         return kind == HcclPool.kind and card != own and host_of(card) == host_of(own)
 
-    def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
+    def admit(self, device_id: str, on_freed: Callable[[], None]) -> ReceiverPool:
         """Return the pool of a new sender."""
         _, _, root = _split(device_id)
         self._admitted.append(HcclPool(self._layout, self._device, base64.b64decode(root)))
@@ -225,7 +225,7 @@ class HcclConnector(SenderConnector):
     """A sender whose tensors are on ``device``."""
 
     def __init__(self, device: torch.device) -> None:
-        """Make the root of a new communicator on ``device``."""
+        """Make the root info of a new communicator on ``device``."""
         self._device, self._root = device, root_info()
         self.device_id = f"{HcclPool.kind}|{card_id(device)}|{base64.b64encode(self._root).decode()}"
 

@@ -43,7 +43,10 @@ _own_allocations: dict[bytes, int] = {}
 
 
 class NpuSharing(DeviceSharing):
-    """Shares memory of one card; the copy of a sample waits on its stream for the previous reader of its block."""
+    """Shares memory of one card between processes.
+
+    On the stream that copies a sample into a block, the copy waits for the block's previous reader.
+    """
 
     device_type: ClassVar[str] = "npu"
     records_copies: ClassVar[bool] = False
@@ -89,7 +92,7 @@ class CopyOnStream(PendingSend):
     """A pending copy, whose completion is recorded as an event."""
 
     def __init__(self, copied: torch.npu.Event) -> None:
-        """Wait for ``copied``."""
+        """Store ``copied``, the event after the copy."""
         self._copied = copied
 
     def wait_sendable(self) -> None:

@@ -38,7 +38,7 @@ def document_attention_backward(
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     bounds: Sequence[tuple[int, int]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv); ``saved``: (q, k, v, out, lse), where out and lse may include further keys."""
+    """Return (dq, dk, dv). ``saved``: (q, k, v, out, lse); out and lse may be over these and further keys."""
     q, k, v, _, _ = saved
     grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for start, stop in bounds:
@@ -51,7 +51,9 @@ def document_attention_backward(
 def prefixed_attention(
     q: Tensor, k: Tensor, v: Tensor, pieces: Sequence[tuple[int, int, int]]
 ) -> tuple[Tensor, Tensor]:
-    """Return causal attention of the tokens of some pieces of documents, the rows of ``q``, and its log-sum-exp.
+    """Return causal attention for the tokens of some pieces of documents, and its log-sum-exp.
+
+    ``q`` has the queries of these tokens, one piece after the other.
 
     A piece is (first token of its document, first token, last token + 1), as indices of ``k`` and ``v``.
     """
@@ -77,7 +79,7 @@ def prefixed_attention_backward(
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     pieces: Sequence[tuple[int, int, int]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv); ``saved``: (q, k, v, out, lse), where out and lse may include further keys."""
+    """Return (dq, dk, dv). ``saved``: (q, k, v, out, lse); out and lse may be over these and further keys."""
     q, k, v, out, lse = saved
     grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for rows, keys, is_causal in _rectangles(pieces):
@@ -89,7 +91,7 @@ def prefixed_attention_backward(
 
 
 def _rectangles(pieces: Sequence[tuple[int, int, int]]) -> Iterator[tuple[slice, slice, bool]]:
-    """Yield a piece's queries, some keys, and whether attention between them is causal."""
+    """Yield rectangles of the attention matrix: rows of ``q``, rows of ``k``, and whether the rectangle is causal."""
     row = 0
     for start, first, stop in pieces:
         rows = slice(row, row + stop - first)

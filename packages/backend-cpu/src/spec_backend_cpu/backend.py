@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 FP8_SINCE = "2.13"
-"""First version of torch whose fp8 products on CPUs were tried."""
+"""Oldest version of torch with which fp8 products on CPUs were tried."""
 
 
 class CpuBackend(Backend):

@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     KeysValues = tuple[Tensor, Tensor]
 
 PIECE_QUERIES = 256
-"""Number of queries per call of the fused attention: enough to be efficient, and few enough that their
-(neighbouring) blocks see nearly the same context."""
+"""Number of queries per call of the fused attention. They belong to neighbouring blocks. The number is large enough
+to be efficient, and so small that these blocks see nearly the same context."""
 
 
-class PlacedBlocks(Protocol):
+class DeviceBlocks(Protocol):
     """Positions of the blocks in a batch; the draft computes them."""
 
     @property
-    def places(self) -> tuple[Tensor, Tensor]:
+    def on_device(self) -> tuple[Tensor, Tensor]:
         """Return two int64 [A]: each block's anchor (a token index, ascending) and the start of its document."""
         ...
 
 
 def merged_block_attention(
-    q: Tensor, context: KeysValues, own: KeysValues, layout: PlacedBlocks, window: int | None
+    q: Tensor, context: KeysValues, own: KeysValues, layout: DeviceBlocks, window: int | None
 ) -> Tensor:
     """Return attention [A, B, heads, D] like ``q``; differentiable.
 
@@ -55,7 +55,7 @@ def merged_block_attention(
 
 
 class _BlockAttention(torch.autograd.Function):
-    """Attention with a backward pass: both parts of a row get the merged output and log-sum-exp."""
+    """Attention with a backward pass that uses the output and log-sum-exp over context and block together."""
 
     @staticmethod
     def forward(
@@ -65,7 +65,7 @@ class _BlockAttention(torch.autograd.Function):
         v: Tensor,
         own_k: Tensor,
         own_v: Tensor,
-        layout: PlacedBlocks,
+        layout: DeviceBlocks,
         window: int | None,
     ) -> Tensor:
         pieces = list(_pieces(layout, q.shape[1], window, q.dtype))
@@ -157,9 +157,9 @@ class _Piece(NamedTuple):
     """bool [queries]: True for queries that attend to no context token."""
 
 
-def _pieces(layout: PlacedBlocks, slots: int, window: int | None, dtype: torch.dtype) -> Iterator[_Piece]:
+def _pieces(layout: DeviceBlocks, slots: int, window: int | None, dtype: torch.dtype) -> Iterator[_Piece]:
     """Yield pieces of all blocks that attend to at least one context token."""
-    anchor_A, start_A = layout.places
+    anchor_A, start_A = layout.on_device
     turns = (start_A[1:] != start_A[:-1]).nonzero().flatten() + 1
     size = max(1, PIECE_QUERIES // slots)
     for first, stop in pairwise([0, *turns.tolist(), len(start_A)]):

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import torch
 
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Variable names: the one since torch 2.9, and the older one, which torch still reads."""
+"""Environment variables with the settings: the name since torch 2.9, and the older name, which torch still
+reads."""
 GIB = 1 << 30
 
 
@@ -37,7 +38,7 @@ def _without_expandable(settings: str) -> str:
 def limit_memory(fraction: float, device: torch.device) -> None:
     """Limit the memory of torch's allocator to ``fraction`` of the device's memory.
 
-    Raise ConfigError if ``fraction`` is no fraction, or if other processes leave less free memory than it means.
+    Raise ConfigError if ``fraction`` is no fraction, or if other processes leave less free memory than that.
     """
     import torch
 

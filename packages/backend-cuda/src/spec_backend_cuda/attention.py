@@ -61,7 +61,7 @@ def flash_attention_backward(
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     bounds: Sequence[tuple[int, int]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv); ``saved``: (q, k, v, out, lse), where out and lse may be merged with further keys."""
+    """Return (dq, dk, dv). ``saved``: (q, k, v, out, lse); out and lse may be over these and further keys."""
     if bounds and _is_fused(grad_out):
         documents = _documents(tuple(bounds), grad_out.device)
         *inputs, lse = (tensor[documents.rows] for tensor in (grad_out, *saved))

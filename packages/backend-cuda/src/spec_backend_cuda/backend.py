@@ -51,21 +51,24 @@ class CudaConfig(BackendConfig):
     """Section ``backend`` of a run on NVIDIA GPUs."""
 
     mps: Literal["auto", "required", "never"] = "auto"
-    """Whether colocated processes compute at the same time under a daemon of this run (MPS) or take turns. ``auto``
-    takes turns, with a warning, where MPS does not work; ``required`` refuses to run then."""
+    """Whether colocated processes use a GPU at the same time, through an MPS daemon of this run, or take turns.
+    ``auto``: MPS or, if it does not work, turns, with a warning. ``required``: MPS; without it the run is refused.
+    ``never``: turns."""
     mps_threads: Literal["split", "shared"] = "shared"
-    """Under MPS: all processes use all of the GPU's multiprocessors, or each its share of them."""
+    """Under MPS, ``shared``: each process may use all multiprocessors of the GPU. ``split``: each process uses only
+    its share of them."""
     ipc: Literal["auto", "required", "never"] = "auto"
-    """Whether processes of one GPU hand features over in its memory. ``auto``: where the driver allows it; otherwise,
-    or with ``never``, through memory of the host. ``required`` refuses to run then."""
+    """Whether processes on one GPU pass features through the GPU's memory. ``auto``: if the driver allows it, else
+    through host memory. ``never``: through host memory. ``required``: the run is refused if the driver does not
+    allow it."""
     listen: str = Field(default="", pattern=r"^(\S+:\d+)?$")
-    """``host:port`` of this host where engines on other hosts reach its trainers (``disaggregated``); port 0: a free
-    one each. Empty: engines of this host only."""
+    """``host:port`` at which this host's trainers listen for engines on other hosts (``disaggregated``); port 0: a
+    free port for each trainer. Empty: only engines on this host can connect."""
 
     @field_validator("mps", "ipc", mode="before")
     @classmethod
     def _off_is_never(cls, value: object) -> object:
-        """Refuse the former word ``off``, which YAML reads as false."""
+        """Refuse ``off``, the former name of ``never``; YAML reads it as false."""
         if value in ("off", False):
             raise ValueError("off is called never now: expected auto, required or never")
         return value
@@ -137,7 +140,10 @@ class CudaBackend(Backend):
         )
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
-        """Return a child's environment variables; inside ``prepare_host`` also those of an MPS client (B4)."""
+        """Return a child's environment variables (B4).
+
+        Inside ``prepare_host`` they include the variables of an MPS client.
+        """
         gpus = inventory().gpus
         cores = len(os.sched_getaffinity(0)) / max(1, len(visible_gpus(os.environ, gpus)))
         env = {
@@ -255,7 +261,7 @@ def _smallest(gpus: Sequence[Gpu | None]) -> int | None:
 
 
 def _torch() -> tuple[dict[str, str], list[str]]:
-    """Return torch's version, and what it lacks, without importing torch."""
+    """Return torch's version, and why it cannot use CUDA (an empty list if it can), without importing torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return {}, ["torch is not installed: pip install torch"]

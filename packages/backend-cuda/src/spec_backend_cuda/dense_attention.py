@@ -19,7 +19,7 @@ SCORE_BYTES = 1 << 28
 
 
 def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return out like q, and log-sum-exp [L, heads], of one document.
+    """Return the attention within one document, shaped like ``q``, and its log-sum-exp [L, heads].
 
     q: [L, heads, d]; k and v: [L, kv_heads, d].
     """
@@ -34,7 +34,7 @@ def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def dense_backward(
     grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv); ``saved``: (q, k, v, out, lse), where out and lse may be merged with further keys."""
+    """Return (dq, dk, dv). ``saved``: (q, k, v, out, lse); out and lse may be over these and further keys."""
     q, k, v, out, lse = saved
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for rows, score_hCL in _scores(q, k):

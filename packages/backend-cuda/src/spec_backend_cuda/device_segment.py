@@ -31,7 +31,10 @@ class DeviceSegment:
 
     @classmethod
     def create(cls, min_bytes: int, device: torch.device) -> tuple[Self, int]:
-        """Return a new segment, and a file descriptor by which others open it; the caller closes it."""
+        """Return a new segment, and a file descriptor by which other processes open it.
+
+        The caller closes the descriptor.
+        """
         torch.cuda.current_stream(device).query()  # makes the device's context, if nothing else has
         unit = driver.granularity(device.index)
         size = -(-max(1, min_bytes) // unit) * unit
@@ -49,13 +52,16 @@ class DeviceSegment:
 
     @classmethod
     def open(cls, descriptor: int, size: int, device: torch.device) -> Self:
-        """Map the segment of ``size`` bytes that another process has created; ``descriptor`` stands for it."""
+        """Map the segment of ``size`` bytes that another process has created and exported as ``descriptor``."""
         torch.cuda.current_stream(device).query()
         return cls(driver.import_(descriptor), size, device)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html, version 2."""
+        """Return the memory in the form of the CUDA array interface, version 2.
+
+        https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
+        """
         return {"shape": (self._size,), "typestr": "|u1", "data": (self._address, False), "version": 2}
 
     def bytes(self) -> Tensor:

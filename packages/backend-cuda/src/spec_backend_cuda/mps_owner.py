@@ -1,10 +1,11 @@
 """The process that owns a run's MPS daemon: ``python -I mps_owner.py``, only the standard library.
 
-It starts the daemon in directories of its own, writes one line of JSON about that, and waits for its standard input
-to end. A second line reports that the daemon or one of its servers has died before. The input ends when the run
-closes it or dies: then the owner ends the daemon with its servers and removes the directories. If the owner is
-killed, the run cleans up; if both are killed, the owner of the next run does: a directory in use is locked, and the
-kernel releases the locks of dead processes. Why core's Reaper is not enough: docs/decisions/013.
+The owner starts the daemon in new directories, writes one line of JSON with the result, and waits until its
+standard input ends. If the daemon or one of its servers dies earlier, the owner writes a second line. The input
+ends when the run closes it or dies. Then the owner ends the daemon with its servers and removes the directories. If
+the owner is killed, the run cleans up. If both are killed, the owner of the next run cleans up: it removes
+directories that are not locked, because the kernel releases the locks of dead processes. docs/decisions/013 says
+why core's Reaper is not enough.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ CONTROL = "nvidia-cuda-mps-control"
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 START_S = 60.0
-"""Seconds for the daemon to start, and for a first client; the daemon's server takes seconds per GPU."""
+"""Longest wait, in seconds, for the daemon to start and to serve a first client; its server takes seconds per
+GPU."""
 ANSWER_S = 5.0
 """Seconds to wait for the daemon's commands, which take milliseconds unless a killed client has made a server
 hang."""
@@ -135,7 +137,7 @@ def stop(folder: Path) -> None:
 
 
 def adopt() -> None:
-    """Make this process the parent of daemons, because a container's first process may not reap them."""
+    """Make this process the parent of orphaned daemons, because a container's first process may not reap them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -151,7 +153,8 @@ def reap() -> None:
 def processes(folder: Path) -> list[int]:
     """Return the ids of a daemon and its servers.
 
-    The daemon has the pipe directory in its environment. Its servers are its children, and this process's after it.
+    The daemon is the process that has the pipe directory in its environment. Its servers are its children and,
+    after the daemon's end, children of this process.
     """
     mark = f"{PIPE}={folder / 'pipe'}".encode()
     parents = {
@@ -164,7 +167,7 @@ def processes(folder: Path) -> list[int]:
 
 
 def _parent_of_mps(process: Path) -> int | None:
-    """Return the parent of a process that runs a program of MPS; None for others and for dead ones."""
+    """Return the parent's id of a process that runs a program of MPS; None for any other or a dead process."""
     try:
         if not (process / "comm").read_text().startswith(CONTROL[:15]):  # the kernel keeps 15 characters
             return None
@@ -182,7 +185,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def watch(folder: Path) -> None:
-    """Wait for the end of standard input; write the first process of the daemon that dies meanwhile."""
+    """Wait for the end of standard input; if a process of the daemon dies before, write its name and id."""
     known: dict[int, str] = {}
     reported = False
     while not select.select([sys.stdin], [], [], WATCH_S)[0]:
@@ -229,7 +232,7 @@ def forget_events(since_s: float) -> None:
 def _is_let_go(file: Path, deadline: float) -> bool:
     """Return whether no process has the file open, waiting for that until the deadline.
 
-    The process id in its name means little where containers share ``/dev/shm``.
+    The process id in its name cannot be relied on, because containers may share ``/dev/shm``.
     """
     while not _gets_lease(file):
         if time.monotonic() >= deadline:
@@ -239,7 +242,7 @@ def _is_let_go(file: Path, deadline: float) -> bool:
 
 
 def _gets_lease(file: Path) -> bool:
-    """Return whether the kernel gives a lease, which it does for a file that nobody else has open; release it."""
+    """Return whether no other process has the file open: only then the kernel gives a lease, which is released."""
     with file.open("r+b") as opened:
         fcntl.fcntl(opened, fcntl.F_SETSIG, signal.SIGURG)  # of whoever opens it now; harmless
         try:

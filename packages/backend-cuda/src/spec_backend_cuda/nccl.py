@@ -85,7 +85,10 @@ class NcclCommunicator:
     def join(
         self, name: bytes, rank: int, world_size: int, deadline: float, max_blocks: int = _UNDEFINED
     ) -> None:
-        """Join the other ranks; the first call. A call takes at most ``max_blocks`` thread blocks of a device."""
+        """Connect with the other ranks. No other call may come before it.
+
+        Each later call uses at most ``max_blocks`` thread blocks of a device.
+        """
         few = (_UNDEFINED, _UNDEFINED, max_blocks)
         config = _Config(ctypes.sizeof(_Config), _CONFIG_MAGIC, _CONFIG_VERSION, 0, *few, None, _UNDEFINED)
         with self._in_use:

@@ -13,7 +13,7 @@ the same value."""
 
 
 def nccl_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the setting, even if it is the default.
+    """Return NCCL's memory setting in ``env``, or its default, as an environment variable.
 
     SGLang sets another value for its processes if none is set (0.5.16, ``_set_envs_and_config``), and a trainer could
     then not form a communicator with them.

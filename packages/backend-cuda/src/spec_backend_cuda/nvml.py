@@ -19,7 +19,7 @@ class Gpu:
     """As in CUDA_VISIBLE_DEVICES: ``GPU-`` and 36 characters."""
     compute_capability: tuple[int, int]
     memory_bytes: int | None = None
-    """Memory that processes can allocate, in bytes; None where it is not known."""
+    """Memory that processes can allocate, in bytes; None if it is not known."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Push(PendingSend):
-    """A sample copied to a staging buffer, in the pieces of its block."""
+    """A sample copied to a staging buffer, divided like its block in the receiver's memory."""
 
     def __init__(self, link: P2PLink, parts: Sequence[Tensor], staged: torch.cuda.Event) -> None:
         self._link, self._parts, self._staged = link, parts, staged
@@ -42,7 +42,7 @@ class PushBuffer(DeferredBuffer):
     """
 
     def __init__(self, layout: SampleLayout, link: P2PLink, device: torch.device) -> None:
-        """Send over ``link``, which it owns."""
+        """Send over ``link``; ``close`` closes it."""
         self._layout, self._link, self._device = layout, link, device
         self._pending: list[_Push] = []
 

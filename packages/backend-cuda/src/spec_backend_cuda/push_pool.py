@@ -1,13 +1,14 @@
 """PushPool: samples in memory of a receiver's device, pushed there by senders of other devices over links.
 
-A sample is transferred as soon as it can be, whatever the trainer does: a thread per sender receives it, and
-``receive`` returns it when it is all there. Why transfers cannot deadlock with collectives on the same devices:
+A sample is transferred as soon as possible, whatever the trainer does: a thread for each sender receives it, and
+``receive`` returns it when it has arrived completely. Transfers cannot deadlock with collectives on the same
+devices, for three reasons:
 
-1. The sender announces a sample when its input is complete and its send is queued, with nothing in front of it but
-   sends that are done.
-2. Room is granted only when its last reader is through, so a receive that is posted has nothing to wait for on the
-   receiver's device.
-3. No stream of the engine waits for a send (it goes from a copy), none of the trainer's for a receive.
+1. The sender announces a sample when the sample's data is complete and its send is queued, with only completed
+   sends before it.
+2. The receiver grants memory only when the last reader of that memory is done, so a queued receive waits for
+   nothing on the receiver's device.
+3. No stream of the engine waits for a send, because it reads a copy. No stream of the trainer waits for a receive.
 
 So the two kernels of a transfer wait for each other and for free SMs of their devices, and no kernel that occupies
 SMs indefinitely waits for a transfer. Receives of one receiver take turns: one at a time occupies SMs.
@@ -70,11 +71,11 @@ class PushPool(BufferPoolFactory):
         self._sweeper = threading.Thread(target=self._sweep, name="push-sweep", daemon=True)
         self._sweeper.start()
 
-    def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
+    def admit(self, device_id: str, on_freed: Callable[[], None]) -> ReceiverPool:
         """Return a channel for a new sender."""
         offer, link = self._new_link()
         self._channels = [channel for channel in self._channels if not channel.ended]
-        self._channels.append(_SenderChannel(self, link, offer, has_room))
+        self._channels.append(_SenderChannel(self, link, offer, on_freed))
         return self._channels[-1]
 
     def sweep(self, freed: _Freed) -> None:
@@ -103,13 +104,13 @@ class PushPool(BufferPoolFactory):
                 log.exception("the device has failed: no block is freed any more")
                 return
             self.arena.free(freed.pieces)
-            freed.has_room()
+            freed.on_freed()
 
 
 class _Freed(NamedTuple):
     pieces: Sequence[Range]
     read: torch.cuda.Event
-    has_room: Callable[[], None]
+    on_freed: Callable[[], None]
 
 
 class _SenderChannel(ReceiverPool):
@@ -117,9 +118,9 @@ class _SenderChannel(ReceiverPool):
 
     kind = PushPool.kind
 
-    def __init__(self, pool: PushPool, link: P2PLink, offer: str, has_room: Callable[[], None]) -> None:
+    def __init__(self, pool: PushPool, link: P2PLink, offer: str, on_freed: Callable[[], None]) -> None:
         self.descriptor, self.size, self.offer = None, pool.arena.size, offer
-        self._pool, self._link, self._has_room = pool, link, has_room
+        self._pool, self._link, self._on_freed = pool, link, on_freed
         self._fetches: queue.SimpleQueue[tuple[ScatteredBlock, Arrived] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._busy = False
@@ -163,7 +164,7 @@ class _SenderChannel(ReceiverPool):
         assert isinstance(block, ScatteredBlock)
         read = self._link.new_event()
         read.record(torch.get_device_module(self._pool.device).current_stream(self._pool.device))
-        self._pool.sweep(_Freed(block.pieces, read, self._has_room))
+        self._pool.sweep(_Freed(block.pieces, read, self._on_freed))
 
     def reclaim(self, block: Block) -> None:
         """Free a block that nothing has read; the transfer into it is complete or aborted."""

@@ -17,7 +17,7 @@ from spec_core.config import (
 )
 from spec_core.context_group import ContextGroup
 from spec_core.draft import Draft, Proposal, Proposer
-from spec_core.draft_replica import LARGEST_VERSION, DraftReplica, ServingStatus, UpdateId, UpdateOrder
+from spec_core.draft_replica import LARGEST_VERSION, DraftReplica, ServingStatus, UpdateId, UpdateRequest
 from spec_core.engine import Engine, EngineAbilities, EngineContext
 from spec_core.foreign import foreign_errors, read_json_object
 from spec_core.host_tensors import to_device_async
@@ -99,7 +99,7 @@ __all__ = [
     "TrainedWeight",
     "Transport",
     "UpdateId",
-    "UpdateOrder",
+    "UpdateRequest",
     "VocabularyOps",
     "WeightMedium",
     "WeightReceiver",

@@ -55,7 +55,7 @@ class Backend(ABC):
     """A hardware plugin; the module has the contract."""
 
     API_VERSIONS: ClassVar[range] = range(2, 3)
-    """Versions of this interface that are accepted; newest first: 2, of the first release."""
+    """Accepted versions of this interface; 2 is the version of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""
@@ -66,7 +66,7 @@ class Backend(ABC):
     """``torch.device.type`` of the backend's devices (``cpu``, ``cuda``, ``npu``)."""
 
     def __init__(self, config: BackendConfig) -> None:
-        """Keep the validated section of the configuration."""
+        """Store the validated configuration section ``backend``."""
         self.config = config
 
     @classmethod

@@ -27,7 +27,7 @@ class BackendConfig(Config):
     """Section ``backend``; a plugin's own options are fields of its subclass."""
 
     name: str = ""
-    """Hardware; a backend plugin."""
+    """Name of the backend plugin, for the hardware of the run."""
 
 
 class DraftConfig(Config):
@@ -38,10 +38,10 @@ class DraftConfig(Config):
     it."""
     speed_only: ClassVar[frozenset[str]] = frozenset()
     """Options that change the cost of training, and its result by rounding at most. A run can be resumed with other
-    values of these; all other options belong to its identity."""
+    values of these, but not of any other option."""
 
     name: str = ""
-    """Drafting algorithm; a draft plugin."""
+    """Name of the draft plugin: the drafting algorithm."""
     init_from: Path | None = None
     """Folder of a published draft to start from."""
 
@@ -57,55 +57,55 @@ class StrategyConfig(Config):
     """Section ``strategy``; a strategy's own options are fields of its subclass."""
 
     speed_only: ClassVar[frozenset[str]] = frozenset()
-    """Options that change what training costs and no result but by rounding. A run resumes with any value of
-    these; all others belong to its identity."""
+    """Options that change the cost of training, and its result by rounding at most. A run can be resumed with other
+    values of these, but not of any other option."""
 
     name: str = ""
-    """How the trainer is parallel; a strategy plugin."""
+    """Name of the strategy plugin: how the trainer is parallel."""
 
 
 class OptimizerConfig(Config):
     """Section ``optimizer``; an optimizer's own options are fields of its subclass."""
 
     speed_only: ClassVar[frozenset[str]] = frozenset()
-    """Options that change what training costs and no result but by rounding. A run resumes with any value of
-    these; all others belong to its identity."""
+    """Options that change the cost of training, and its result by rounding at most. A run can be resumed with other
+    values of these, but not of any other option."""
 
     name: str = ""
-    """How gradients change the draft; an optimizer plugin."""
+    """Name of the optimizer plugin, which decides how gradients change the draft."""
 
 
 class EngineConfig(Config):
     """Section ``engine``; an engine's own options are fields of its subclass."""
 
     name: str = ""
-    """Engine that runs the target; an engine plugin."""
+    """Name of the engine plugin, which runs the target."""
     replicas: int = pydantic.Field(1, ge=1, le=65536)
-    """Engines side by side, each with the whole target."""
+    """Number of engines. Each of them runs the whole target."""
     replacements: int = pydantic.Field(3, ge=0)
-    """Times that a run starts each replica again that has died or fallen silent; then it ends. With an inline
-    one, or one that decodes, it ends at once."""
+    """How often a run restarts each replica that has died or is silent; after that the run ends. A run whose engine
+    is inline or decodes ends at the first failure."""
     tensor_parallel: int = pydantic.Field(1, ge=1)
-    """Devices that one replica spreads over."""
+    """Number of devices over which one replica divides the target."""
     batch_tokens: int = pydantic.Field(8192, ge=1)
     """Most tokens that one forward pass of the target takes (padding included)."""
     send_timeout_s: Seconds = 300.0
-    """Longest wait for a trainer to connect to, or to have room for a sample."""
+    """Longest wait, in seconds, for the connection to a trainer, and for free memory for a sample there."""
 
 
 class LauncherConfig(Config):
     """Section ``launcher``; a launcher's own options are fields of its subclass."""
 
     name: str = ""
-    """Who starts the processes; a launcher plugin."""
+    """Name of the launcher plugin, which starts the processes."""
 
 
 class WeightTransportConfig(Config):
-    """Options of a weight transport; a transport's own ones are fields of its subclass."""
+    """Options of a weight transport; a transport adds further options in its subclass."""
 
     bucket_bytes: int = pydantic.Field(256 << 20, ge=4096)
     """Most bytes of weights that are sent at once."""
 
 
 class TrackerConfig(Config):
-    """Options of a tracker: none, a run's key ``track.NAME`` has all."""
+    """Options of a tracker: none, because the value of a run's key ``track.NAME`` configures the tracker."""

@@ -4,8 +4,9 @@ Contract:
 
 C1  All processes of a group get the same batches, and draw the same random numbers for them. Each computes its
     share of a batch's loss and metrics: the shares of a group add up to what one process would compute.
-C2  ``gather`` is collective: every process of the group calls it equally often and in the same order, with the
-    same counts. So does autograd in the backward pass, and a layer that is computed again.
+C2  ``gather`` is collective: every process of the group calls it equally often and in the same order, with the same
+    counts. Autograd calls its backward pass, and a layer whose activations are recomputed calls it again, equally
+    on every process.
 """
 
 from __future__ import annotations

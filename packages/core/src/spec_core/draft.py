@@ -2,39 +2,36 @@
 
 Contract (``spec_testing.DraftSuite`` quotes the numbers):
 
-D1  The class imports without torch; ``Config`` derives from DraftConfig. No optimizer, no collective, no
-    device string anywhere in the plugin.
-D2  ``check_target`` raises TargetError for what the draft cannot express (too few layers, a soft-capped or
-    biased head, another norm); what it accepts, it expresses exactly. ``required_features`` may then be
-    asked.
+D1  The class imports without torch; ``Config`` derives from DraftConfig. No optimizer, no collective, no device
+    string anywhere in the plugin.
+D2  ``check_target`` raises TargetError for what the draft cannot express (too few layers, a soft-capped or biased
+    head, another norm); what it accepts, it expresses exactly. ``required_features`` is called for accepted targets
+    only.
 D3  ``build`` returns a module whose parameters are exactly what is trained and whose buffers (the vocabulary
     mapping) are checkpoint state; with ``config.init_from`` both come from that folder.
 D4  The module's ``forward(batch, denominators, ops) -> StepOutput`` touches every parameter, also for a batch
     without a supervised token, and is called once per micro-batch.
 D5  Shares add up: the loss and gradients of a global batch do not depend on how it is cut into micro-batches,
     packed or padded. A denominator of 0 gives loss 0 and zero gradients on every parameter.
-D6  ``denominators`` needs no model: the global batch's denominators are the sum over its samples, so any
-    number of ranks computes the same ones.
-D7  Metrics are ratios of sums; ``acceptance_length`` is one of them, ``accuracy`` (per draft position)
-    another.
+D6  ``denominators`` needs no model: the global batch's denominators are the sum over its samples, so any number of
+    ranks computes the same ones.
+D7  Metrics are ratios of sums; ``acceptance_length`` is one of them, ``accuracy`` (per draft position) another.
 D8  ``exported_config`` and ``exported_tensors`` make a folder that the engines in ``serving_methods`` load;
-    ``from_folder`` recognises it, and building from it gives the same weights, bit for bit in the stored
-    dtype.
-D9  ``proposer`` drafts exactly as the engines do: its proposals equal the guesses of the module's forward
-    pass. ``max_draft_tokens`` is the largest number of guesses in one proposal; None if there is no limit.
+    ``from_folder`` recognises it, and building from it gives the same weights, bit for bit in the stored dtype.
+D9  ``proposer`` drafts exactly as the engines do: its proposals equal the guesses of the module's forward pass.
+    ``max_draft_tokens`` is the largest number of guesses in one proposal; None if there is no limit.
     ``default_draft_tokens`` is the number of guesses with which an exported draft is served at first.
     ``extend_all`` and ``propose_all`` do for several sequences what ``extend`` and ``propose`` do for one.
-D10 ``kernels`` declares every kernel that the module may use, with an example for each that has a plain
-    version. With a backend's kernels a step differs from the plain one by rounding only.
-D11 ``target_tensors`` names every tensor that ``build`` takes from ``TargetTensors.others``. A tensor that
-    stays unchanged becomes a non-persistent buffer: neither a parameter nor in the state dict, and never
-    exported.
-D12 If a sample has a guess place for each token, a draft that ``learns_from_guesses`` trains on guessed
-    tokens only. A token of guess place k is the label of guess k of the round that began k tokens before it,
-    and of no other guess. Optional: other drafts ignore guess places.
-D13 ``shard_hints`` are right: if ranks divide the module by them, the vocabulary, or the tokens of a batch that
-    has a ``context`` (optional), a step differs from the step of one rank by rounding only.
-D14 ``weight_shapes``, where it is declared, names the trained parameters of ``build`` with their shapes.
+D10 ``kernels`` declares every kernel that the module may use, with an example for each that has a plain version.
+    With a backend's kernels a step differs from the plain one by rounding only.
+D11 ``target_tensors`` names every tensor that ``build`` takes from ``TargetTensors.others``. A tensor that stays
+    unchanged becomes a non-persistent buffer: neither a parameter nor in the state dict, and never exported.
+D12 If a sample has a guess depth for each token, a draft that ``learns_from_guesses`` trains on guessed tokens
+    only. A token of guess depth k is the label of guess k of the round that began k tokens before it, and of no
+    other guess. Optional: other drafts ignore guess depths.
+D13 ``shard_hints`` are right: if ranks divide the module by them, the vocabulary, or the tokens of a batch that has
+    a ``context`` (optional), a step differs from the step of one rank by rounding only.
+D14 ``weight_shapes``, if it is declared, names the trained parameters of ``build`` with their shapes.
 """
 
 from __future__ import annotations
@@ -118,7 +115,7 @@ class Draft(ABC):
     """A drafting algorithm; the module's docstring has the contract."""
 
     API_VERSIONS: ClassVar[range] = range(2, 3)
-    """Versions of this interface that are accepted; newest first: 2, of the first release."""
+    """Accepted versions of this interface; 2 is the version of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""
@@ -136,7 +133,7 @@ class Draft(ABC):
     (D12)."""
 
     def __init__(self, config: DraftConfig) -> None:
-        """Keep the validated section ``draft`` of the configuration."""
+        """Store the validated configuration section ``draft``."""
         self.config = config
 
     @classmethod

@@ -5,17 +5,17 @@ spare copy, while the old ones serve; once the replicas have received them, ``co
 
 Contract (``spec_testing.DraftReplicaSuite`` quotes the numbers):
 
-U1  Calls return at once; their futures end with the status after the call, or with EngineError where it is
+U1  Calls return at once; their futures end with the status after the call, or with EngineError if the call is
     refused.
-U2  ``prepare`` begins on every rank: each connects to ``order.address`` and receives into its spare copy.
+U2  ``prepare`` begins on every rank: each connects to ``request.address`` and receives into its spare copy.
     Until ``commit`` the engine drafts with the old version, and answers go on.
-U3  ``commit`` takes effect between two steps of the engine, whole, on all ranks. It is refused unless every
-    rank has received exactly this update; the same commit twice is one.
+U3  ``commit`` takes effect between two steps of the engine, whole, on all ranks. It is refused unless every rank
+    has received exactly this update; committing the same update again changes nothing.
 U4  An update never changes the target.
 U5  ``abort`` forgets an update that is not committed; ``revert`` undoes the last commit, until another
     ``prepare``.
 U6  A lower ``fence`` than one that was seen before, and a ``number`` that is not higher, are refused.
-U7  When the order's time is over, or the connection to the publisher breaks before the commit, the replica
+U7  When the time of the request is over, or the connection to the publisher breaks before the commit, the replica
     aborts by itself. Whatever fails, the old version goes on, and the next update succeeds without a restart.
 U8  After a commit that failed halfway, the state is ``quarantined`` until an update is committed on all
     ranks. Until then the engine drafts with the old version, or not at all.
@@ -64,7 +64,7 @@ class UpdateId(WireRecord):
         return self.fence, self.number
 
 
-class UpdateOrder(WireRecord):
+class UpdateRequest(WireRecord):
     """The arguments that a rank needs to receive an update; small enough for any remote call."""
 
     update: UpdateId
@@ -75,7 +75,7 @@ class UpdateOrder(WireRecord):
     token: Annotated[str, pydantic.Field(repr=False)]
     """Secret that a rank sends to the publisher to authenticate for this update."""
     seconds: Annotated[float, pydantic.Field(gt=0)]
-    """Seconds left for the whole update when the order was sent."""
+    """Seconds left for the whole update when the request was sent."""
 
 
 class ServingStatus(WireRecord):
@@ -100,9 +100,9 @@ class DraftReplica(ABC):
     num_ranks: int
     """Number of engine processes that hold a shard of the draft. Each of them connects to the publisher."""
 
-    def prepare(self, order: UpdateOrder) -> Future[ServingStatus]:
+    def prepare(self, request: UpdateRequest) -> Future[ServingStatus]:
         """Begin to receive an update into the spare copy of every rank (U2)."""
-        return self.call("prepare", order)
+        return self.call("prepare", request)
 
     def commit(self, update: UpdateId) -> Future[ServingStatus]:
         """Begin to serve the draft that was received (U3)."""
@@ -121,5 +121,5 @@ class DraftReplica(ABC):
         return self.call("status", None)
 
     @abstractmethod
-    def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
+    def call(self, name: ReplicaCall, argument: UpdateRequest | UpdateId | None) -> Future[ServingStatus]:
         """Call the method called ``name`` with ``argument``, which is None for ``status`` (U1)."""

@@ -2,8 +2,8 @@
 
 Contract (``spec_testing.EngineSuite`` quotes the numbers):
 
-E1  ``capture`` sends exactly one FeatureSample per request to each of the request's destinations, with its
-    request id and the token ids that were run, and nothing anywhere else. Ids of requests under way differ.
+E1  ``capture`` sends exactly one FeatureSample per request to each of the request's destinations, and nothing
+    elsewhere. The sample has the request's id and the token ids that were run. Ids of requests under way differ.
 E2  Layer k of the schema is the residual stream entering target layer k; k = num_layers is the input of the
     final norm. Values do not depend on which requests share a batch, beyond rounding.
 E3  The future of a capture is done when every sample was handed to its transport. An error of the target or
@@ -21,9 +21,9 @@ E8  ``check_draft`` raises UsageError, one line, if this engine cannot serve a d
     folder if this engine can serve no export of the draft. Optional: by default every draft is accepted.
 E9  ``start`` returns when the engine is ready to capture for a schema, and raises EngineError for a schema
     that the target does not have. Calls without ``start`` are served too: they start what they need.
-E10 ``draft_replica`` is how fresh weights reach the draft that the engine serves (``spec_core.draft_replica``
-    has its contract). EngineError where no draft is loaded.
-E11 Answers with a draft have ``Generation.guess_places``, which agree with the counters of ``acceptance``.
+E10 ``draft_replica`` is how fresh weights reach the draft that the engine serves (``spec_core.draft_replica`` has
+    its contract). It raises EngineError if no draft is loaded.
+E11 Answers with a draft have ``Generation.guess_depths``, which agree with the counters of ``acceptance``.
 E12 ``Generation.verifications`` of all answers add up to the counters of ``acceptance``. Optional: by default
     answers have none.
 E13 With ``SamplingParams.with_times``, each token of an answer has its time in ``Generation.times_s``,
@@ -31,7 +31,7 @@ E13 With ``SamplingParams.with_times``, each token of an answer has its time in 
     default there are no times.
 E14 ``abilities`` declares what not every engine can do: E10, E11, E17, ``use_proposer`` and to run in this
     process. A declared ability works. Without an ability its method raises EngineError, or answers have no
-    ``guess_places``.
+    ``guess_depths``.
 E15 ``serving_command`` returns one line for a shell that starts the stock program with a draft folder and so
     many draft tokens a round. Optional: by default an engine has no program that users start, and returns
     None.
@@ -114,8 +114,8 @@ class EngineAbilities:
     """``use_proposer`` works: the engine decodes with this project's code, which can call a proposer."""
     fresh_weights: bool = False
     """``draft_replica`` works (E10)."""
-    guess_places: bool = False
-    """Answers have ``Generation.guess_places``: which token was verified as which guess (E11)."""
+    guess_depths: bool = False
+    """Answers have ``Generation.guess_depths``: which token was verified as which guess (E11)."""
     images: bool = False
     """Captures take images, for targets that have a ``TargetSpec.image_token_id`` (E17)."""
 
@@ -124,8 +124,7 @@ class Engine(Resource):
     """An engine captures the target's hidden states and decodes. The module's docstring has the contract."""
 
     API_VERSIONS: ClassVar[range] = range(3, 4)
-    """Versions of this interface that are accepted; newest first: 3, with ``abilities``, of the first
-    release."""
+    """Accepted versions of this interface; 3, which has ``abilities``, is the version of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""
@@ -134,7 +133,7 @@ class Engine(Resource):
     """Optional abilities that this engine has (E14)."""
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
-        """Keep the configuration, the target and the context; nothing starts."""
+        """Store the configuration, the target and the context; nothing starts."""
         self.config = config
         self.target = target
         self.context = context
@@ -205,9 +204,11 @@ class Engine(Resource):
 
     @classmethod
     def server_counters(cls, metrics: str) -> ServerCounters | None:
-        """Return what a server has counted, from its metrics in Prometheus' text format; None for another's (E16).
+        """Return a server's counters from its metrics in Prometheus' text format (E16).
 
-        The text comes over the network and may be anything: what cannot be read counts as not there.
+        Return None for the metrics of another program.
+
+        The text comes over the network and may be anything; values that cannot be parsed count as absent.
         """
         return None
 

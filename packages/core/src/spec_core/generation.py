@@ -43,7 +43,7 @@ class Generation:
     top2_margin: tuple[float, ...] = ()
     """Per token, the difference of the target's two largest logits, if the engine returns it. A
     difference near 0 explains why two greedy runs diverge."""
-    guess_places: tuple[int, ...] = ()
+    guess_depths: tuple[int, ...] = ()
     """Per token, the index k ≥ 1 of the guess in its round that was verified at this token's position; 0
     if there was no such guess. All earlier guesses of the round were accepted; the target accepted guess k or
     replaced it by this token. Empty if the engine does not report it."""
@@ -54,7 +54,7 @@ class Generation:
     """Number of the answer's verifications that accepted 0, 1, … guesses. Empty if the engine does not count
     them."""
     cached_tokens: int = 0
-    """Number of prompt tokens that came from a prefix cache, as far as the engine counts them."""
+    """Number of prompt tokens that came from a prefix cache; 0 if the engine does not count them."""
     times_s: tuple[float, ...] = ()
     """Per token, the seconds from the start of the request until the engine returned the token. The
     tokens of one verification are returned together. Empty if not asked for, or if the engine does not
@@ -148,18 +148,18 @@ class AcceptanceCounters:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCounters:
-    """Counters of a running server since its start, as its metrics have them; they subtract."""
+    """Counters of a running server since its start, read from its metrics. They can be subtracted."""
 
     generated_tokens: int
     cached_tokens: int = 0
     """Tokens of prompts that came from a prefix cache."""
     acceptance: AcceptanceCounters | None = None
-    """None where the server speculates with no draft."""
+    """Acceptance counters; None if the server does not use a draft."""
     inter_token_latency: tuple[tuple[float, int], ...] = ()
     """Histogram: upper bound in seconds (ascending, the last may be infinite), and how many latencies are within."""
 
     def __sub__(self, other: ServerCounters) -> ServerCounters:
-        """Return what was counted since ``other``."""
+        """Return the counts since ``other``, an earlier value of the same counters."""
         before, latencies = other.acceptance or AcceptanceCounters(), dict(other.inter_token_latency)
         return ServerCounters(
             generated_tokens=self.generated_tokens - other.generated_tokens,

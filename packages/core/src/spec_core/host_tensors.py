@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def to_device_async(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return ``tensor`` on ``device``, copied on its current stream from pinned memory: the CPU does not wait."""
+    """Return ``tensor`` on ``device``, copied asynchronously from pinned memory on the device's current stream."""
     if tensor.device == device:
         return tensor
     # From memory that is not pinned the driver copies with the CPU's help, and may make it wait.

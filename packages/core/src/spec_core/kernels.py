@@ -1,9 +1,9 @@
 """Kernels: named functions that a device can run faster than the same computation in plain torch.
 
-``Backend.kernel(name)`` gives a kernel or None. A draft brings kernels of its own as entry points of the
-group ``spec_core.kernels``, called ``"cpu:NAME"`` with the device type of the backends that are to use it; a
-backend's own kernel of that name is preferred. Drafts know the names, core lists none: a draft that can use a
-kernel declares it in its ``KernelSet``, and the plain version of that name documents what the kernel takes
+``Backend.kernel(name)`` gives a kernel or None. A draft's distribution may add kernels as entry points of the group
+``spec_core.kernels``. An entry point is called ``DEVICE_TYPE:NAME``, such as ``cpu:NAME``. Backends of that device
+type use the kernel, unless they have one of the same name themselves. Core has no list of kernel names: a draft
+declares each kernel that it can use in its ``KernelSet``. The plain version there documents what the kernel takes
 and returns.
 
 Contract of a kernel, which ``spec_testing.assert_kernel_agrees`` compares with the plain version:

@@ -8,20 +8,19 @@ Contract (``spec_testing.LauncherSuite`` quotes the numbers):
 
 L1  Constructing a launcher starts nothing and creates no file. ``check`` raises UsageError, one line, for
     workers that this launcher can never place; ``hosts`` names the host of each worker. They start no worker.
-L2  ``start`` returns a handle for each worker, by name, or raises RunError with no worker running. Each
-    worker calls its entry once, in the main thread of a process of its own, with the environment that
-    ``WorkerSpec.env`` returns on top of the launcher's, and at the launcher's priority (niceness).
-L3  ``receive`` returns the messages of each worker in the order of their sending, and then exactly one
-    WorkerEnded, whatever ended the worker: its entry returned, it exited, or it was killed.
-    ``WorkerEnded.killed`` is True where the worker was killed with SIGKILL, or with its machine, or went
-    silent.
+L2  ``start`` returns a handle for each worker, by name, or raises RunError with no worker running. Each worker
+    calls its entry once, in the main thread of a separate process. That process has the launcher's environment with
+    the variables that ``WorkerSpec.env`` returns, and the launcher's priority (niceness).
+L3  ``receive`` returns the messages of each worker in the order of their sending, and then exactly one WorkerEnded,
+    whatever ended the worker: its entry returned, it exited, or it was killed. ``WorkerEnded.killed`` is True if
+    the worker was killed with SIGKILL, or with its machine, or went silent.
 L4  From ``WorkerHandle.watch`` on, a worker from which nothing has arrived for ``peer_s`` seconds counts as
     ended. A worker that computes is not silent, and one that is stopped (SIGSTOP) is.
-L5  ``WorkerHandle.send`` keeps the order. It does nothing for a worker that has ended, and raises
-    DeadlineExceeded where the worker's process has taken in nothing for ``peer_s`` seconds.
-L6  ``RunLink.receive`` returns None, and ``RunLink.send`` raises PeerLost, once the launcher stops the
-    worker. ``RunLink.address`` is the host under which other workers reach this one, LOOPBACK where all are
-    on one host.
+L5  ``WorkerHandle.send`` keeps the order. It does nothing for a worker that has ended, and raises DeadlineExceeded
+    if the worker's process has read nothing for ``peer_s`` seconds.
+L6  ``RunLink.receive`` returns None, and ``RunLink.send`` raises PeerLost, once the launcher stops the worker.
+    ``RunLink.address`` is the host under which other workers reach this one, LOOPBACK if all workers are on one
+    host.
 L7  ``stop`` first lets workers end by themselves (L6), for ``grace_s`` seconds, and then kills them.
     Afterwards no worker runs, and no process that a worker has started. ``close`` is ``stop``, and both may
     be called again.
@@ -30,11 +29,11 @@ L9  The output of a worker is appended to ``logs/NAME.log``, or ``WorkerEnded.ho
 L10 While workers run on a host the launcher holds ``Backend.prepare_host`` there, and leaves it once they
     have ended. ``check_hosts`` raises RunError once something that this has started on any of these hosts has
     died, but not for a lost host, because its workers have ended.
-L11 ``replace`` kills what is left of a worker and of what it has started, and starts its WorkerSpec again in
-    its place: on the same devices, or on others where their host is lost; with the same log, under another
-    handle. Nothing is received from the old worker any more, and the other workers notice nothing. Where the
-    worker cannot be started again it raises RunError, NoDevices while no host has room for it, and may be
-    called again; HostLost where no host ever will.
+L11 ``replace`` kills what is left of a worker and of the processes that it has started, and starts its WorkerSpec
+    again: on the same devices or, if their host is lost, on other devices; with the same log and a new handle.
+    Nothing is received from the old worker any more, and other workers are not affected. If the worker cannot be
+    started again, ``replace`` raises RunError, and may be called again: NoDevices if no host has free devices now,
+    HostLost if no host ever will.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class RunLink(ABC):
 class WorkerMain(Protocol):
     """The function that ``WorkerSpec.entry`` names."""
 
-    def __call__(self, link: RunLink, order: Mapping[str, Any]) -> None:
+    def __call__(self, link: RunLink, arguments: Mapping[str, Any]) -> None:
         """Run the worker until its work is done. An exception ends the process with exit code 1."""
 
 
@@ -91,7 +90,7 @@ class WorkerSpec:
     """Name of the worker, unique in the run, such as ``engine-0``."""
     entry: str
     """``package.module:function``, a WorkerMain."""
-    order: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     """Second argument of the entry function; a JSON object."""
     role: Role
     """Whether the worker is an engine or a trainer."""
@@ -116,11 +115,14 @@ class WorkerHandle(ABC):
     """A started worker, as the run sees it."""
 
     name: str
-    """``WorkerSpec.name``."""
+    """Name of the worker, ``WorkerSpec.name``."""
 
     @abstractmethod
     def send(self, message: Message) -> None:
-        """Send a message to the worker; do nothing if it has ended (L5). Raise DeadlineExceeded."""
+        """Send a message to the worker; do nothing if it has ended (L5).
+
+        Raise DeadlineExceeded if the worker does not read.
+        """
 
     @abstractmethod
     def watch(self) -> None:
@@ -169,7 +171,7 @@ class Launcher(Resource):
     """Starts workers and ends them. All methods but ``wake`` are called from one thread."""
 
     API_VERSIONS: ClassVar[range] = range(2, 3)
-    """Versions of this interface that are accepted; newest first: 2, of the first release."""
+    """Accepted versions of this interface; 2 is the version of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""

@@ -13,11 +13,11 @@ O2  ``teacher_logits`` gives float32 logits of the target (final norm, head, log
     rows.
 O3  ``reduce_max`` and ``reduce_sum`` combine a value per row over all vocabulary shards; on one device they
     return their argument.
-O4  ``head_VH`` is the target's head as stored, local rows only, in the compute dtype, without a gradient: a
-    draft that shares the head multiplies by ``head``, chunk by chunk. Its gradient with respect to the states
-    is partial too.
-O5  Every shard makes the same calls of ``reduce_max`` and ``reduce_sum``: chunks that depend on the
-    vocabulary's size depend on ``shard_rows``, which is the same on all of them.
+O4  ``head_VH`` has the local rows of the target's head as stored, in the compute dtype, without a gradient. A draft
+    that shares the head multiplies by ``head``, chunk by chunk. The gradient of the states from local rows is a
+    partial sum, too.
+O5  Every shard makes the same calls of ``reduce_max`` and ``reduce_sum``. So a chunk size that depends on the
+    vocabulary's size is computed from ``shard_rows``, which is the same on all shards.
 O6  All products with the head, those of ``teacher_logits`` too, go through ``head``. ``use_head`` replaces it.
 """
 

@@ -4,21 +4,19 @@ Contract (``spec_testing.OptimizerSuite`` quotes the numbers):
 
 G1  The plugin's module imports without torch; ``Config`` derives from OptimizerConfig; ``probe`` never
     raises.
-G2  ``build`` returns a torch optimizer whose groups hold the ``values`` of every given weight once, and no
-    other tensor. Before each step the strategy sets ``lr`` of each group to the learning rate of the step;
-    where some weights learn at another rate, the optimizer multiplies it.
+G2  ``build`` returns a torch optimizer whose groups hold the ``values`` of every given weight once, and no other
+    tensor. Before each step the strategy sets ``lr`` of each group to the learning rate of the step; if some
+    weights learn at another rate, the optimizer multiplies it.
 G3  ``step`` reads the gradient of ``values`` and changes ``values`` in place. Equal inputs give equal bits. A
     rank that has no element of a weight gets empty ``values`` without a gradient.
 G4  ``values`` may be a part of a weight, of any layout: a DTensor, or a range of elements. What needs a whole
     weight goes through ``map_whole``. However a weight is divided, its elements change equally but for
     rounding.
-G5  The state of a weight is there as soon as the optimizer is built: tensors in ``state[values]``, each of
-    the shape and layout of ``values``, or of no dimension and then equal on every rank. Nothing else is to be
-    saved: with these tensors and the weights filled from a checkpoint, the next step gives the same bits.
-G6  Every rank calls ``map_whole`` for the same names in the same order, also where its own ``values`` are
-    empty.
-G7  ``state_bytes``, where it is declared, is the size of what ``build`` puts into ``state`` for a whole
-    weight.
+G5  The state of a weight exists as soon as the optimizer is built, as tensors in ``state[values]``. Each has the
+    shape and layout of ``values``, or has no dimension and is equal on every rank. Nothing else is to be saved:
+    with these tensors and the weights filled from a checkpoint, the next step gives the same bits.
+G6  Every rank calls ``map_whole`` for the same names in the same order, even if its own ``values`` are empty.
+G7  ``state_bytes``, if it is declared, is the size of what ``build`` puts into ``state`` for a whole weight.
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ class Optimizer(ABC):
     """Builds a torch optimizer; the module's docstring holds the contract."""
 
     API_VERSIONS: ClassVar[range] = range(2, 3)
-    """Versions of this interface that are accepted; newest first: 2, of the first release."""
+    """Accepted versions of this interface; 2 is the version of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""

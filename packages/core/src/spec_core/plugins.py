@@ -1,8 +1,7 @@
 """Find plugins by their entry points, and check a plugin when it is loaded rather than when it is called.
 
-This is the only user of ``importlib.metadata``. Plugins of this repository are loaded like those of third
-parties. Nothing here imports torch; a plugin's entry-point module must import without torch and without its
-vendor's SDK.
+This is the only user of ``importlib.metadata``. Plugins of this repository are loaded like third parties' plugins.
+Nothing here imports torch; a plugin's entry-point module must import without torch and without its vendor's SDK.
 """
 
 from __future__ import annotations
@@ -219,7 +218,7 @@ def find_kernel(backend: Backend) -> FindKernel:
 
 
 def find_target_type(name: str, own: Mapping[str, TargetType | str]) -> TargetType | str | None:
-    """Return the target type called ``name``, from ``own`` or from an entry point; None if there is none.
+    """Return the target type ``name``, from the table ``own`` or an entry point; None if there is none.
 
     Raise a PluginError for an entry point that is no target type, or that has a name of ``own``.
     """

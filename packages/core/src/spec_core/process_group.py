@@ -5,8 +5,8 @@ It connects engines with trainers, also to update draft weights. FSDP and Megatr
 
 Contract (``spec_testing.ProcessGroupSuite`` quotes the numbers):
 
-P1  Results equal those of the gloo reference, bit for bit for data movement. Bytes travel as uint8 where the
-    vendor lacks a dtype, so every torch dtype and zero-sized tensors work for broadcast, send, recv,
+P1  Results equal those of the gloo reference, bit for bit for data movement. Tensors travel as uint8 if the
+    vendor's library lacks their dtype, so every torch dtype and zero-sized tensors work for broadcast, send, recv,
     all_gather.
 P2  ``all_reduce`` sums in place: float16, bfloat16, float32, float64, uint8, int8, int32, int64. Any other
     dtype raises ProtocolError on the rank that asks, before anything is sent.

@@ -89,8 +89,8 @@ class Capabilities:
 class FeatureSchema:
     """Layers, width and dtype of the hidden states that an engine captures: one tensor ``[T, N, H]`` per sample.
 
-    ``layers`` are ascending ids k of the residual stream *entering* target layer k (0 = embeddings);
-    The id ``num_layers`` of the target means the input of the final norm.
+    ``layers`` are ascending ids k of the residual stream *entering* target layer k (0 = embeddings). The id
+    ``num_layers`` of the target means the input of the final norm.
     """
 
     layers: tuple[int, ...]
@@ -163,8 +163,8 @@ class Supervision:
     epoch: int
     loss_mask: Tensor
     """bool [T]: element i is True if token i is supervised."""
-    guess_place: Tensor | None = None
-    """int64 [T]: ``Generation.guess_places`` of a sample that an engine has decoded, 0 for prompt tokens."""
+    guess_depth: Tensor | None = None
+    """int64 [T]: ``Generation.guess_depths`` of a sample that an engine has decoded, 0 for prompt tokens."""
     seed: int = 0
     """``DraftBatch.seed`` of the batches that contain this sample."""
 
@@ -196,12 +196,13 @@ class DraftBatch:
     """bool [T], always on the CPU: supervised rows are selected there, which avoids a device
     synchronization."""
     spans: tuple[Span, ...]
-    guess_place_T: Tensor | None = None
-    """``Supervision.guess_place`` of all tokens, int64 [T] on the CPU; None if no sample has one."""
+    guess_depth_T: Tensor | None = None
+    """``Supervision.guess_depth`` of all tokens, int64 [T] on the CPU; None if no sample has one."""
     seed: int = 0
     """Seed of the run; a draft's random draws are a function of (seed, epoch, sample id)."""
     rows_multiple: int = 1
-    """If a draft computes on a subset of the rows, their number is a multiple of this number. So is T."""
+    """T is a multiple of this number. If a draft computes only some of the rows, their number must be a multiple,
+    too."""
     context: ContextGroup | None = None
     """The processes that divide the batch's tokens; only for a draft whose hints say ``context_parallel``."""
 
@@ -239,7 +240,7 @@ class DraftBatch:
         return torch.where(self.end_T > 0, index_T - start_T, 0)
 
     def _per_token(self, per_span: list[int]) -> Tensor:
-        """Return int64 [T]: each document's number, repeated for its tokens.
+        """Return int64 [T]: for each token, the element of ``per_span`` for its document; 0 in padding.
 
         Built on the CPU, which avoids a device synchronization.
         """
@@ -341,7 +342,7 @@ class TensorParallelHints:
     all_tokens_out: tuple[str, ...] = ()
     """Modules whose output is gathered over ranks, because code that every rank runs on all tokens, such as
     the loss, uses it."""
-    kept_ids: str = ""
+    vocab_mask: str = ""
     """Name of a buffer, bool [V]: whether an id of the target's vocabulary has a row in the draft's head
     (rows ascend by id). The vocabulary is divided so that each rank has equally many such ids. Empty: it is
     divided equally."""
@@ -359,7 +360,7 @@ class TensorParallelHints:
             each_token=self.each_token + other.each_token,
             all_tokens_in={**self.all_tokens_in, **other.all_tokens_in},
             all_tokens_out=self.all_tokens_out + other.all_tokens_out,
-            kept_ids=self.kept_ids or other.kept_ids,
+            vocab_mask=self.vocab_mask or other.vocab_mask,
         )
 
 

@@ -4,20 +4,20 @@ It is independent of every torch process group; device collectives (``ProcessGro
 
 Contract (the tests quote the numbers):
 
-R1  Rank 0 binds when it is constructed, on loopback by default, and ``address`` then names the real
-    port. Others connect in ``join``. IPv6 works: ``[::1]:0``.
-R2  A connection's first record carries the group's token. Without the right one it is refused before anything
-    else happens: the caller's ``join`` raises ProtocolError, and the group does not notice.
-R3  ``join`` returns when all ranks have joined; from then on nobody listens at ``address``. A rank that is
-    taken or out of range, or another world size, raises ProtocolError in the rank that brings it.
-R4  ``barrier``, ``broadcast``, ``all_gather`` return when every rank has made the same call; calls that
-    differ raise ProtocolError. Payloads are bytes or JSON, never pickle.
+R1  Rank 0 binds when it is constructed, on loopback by default, and ``address`` then names the real port. Others
+    connect in ``join``. IPv6 works: ``[::1]:0``.
+R2  A connection's first record carries the group's token. Without the right one it is refused before anything else
+    happens: the caller's ``join`` raises ProtocolError, and the group does not notice.
+R3  ``join`` returns when all ranks have joined; from then on nobody listens at ``address``. A rank that is taken or
+    out of range, or another world size, raises ProtocolError in the rank that brings it.
+R4  ``barrier``, ``broadcast``, ``all_gather`` return when every rank has made the same call; calls that differ
+    raise ProtocolError. Payloads are bytes or JSON, never pickle.
 R5  Every call ends within ``timeout_s``: DeadlineExceeded names the ranks that did not come, also when rank 0
     itself is silent. After any error but a mistaken argument the rendezvous is unusable.
 R6  A member that dies or closes raises PeerLost, naming its rank, in every other rank that waits or calls.
-R7  ``store`` gives torch's own groups a store, a separate namespace at each call: a file of rank 0's memory,
-    which only processes of this user on this host can open, or where a member cannot, a store over the
-    connections of the rendezvous, which lasts as long as it does.
+R7  ``store`` returns a key-value store for torch's own groups, with a separate namespace for each call. It is a
+    file in rank 0's memory, which only this user's processes on this host can open. If a member cannot open it, the
+    store uses the rendezvous's connections, and exists as long as the rendezvous.
 R8  ``close`` is idempotent, needs no other rank and leaves no socket and no thread.
 """
 

@@ -14,9 +14,9 @@ class Resource(ABC):
         """Release everything that the object holds. The interface's contract says what is true afterwards."""
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return the object."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close it."""
+        """Close the object."""
         self.close()

@@ -6,31 +6,30 @@ Contract (``spec_testing.StrategySuite`` quotes the numbers):
 
 S1  ``step`` runs each micro-batch forward and backward once, *sums* gradients over data-parallel ranks (the
     module's losses are shares of a global loss), clips by the global norm, applies the optimizer.
-S2  Parameters are kept and updated in float32 whatever the compute dtype. ``full_weights`` returns them as
-    float32.
+S2  Parameters are kept and updated in float32 whatever the compute dtype. ``full_weights`` returns them as float32.
 S3  The returned StepOutput is summed over micro-batches and data-parallel ranks: equal on every process.
 S4  The number of ranks, and how a batch is cut among them, changes results only by rounding.
-S5  ``save`` → ``load`` into a fresh strategy continues exactly: the next step gives the same bits. The state
-    is the model (buffers too), the optimizer and each process's generator (``torch.get_rng_state``). A run
-    may resume with another number of processes; a process without a saved generator keeps its own.
-S6  No collective without a group of this strategy's own.
-S7  ``data_parallel`` is a pure function of its arguments, the same before anything starts as in every
-    process. Every data-parallel rank below the size has at least one process. All processes of one
-    data-parallel rank receive the same samples, and ``step`` is called with the same micro-batches on each of
-    them: a tensor-parallel group is one data-parallel rank. ``divisions`` lists configurations by which all
-    processes are one such rank.
-S8  ``read_weights`` returns the model of a saved state in one process, without any group: full CPU tensors,
-    those that ``full_weights`` returned when it was saved.
-S9  ``gather_weights`` yields the names and bits of ``full_weights``, in the same order on every process, and
-    every process takes all of them: to gather one may be collective. A tensor is lent, and may be a live one:
-    it is read before the next is asked for, on a device by work that is queued on its current stream by then.
+S5  ``save`` → ``load`` into a fresh strategy continues exactly: the next step gives the same bits. The state is the
+    model (buffers too), the optimizer and each process's generator (``torch.get_rng_state``). A run may resume with
+    another number of processes; a process without a saved generator keeps its own.
+S6  Every collective names a process group of this strategy, never torch's default group.
+S7  ``data_parallel`` is a pure function of its arguments, the same before anything starts as in every process.
+    Every data-parallel rank below the size has at least one process. All processes of one data-parallel rank
+    receive the same samples, and ``step`` is called with the same micro-batches on each of them: a tensor-parallel
+    group is one data-parallel rank. ``divisions`` lists configurations by which all processes are one such rank.
+S8  ``read_weights`` returns the model of a saved state in one process, without any group: full CPU tensors, those
+    that ``full_weights`` returned when it was saved.
+S9  ``gather_weights`` yields the names and bits of ``full_weights``, in the same order on every process, and every
+    process takes all of them, because gathering a tensor may be collective. A tensor may be the live weight itself,
+    and is valid until the next one is requested: work that reads it on a device must be queued on the device's
+    current stream by then.
 S10 ``check`` refuses before anything starts what ``attach`` or ``vocabulary_ops`` could not do.
-S11 ``Config.speed_only`` names the options that change no result but by rounding (S4). A run resumes with
-    other values of these alone: a directory whose run had another value of any other option is refused before
-    anything starts.
-S12 ``attach`` builds the optimizer that it is given, whichever it is, over every trained weight, in one order
-    on all processes. Its ``map_whole`` gives a function the whole weight, however that is divided over
-    processes; the optimizer's state is saved and loaded with the model's, under the weight's name.
+S11 ``Config.speed_only`` names the options that change no result but by rounding (S4). A run resumes with other
+    values of these alone: a directory whose run had another value of any other option is refused before anything
+    starts.
+S12 ``attach`` builds the optimizer that it is given, whichever it is, over every trained weight, in one order on
+    all processes. Its ``map_whole`` gives a function the whole weight, however that is divided over processes; the
+    optimizer's state is saved and loaded with the model's, under the weight's name.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class DataParallel:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardCounts:
-    """Numbers of shards into which a strategy divides the tensors that each process would hold otherwise."""
+    """The numbers of shards into which a strategy divides the draft's weights and the target's vocabulary."""
 
     weights: int
     """Processes that divide one copy of the draft's weights, gradients and optimizer state."""
@@ -102,14 +101,14 @@ class Strategy(Resource):
     """
 
     API_VERSIONS: ClassVar[range] = range(2, 3)
-    """Versions of this interface that are accepted; newest first: 2, of the first release."""
+    """Accepted versions of this interface; 2 is the version of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""
     Config: ClassVar[type[StrategyConfig]] = StrategyConfig
     takes_fp8: ClassVar[bool] = False
-    """Whether the products of the draft and of the vocabulary operations may be in fp8. Then each process has whole
-    weights in its passes."""
+    """Whether the matrix products of the draft and of the vocabulary operations may be in fp8. This requires that
+    each process has full weights during its forward and backward passes."""
 
     def __init__(
         self, config: StrategyConfig, settings: StepConfig, optimizer: Optimizer, device: torch.device
@@ -138,7 +137,8 @@ class Strategy(Resource):
     def shard_counts(cls, config: StrategyConfig, world_size: int) -> ShardCounts:
         """Return the numbers of shards of weights and of vocabulary, from which a run's memory is computed.
 
-        Optional: by default all processes divide the weights, and those of a data-parallel rank the vocabulary.
+        Optional: by default all processes divide the weights, and the processes of one data-parallel rank divide
+        the vocabulary.
         """
         shares = cls.data_parallel(config, 0, world_size).size
         return ShardCounts(weights=world_size, vocabulary=world_size // shares)

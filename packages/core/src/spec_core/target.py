@@ -89,7 +89,7 @@ class TargetSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetTensors:
-    """The frozen tensors of the target, as stored, on the CPU (memory-mapped where that is possible)."""
+    """The frozen tensors of the target, as stored, on the CPU (memory-mapped if possible)."""
 
     embedding_VH: Tensor
     head_VH: Tensor

@@ -39,7 +39,7 @@ class Tracker(Resource):
     """
 
     API_VERSIONS: ClassVar[range] = range(2, 3)
-    """Versions of this interface that are accepted; newest first: 2, of the first release."""
+    """Accepted versions of this interface; 2 is the version of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""

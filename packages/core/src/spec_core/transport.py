@@ -2,29 +2,28 @@
 
 Contract (``spec_testing.TransportSuite`` quotes the numbers):
 
-T1  The receiver publishes an opaque ``address``; a sender connects to it. The schema is agreed there: a
-    mismatch raises SchemaMismatch on the sender, naming both sides' tensors, before anything is sent. Where
-    nobody listens, ``connect`` raises PeerLost. Senders on other hosts can reach a receiver with a ``host``.
-T2  ``send`` hands over one sample and returns a Ticket. When the ticket is done, and not before, the caller
-    may reuse the sample's memory: the bytes were copied, or the receiver released them. On a device: by work
-    that comes after ``send`` on the stream that was current then.
+T1  The receiver publishes an opaque ``address``; a sender connects to it. The schema is agreed there: a mismatch
+    raises SchemaMismatch on the sender, naming both sides' tensors, before anything is sent. Where nobody listens,
+    ``connect`` raises PeerLost. Senders on other hosts can reach a receiver with a ``host``.
+T2  ``send`` hands over one sample and returns a Ticket. When the ticket is done, and not before, the caller may
+    reuse the sample's memory: the bytes were copied, or the receiver released them. On a device: by work that comes
+    after ``send`` on the stream that was current then.
 T3  ``receive`` returns samples exactly once, bit for bit, in the order of each sender.
 T4  A received sample's tensors are valid on the current stream until ``release``; then its bytes are free for
     another sample. Releasing twice raises ProtocolError.
-T5  Memory is bounded: at most ``window_bytes`` of samples (``FeatureSample.num_bytes``) of all senders
-    together are between ``send`` and ``release``. A ``send`` beyond that waits, a ``send`` within it does
-    not. A sample larger than the window raises ConfigError at once.
-T6  Every call that can block takes ``timeout_s`` and raises DeadlineExceeded; nothing is lost by it: a later
-    call continues where it stopped. A silent peer (a stopped process, for example) leads to DeadlineExceeded.
-T7  A dead or closed peer raises PeerLost within the timeout, on both sides, and completes the tickets with
-    it. a) A sample whose ticket was done is delivered. b) After a clean close all samples are delivered. c)
-    After a crash, samples whose ticket was open may be lost. d) ``receive`` raises PeerLost once for each
-    sender that crashed, at its place in the stream, and then continues. e) Once no sender is left,
-    ``receive`` raises it once more, and then waits for another sender; on the other side every call raises
-    it.
+T5  Memory is bounded: at most ``window_bytes`` of samples (``FeatureSample.num_bytes``) of all senders together are
+    between ``send`` and ``release``. A ``send`` beyond that waits, a ``send`` within it does not. A sample larger
+    than the window raises ConfigError at once.
+T6  Every call that can block takes ``timeout_s`` and raises DeadlineExceeded; nothing is lost by it: a later call
+    continues where it stopped. A silent peer (a stopped process, for example) leads to DeadlineExceeded.
+T7  A dead or closed peer raises PeerLost within the timeout, on both sides, and completes the tickets with it. a) A
+    sample whose ticket was done is delivered. b) After a clean close all samples are delivered. c) After a crash,
+    samples whose ticket was open may be lost. d) ``receive`` raises PeerLost once for each sender that crashed, at
+    its place in the stream, and then continues. e) Once no sender is left, ``receive`` raises PeerLost once more,
+    and then waits for another sender. A sender whose receiver is gone raises PeerLost in every call.
 T8  ``flush`` returns when every ticket of this sender is done.
-T9  ``close`` is idempotent and leaves nothing on the host: no shared memory, no socket, no thread. Memory
-    that a sample still refers to goes with the sample.
+T9  ``close`` is idempotent and leaves nothing on the host: no shared memory, no socket, no thread. Memory that a
+    sample still refers to is freed with the sample.
 """
 
 from __future__ import annotations

@@ -1,33 +1,33 @@
 """WeightTransport: moves the bytes of one update from a publisher to the ranks of one replica.
 
-The publisher and every rank agree on a manifest and on a transport before it is used, and compare digests
-afterwards; so a transport checks nothing but that it works. It may lose, but not hang: every call has a
-deadline.
+The publisher and every rank agree on a manifest and on a transport before a transfer, and compare digests
+afterwards. So a transport need not check the tensors' bytes. It may fail but not hang: every call has a deadline.
 
 Contract (``spec_testing.WeightTransportSuite`` quotes the numbers):
 
 W1  The receiver yields every tensor of the manifest once, bit for bit: any dtype, shape and number of bytes,
-    tensors without elements too. What it yields is valid until the next one is asked for.
-W2  Bytes travel in buckets of at most ``bucket_bytes``, and never more than the payload has. A larger tensor
-    is cut. Both ends have the sender's ``bucket_bytes``; ``receiver`` is given it.
-W3  ``receiver``, ``sender`` and ``open`` do not wait for the other end. The sender gets each receiver's
-    ``address``, each receiver its entry of what ``open`` has returned; then ``send`` and ``receive`` run at
+    tensors without elements too. A yielded tensor is valid until the next one is requested.
+W2  Bytes travel in buckets of at most ``bucket_bytes``, and never more than the payload has. A larger tensor is
+    split. Both sides use the sender's ``bucket_bytes``; ``receiver`` gets it as an argument.
+W3  ``receiver``, ``sender`` and ``open`` do not wait for the other side. The sender gets each receiver's
+    ``address``, and each receiver gets its element of the result of ``open``. Then ``send`` and ``receive`` run at
     the same time.
-W4  Calls end at their ``deadline`` (``time.monotonic``) with DeadlineExceeded, and with PeerLost when the
-    other end has died or closed.
-W5  ``close`` of an end may come from another thread: what runs then ends with PeerLost within a second. It is
-    idempotent and leaves nothing but what W7 keeps: no thread, no descriptor, no memory, no unfinished file.
-W6  ``probe`` and ``obstacle`` say why a transport cannot be used, here or towards a certain rank; ``medium``
-    says what the bytes pass through on their way to one that is reached. Without an order of names the
-    fastest is taken.
-W7  A transport may keep what it has built for an update until the next one of the same update group and
-    replica. It uses that again only where every end has come through the update before and has kept it too;
-    else all build anew in the same update: after a failure, for other ranks, for a process that was started
-    anew. ``forget`` releases what is kept towards a replica, ``close`` all of it; an update that is under way
-    keeps what it uses.
-W8  Options (``Config``) are those of whoever pushes. A server opens the transport with their defaults, so
-    each has one; what a rank needs to know of the sender's options is in its entry of what ``open`` has
-    returned.
+W4  Calls end at their ``deadline`` (``time.monotonic``) with DeadlineExceeded, and with PeerLost when the other
+    side has died or closed.
+W5  Another thread may call ``close`` of a sender or receiver: calls in progress then raise PeerLost within a
+    second. ``close`` is idempotent and leaves nothing but the cache of W7: no thread, no descriptor, no memory, no
+    unfinished file.
+W6  ``probe`` says why a transport cannot be used in this process, ``obstacle`` why it cannot reach a certain rank.
+    ``medium`` says what the bytes pass through on their way to a rank that it can reach. If the user lists no
+    transports, the fastest one is used.
+W7  A transport may cache what it has built for an update, for the next update of the same update group and replica.
+    It uses the cache only if every side has completed the previous update and has cached it, too. Otherwise all
+    sides build anew within the same update: after a failure, for other ranks, or for a restarted process.
+    ``forget`` releases the cache for a replica, ``close`` the whole cache. An update in progress keeps what it
+    uses.
+W8  Only the publisher sets options (``Config``). A server opens the transport with default options, so every option
+    has a default. If a rank must know an option of the sender, it is in the rank's element of the result of
+    ``open``.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class WeightTransport(Resource):
     """
 
     API_VERSIONS: ClassVar[range] = range(2, 3)
-    """Versions of this interface that are accepted; newest first: 2, of the first release."""
+    """Accepted versions of this interface; 2 is the version of the first release."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""
@@ -119,20 +119,20 @@ class WeightTransport(Resource):
         return Availability(ok=True)
 
     @abstractmethod
-    def place(self, device: torch.device) -> str:
+    def location(self, device: torch.device) -> str:
         """Return the location of a rank on ``device`` of this process; the sender passes it to ``obstacle``."""
 
     @abstractmethod
-    def obstacle(self, place: str, device: torch.device) -> str:
+    def obstacle(self, location: str, device: torch.device) -> str:
         """Return why a sender on ``device`` of this process cannot reach a rank; empty if it can.
 
-        ``place``: what the rank's process returned from ``place``.
+        ``location``: what the rank's process returned from ``location``.
         """
 
-    def medium(self, place: str, device: torch.device) -> WeightMedium:
+    def medium(self, location: str, device: torch.device) -> WeightMedium:
         """Return the medium between a sender on ``device`` and a rank that ``obstacle`` says it can reach.
 
-        ``place``: what the rank's process returned from ``place``.
+        ``location``: what the rank's process returned from ``location``.
         """
         return WeightMedium.UNSTATED
 
@@ -154,8 +154,8 @@ class WeightTransport(Resource):
     ) -> WeightSender:
         """Return a sender to the ranks of ``replica`` (W3).
 
-        ``receivers``: ``WeightReceiver.address`` of each rank. ``weights``: the manifest's tensors, on any
-        device; they are not changed meanwhile. Buckets are assembled on ``device``.
+        ``receivers``: ``WeightReceiver.address`` of each rank. ``weights``: the manifest's tensors, on any device;
+        nothing may change them until the sender is closed. Buckets are assembled on ``device``.
         """
 
     def forget(self, replica: str) -> None:

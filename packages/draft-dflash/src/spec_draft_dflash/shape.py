@@ -49,7 +49,7 @@ class DFlashShape(BlockShape):
         return found | {"sliding_window": window}
 
     def fixed_fields(self) -> Json:
-        """Return fields that published drafts have and that must have the given value here."""
+        """Return fields of a published draft's config.json for which only the given value is supported."""
         return super().fixed_fields() | {
             "sample_from_anchor": False,
             "projector_type": None,

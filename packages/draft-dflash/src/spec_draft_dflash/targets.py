@@ -87,7 +87,7 @@ class SoftTargets:
 
         def gradient_(weight_R: Tensor) -> Tensor:
             every, below, taught = (factor_R1 * weight_R[:, None] for factor_R1 in factors)
-            weighed, target = (every, below, taught), (teacher.distribution, teacher.kept_mass_R)
+            weighed, target = (every, below, taught), (teacher.distribution, teacher.in_vocab_mass_R)
             self.kernels.distill_grad_(logits_R1V, scored.log_sum_RS, weighed, *target)
             return logits_RV
 

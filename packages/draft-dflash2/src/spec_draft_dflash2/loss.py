@@ -48,7 +48,7 @@ class SelectorInputs:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All of these tensors."""
+        """The three tensors: states, contexts and table."""
         return self.states_ASH, self.context_ASr, self.successor_Vr
 
 
@@ -76,7 +76,7 @@ class SelectorLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class _Scored:
-    """The guesses of a chunk, compared with labels and teacher; sums over shards are complete."""
+    """The guesses of a chunk, compared with labels and teacher. Values are summed over all vocabulary shards."""
 
     head: Distribution
     teacher: Distribution
@@ -123,7 +123,7 @@ class _Sums:
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
         """Add loss, metrics and gradients of the counted guesses of the blocks in ``blocks``."""
-        place, options = (guesses.block_R, guesses.guess_R), self.rule.options
+        index, options = (guesses.block_R, guesses.guess_R), self.rule.options
         scored = self._score(blocks, guesses)
         loss_R = scored.head_loss_R + options.selector_weight * scored.selector_loss_R
         weight_R = self.rule.weight_S.to(loss_R)[guesses.guess_R] * self.scale
@@ -139,11 +139,11 @@ class _Sums:
         )
         self.metrics.add_lengths(guesses, acceptance_length=correct_R)
         if self.grads is not None:
-            self._add_gradients(blocks, place, scored, weight_R)
+            self._add_gradients(blocks, index, scored, weight_R)
 
     def _score(self, blocks: slice, guesses: CountedGuesses) -> _Scored:
-        place, ops, kernels = (guesses.block_R, guesses.guess_R), self.rule.ops, self.rule.kernels
-        logits_RV = ops.head.forward(self.inputs.states_ASH[blocks][place])
+        index, ops, kernels = (guesses.block_R, guesses.guess_R), self.rule.ops, self.rule.kernels
+        logits_RV = ops.head.forward(self.inputs.states_ASH[blocks][index])
         teacher_RV = ops.teacher_logits(self.batch.hidden_TNH[guesses.label_R - 1, -1])
         ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
         log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
@@ -159,7 +159,7 @@ class _Sums:
             best_R=best_R,
             head_loss_R=self._head_loss(head, teacher, label_R),
             candidate_RC=found.id_RC,
-            score_RC=scores(found.logits_RC, self.inputs.context_ASr[blocks][place], successor_RCr),
+            score_RC=scores(found.logits_RC, self.inputs.context_ASr[blocks][index], successor_RCr),
             wanted_RC=self._wanted(teacher, label_R, found.id_RC),
         )
 
@@ -180,25 +180,26 @@ class _Sums:
         return options.soft_weight * prob_RC + options.ce_weight * is_label_RC
 
     def _add_gradients(
-        self, blocks: slice, place: tuple[Tensor, Tensor], scored: _Scored, weight_R: Tensor
+        self, blocks: slice, index: tuple[Tensor, Tensor], scored: _Scored, weight_R: Tensor
     ) -> None:
         """Add the gradients with respect to states, contexts and the table of candidates."""
         assert self.grads is not None
         grad_ASH, grad_ASr, grad_Vr = self.grads
         grad_RC = self.rule.options.selector_weight * weight_R[:, None] * scored.selector_grad_RC
         grad_RV, ops = self._logits_gradient_(scored, weight_R, grad_RC), self.rule.ops
-        grad_ASH[blocks][place] = ops.reduce_sum(ops.head.backward(grad_RV))
+        grad_ASH[blocks][index] = ops.reduce_sum(ops.head.backward(grad_RV))
         grad_RC = grad_RC.to(grad_Vr.dtype)
         successor_RCr = self.inputs.successor_Vr[scored.candidate_RC]
-        grad_ASr[blocks][place] = (grad_RC[:, None] @ successor_RCr).squeeze(1)
-        rows_RCr = grad_RC[..., None] * self.inputs.context_ASr[blocks][place][:, None]
+        grad_ASr[blocks][index] = (grad_RC[:, None] @ successor_RCr).squeeze(1)
+        rows_RCr = grad_RC[..., None] * self.inputs.context_ASr[blocks][index][:, None]
         # In a fixed order also on GPUs, unlike index_add_: the same run gives the same bits.
         grad_Vr.index_put_((scored.candidate_RC,), rows_RCr, accumulate=True)
 
     def _logits_gradient_(self, scored: _Scored, weight_R: Tensor, grad_RC: Tensor) -> Tensor:
         """Overwrite the logits with weight · ((ce + soft) · q − t), plus the selector's gradient at the candidates.
 
-        The columns of label and candidates are rounded only once.
+        q: the head's distribution; t: the wanted distribution. The columns of label and candidates are rounded only
+        once.
         """
         options, (logits_RV, log_sum_R) = self.rule.options, scored.head
         named_RX = torch.cat([scored.candidate_RC, scored.label_R[:, None]], dim=1)
@@ -208,7 +209,7 @@ class _Sums:
         there_RX = there_RX - soft_R[:, None] * columns.probabilities(scored.teacher)
         is_label_RX = columns.id_RX == scored.label_R[:, None]
         there_RX = there_RX - options.ce_weight * weight_R[:, None] * is_label_RX
-        # By token and not by place: another shard's token stands for a column here, maybe a second time.
+        # By token and not by index: another shard's token stands for a column here, maybe a second time.
         same_RXC = columns.id_RX[..., None] == scored.candidate_RC[:, None]
         there_RX = there_RX + (same_RXC * grad_RC[:, None]).sum(-1)
         factors = all_R[:, None], torch.zeros_like(all_R)[:, None], soft_R[:, None]

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class CandidateSelector(nn.Module):
-    """Adds ⟨A[previous token] ⊙ P · state, B[candidate]⟩ to a candidate's logit; A and B are tables of vectors."""
+    """Adds ⟨A[previous token] ⊙ P · state, B[candidate]⟩ to a candidate's logit.
+
+    A and B are tables with a vector for each token; P is a projection.
+    """
 
     def __init__(self, shape: DFlash2Shape) -> None:
         """Initialize both tables and the projection with random weights."""
@@ -66,9 +69,9 @@ def _merged(top_RC: Tensor, id_RC: Tensor, ops: VocabularyOps, count: int) -> tu
     """Return ids and logits [R, count] of the largest of all shards' candidates; ties go to the smallest id."""
     ids, tops, no_id = list[torch.Tensor](), list[torch.Tensor](), torch.iinfo(torch.int64).min
     for _ in range(count):
-        local_R, place_R = top_RC.max(-1)
+        local_R, column_R = top_RC.max(-1)
         best_R = ops.reduce_max(local_R)
-        own_R = torch.where(local_R < best_R, no_id, -id_RC.gather(1, place_R[:, None]).squeeze(1))
+        own_R = torch.where(local_R < best_R, no_id, -id_RC.gather(1, column_R[:, None]).squeeze(1))
         ids.append(-ops.reduce_max(own_R))
         tops.append(best_R)
         top_RC = top_RC.masked_fill(id_RC == ids[-1][:, None], -torch.inf)

@@ -30,7 +30,7 @@ class DFlash2Shape(BlockShape):
 
     @property
     def conv_taps(self) -> int:
-        """Taps computed from a slot's state for one sub-layer: for input and output, for each channel group."""
+        """Number of taps computed from a slot's state for a sub-layer's input and output, over all channel groups."""
         return 2 * self.conv_kernel_size * (self.hidden_size // self.conv_group_size)
 
     def tensor_shapes(self) -> Shapes:
@@ -60,7 +60,7 @@ class DFlash2Shape(BlockShape):
         return replace(hints, leaves=leaves + self._convolutions, partial=hints.partial + self._convolutions)
 
     def fixed_fields(self) -> Json:
-        """Return fields that published drafts have and that must have the given value here."""
+        """Return fields of a published draft's config.json for which only the given value is supported."""
         return super().fixed_fields() | {
             "sample_from_anchor": False,
             "projector_type": None,

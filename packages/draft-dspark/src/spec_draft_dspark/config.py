@@ -14,31 +14,33 @@ MarkovKind = Literal["vanilla", "gated", "rnn"]
 class DSparkConfig(BlockConfig):
     """Options of the DSpark draft.
 
-    None means: what the folder ``init_from`` says, else the default that is named. An option that contradicts the
-    folder is an error.
+    None: the value in the folder ``init_from`` or, without a folder, the default that is named below. An option
+    that contradicts the folder is an error.
     """
 
     block_size: int | None = pydantic.Field(None, ge=1, le=1024)
-    """Guesses of a block, each in a slot of its own; the first slot holds the last known token. None: 7."""
+    """Number of guesses and of slots of a block. Each slot makes a guess; the first slot holds the last known
+    token. None: 7."""
     markov_head: MarkovKind | None = None
-    """Head that biases a guess by the one before it. ``vanilla``: that token alone. ``gated``: its channels, opened
-    by the state of the slot. ``rnn``: all guesses before, by a recurrent state. vLLM serves ``vanilla`` only. None:
-    vanilla."""
+    """Markov head, which adds a bias to a guess's logits. The bias depends on the previous token (``vanilla``), on
+    the previous token and the slot's state (``gated``), or on all earlier guesses of the block (``rnn``). vLLM
+    serves ``vanilla`` only. None: vanilla."""
     markov_rank: int | None = pydantic.Field(None, ge=1)
-    """Channels of that head. None: 256."""
+    """Number of channels of the Markov head. None: 256."""
     confidence: bool | None = None
-    """Whether a further head learns the chance that a guess is accepted. None: yes."""
+    """Whether a confidence head learns the probability that a guess is accepted. None: yes."""
     confidence_with_markov: bool | None = None
-    """Whether that head sees the token before the guess, too. None: yes."""
+    """Whether the confidence head also reads the token before the guess. None: yes."""
 
     gamma: float = pydantic.Field(4.0, gt=0)
     """Guess k weighs exp(−(k − 1) / gamma)."""
     ce_weight: float = pydantic.Field(0.1, ge=0)
     """Factor on the cross-entropy to the next tokens."""
     l1_weight: float = pydantic.Field(0.9, ge=0)
-    """Factor on the L1 distance to the target's distribution, 0 to 2: twice the chance of a rejection."""
+    """Factor on the L1 distance to the target's distribution. The distance is twice the probability of a
+    rejection."""
     confidence_weight: float = pydantic.Field(1.0, ge=0)
-    """Factor on the confidence head's cross-entropy to the chance of acceptance."""
+    """Factor on the confidence head's cross-entropy to the probability of acceptance."""
 
     @pydantic.model_validator(mode="after")
     def _trains_something(self) -> Self:

@@ -48,7 +48,7 @@ class HeadInputs:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of these tensors that are not None."""
+        """The fields of this object that are not None."""
         some = (self.states_ASH, self.bias_ASr, self.bias_Vr)
         return some if self.confidence_AS is None else (*some, self.confidence_AS)
 
@@ -76,7 +76,7 @@ class GuessLoss:
 
 @dataclass(frozen=True)
 class _Scored:
-    """The guesses of a chunk, compared with labels and teacher; sums over shards are complete."""
+    """The guesses of a chunk, compared with labels and teacher. Values are summed over all vocabulary shards."""
 
     logits_RV: Tensor
     log_sum_R: Tensor
@@ -101,11 +101,11 @@ class _Sums:
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
         """Add loss, metrics and gradients of the counted guesses of the blocks in ``blocks``."""
-        place, options = (guesses.block_R, guesses.guess_R), self.rule.options
+        index, options = (guesses.block_R, guesses.guess_R), self.rule.options
         scored = self._score(blocks, guesses)
         loss_R = options.ce_weight * scored.cross_R + options.l1_weight * (2 - 2 * scored.overlap_R)
         weight_R = self.rule.weight_S.to(loss_R)[guesses.guess_R] * self.scale
-        confidence_R = self._confidence_loss(blocks, place, scored.overlap_R, weight_R)
+        confidence_R = self._confidence_loss(blocks, index, scored.overlap_R, weight_R)
         self.metrics.loss += (weight_R * (loss_R + options.confidence_weight * confidence_R)).sum()
         self.metrics.add(
             guesses,
@@ -118,12 +118,12 @@ class _Sums:
             guesses, acceptance_length=scored.correct_R, expected_length=scored.overlap_R
         )
         if self.grads is not None:
-            self._add_gradients(blocks, place, scored, weight_R)
+            self._add_gradients(blocks, index, scored, weight_R)
 
     def _score(self, blocks: slice, guesses: CountedGuesses) -> _Scored:
-        place, ops, kernels = (guesses.block_R, guesses.guess_R), self.rule.ops, self.rule.kernels
-        logits_RV = ops.head.forward(self.inputs.states_ASH[blocks][place])
-        logits_RV.addmm_(self.inputs.bias_ASr[blocks][place], self.inputs.bias_Vr.T)
+        index, ops, kernels = (guesses.block_R, guesses.guess_R), self.rule.ops, self.rule.kernels
+        logits_RV = ops.head.forward(self.inputs.states_ASH[blocks][index])
+        logits_RV.addmm_(self.inputs.bias_ASr[blocks][index], self.inputs.bias_Vr.T)
         ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
         log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
         label_R = guesses.label_R
@@ -138,7 +138,7 @@ class _Sums:
         return _Scored(logits_RV, log_sum_R, teacher, labels, best_R == id_R, cross_R, overlap_R, below_R)
 
     def _confidence_loss(
-        self, blocks: slice, place: tuple[Tensor, Tensor], chance_R: Tensor, weight_R: Tensor
+        self, blocks: slice, index: tuple[Tensor, Tensor], chance_R: Tensor, weight_R: Tensor
     ) -> Tensor:
         """Return the confidence head's cross-entropy with ``chance_R``, [R], and add its gradient.
 
@@ -146,22 +146,22 @@ class _Sums:
         """
         if self.inputs.confidence_AS is None:
             return torch.zeros_like(chance_R)
-        logit_R = self.inputs.confidence_AS[blocks][place].to(chance_R)
+        logit_R = self.inputs.confidence_AS[blocks][index].to(chance_R)
         if self.grads is not None:
             slope_R = weight_R * self.rule.options.confidence_weight * (logit_R.sigmoid() - chance_R)
-            self.grads[3][blocks][place] = slope_R.to(self.grads[3].dtype)
+            self.grads[3][blocks][index] = slope_R.to(self.grads[3].dtype)
         return F.binary_cross_entropy_with_logits(logit_R, chance_R, reduction="none")
 
     def _add_gradients(
-        self, blocks: slice, place: tuple[Tensor, Tensor], scored: _Scored, weight_R: Tensor
+        self, blocks: slice, index: tuple[Tensor, Tensor], scored: _Scored, weight_R: Tensor
     ) -> None:
         """Add the gradients of cross-entropy and L1 distance with respect to states, bias factors and W2."""
         assert self.grads is not None
         grad_RV, ops = self._gradient_(scored, weight_R), self.rule.ops
         grad_ASH, grad_ASr, grad_Vr, *_ = self.grads
-        grad_ASH[blocks][place] = ops.reduce_sum(ops.head.backward(grad_RV))
-        grad_ASr[blocks][place] = ops.reduce_sum(grad_RV @ self.inputs.bias_Vr)
-        grad_Vr += grad_RV.T @ self.inputs.bias_ASr[blocks][place]
+        grad_ASH[blocks][index] = ops.reduce_sum(ops.head.backward(grad_RV))
+        grad_ASr[blocks][index] = ops.reduce_sum(grad_RV @ self.inputs.bias_Vr)
+        grad_Vr += grad_RV.T @ self.inputs.bias_ASr[blocks][index]
 
     def _gradient_(self, scored: _Scored, weight_R: Tensor) -> Tensor:
         """Overwrite the logits with their gradient.

@@ -67,7 +67,7 @@ class DSparkShape(BlockShape):
         return super().read_own(fields, own, folder) | {key: own[key] for key in _OWN_FIELDS if key in own}
 
     def fixed_fields(self) -> Json:
-        """Return fields that published drafts have and that must have the given value here."""
+        """Return fields of a published draft's config.json for which only the given value is supported."""
         return super().fixed_fields() | {
             "sample_from_anchor": True,
             "projector_type": "dspark",

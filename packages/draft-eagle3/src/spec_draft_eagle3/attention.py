@@ -35,7 +35,7 @@ class GroupedQueryAttention(AttentionProjections):
         return self.q_proj, self.k_proj, self.v_proj
 
     def queries(self, projected: Tensor, turn: Turn) -> Tensor:
-        """Return rotated queries [T, heads, D] from the first projection's output."""
+        """Return rotated queries [T, heads, D] from the first projection's output. ``turn`` rotates heads."""
         return turn(projected.unflatten(-1, (-1, self.head_dim)))
 
     def keys_values(self, projected: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:

@@ -79,7 +79,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
-        """Return the fields of a ``speculators`` folder that have the same name here.
+        """Return the fields of a ``speculators`` config.json, under the names that engines read.
 
         Captured layers are counted by the layers' inputs, as in vLLM.
         """
@@ -218,7 +218,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
             each_token=("norm",),
             all_tokens_in={"midlayer.input_layernorm": 0, "rank_rows": 0},
             all_tokens_out=("head_input", "whole_rows"),
-            kept_ids="t2d" if shape.reduced else "",
+            vocab_mask="t2d" if shape.reduced else "",
         )
         layers = ["midlayer", *(f"layers.{index}" for index in shape.later_layers)]
         hints = sum(map(shape.layer_hints, layers), shape.norm_hints("midlayer.hidden_norm")) + own

@@ -44,7 +44,10 @@ class LatentAttention(nn.Module):
         return self.q_a_proj, self.kv_a_proj_with_mqa
 
     def queries(self, projected: Tensor, turn: Turn) -> Tensor:
-        """Return queries [T, heads, D], rotated channels first, from the first projection's output."""
+        """Return queries [T, heads, D], rotated channels first, from the first projection's output.
+
+        ``turn`` rotates channels.
+        """
         # Attention divides by √D; what scores are multiplied by besides, the narrow latent takes.
         latent = self.q_a_layernorm(projected) * self._score_scale
         heads = self.q_b_proj(latent).unflatten(-1, (-1, self._nope + self._rope))

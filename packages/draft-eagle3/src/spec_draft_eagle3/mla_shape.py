@@ -38,8 +38,8 @@ class MlaShape(Eagle3Shape):
 
     architecture: ClassVar[str] = MLA_ARCHITECTURE
     model_type: ClassVar[str] = "deepseek_v2"
-    """Written to config.json; vLLM mistakes a folder of type ``deepseek_v3`` for a target's MTP head
-    (``config/speculative.py``)."""
+    """Model type that is written to config.json. vLLM would mistake a folder of type ``deepseek_v3`` for a target's
+    MTP head (``config/speculative.py``)."""
     attention: ClassVar[str] = "mla"
 
     q_lora_rank: Size
@@ -67,7 +67,7 @@ class MlaShape(Eagle3Shape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the fields of any Eagle3 draft; the fields of grouped queries are derived from the others."""
+        """Return the fields of any Eagle3 draft. Fields of grouped-query attention are derived from other fields."""
         read = super().read_own(fields, own, folder)
         derived = {"num_key_value_heads": "num_attention_heads", "head_dim": "qk_rope_head_dim"}
         return read | {key: fields[source] for key, source in derived.items() if source in fields}
@@ -115,7 +115,7 @@ class MlaShape(Eagle3Shape):
         return TensorParallelHints(all_tokens_out=(norm,), each_token=(norm,))
 
     def fixed_fields(self) -> Json:
-        """Return fields that published drafts have and that must have the given value here.
+        """Return fields of a published draft's config.json for which only the given value is supported.
 
         The values mean that neighbouring channels are rotated in pairs, and that every token is attended to.
         """

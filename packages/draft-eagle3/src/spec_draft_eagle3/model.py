@@ -105,7 +105,7 @@ class _Rows:
     """Index of each row's input token among the embedded tokens."""
     own: ContextRows
     """The rows that this rank computes in step 0."""
-    place_N: Tensor | None
+    local_N: Tensor | None
     """int64: index of each query's row among the rows of ``own``; None: each of those rows has a query."""
     is_first: bool
     """Whether this is step 0, which computes keys and values of every row."""
@@ -125,7 +125,7 @@ class _UnrolledLayer:
         self._values: list[Tensor] = []
 
     def step(self, hidden_RH: Tensor, embedded: Tensor | None, rows: _Rows) -> Tensor:
-        """Return the layer's output of the next step, [N, H]; ``embedded``: ``embed`` of all tokens."""
+        """Return the layer's output of the next step, [N, H]; ``embedded``: result of ``embed`` for all tokens."""
         # Not kept in the object: it would refer to itself, and its tensors would wait for the garbage collector.
         advance = checkpointed(self._compute, enabled=self._model.config.checkpoint_activations)
         hidden_NH, k, v = advance(rows, hidden_RH, embedded, *self._keys, *self._values)
@@ -140,12 +140,12 @@ class _UnrolledLayer:
         layer, kernels = self._layer, self._model.kernels
         attention, rotate = layer.self_attn, kernels.rotate
         if embedded is not None:
-            place = rows.token_N
-            embedded = embedded[place] if isinstance(place, slice) else take_rows(embedded, place)
-        place_N = rows.place_N if rows.is_first else None
-        projected = layer.project(hidden_RH, self._weight, embedded, place_N)
-        if place_N is not None:
-            hidden_RH = self._model.select(hidden_RH, place_N)
+            index = rows.token_N
+            embedded = embedded[index] if isinstance(index, slice) else take_rows(embedded, index)
+        local_N = rows.local_N if rows.is_first else None
+        projected = layer.project(hidden_RH, self._weight, embedded, local_N)
+        if local_N is not None:
+            hidden_RH = self._model.select(hidden_RH, local_N)
         q = attention.queries(projected[0], lambda heads: rotate(heads, rows.query_angles))
         k, v = attention.keys_values(projected[1], lambda heads: rotate(heads, rows.angles))
         if self._model.config.checkpoint_activations:
@@ -157,8 +157,8 @@ class _UnrolledLayer:
             [first, *(part[: len(q)] for part in later)]
             for first, *later in ((*past[:steps], k), (*past[steps:], v))
         )
-        places = rows.index_N, rows.own, rows.place_N
-        attended = unrolled_attention(kernels, q, keys, values, self._bounds, *places)
+        indices = rows.index_N, rows.own, rows.local_N
+        attended = unrolled_attention(kernels, q, keys, values, self._bounds, *indices)
         return layer.finish(hidden_RH, attended), k, v
 
 
@@ -222,7 +222,7 @@ class Eagle3Model(nn.Module):
         loss = HeadLoss(
             head=self.kernels.linear_weight(self.lm_head.weight),
             ids_V=self.local_ids(ops),
-            kept_V=self.t2d,
+            vocab_mask_V=self.t2d,
             kind=self.config.loss,
             ops=ops,
             kernels=self.kernels,
@@ -265,7 +265,7 @@ class Eagle3Model(nn.Module):
                     index_N=row_N if step > 0 or narrows else own.index,
                     token_N=token_N,
                     own=own,
-                    place_N=needed.place_N[: len(row_N)] if step > 0 or narrows else None,
+                    local_N=needed.local_N[: len(row_N)] if step > 0 or narrows else None,
                     is_first=step == 0,
                 )
                 hidden = over_steps.step(hidden, tokens if layer is self.midlayer else None, rows)

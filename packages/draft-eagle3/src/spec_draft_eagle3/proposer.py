@@ -221,7 +221,7 @@ class _Context:
 
     @property
     def visible(self) -> Tensor:
-        """Attention mask, bool [B, 1, 1, L]: whether a column belongs to the sequence or is padding."""
+        """Attention mask, bool [B, 1, 1, L]: True if a column belongs to the sequence, False if it is padding."""
         return self._visible[..., : self._used + self._num_guesses]
 
 

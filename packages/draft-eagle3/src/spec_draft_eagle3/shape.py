@@ -113,7 +113,7 @@ class Eagle3Shape(DecoderShape):
         return super().read_own(fields, own, folder) | {"captured": layers}
 
     def fixed_fields(self) -> Json:
-        """Return fields that published drafts have and that must have the given value here."""
+        """Return fields of a published draft's config.json for which only the given value is supported."""
         return super().fixed_fields() | {
             "norm_before_residual": False,
             "norm_before_fc": False,

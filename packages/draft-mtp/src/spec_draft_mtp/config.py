@@ -11,13 +11,15 @@ class MtpConfig(DecoderConfig):
     """Options of the MTP draft.
 
     ``init_from`` may be the target's own folder: then training goes on from the head that the target ships with.
-    Without it the head starts from drawn weights. None means: what the folder ``init_from`` says, else the target's.
+    Without ``init_from`` the head starts from random weights. None: the value in the folder ``init_from`` or,
+    without a folder, the target's.
     """
 
     loss: DistilledLoss = "ce"
     """``ce``: cross-entropy to the target's distribution. ``lk_alpha``: −log of the expected acceptance.
-    ``lk_lambda``: KL and acceptance mixed, ever more acceptance as it grows (arXiv 2602.23881)."""
+    ``lk_lambda``: a weighted sum of KL divergence and probability of rejection; the more guesses are accepted, the
+    less KL weighs (arXiv 2602.23881)."""
     num_steps: int = pydantic.Field(3, ge=1, le=1024)
     """Unrolled steps: how many tokens ahead the head is trained. Most shipped heads were trained for one."""
     step_decay: float = pydantic.Field(0.8, gt=0, le=1)
-    """Weight of one step relative to the one before: step s weighs step_decay ** s."""
+    """Weight of one step relative to the previous step: step s weighs step_decay ** s."""

@@ -38,7 +38,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:
-        """Return whether a config.json describes a model with such a head: a target, or an export."""
+        """Return whether a config.json describes a model with an MTP head: a target, or an export."""
         nested = fields.get("text_config")
         counted = COUNT in fields or (isinstance(nested, dict) and COUNT in nested)
         return counted and not architectures(fields).isdisjoint(ARCHITECTURES)

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from spec_kit.chain_drafting import ChainKernels
 
 MATRIX_GAIN = 0.5
-"""Initial standard deviation of a matrix, times √inputs. So its output is equally large at any width."""
+"""Standard deviation of a matrix's initial weights, multiplied by √inputs. So its output is equally large at any
+width."""
 
 
 def wide_rms_norm(x: Tensor, weight: Tensor, shift: float, eps: float) -> Tensor:
@@ -153,12 +154,16 @@ class MtpModel(nn.Module):
         self.target_norm = target_norm
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
-        """Return this batch's share of Σ_s decay^s · (Σ CE) / n_s; ``denominators``: the global n_s, float64 [S]."""
+        """Return this batch's summand of the loss Σ_s decay^s · (Σ CE) / n_s, where s is the unrolled step.
+
+        Σ CE: sum of the cross-entropies (or ``config.loss``) of all labels of step s. ``denominators``: n_s, the
+        number of these labels in the global batch, float64 [S].
+        """
         (states, needed), device = self.unroll(batch, ops), batch.input_ids_T.device
         loss = HeadLoss(
             head=ops.head,
             ids_V=torch.arange(*ops.vocab_range, device=device),
-            kept_V=None,
+            vocab_mask_V=None,
             kind=self.config.loss,
             ops=ops,
             kernels=self.kernels,
@@ -167,11 +172,11 @@ class MtpModel(nn.Module):
         return loss(states, batch.hidden_TNH[:, -1], SupervisedRows.of(batch, needed), weight_S, needed)
 
     def unroll(self, batch: DraftBatch, ops: VocabularyOps) -> tuple[list[Tensor], NeededRows]:
-        """Return the target head's inputs at S steps, each [N, H] for the N rows the step needs, and these rows.
+        """Return the target head's input of each of S steps, [N, H], and the N rows that each step needs.
 
-        Each step's output is also the next step's state. Row t of step s has token t + 1 + s as input. Past the end
-        of the row's document that is some other token. Such a row has no label, in later steps neither, and no row of
-        its document attends to it.
+        Each step's output is also the next step's state. The input token of row t in step s is token t + 1 + s. If
+        that is after the end of the row's document, the token is arbitrary: the row has no label in this step or a
+        later one, and no row of its document attends to it.
         """
         steps, layer, own = self.config.num_steps, self.mtp.layer, ContextRows.of(batch)
         inputs = InputTokens.of(batch, own, steps)
@@ -194,13 +199,13 @@ class MtpModel(nn.Module):
             q, k = self.kernels.rotate(q, angles), self.kernels.rotate(k, angles)
             if step == 0:
                 k, v = own.gather(k, v)
-                q, gate, x_KH = (take_rows(part, needed.place_N) for part in (q, gate, x_KH))
+                q, gate, x_KH = (take_rows(part, needed.local_N) for part in (q, gate, x_KH))
             keys, values = (
                 [*kept[:1], *(part[: len(q)] for part in kept[1:]), new]
                 for kept, new in ((keys, k), (values, v))
             )
-            places = row_N, own, needed.place_N[: len(q)]
-            attended = unrolled_attention(self.kernels, q, keys, values, bounds, *places)
+            indices = row_N, own, needed.local_N[: len(q)]
+            attended = unrolled_attention(self.kernels, q, keys, values, bounds, *indices)
             states.append(self.mtp.norm(layer.finish(x_KH, attended, gate)))
         return states[1:], needed
 

@@ -73,7 +73,7 @@ class MtpShape(DecoderShape):
         return replace(self.layer_hints(LAYER), partial=norms, each_token=())
 
     def fixed_fields(self) -> Json:
-        """Return fields of config.json that must have the given value here."""
+        """Return fields of config.json for which only the given value is supported."""
         return super().fixed_fields() | {
             COUNT: 1,
             "mtp_use_dedicated_embeddings": False,

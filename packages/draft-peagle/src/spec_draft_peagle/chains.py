@@ -43,28 +43,28 @@ class ChainRule:
         guessed, its chains are the engine's verification rounds, and no guess is dropped.
         """
         reach_R = self._reach(sample)
-        if sample.guess_place is not None:
+        if sample.guess_depth is not None:
             return reach_R, reach_R
-        kept_R = reach_R.clamp(max=1)
-        row_A = kept_R.nonzero().squeeze(1)
+        count_R = reach_R.clamp(max=1)
+        row_A = count_R.nonzero().squeeze(1)
         num_seeds, generator = len(row_A), sample_generator(sample)
         for guess in range(1, self.num_guesses):
             row_A = row_A[reach_R[row_A] > guess]
             share = max(self.retention**guess, self.least_retention)
             size = max(0, int((num_seeds - guess) * share))
             row_A = row_A[torch.randperm(len(row_A), generator=generator)[:size]]
-            kept_R[row_A] += 1
-        return kept_R, reach_R
+            count_R[row_A] += 1
+        return count_R, reach_R
 
     def _reach(self, sample: Supervision) -> Tensor:
         """Return int64 [R]: the number of guesses of each row that can count."""
-        mask_T, place_T = sample.loss_mask, sample.guess_place
+        mask_T, guess_depth_T = sample.loss_mask, sample.guess_depth
         going_R = torch.ones(max(0, len(mask_T) - 1), dtype=torch.bool)
         reach_R = torch.zeros(len(going_R), dtype=torch.int64)
         for guess in range(min(self.num_guesses, len(going_R))):
             counts_T = mask_T[guess + 2 :]
-            if place_T is not None:
-                counts_T = counts_T & (place_T[guess + 2 :] == guess + 1)
+            if guess_depth_T is not None:
+                counts_T = counts_T & (guess_depth_T[guess + 2 :] == guess + 1)
             going_R[: len(counts_T)] &= counts_T
             going_R[len(counts_T) :] = False
             reach_R += going_R
@@ -114,7 +114,7 @@ class Chains:
     token_R: Tensor
     """int64 [R]: index of each row's token in the flat batch."""
     bounds: tuple[tuple[int, int], ...]
-    kept_R: Tensor
+    count_R: Tensor
     """int64 [R]: number of the row's guesses that count in the loss."""
     reach_R: Tensor
     """int64 [R]: number of the row's guesses that would count if none were dropped."""
@@ -122,43 +122,43 @@ class Chains:
     @classmethod
     def of(cls, batch: DraftBatch, rule: ChainRule) -> Self:
         """Draw the chains of every document of a batch."""
-        mask_T, place_T = batch.loss_mask_T.cpu(), batch.guess_place_T
+        mask_T, guess_depth_T = batch.loss_mask_T.cpu(), batch.guess_depth_T
         columns, bounds, cursor = [torch.zeros(3, 0, dtype=torch.int64)], list[tuple[int, int]](), 0
         for span in batch.spans:
             sample = Supervision(
                 sample_id=span.sample_id,
                 epoch=span.epoch,
                 loss_mask=mask_T[span.start : span.stop],
-                guess_place=None if place_T is None else place_T[span.start : span.stop],
+                guess_depth=None if guess_depth_T is None else guess_depth_T[span.start : span.stop],
                 seed=batch.seed,
             )
-            kept_R, reach_R = rule.draw(sample)
-            columns.append(torch.stack([torch.arange(len(kept_R)) + span.start, kept_R, reach_R]))
-            bounds.append((cursor, cursor + len(kept_R)))
-            cursor += len(kept_R)
-        token_R, kept_R, reach_R = torch.cat(columns, dim=1)
-        return cls(token_R=token_R, bounds=tuple(bounds), kept_R=kept_R, reach_R=reach_R)
+            count_R, reach_R = rule.draw(sample)
+            columns.append(torch.stack([torch.arange(len(count_R)) + span.start, count_R, reach_R]))
+            bounds.append((cursor, cursor + len(count_R)))
+            cursor += len(count_R)
+        token_R, count_R, reach_R = torch.cat(columns, dim=1)
+        return cls(token_R=token_R, bounds=tuple(bounds), count_R=count_R, reach_R=reach_R)
 
     def segments(self, num_rows: int | None) -> Iterator[Segment]:
         """Yield the batch in segments of ``num_rows`` rows; None: one segment.
 
         An empty batch yields one empty segment.
         """
-        start_R = torch.zeros_like(self.kept_R)
+        start_R = torch.zeros_like(self.count_R)
         for start, stop in self.bounds:
             start_R[start:stop] = start
-        total = len(self.kept_R)
+        total = len(self.count_R)
         size = num_rows or max(1, total)
         for first in range(0, max(1, total), size):
             stop = min(first + size, total)
-            anchor_A = first + (self.kept_R[first:stop] > 1).nonzero().squeeze(1)
+            anchor_A = first + (self.count_R[first:stop] > 1).nonzero().squeeze(1)
             yield Segment(
                 first=first,
                 stop=stop,
                 bounds=self.bounds,
                 anchor_A=anchor_A,
                 start_A=start_R[anchor_A],
-                count_A=self.kept_R[anchor_A] - 1,
+                count_A=self.count_R[anchor_A] - 1,
             )
 
     def guesses(self, num_rows: int | None) -> Tensor:
@@ -169,7 +169,7 @@ class Chains:
         """
         columns = [torch.zeros(3, 0, dtype=torch.int64)]
         for segment in self.segments(num_rows):
-            row = torch.arange(segment.first, segment.stop)[self.kept_R[segment.first : segment.stop] > 0]
+            row = torch.arange(segment.first, segment.stop)[self.count_R[segment.first : segment.stop] > 0]
             chain = torch.cat([row, segment.anchor_A[segment.chain_C]])
             guess = torch.cat([torch.zeros_like(row), segment.slot_C + 1])
             columns.append(torch.stack([chain, guess, self.token_R[chain] + 1 + guess]))

@@ -58,7 +58,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
-        """Return the fields of a ``speculators`` folder that have the same name here.
+        """Return the fields of a ``speculators`` config.json, under the names that engines read.
 
         Captured layers are counted by the layers' inputs, as in vLLM.
         """

@@ -32,8 +32,8 @@ class PEagleLoss:
     head: LinearWeight
     ids_V: Tensor
     """int64: target id of each row of the head."""
-    kept_V: Tensor | None
-    """bool [target vocabulary]: whether a token has a row in the head. None: all have."""
+    vocab_mask_V: Tensor | None
+    """bool [target vocabulary]: whether a token has a row in the head. None: all tokens have one."""
     kind: DistilledLoss
     ops: VocabularyOps
     kernels: PEagleKernels
@@ -78,10 +78,10 @@ class _Sums:
         """Add loss, metrics and gradients of the guesses of a chunk."""
         rule, guess_R, input_RH = self.rule, self.guess_E[chunk], self.states_EH[chunk]
         logits_RV, ops, kernels = rule.head.forward(input_RH), rule.ops, rule.kernels
-        teacher = teach(ops, kernels, hidden_RH, rule.ids_V, rule.kept_V)
+        teacher = teach(ops, kernels, hidden_RH, rule.ids_V, rule.vocab_mask_V)
         scored = score(logits_RV[:, None], rule.ids_V, teacher, ops, kernels)
         value_R1, factors = ROW_LOSSES[rule.kind](scored, teacher, ops, kernels)
-        trained_R1 = teacher.kept_R[:, None].to(self.scale.dtype)
+        trained_R1 = teacher.trained_R[:, None].to(self.scale.dtype)
         self.loss += (value_R1 * trained_R1).sum() * self.scale
         self.agreed_E[chunk] = (scored.best_RS[:, 0] == teacher.best_R).to(self.scale.dtype)
         self.sums["guess_loss"].index_add_(0, guess_R, (value_R1 * trained_R1)[:, 0].to(self.scale.dtype))
@@ -91,7 +91,7 @@ class _Sums:
             return
         a, b, c = (factor * trained_R1 * self.scale for factor in factors)
         grad_RV = kernels.distill_grad_(
-            logits_RV[:, None], scored.log_sum_RS, (a, b, c), teacher.distribution, teacher.kept_mass_R
+            logits_RV[:, None], scored.log_sum_RS, (a, b, c), teacher.distribution, teacher.in_vocab_mass_R
         )[:, 0]
         self.grads[0][chunk] = ops.reduce_sum(rule.head.backward(grad_RV))
         self.grads[1].add_(grad_RV.T @ input_RH)

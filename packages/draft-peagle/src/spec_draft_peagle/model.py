@@ -133,7 +133,7 @@ class PEagleModel(nn.Module):
         loss = PEagleLoss(
             head=self.kernels.linear_weight(self.lm_head.weight),
             ids_V=self.local_ids(ops),
-            kept_V=self.t2d,
+            vocab_mask_V=self.t2d,
             kind=config.loss,
             ops=ops,
             kernels=self.kernels,
@@ -154,7 +154,7 @@ class PEagleModel(nn.Module):
             rows = slice(segment.first, segment.stop)
             token_R = to_device_async(chains.token_R[rows], device)
             inputs = batch.input_ids_T[token_R + 1], batch.hidden_TNH[token_R, :-1]
-            counted_R = (chains.kept_R[rows] > 0).nonzero().squeeze(1)
+            counted_R = (chains.count_R[rows] > 0).nonzero().squeeze(1)
             mask_X = torch.arange(int(segment.count_A.sum())) + segment.stop - segment.first
             chosen = to_device_async(torch.cat([counted_R, mask_X]), device)
             advance = checkpointed(self.advance, enabled=len(segments) > 1)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from spec_kit.drafting import Json, Shapes
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-"""Eagle3's architecture: vLLM puts ``Eagle3`` before any other name, P-EAGLE's included, and knows none of the
-results."""
+"""Eagle3's architecture name. vLLM puts ``Eagle3`` before any other name, P-EAGLE's included, and does not know the
+resulting names."""
 MASK_TOKEN = "pard_token"
 """Field of config.json with the mask token, which Eagle3 drafts lack; see ``parallel_mask_token``."""
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -93,7 +93,7 @@ class PEagleShape(DecoderShape):
             whole_inputs=("fc",),
             enters=("layers.0.hidden_norm",),
             leaves=("fc",),
-            kept_ids="t2d" if self.reduced else "",
+            vocab_mask="t2d" if self.reduced else "",
         )
         layers = (self.layer_hints(f"layers.{index}") for index in range(self.num_layers))
         return replace(sum(layers, own), each_token=())
@@ -108,7 +108,7 @@ class PEagleShape(DecoderShape):
         return super().read_own(fields, own, folder) | found
 
     def fixed_fields(self) -> Json:
-        """Return fields that published drafts have and that must have the given value here."""
+        """Return fields of a published draft's config.json for which only the given value is supported."""
         return super().fixed_fields() | {
             "norm_before_residual": False,
             "norm_before_fc": False,

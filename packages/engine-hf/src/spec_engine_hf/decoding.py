@@ -303,7 +303,7 @@ class _Sequence:
         self._num_seen = 1  # the first token follows no state
         self._token_ids: list[int] = []
         self._gaps: list[float] = []
-        self._guess_places: list[int] = []
+        self._guess_depths: list[int] = []
         self._refused: list[int] = []
 
     @property
@@ -329,14 +329,14 @@ class _Sequence:
             if not self.complete:
                 self._token_ids.append(token_id)
                 self._gaps.append(gap)
-                self._guess_places.append(position if position <= len(guesses) else 0)
+                self._guess_depths.append(position if position <= len(guesses) else 0)
                 self._refused.append(judged[position - 1])
 
     def generation(self) -> Generation:
         return Generation(
             token_ids=tuple(self._token_ids),
             top2_margin=tuple(self._gaps),
-            guess_places=tuple(self._guess_places) if self.proposer is not None else (),
+            guess_depths=tuple(self._guess_depths) if self.proposer is not None else (),
             refused_guesses=tuple(self._refused) if self.proposer is not None else (),
             verifications=tuple(self.verifications),
         )

@@ -42,7 +42,7 @@ class ExportSlot(DraftSlot):
 
     @property
     def device(self) -> torch.device:
-        """Return the CPU: received tensors are written to a folder from there."""
+        """Return the CPU, because received tensors are written to a folder."""
         return torch.device("cpu")
 
     def layout(self) -> DraftLayout:

@@ -46,10 +46,10 @@ class HfConfig(EngineConfig):
     """Section ``engine`` of a run with Transformers."""
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Compute dtype of the target; None: as its weights are stored."""
+    """Compute dtype of the target. None: the dtype of its stored weights."""
     max_num_seqs: int | None = Field(None, ge=1)
-    """Sequences that are decoded side by side, with a draft and without: they share forward passes, and the next one
-    begins when one ends. None: 8 on a CPU, whose arithmetic they keep busy, 32 on other devices."""
+    """Most sequences that are decoded at the same time, with a draft or without. They share forward passes; when
+    one ends, the next begins. None: 8 on a CPU, enough to keep its cores busy, and 32 on other devices."""
 
 
 class HfEngine(Engine):
@@ -59,7 +59,7 @@ class HfEngine(Engine):
     api_version: ClassVar[int] = 3
     Config: ClassVar[type[EngineConfig]] = HfConfig
     abilities: ClassVar[EngineAbilities] = EngineAbilities(
-        in_process=True, proposers=True, fresh_weights=True, guess_places=True, images=True
+        in_process=True, proposers=True, fresh_weights=True, guess_depths=True, images=True
     )
 
     @classmethod

@@ -235,7 +235,7 @@ class Session:
     def forward(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Append T tokens to each sequence; return logits, float32 [B, T, V], and states [B, T, N, H].
 
-        A shorter row is padded on the right, where no token of the row attends.
+        A shorter row is padded on the right with tokens that its own tokens do not attend to.
         """
         longest = max(map(len, rows))
         self._num_new = [longest] * len(rows)
@@ -267,21 +267,21 @@ class Session:
                 use_cache=True,
                 logits_to_keep=keep,
                 **{model.cache_argument: self._cache.past},
-                **self._places(len(rows[0])),
+                **self._mask_and_positions(len(rows[0])),
             )
         empty_BTNH = torch.empty(*ids_BT.shape, 0, model.target.hidden_size, device=model.device)
         return output.logits.float(), torch.stack(states, dim=2) if states else empty_BTNH
 
-    def _places(self, num_new: int) -> dict[str, Tensor]:
+    def _mask_and_positions(self, num_new: int) -> dict[str, Tensor]:
         """Return the columns' attention mask and the new columns' positions; nothing if all columns hold tokens."""
         own_BL = self._cache.own_BL
         if own_BL.all():
             return {}
-        places = {"attention_mask": own_BL.to(self._model.device, torch.int64)}
+        arguments = {"attention_mask": own_BL.to(self._model.device, torch.int64)}
         if self._model.takes_positions:
             position_BL = (own_BL.cumsum(dim=1) - 1).clamp(min=0)
-            places["position_ids"] = position_BL[:, -num_new:].to(self._model.device)
-        return places
+            arguments["position_ids"] = position_BL[:, -num_new:].to(self._model.device)
+        return arguments
 
 
 def _load(target: TargetSpec, dtype: torch.dtype) -> Any:

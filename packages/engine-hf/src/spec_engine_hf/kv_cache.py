@@ -4,7 +4,7 @@ The cache thus looks like a cache of left-padded prompts, which Transformers sup
 sliding-window and chunked attention included. Dropped tokens leave gaps, which are masked like padding. If
 attention depends on column numbers, gaps are removed at once; otherwise only when there are many of them.
 
-Shapes: B sequences, L columns, W columns that are kept, N heads, D head size.
+Shapes: B sequences, L columns, W columns after the gaps are removed, N heads, D head size.
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ class KvCache:
         """Remove the gaps: gather the sequences ``rows`` into as few columns as possible."""
         column_BW = own_BL.int().argsort(dim=1, stable=True)[:, own_BL.shape[1] - width :]
         self.own_BL = own_BL.gather(1, column_BW)
-        places: dict[tuple[int, int], Tensor] = {}  # most layers have the same heads and columns
+        indices: dict[tuple[int, int], Tensor] = {}  # most layers have the same heads and columns
         for layer in self.past.layers:
             if columns := layer.get_seq_length():
                 heads = layer.keys.shape[1]
-                if (heads, columns) not in places:
+                if (heads, columns) not in indices:
                     head_BN = torch.tensor(rows)[:, None] * heads + torch.arange(heads)
-                    place_BNW = head_BN[..., None] * columns + column_BW[:, None]
-                    places[heads, columns] = place_BNW.to(layer.keys.device)
-                place_BNW = places[heads, columns]
-                layer.replace(_picked(layer.keys, place_BNW), _picked(layer.values, place_BNW))
+                    index_BNW = head_BN[..., None] * columns + column_BW[:, None]
+                    indices[heads, columns] = index_BNW.to(layer.keys.device)
+                index_BNW = indices[heads, columns]
+                layer.replace(_picked(layer.keys, index_BNW), _picked(layer.values, index_BNW))
 
 
 class _GrowingLayer(DynamicLayer):
@@ -133,7 +133,7 @@ def _stacked(*cached: Tensor) -> Tensor:
     return torch.cat([pad(c_BNLD, (0, 0, width - c_BNLD.shape[2], 0)) for c_BNLD in cached])
 
 
-def _picked(cached_BNLD: Tensor, place_BNW: Tensor) -> Tensor:
-    """Return the vectors at the flat indices ``place_BNW``. Indexing a flat view is much faster than ``gather``."""
-    picked = cached_BNLD.flatten(0, 2).index_select(0, place_BNW.flatten())
-    return picked.unflatten(0, place_BNW.shape)
+def _picked(cached_BNLD: Tensor, index_BNW: Tensor) -> Tensor:
+    """Return the vectors at the flat indices ``index_BNW``. Indexing a flat view is much faster than ``gather``."""
+    picked = cached_BNLD.flatten(0, 2).index_select(0, index_BNW.flatten())
+    return picked.unflatten(0, index_BNW.shape)

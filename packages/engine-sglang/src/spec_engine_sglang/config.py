@@ -52,13 +52,14 @@ class SglangConfig(EngineConfig):
     """Section ``engine`` of a run with SGLang."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Compute dtype of the target; auto: as its weights are stored."""
+    """Compute dtype of the target; ``auto``: the dtype of its stored weights."""
     headroom: float = pydantic.Field(0.15, gt=0, lt=1)
     """Share of the engine's memory that is left to activations and captured states; the rest holds weights and the
-    KV cache. Counts where the engine's memory is limited; without a limit SGLang decides."""
+    KV cache. It applies only if the engine's memory is limited; otherwise SGLang decides."""
     gaps: bool = True
-    """Whether plain greedy answers have the gap of the two largest logits, which costs a little speed."""
+    """Whether greedy answers without a draft report the gap between the two largest logits, which costs a little
+    speed."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Log level of SGLang's processes; their output joins this one's log."""
+    """Log level of SGLang's processes; their output goes to the log of the engine's process."""
     args: Annotated[dict[str, Any], unreserved(RESERVED, SPREADING)] = pydantic.Field(default_factory=dict)
     """Further arguments of SGLang's ``ServerArgs``, by its own names (``attention_backend: triton``)."""

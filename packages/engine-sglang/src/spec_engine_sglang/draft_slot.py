@@ -26,7 +26,7 @@ _HELPER = "_fused_kv_helper"
 """SGLang's attribute of a DFlash worker: an object that computes the keys and values of all layers at once, if
 possible."""
 _STACKED = ("flat_kv_weight_t", "k_norm_weights")
-"""Attributes of that object that are derived from the draft's weights."""
+"""Attributes of the object ``_HELPER`` that are derived from the draft's weights."""
 _TABLE = ("cos_sin_cache",)
 """SGLang's name for the table of a rotary embedding. It is no weight, live and spare share it, and it may grow."""
 
@@ -62,7 +62,7 @@ class SglangDraftSlot(ExchangedSlot):
         return Exchange(self.tensors("live"), self.tensors("spare"))
 
     def tensors(self, copy: Literal["live", "spare"]) -> dict[str, Tensor]:
-        """Return one copy's tensors that do not belong to the target, and the tensors derived from them."""
+        """Return the tensors of one copy without the target's tensors, and the tensors derived from weights."""
         model, helper = (self._live, self._helper) if copy == "live" else (self._spare, self._spare_helper)
         if model is None:
             raise EngineError("there is no spare: no update was ever prepared")

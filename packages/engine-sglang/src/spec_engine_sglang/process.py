@@ -28,7 +28,7 @@ class SglangProcess(EngineSubprocess):
 
     program: ClassVar[str] = "SGLang"
     module: ClassVar[str] = "spec_engine_sglang.subprocess_main"
-    our_part: ClassVar[str] = (
+    extension: ClassVar[str] = (
         f"the plugin {hook.PLUGIN!r} (entry-point group 'sglang.srt.plugins' of spec-engine-sglang); its log says "
         "which plugins it found"
     )

@@ -96,7 +96,7 @@ def count_verification(result: None, request: Any, num_correct_drafts: int) -> N
 
 
 def forget_draft(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """End any update before SGLang releases the draft's memory; wraps the release, which awaits idleness."""
+    """End any update before SGLang releases the draft's memory; wraps the release, which waits for an idle SGLang."""
     rank = getattr(updater.scheduler, _RANK, None)
     if rank is not None:
         rank.forget()

@@ -1,9 +1,9 @@
 """Builds SGLang's arguments for a draft, and checks what SGLang requires of the draft's folder.
 
-The draft's plugin has made its own checks before. docs/evaluation.md has the table of fields and versions, and how
+The draft's plugin has already checked the folder. docs/evaluation.md has the table of fields and versions, and how
 each is known. A folder whose architecture is not listed here is not checked. Sources:
-``arg_groups/speculative_hook.py``, ``models/dflash.py``, ``models/llama_eagle3.py`` and ``models/kimi_k25_eagle3.py``
-of 0.5.16 and 0.5.23.
+``arg_groups/speculative_hook.py``, ``models/dflash.py``, ``models/llama_eagle3.py`` and
+``models/kimi_k25_eagle3.py`` of 0.5.16 and 0.5.23.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _CHAIN = "LlamaForCausalLMEagle3"
 _LATENT_CHAIN = "Eagle3DeepseekV2ForCausalLM"
-"""An autoregressive draft with multi-head latent attention."""
+"""Architecture name of an autoregressive draft with multi-head latent attention."""
 _VLLM_CHAINS = frozenset({"Eagle3LlamaForCausalLM", "Eagle3DeepseekV3ForCausalLM"})
-"""Further names of such drafts, which only vLLM knows."""
+"""Further names of autoregressive drafts, which only vLLM knows."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
-"""The name in EAGLE's own files; the field ``draft_vocab_size`` distinguishes such a draft from a whole Llama
-model."""
+"""Name of an autoregressive draft in EAGLE's own files; the field ``draft_vocab_size`` distinguishes it from a
+whole Llama model."""
 _BLOCK = "DFlashDraftModel"
 _MARKOV_BLOCK = "Qwen3DSparkModel"
-"""A block draft whose first slot, the slot of the last known token, makes a guess, too."""
+"""Architecture name of a block draft whose first slot, the slot of the last known token, makes a guess, too."""
 _SELECTOR_BLOCK = "DFlash2DraftModel"
-"""A block draft whose guesses are chosen one after the other by a selector."""
+"""Architecture name of a block draft whose guesses are chosen one after the other by a selector."""
 _KNOWS_SELECTORS = ">=0.5.19"
 _UNNAMED_MARKOV_BLOCK = "DSparkDraftModel"
 """SpecForge's name for ``Qwen3DSparkModel``; its fields are not where SGLang looks for them."""

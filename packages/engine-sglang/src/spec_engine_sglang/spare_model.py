@@ -42,7 +42,7 @@ def spare_of(live: nn.Module, foreign: nn.Module) -> nn.Module:
 
 
 def _copied(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a copy of the same class and with the same attributes, such as SGLang's ``weight_loader``."""
+    """Return a copy of a parameter, of the same class and with the same attributes, such as ``weight_loader``."""
     values = parameter.detach().clone(memory_format=torch.preserve_format)
     copied = torch.Tensor._make_subclass(type(parameter), values, parameter.requires_grad)
     for name, value in vars(parameter).items():

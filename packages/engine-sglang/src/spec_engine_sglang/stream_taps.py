@@ -50,8 +50,8 @@ class StreamTaps:
         self.description = (
             f"{type(model).__name__}.{name}, {len(decoder.layers)} x {_kind(decoder.layers[0])}"
         )
-        for place, layer in enumerate(schema.layers):
-            tap = partial(self._take, place)
+        for index, layer in enumerate(schema.layers):
+            tap = partial(self._take, index)
             if layer == len(decoder.layers):
                 getattr(decoder, norm).register_forward_pre_hook(_before_norm(tap), with_kwargs=True)
             else:
@@ -75,24 +75,24 @@ class StreamTaps:
         """Return the states [R, N, H]. Raise EngineError if they are incomplete."""
         states_RNH, self._buffer_RNH = self._buffer_RNH, None
         if self._problem is None and self._missing:
-            layers = [self._schema.layers[place] for place in sorted(self._missing)]
+            layers = [self._schema.layers[index] for index in sorted(self._missing)]
             self._problem = f"SGLang ran a forward pass without calling layers {layers} (a replayed graph?)"
         if self._problem is not None or states_RNH is None:
             raise EngineError(self._problem or "no forward pass was opened")
         return states_RNH
 
-    def _take(self, place: int, hidden: Tensor, residual: Tensor | None = None, **_: object) -> None:
-        """Store the stream that enters a layer; ``place`` is the layer's index in the schema.
+    def _take(self, index: int, hidden: Tensor, residual: Tensor | None = None, **_: object) -> None:
+        """Store the stream that enters a layer; ``index`` is the layer's index in the schema.
 
         Other arguments come from SGLang's callback (``owned``) and are ignored.
         """
         if self._buffer_RNH is None:
             return
-        self._missing.discard(place)
+        self._missing.discard(index)
         self._problem = self._problem or _what_is_wrong(hidden, residual, self._buffer_RNH)
         if self._problem is None:
             rows = len(self._buffer_RNH)  # the rest is padding
-            out_RH = self._buffer_RNH[:, place]
+            out_RH = self._buffer_RNH[:, index]
             if residual is None:
                 out_RH.copy_(hidden[:rows])
             else:
@@ -102,7 +102,7 @@ class StreamTaps:
 def _find_decoder(model: nn.Module, norm: str) -> tuple[str, Any]:
     """Return the name and the module that holds ``layers`` and the final norm.
 
-    If there are several, as with a vision tower, return the one with the most layers.
+    If several modules do, as with a vision tower, return the module with the most layers.
     """
     found = [
         (name, module)

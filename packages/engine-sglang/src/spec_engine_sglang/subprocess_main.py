@@ -54,7 +54,7 @@ def _handlers(engine: Any) -> dict[str, Handler]:
 
 
 async def _run(engine: Any, ranks: DraftRanks, message: Fields) -> Fields:
-    """Run a batch of requests in one call, so that one message takes them to the scheduler and they share passes.
+    """Run a batch of requests in one call, so that the scheduler gets them at once and they share forward passes.
 
     If their times or their concurrency matter, each request is streamed separately.
     """

@@ -30,7 +30,10 @@ one new token and the token that the state extractor 'drafts' exceed the model l
 
 
 def longest(config: VllmConfig, target: TargetSpec, mode: Mode) -> int:
-    """Return the most tokens of a sample, or of a prompt with its answer. A sample also fits into one batch."""
+    """Return the most tokens of a sample, or of a prompt with its answer, that vLLM accepts in this mode.
+
+    A sample must also fit into one batch.
+    """
     most = target.max_positions
     if isinstance(mode, CaptureMode):
         most = min(most, config.batch_tokens)

@@ -47,17 +47,17 @@ class VllmConfig(EngineConfig):
     """Section ``engine`` of a run with vLLM."""
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Compute dtype of the target; None: as its weights are stored."""
+    """Compute dtype of the target. None: the dtype of its stored weights."""
     max_model_len: PositiveInt | None = None
-    """Longest sequence. None: what the target takes; while capturing, no more than ``batch_tokens``, which every
-    sample fits."""
+    """Longest sequence in tokens. None: the target's maximum; while capturing, at most ``batch_tokens``, which no
+    sample exceeds."""
     kv_cache_bytes: PositiveInt | None = None
-    """Memory of the key-value cache per device. None: what the engine's share of the device leaves; 1 GiB where the
-    hardware limits no memory."""
+    """Bytes of the key-value cache per device. None: the rest of the engine's share of the device; 1 GiB if the
+    hardware cannot limit memory."""
     enforce_eager: bool | None = None
-    """No compilation and no graphs. None: where the hardware captures no graphs."""
+    """Whether to run without compilation and without graphs. None: only if the hardware cannot capture graphs."""
     draft_method: Annotated[str, Field(min_length=1)] | None = None
-    """vLLM's speculative method for the exported draft; None: the one that the draft's plugin names for vLLM."""
+    """vLLM's speculative method for the exported draft. None: the method that the draft's plugin names for vLLM."""
     draft_args: Annotated[dict[str, Any], unreserved(DRAFT_RESERVED)] = Field(default_factory=dict)
     """Further fields of vLLM's ``speculative_config``, while a draft is served."""
     args: Annotated[dict[str, Any], unreserved(RESERVED, SPREADING)] = Field(default_factory=dict)

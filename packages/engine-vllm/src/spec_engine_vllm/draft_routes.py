@@ -28,9 +28,9 @@ class DraftRoutes(DraftMiddleware):
         return VllmRanks(llm, rounds_of(llm))
 
     async def renewed(self, path: str, receive: Receive) -> Receive:
-        """Return ``receive``.
+        """Return ``receive``, or after a revert one that adds a salt to requests.
 
-        After a revert, add a salt to requests, so that they share no prefix with earlier ones.
+        With the salt they share no cached prefix with earlier requests.
         """
         reverted = None if self.ranks is None else self.ranks.last_revert
         if reverted is None or path not in SALTED_PATHS:

@@ -1,8 +1,8 @@
 """VllmDraftSlot: the draft that a vLLM worker serves, and the spare, a second instance of this model.
 
-vLLM's own code makes and loads the spare. So the tensors derived from weights (DFlash's stacked keys and values,
-weights packed for the CPU, the state of masks) are those that a newly started vLLM would derive. No forward pass ever
-runs the spare. A swap exchanges the contents of both models, in place.
+vLLM's own code makes and loads the spare. So tensors derived from weights are the same as in a newly started vLLM:
+DFlash's stacked keys and values, weights packed for the CPU, and the state of masks. No forward pass ever runs the
+spare. A swap exchanges the contents of both models, in place.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class VllmProcess(EngineSubprocess):
 
     program: ClassVar[str] = "vLLM"
     module: ClassVar[str] = "spec_engine_vllm.subprocess_main"
-    our_part: ClassVar[str] = "the connector of spec-trainer; its log says why"
+    extension: ClassVar[str] = "the connector of spec-trainer; its log says why"
     grace_s: ClassVar[float] = 10.0
 
     def __init__(self, config: VllmConfig, target: TargetSpec, context: EngineContext, mode: Mode) -> None:

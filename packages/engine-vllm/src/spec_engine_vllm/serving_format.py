@@ -1,6 +1,6 @@
 """Builds the vLLM command that serves a draft, and checks what vLLM 0.26 to 0.33 require of the draft's folder.
 
-The draft's plugin has made its own checks before. docs/evaluation.md has the table of fields and versions, and how
+The draft's plugin has already checked the folder. docs/evaluation.md has the table of fields and versions, and how
 each is known. A folder whose architecture is not listed here is not checked.
 """
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _ANGELSLIM_LAYERS = "aux_hidden_states_layer_ids"
 _LATENT_CHAINS = frozenset({"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM"})
-"""Autoregressive drafts of one layer with multi-head latent attention, which vLLM knows by both names."""
+"""Architecture names of autoregressive drafts of one layer with multi-head latent attention; vLLM knows both."""
 _CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}) | _LATENT_CHAINS
-"""Autoregressive drafts; vLLM knows each kind by two names."""
+"""Architecture names of autoregressive drafts; vLLM knows each kind by two names."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
-"""The name in EAGLE's own files; the field ``draft_vocab_size`` distinguishes such a draft from a whole Llama model.
-vLLM adds the prefix ``Eagle3``."""
+"""Name of an autoregressive draft in EAGLE's own files; the field ``draft_vocab_size`` distinguishes it from a
+whole Llama model. vLLM adds the prefix ``Eagle3``."""
 _PARALLEL_CHAINS = frozenset({"PEagleDraftModel", "PeagleLlamaForCausalLM", "PeagleQwen3ForCausalLM"})
-"""Drafts with the same layers that guess all tokens in one pass, with ``parallel_drafting``. vLLM registers these
-names, but then puts ``Eagle3`` before them. So a folder that vLLM can serve has a name of ``_CHAINS`` and a mask
-token."""
+"""Architecture names of drafts of Llama layers that guess all tokens in one pass, with ``parallel_drafting``. vLLM
+registers these names, but then puts ``Eagle3`` before them. So a folder that vLLM can serve has a name of
+``_CHAINS`` and a mask token."""
 _BLOCKS = frozenset({"DFlashDraftModel"})
 _MARKOV_BLOCKS = frozenset({"Qwen3DSparkModel"})
-"""Block drafts whose guesses depend on each other through a Markov head."""
+"""Architecture names of block drafts whose guesses depend on each other through a Markov head."""
 _SELECTOR_BLOCKS = frozenset({"DFlash2DraftModel"})
-"""Block drafts whose guesses are chosen one after the other by a selector."""
+"""Architecture names of block drafts whose guesses are chosen one after the other by a selector."""
 _UNNAMED_MARKOV_BLOCKS = frozenset({"DSparkDraftModel"})
-"""SpecForge's name for such a draft; vLLM mistakes it for a part of a DeepSeek-V4 target."""
+"""SpecForge's name for a block draft with a Markov head; vLLM mistakes it for a part of a DeepSeek-V4 target."""
 _FULL = "full_attention"
 _SPECULATORS_PARALLEL_CHAINS = frozenset({"peagle"})
 _SPECULATORS_BLOCKS = frozenset({"dflash"})
@@ -112,7 +112,7 @@ def _is_latent_chain(draft: ServedFolder) -> bool:
 def _is_plainly_rotated(draft: ServedFolder) -> bool:
     """Return whether rotary embeddings are unscaled.
 
-    Folders store them, and their type, under one of two field names.
+    Folders store the embeddings' parameters, and their type, under one of two field names.
     """
     rope: Any = draft.fields.get("rope_parameters") or draft.fields.get("rope_scaling") or {}
     return rope.get("rope_type", rope.get("type", "default")) == "default"

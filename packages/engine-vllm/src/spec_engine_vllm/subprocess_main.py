@@ -91,8 +91,9 @@ def _generators_rewind() -> bool:
     """Return whether the platform's random generators can be set back to an earlier state.
 
     vLLM (0.26 and 0.32) sets back the generator of a request with a seed after each chunk of its prompt except the
-    last. The CPU's generators cannot be set back, and vLLM would crash. It is not tried out on a device: that would
-    open the device in this process, and vLLM's engine core, which is forked, could not use it.
+    last. The CPU's generators cannot be set back, and vLLM would crash. This function does not try it on a device,
+    because that would open the device in this process, and vLLM's engine core, which is forked from it, could not
+    use the device.
     """
     from vllm.platforms import current_platform
 

@@ -41,7 +41,10 @@ class Cluster:
     """This process's connection to Ray."""
 
     def __init__(self, config: RayConfig, address: ClusterAddress | None) -> None:
-        """Connect to the cluster at ``address``, or start one on this host. Raise ConfigError, RunError."""
+        """Connect to the cluster at ``address``, or start one on this host.
+
+        Raise ConfigError if the cluster cannot be used, RunError if it does not start.
+        """
         self._config = config
         self._lost: set[str] = set()
         """Ids of nodes that did not answer. They count as lost and are not contacted again."""
@@ -128,7 +131,7 @@ class Cluster:
 
 
 class Reservation:
-    """Devices that Ray has reserved: a placement group of one bundle for each ``Bundle``."""
+    """Devices that Ray has reserved: a placement group that has a Ray bundle for each ``Bundle``."""
 
     def __init__(self, name: str, resource: str, bundles: Sequence[Bundle], resources_s: float) -> None:
         """Reserve the devices, waiting until they are free. After ``resources_s`` seconds raise RunError."""

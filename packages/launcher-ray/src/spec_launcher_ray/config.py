@@ -12,26 +12,26 @@ _RESOURCES = {"cpu": "CPU", "cuda": "GPU", "npu": "NPU"}
 
 
 class RayConfig(LauncherConfig):
-    """Which cluster, which of its hosts, and how workers are spread over them."""
+    """Options of the launcher ``ray``: the cluster, its hosts to use, and how workers are placed on the hosts."""
 
     name: str = "ray"
-    """Who starts the processes; a launcher plugin."""
+    """Name of the launcher plugin, which starts the processes."""
     address: str | None = None
-    """Running cluster, as HOST:PORT or auto; by default that of the variable RAY_ADDRESS, without that a
-    cluster that is started on this host for the run."""
+    """Address of a running cluster, as HOST:PORT or auto. By default the address in the variable RAY_ADDRESS; if it
+    is not set, a cluster is started on this host for the run."""
     hosts: tuple[str, ...] = ()
     """Addresses or names of the hosts to use, in this order; by default all, sorted by address."""
     labels: dict[str, str] = Field(default_factory=dict)
-    """Labels that a host must have, as ray start --labels gives them."""
+    """Ray labels that a host must have to be used (``ray start --labels``)."""
     resource: str | None = Field(None, min_length=1)
-    """Ray's resource that counts the backend's devices; by default Ray's own for their type: CPU, GPU or
+    """Name of the Ray resource that counts the backend's devices; by default Ray's name for their type: CPU, GPU or
     NPU."""
     spread: bool = False
-    """Workers take the devices of all hosts in turns, in place of one host after the other."""
+    """Whether workers are spread over the hosts in turn. By default one host is filled after the other."""
     resources_s: float = Field(300.0, gt=0, le=1e6)
-    """Longest wait until devices that others use are free."""
+    """Longest wait, in seconds, until devices that others use are free."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of every worker, besides those of the host's Ray."""
+    """Environment variables of every worker, in addition to the variables of Ray on its host."""
 
     def resource_of(self, device_type: str) -> str:
         """Return Ray's resource name for a device type.

@@ -30,11 +30,11 @@ _START_TRIES = 4
 """Number of attempts to start a cluster. Ray gives its agents 15 s and its node 30 s to start, which no
 setting changes. A loaded host may need longer; at the next attempt their files are in the page cache."""
 _OWN_PACKAGES = JobConfig(_client_job=True)
-"""Settings of the connection: without the flag, Ray has workers import from this process's working directory, too.
+"""Settings of the connection. Without the flag, Ray lets workers import from this process's working directory, too.
 
-No public setting leaves that out: ray._private.worker.connect adds the directory unless the job comes from Ray's
-client or has a ``working_dir``, which would be uploaded and become the workers' own. ray-project/ray#43214 left it
-out where a directory does not hold on other hosts, and was taken back in ray-project/ray#44435.
+No public setting prevents this. ray._private.worker.connect adds the directory unless the job comes from Ray's
+client or has a ``working_dir``, which would be uploaded and become the workers' working directory.
+ray-project/ray#43214 did not add a directory that is invalid on other hosts; ray-project/ray#44435 reverted it.
 """
 
 
@@ -76,13 +76,13 @@ def check_address(address: ClusterAddress) -> None:
 
 
 def connect_cluster(address: ClusterAddress) -> None:
-    """Connect this process to a running cluster. Raise ConfigError."""
+    """Connect this process to a running cluster. Raise ConfigError if that fails."""
     with _own_signal_handler(), _errors_of_ray(ConfigError, f"{address} cannot be used"):
         _init(address.value)
 
 
 def start_cluster() -> None:
-    """Start a cluster on this host, which ends with this process, and connect to it. Raise RunError."""
+    """Start a cluster on this host, which ends with this process, and connect to it. Raise RunError if that fails."""
     with _own_signal_handler():
         for number in range(1, _START_TRIES + 1):
             before = set(psutil.Process().children())

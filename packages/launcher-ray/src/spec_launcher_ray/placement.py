@@ -42,7 +42,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Consecutive devices of one host, and the workers that use them exclusively."""
+    """Consecutive devices of one host, and the workers that use them; no other worker uses these devices."""
 
     host: Host
     devices: range
@@ -86,7 +86,10 @@ class DeviceTable:
         return len(self._devices)
 
     def bundles(self, workers: Iterable[WorkerSpec]) -> list[Bundle]:
-        """Return the bundles of the workers, in the order of their first devices. Raise ConfigError."""
+        """Return the bundles of the workers, in the order of their first devices.
+
+        Raise ConfigError if the devices of a worker do not exist, or are not consecutive devices of one host.
+        """
         sharing: list[list[WorkerSpec]] = []
         stop = 0
         for worker in sorted(workers, key=lambda worker: worker.first_device):

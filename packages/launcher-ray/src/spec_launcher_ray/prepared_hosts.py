@@ -105,10 +105,10 @@ class PreparedHosts:
     def env(self, bundle: Bundle, first: int, address: str) -> Mapping[str, Mapping[str, str]]:
         """Return worker name -> environment for the workers of a bundle.
 
-        ``first``: its first device on its host.
+        ``first``: index of the bundle's first device on its host.
         """
         offset = first - min(spec.first_device for spec in bundle.workers)
-        places = [(replace(spec, order={}), spec.first_device + offset) for spec in bundle.workers]
+        places = [(replace(spec, arguments={}), spec.first_device + offset) for spec in bundle.workers]
         env = self._actors[bundle.host].env.remote(places, address)
         return result(env, f"host {bundle.host.address}")
 

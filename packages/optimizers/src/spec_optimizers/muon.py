@@ -22,10 +22,11 @@ class MuonConfig(AdamWConfig):
     matrix_rate: PositiveFloat = 1.0
     """Learning rate of the matrices, as a multiple of ``train.lr``."""
     momentum: Decay = 0.95
-    """Share of the last step's direction that the next one keeps, for matrices (Nesterov's momentum)."""
+    """Nesterov momentum of the matrices."""
     matrix_scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
-    """Length of a matrix's step, by its shape (torch's ``adjust_lr_fn``): 0.2 · √(longer side), as long as
-    AdamW's, so that AdamW's rates serve; or √(rows / columns), at least 1."""
+    """Factor on a matrix's step, by its shape (torch's ``adjust_lr_fn``). ``match_rms_adamw``: 0.2 · √(longer
+    side), with which steps are as long as AdamW's and AdamW's learning rates suit. ``original``: √(rows / columns),
+    at least 1."""
 
 
 class MuonOptimizer(Optimizer):

@@ -26,7 +26,7 @@ _CONTROL, _OUTPUT = "control", "output"
 _OUTPUT_S = 5.0
 """Longest wait for the last output of a worker that has ended, in seconds."""
 _CHUNK_BYTES = 1 << 16
-_PLACES = 512
+_MAX_PENDING = 512
 """Most connections that have not authenticated yet. The workers of a large run connect all at once."""
 
 
@@ -41,7 +41,7 @@ class ChannelListener:
         listener = bind(host, 0)
         self.address = format_address(host, listener.getsockname()[1])
         self.token = secrets.token_hex(16)
-        self._limiter = AcceptLimiter(listener, places=_PLACES)
+        self._limiter = AcceptLimiter(listener, max_pending=_MAX_PENDING)
         self._arrived: queue.SimpleQueue[tuple[str, socket.socket]] = queue.SimpleQueue()
         self._logs = logs
         self._outputs: list[threading.Thread] = []
@@ -103,15 +103,15 @@ def _append(output: socket.socket, file: Path) -> None:
 
 
 def connect_output(address: str, token: str, name: str, timeout_s: float) -> socket.socket:
-    """Connect to a ChannelListener and return a socket to which a process may write its output.
+    """Connect to a ChannelListener and return a socket to which a process can write its output.
 
-    Raise OSError.
+    Raise OSError if the connection fails.
     """
     return _connect(address, [token, name, _OUTPUT], timeout_s)
 
 
 def connect_channel(address: str, token: str, name: str, timeout_s: float) -> socket.socket:
-    """Connect to a ChannelListener and return a blocking socket for ``spawn_on``. Raise OSError."""
+    """Connect to a ChannelListener and return a blocking socket for ``spawn_on``. Raise OSError if that fails."""
     return _connect(address, [token, name, _CONTROL], timeout_s)
 
 

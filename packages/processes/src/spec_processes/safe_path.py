@@ -14,8 +14,8 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 def leave_out_working_directory() -> None:
     """Import nothing from the working directory from now on, in this process and its descendants.
 
-    All programs that start a Python let it inherit the variable: ``multiprocessing``, torch's compiler, Ray,
-    vLLM, SGLang. Some pass ``sys.path`` on, too.
+    Every Python process that ``multiprocessing``, torch's compiler, Ray, vLLM or SGLang starts inherits the
+    variable. Some of these programs pass ``sys.path`` on, too.
     """
     os.environ.update(SAFE_PATH)
     if sys.flags.safe_path:

@@ -1,7 +1,7 @@
 """Starts a child process with a control channel, and sets the child up.
 
-The child leads a process group of its own, holds one end of a control channel, and ends with the thread that
-started it, whatever ends that thread.
+The child leads a new process group and holds one side of a control channel. The kernel kills it when the thread
+that started it ends, for whatever reason.
 """
 
 from __future__ import annotations

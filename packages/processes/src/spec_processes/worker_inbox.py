@@ -50,7 +50,7 @@ class ChannelWorker(WorkerHandle):
         """
         start = {
             "entry": spec.entry,
-            "order": dict(spec.order),
+            "arguments": dict(spec.arguments),
             "peer_s": peer_s,
             "address": address,
             "reap": reap,
@@ -83,11 +83,11 @@ class WorkerInbox:
     """Returns messages and ends of workers in the order in which they arrive."""
 
     def __init__(self, peer_s: float) -> None:
-        """``peer_s``: seconds of silence after which a watched worker counts as lost (L4)."""
+        """Start without workers. ``peer_s``: seconds of silence after which a watched worker counts as lost (L4)."""
         self._peer_s = peer_s
         self._arrived: deque[WorkerMessage | WorkerEnded | ChannelWorker | None] = deque()
-        """Events that ``receive`` has not returned yet. A worker stands for the end of its channel, None for
-        ``wake``."""
+        """Events that ``receive`` has not returned yet. A worker in it means that the worker's channel has ended;
+        None means a call of ``wake``."""
         self._selector: selectors.EpollSelector | None = None
         """Selector of the channels that have not ended; None if no channel is read."""
         self._waker: int | None = None

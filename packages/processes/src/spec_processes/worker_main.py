@@ -58,7 +58,7 @@ def main() -> None:
         reaper.add(os.getpid())
         reaper.keep_until_exit()
     entry: WorkerMain = pkgutil.resolve_name(start["entry"])
-    entry(ChannelLink(channel, start["address"]), start["order"])
+    entry(ChannelLink(channel, start["address"]), start["arguments"])
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class ContextRanks(ContextGroup):
     """The ranks of a process group; gradients are summed in float32 or wider."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        """Use a group that no other collective uses meanwhile."""
+        """Use ``group``, which no other code may use for collectives."""
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def gather(self, parts: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, ...]:

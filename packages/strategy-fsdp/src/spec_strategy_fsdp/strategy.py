@@ -1,4 +1,4 @@
-"""Strategy ``fsdp``: FSDP2 over all ranks, or over each of several groups of them (HSDP).
+"""Strategy ``fsdp``: FSDP2 over all ranks, or over each of several groups of ranks (HSDP).
 
 Neighbouring ranks may divide samples (context parallelism). Float32 shards are the master weights for any compute
 dtype.
@@ -73,12 +73,12 @@ class FsdpStrategy(Strategy):
 
     @classmethod
     def divisions(cls, ranks: int) -> Sequence[StrategyConfig]:
-        """Return the way to divide a draft's work on a sample: context parallelism (S7)."""
+        """Return one configuration: context parallelism over ``ranks`` processes (S7)."""
         return (FsdpConfig(name=cls.name, context_parallel=ranks),)
 
     @classmethod
     def check(cls, config: StrategyConfig, target: TargetSpec, hints: ShardHints) -> None:
-        """Raise ConfigError if ranks are to divide samples and the draft does not say that it can (S10)."""
+        """Raise ConfigError if ranks are to divide samples and the draft's hints do not allow it (S10)."""
         assert isinstance(config, FsdpConfig)
         if config.context_parallel > 1 and not hints.context_parallel:
             raise ConfigError(
@@ -88,7 +88,7 @@ class FsdpStrategy(Strategy):
 
     @classmethod
     def shard_counts(cls, config: StrategyConfig, world_size: int) -> ShardCounts:
-        """Return one replica's ranks, which shard the draft; each holds the target's whole vocabulary."""
+        """Return the number of ranks of a replica for the weights, and 1 for the vocabulary, which is not divided."""
         assert isinstance(config, FsdpConfig)
         return ShardCounts(weights=world_size // config.replicate, vocabulary=1)
 

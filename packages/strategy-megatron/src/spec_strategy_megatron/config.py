@@ -21,9 +21,10 @@ class MegatronConfig(StrategyConfig):
     tensor_parallel: PositiveInt = 1
     """Processes that divide one draft: heads, channels and the vocabulary. They train the same samples."""
     sequence_parallel: bool = False
-    """Whether these processes divide the tokens where they do not divide layers, such as at norms."""
+    """Whether these processes divide the tokens in modules that they do not divide otherwise, such as norms."""
     distributed_optimizer: bool = False
-    """Whether each data-parallel rank keeps masters and optimizer of its share of the draft only."""
+    """Whether each data-parallel rank stores float32 master weights and optimizer state of only its share of the
+    draft."""
 
     @model_validator(mode="before")
     @classmethod

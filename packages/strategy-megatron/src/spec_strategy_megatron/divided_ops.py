@@ -70,9 +70,9 @@ class DividedTargetOps(TargetOps):
         return result
 
 
-def vocabulary_bounds(kept_V: Tensor | None, vocab_size: int, parts: int) -> list[int]:
-    """Return the bounds of ``parts`` vocabulary shards: of equal size, or with equally many ids of ``kept_V``."""
-    if kept_V is None:
+def vocabulary_bounds(vocab_mask_V: Tensor | None, vocab_size: int, parts: int) -> list[int]:
+    """Return the bounds of ``parts`` vocabulary shards: of equal size, or with equally many ids in the mask."""
+    if vocab_mask_V is None:
         return [rank * vocab_size // parts for rank in range(parts + 1)]
-    ids = kept_V.nonzero().squeeze(1).tolist()
+    ids = vocab_mask_V.nonzero().squeeze(1).tolist()
     return [0, *(ids[rank * len(ids) // parts] for rank in range(1, parts)), vocab_size]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def pad_tokens(batch: DraftBatch, multiple: int) -> DraftBatch:
     """Return the batch padded at its end to a multiple of ``multiple`` tokens, and at least that many."""
-    num_tokens, place_T = len(batch.input_ids_T), batch.guess_place_T
+    num_tokens, guess_depth_T = len(batch.input_ids_T), batch.guess_depth_T
     missing = max(multiple, num_tokens + -num_tokens % multiple) - num_tokens
     batch = replace(batch, rows_multiple=multiple)
     if not missing:
@@ -37,7 +37,7 @@ def pad_tokens(batch: DraftBatch, multiple: int) -> DraftBatch:
         input_ids_T=F.pad(batch.input_ids_T, (0, missing)),
         hidden_TNH=F.pad(batch.hidden_TNH, (0, 0, 0, 0, 0, missing)),
         loss_mask_T=F.pad(batch.loss_mask_T, (0, missing)),
-        guess_place_T=None if place_T is None else F.pad(place_T, (0, missing)),
+        guess_depth_T=None if guess_depth_T is None else F.pad(guess_depth_T, (0, missing)),
     )
 
 

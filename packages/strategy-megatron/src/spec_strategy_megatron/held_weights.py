@@ -69,11 +69,11 @@ class HeldWeights:
         return torch.cat(parts[:: division.copies], division.dimension) if division.copies > 1 else whole
 
     def gather(self, name: str, values: Tensor) -> Tensor:
-        """Return the full tensor, from each rank's ``values``, which have the layout of the rank's master."""
+        """Return the full tensor, from each rank's ``values`` in the layout of the rank's float32 master weights."""
         return self.whole(name, self.joined(name, values.reshape(-1)))
 
     def cut(self, name: str, whole: Tensor) -> Tensor:
-        """Return this rank's elements of a full tensor, in the layout of the rank's master."""
+        """Return this rank's elements of a full tensor, in the layout of the rank's float32 master weights."""
         if division := self.divisions.get(name):
             parts = self.config.tensor_parallel // division.copies
             index = self.mesh.get_local_rank("tensor") // division.copies
@@ -82,7 +82,7 @@ class HeldWeights:
         return master.of(whole.contiguous()).view(master.tensor.shape)
 
     def shard(self, name: str, value: Tensor) -> FlatShard:
-        """Return the saved form of a tensor of optimizer state, which has the layout of the weight's master.
+        """Return the saved form of a tensor of optimizer state in the layout of the weight's float32 master.
 
         A scalar is saved once for the weight, by the rank that has the weight's first element.
         """

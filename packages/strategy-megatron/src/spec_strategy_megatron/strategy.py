@@ -53,7 +53,7 @@ class MegatronStrategy(Strategy):
     _optimizer: MegatronOptimizer
     _hints: TensorParallelHints | None
     _held: HeldWeights
-    _kept_V: Tensor | None
+    _vocab_mask_V: Tensor | None
 
     @classmethod
     def probe(cls) -> Availability:
@@ -73,7 +73,7 @@ class MegatronStrategy(Strategy):
 
     @classmethod
     def divisions(cls, ranks: int) -> Sequence[StrategyConfig]:
-        """Return two ways to divide the draft: tensor parallelism, without and with sequence parallelism (S7)."""
+        """Return two configurations: tensor parallelism, without and with sequence parallelism (S7)."""
         divided = MegatronConfig(name=cls.name, tensor_parallel=ranks)
         return divided, divided.model_copy(update={"sequence_parallel": True})
 
@@ -95,7 +95,7 @@ class MegatronStrategy(Strategy):
             for name, number in {**divided.columns, **divided.rows}.items()
             if name not in replicated
         }
-        if not divided.kept_ids:
+        if not divided.vocab_mask:
             pieces["tokens of the target's vocabulary"] = target.vocab_size
         for name, number in divided.all_tokens_in.items() if config.sequence_parallel else ():
             pieces[f"tokens of a sequence in the draft's {name}"] = number
@@ -130,8 +130,8 @@ class MegatronStrategy(Strategy):
             {} if self._hints is None else divide(module, self._hints, tensor, self.config.sequence_parallel)
         )
         self._module = module.to(self.device)
-        kept = self._kept_ids()
-        self._kept_V = None if kept is None else kept.clone()
+        vocab_mask_V = self._vocab_mask()
+        self._vocab_mask_V = None if vocab_mask_V is None else vocab_mask_V.clone()
         trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
         wide = [value.detach() for value in trained.values()]
         for parameter in trained.values():
@@ -174,7 +174,7 @@ class MegatronStrategy(Strategy):
         dtype = getattr(torch, self.settings.dtype)
         if self._hints is None:
             return TargetOps(target, tensors, self.device, dtype)
-        bounds = vocabulary_bounds(self._kept_V, target.vocab_size, self.config.tensor_parallel)
+        bounds = vocabulary_bounds(self._vocab_mask_V, target.vocab_size, self.config.tensor_parallel)
         return DividedTargetOps(target, tensors, self.device, dtype, bounds, self._mesh.get_group("tensor"))
 
     def step(
@@ -232,8 +232,12 @@ class MegatronStrategy(Strategy):
         from spec_kit.sharding import load_sharded
 
         load_sharded(self._state(), folder, self._everyone)
-        kept = self._kept_ids()
-        if self._kept_V is not None and kept is not None and not kept.equal(self._kept_V):
+        vocab_mask_V = self._vocab_mask()
+        if (
+            self._vocab_mask_V is not None
+            and vocab_mask_V is not None
+            and not vocab_mask_V.equal(self._vocab_mask_V)
+        ):
             raise ArtifactError(f"{folder.path} is of another vocabulary of the draft than this run's")
         for name, parameter in self._held.trained.items():
             master = self._held.masters[name]
@@ -249,9 +253,13 @@ class MegatronStrategy(Strategy):
 
         return {name.removeprefix(_MODEL): value for name, value in read_full(folder, _MODEL).items()}
 
-    def _kept_ids(self) -> Tensor | None:
+    def _vocab_mask(self) -> Tensor | None:
         """Return the bool buffer of a reduced vocabulary's tokens if it decides how ranks divide the vocabulary."""
-        return self._module.get_buffer(self._hints.kept_ids) if self._hints and self._hints.kept_ids else None
+        return (
+            self._module.get_buffer(self._hints.vocab_mask)
+            if self._hints and self._hints.vocab_mask
+            else None
+        )
 
     def _forward_backward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
         from spec_strategy_megatron.stand_in import as_current_device

@@ -65,20 +65,20 @@ def greedy_answer(reference: ReferenceTarget, prompt: Sequence[int], num_tokens:
     return tokens[len(prompt) :]
 
 
-def assert_places(engine: Engine, answers: Sequence[Generation], counted: AcceptanceCounters) -> None:
-    """Check that ``guess_places`` of the answers agree with the counters.
+def assert_guess_depths(engine: Engine, answers: Sequence[Generation], counted: AcceptanceCounters) -> None:
+    """Check that ``guess_depths`` of the answers agree with the counters.
 
     Guess 1 of each round was verified, and guess k + 1 if guess k was accepted and the answer did not end.
     """
-    if not engine.abilities.guess_places:
-        assert not any(answer.guess_places for answer in answers)
+    if not engine.abilities.guess_depths:
+        assert not any(answer.guess_depths for answer in answers)
         return
     for answer in answers:
-        assert len(answer.guess_places) == len(answer.token_ids)
-    places = [place for answer in answers for place in answer.guess_places]
-    assert places.count(1) == counted.rounds
-    for place, accepted in enumerate(counted.accepted_per_position[:-1], start=2):
-        assert accepted - len(answers) <= places.count(place) <= accepted
+        assert len(answer.guess_depths) == len(answer.token_ids)
+    guess_depths = [guess_depth for answer in answers for guess_depth in answer.guess_depths]
+    assert guess_depths.count(1) == counted.rounds
+    for guess_depth, accepted in enumerate(counted.accepted_per_position[:-1], start=2):
+        assert accepted - len(answers) <= guess_depths.count(guess_depth) <= accepted
 
 
 def assert_times(answers: Sequence[Generation]) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import pytest
 from safetensors.torch import load_file
 
-from spec_core.draft_replica import UpdateOrder
+from spec_core.draft_replica import UpdateRequest
 from spec_core.engine import EngineContext
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters, SamplingParams
@@ -206,11 +206,11 @@ class DraftReplicaSuite(ConformanceSuite):
         assert status.update is not None
         for change in ({"fence": status.update.fence - 1, "number": 99}, {"number": 0}):
             update = status.update.model_copy(update=change)
-            order = UpdateOrder(
+            request = UpdateRequest(
                 update=update, replica="engine", address="127.0.0.1:1", token="token", seconds=LIMIT_S
             )
             with pytest.raises(EngineError):
-                replica.prepare(order).result(LIMIT_S)
+                replica.prepare(request).result(LIMIT_S)
         assert replica.status().result(LIMIT_S) == status
 
     def test_u10_a_version_names_one_draft(
@@ -242,10 +242,10 @@ class DraftReplicaSuite(ConformanceSuite):
         last = replica.status().result(LIMIT_S).update
         assert last is not None
         update = last.model_copy(update={"number": last.number + 1})
-        order = UpdateOrder(
+        request = UpdateRequest(
             update=update, replica="engine", address="127.0.0.1:1", token="token", seconds=LIMIT_S
         )
-        replica.prepare(order).result(LIMIT_S)
+        replica.prepare(request).result(LIMIT_S)
         with pytest.raises(EngineError):
             replica.commit(update).result(LIMIT_S)
         replica.abort(update).result(LIMIT_S)

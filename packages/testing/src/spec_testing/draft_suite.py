@@ -279,7 +279,7 @@ class DraftSuite(ConformanceSuite):
         assert acceptance_length_of(outputs[-1]) > acceptance_length_of(outputs[0]) + 0.5
 
     def test_d12_only_judged_guesses_count(self, bench: Workbench) -> None:
-        """D12: only verified guesses are counted, at their positions; other drafts ignore guess places."""
+        """D12: only verified guesses are counted, at their positions; other drafts ignore guess depths."""
         plain, judged = bench.counts_of_rounds()
         expected = [2, 1, *[0] * len(plain)][: len(plain)]
         assert judged == (expected if bench.draft.learns_from_guesses else plain)

@@ -129,15 +129,15 @@ class Workbench:
     def counts_of_rounds(self) -> tuple[list[int], list[int]]:
         """Return how many tokens count at each draft position, for a plain document and for a served answer.
 
-        The served answer has a round with two verified guesses and a round with one (``guess_place``).
+        The served answer has a round with two verified guesses and a round with one (``guess_depth``).
         """
         (sample,) = self.samples([19])
         sample = replace(sample, loss_mask=torch.ones(19, dtype=torch.bool))
-        place_T = torch.zeros(19, dtype=torch.int64)
-        place_T[6], place_T[7], place_T[9] = 1, 2, 1
+        guess_depth_T = torch.zeros(19, dtype=torch.int64)
+        guess_depth_T[6], guess_depth_T[7], guess_depth_T[9] = 1, 2, 1
         plain, judged = (
             self.forward_backward([toy_batch([one], self.schema)], self.denominators([one]))
-            for one in (sample, replace(sample, guess_place=place_T))
+            for one in (sample, replace(sample, guess_depth=guess_depth_T))
         )
         return plain.counts["accuracy"].tolist(), judged.counts["accuracy"].tolist()
 

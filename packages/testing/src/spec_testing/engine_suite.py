@@ -36,7 +36,7 @@ from spec_kit.drafting import recognise
 from spec_testing.answer_checks import (
     FirstToken,
     assert_follows_distribution,
-    assert_places,
+    assert_guess_depths,
     assert_times,
     greedy_answer,
     token_rows,
@@ -242,7 +242,7 @@ class EngineSuite(ConformanceSuite):
         answers = engine.generate(_prompts(engine), replace(SPECULATING, with_times=True, concurrency=2))
         counted = engine.acceptance()
         assert_times(answers)
-        assert_places(engine, answers, counted)
+        assert_guess_depths(engine, answers, counted)
         if any(answer.verifications for answer in answers):
             own = sum((answer.acceptance for answer in answers), AcceptanceCounters())
             assert (own.rounds, own.accepted) == (counted.rounds, counted.accepted)
@@ -363,7 +363,7 @@ class EngineSuite(ConformanceSuite):
         "metrics", ["", "<html>", "up 1\n", "# HELP up\n" * 3, "process_cpu_seconds_total nan"]
     )
     def test_e16_metrics_of_another_program_are_none(self, engine: Engine, metrics: str) -> None:
-        """E16: an engine reads its own program's metrics alone, and whatever a server sends raises nothing."""
+        """E16: an engine returns None for the metrics of another program, and raises for no text."""
         assert engine.server_counters(metrics) is None
 
 

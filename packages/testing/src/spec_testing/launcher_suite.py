@@ -66,9 +66,11 @@ def construct(
     return launcher_type(launcher_type.Config(name=launcher_type.name, **options), context)
 
 
-def toy(entry: str, name: str = "toy-0", **order: Any) -> WorkerSpec:
+def toy(entry: str, name: str = "toy-0", **arguments: Any) -> WorkerSpec:
     """Return a WorkerSpec. ``entry``: name of a function in ``toy_workers``."""
-    return WorkerSpec(name=name, entry=f"spec_testing.toy_workers:{entry}", order=order, role="engine")
+    return WorkerSpec(
+        name=name, entry=f"spec_testing.toy_workers:{entry}", arguments=arguments, role="engine"
+    )
 
 
 def received(launcher: Launcher) -> WorkerMessage | WorkerEnded:
@@ -125,12 +127,12 @@ class LauncherSuite(ConformanceSuite):
             assert set(psutil.Process().children(recursive=True)) == before
         assert list(tmp_path.iterdir()) == []
 
-    def test_l2_a_worker_is_a_process_with_its_order_and_environment(self, launcher: Launcher) -> None:
-        """L2: a handle by name; the entry runs in the main thread of another process, with the right environment."""
+    def test_l2_a_worker_is_a_process_with_its_arguments_and_environment(self, launcher: Launcher) -> None:
+        """L2: workers have handles by name, and run in the main thread of other processes, in their environment."""
         wanted = toy("echo").env(launcher.context.backend)
         assert wanted, "the reference backend asks for something in the environment"
-        order = {"variables": list(wanted), "list": [1, 2.5, None, "é"]}
-        handles = launcher.start([toy("echo", "one-0", **order), toy("echo", "one-1", **order)])
+        arguments = {"variables": list(wanted), "list": [1, 2.5, None, "é"]}
+        handles = launcher.start([toy("echo", "one-0", **arguments), toy("echo", "one-1", **arguments)])
         assert {name: handle.name for name, handle in handles.items()} == {"one-0": "one-0", "one-1": "one-1"}
         found = [message(launcher), message(launcher)]
         assert len({os.getpid(), *(one["pid"] for one in found)}) == 3
@@ -138,11 +140,11 @@ class LauncherSuite(ConformanceSuite):
             assert one["in_main_thread"]
             assert one["niceness"] == os.nice(0)
             assert one["environment"] == wanted
-            assert one["order"] == order
+            assert one["arguments"] == arguments
 
     def test_l2_all_are_started_or_none(self, launcher: Launcher, tmp_path: Path) -> None:
         """L2: if the second worker cannot be started, the first does not run either."""
-        second = _Unplaceable(name="b-1", entry=toy("echo").entry, order={}, role="engine")
+        second = _Unplaceable(name="b-1", entry=toy("echo").entry, arguments={}, role="engine")
         with pytest.raises(RunError, match="planted"):
             launcher.start([toy("leave_pid", "b-0", file=str(tmp_path / "pid")), second])
         time.sleep(_SETTLE_S)

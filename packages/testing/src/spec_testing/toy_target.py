@@ -36,14 +36,14 @@ class ToySample:
     hidden_TNH: Tensor
     loss_mask: Tensor
     """Whether each token is supervised, bool [T]."""
-    guess_place: Tensor | None = None
-    """``Supervision.guess_place``, int64 [T]."""
+    guess_depth: Tensor | None = None
+    """``Supervision.guess_depth``, int64 [T]."""
 
     @property
     def supervision(self) -> Supervision:
         """The data of the sample from which denominators are computed."""
         return Supervision(
-            sample_id=self.sample_id, epoch=0, loss_mask=self.loss_mask, guess_place=self.guess_place
+            sample_id=self.sample_id, epoch=0, loss_mask=self.loss_mask, guess_depth=self.guess_depth
         )
 
 
@@ -142,7 +142,7 @@ def toy_batch(samples: Sequence[ToySample], schema: FeatureSchema, width: int = 
     input_ids_T = torch.zeros(total, dtype=torch.int64)
     hidden_TNH = torch.full(schema.shape(total), PAD_FEATURE)
     loss_mask_T = torch.zeros(total, dtype=torch.bool)
-    place_T = torch.zeros(total, dtype=torch.int64)
+    guess_depth_T = torch.zeros(total, dtype=torch.int64)
     spans: list[Span] = []
     start = 0
     for sample, room in zip(samples, rooms, strict=True):
@@ -150,15 +150,15 @@ def toy_batch(samples: Sequence[ToySample], schema: FeatureSchema, width: int = 
         input_ids_T[start:stop] = sample.input_ids
         hidden_TNH[start:stop] = sample.hidden_TNH
         loss_mask_T[start:stop] = sample.loss_mask
-        if sample.guess_place is not None:
-            place_T[start:stop] = sample.guess_place
+        if sample.guess_depth is not None:
+            guess_depth_T[start:stop] = sample.guess_depth
         spans.append(Span(sample_id=sample.sample_id, epoch=0, start=start, stop=stop))
         start += room
-    guessed = any(sample.guess_place is not None for sample in samples)
+    guessed = any(sample.guess_depth is not None for sample in samples)
     return DraftBatch(
         input_ids_T=input_ids_T,
         hidden_TNH=hidden_TNH,
         loss_mask_T=loss_mask_T,
         spans=tuple(spans),
-        guess_place_T=place_T if guessed else None,
+        guess_depth_T=guess_depth_T if guessed else None,
     )

@@ -21,44 +21,44 @@ if TYPE_CHECKING:
 LONG_S = 600.0
 
 
-def echo(link: RunLink, order: Mapping[str, Any]) -> None:
+def echo(link: RunLink, arguments: Mapping[str, Any]) -> None:
     """Send a description of this worker's process, then send every message back to the run.
 
-    When the run ends, write the error that ``send`` raises into the file ``order["ending"]``.
+    When the run ends, write the error that ``send`` raises into the file ``arguments["ending"]``.
     """
     link.send(
         {
             "pid": os.getpid(),
             "niceness": os.nice(0),
             "in_main_thread": threading.current_thread() is threading.main_thread(),
-            "environment": {name: os.environ.get(name) for name in order.get("variables", ())},
-            "order": dict(order),
+            "environment": {name: os.environ.get(name) for name in arguments.get("variables", ())},
+            "arguments": dict(arguments),
         }
     )
     print("a line of output", flush=True)
     while (message := link.receive()) is not None:
         link.send(message)
-    if "ending" in order:
+    if "ending" in arguments:
         try:
             link.send({})
         except PeerLost as error:
-            Path(order["ending"]).write_text(type(error).__name__)
+            Path(arguments["ending"]).write_text(type(error).__name__)
 
 
-def count_and_end(link: RunLink, order: Mapping[str, Any]) -> None:
-    """Send 100 numbers, then end in the way that ``order["how"]`` names."""
+def count_and_end(link: RunLink, arguments: Mapping[str, Any]) -> None:
+    """Send 100 numbers, then end in the way that ``arguments["how"]`` names."""
     for number in range(100):
         link.send({"number": number})
-    if order["how"] == "raise":
+    if arguments["how"] == "raise":
         raise ValueError("as the suite asked for")
-    if order["how"] == "exit":
+    if arguments["how"] == "exit":
         os._exit(3)
-    if order["how"] in ("SIGABRT", "SIGKILL"):
-        os.kill(os.getpid(), signal.Signals[order["how"]])
+    if arguments["how"] in ("SIGABRT", "SIGKILL"):
+        os.kill(os.getpid(), signal.Signals[arguments["how"]])
         time.sleep(LONG_S)
 
 
-def stubborn(link: RunLink, order: Mapping[str, Any]) -> None:
+def stubborn(link: RunLink, arguments: Mapping[str, Any]) -> None:
     """Start a process that ignores SIGTERM; read nothing and do not end."""
     child = subprocess.Popen(["sh", "-c", "trap '' TERM; echo; sleep 600"], stdout=subprocess.PIPE)
     assert child.stdout is not None
@@ -67,13 +67,13 @@ def stubborn(link: RunLink, order: Mapping[str, Any]) -> None:
     time.sleep(LONG_S)
 
 
-def leave_pid(link: RunLink, order: Mapping[str, Any]) -> None:
-    """Write this worker's process id into ``order["file"]`` and do not end."""
-    Path(order["file"]).write_text(str(os.getpid()))
+def leave_pid(link: RunLink, arguments: Mapping[str, Any]) -> None:
+    """Write this worker's process id into ``arguments["file"]`` and do not end."""
+    Path(arguments["file"]).write_text(str(os.getpid()))
     time.sleep(LONG_S)
 
 
-def listen_for_peer(link: RunLink, order: Mapping[str, Any]) -> None:
+def listen_for_peer(link: RunLink, arguments: Mapping[str, Any]) -> None:
     """Accept one connection at this worker's address, and send what arrives on it."""
     with socket.create_server((link.address, 0)) as server:
         link.send({"address": link.address, "port": server.getsockname()[1]})
@@ -82,15 +82,15 @@ def listen_for_peer(link: RunLink, order: Mapping[str, Any]) -> None:
             link.send({"received": connection.recv(100).decode()})
 
 
-def connect_to_peer(link: RunLink, order: Mapping[str, Any]) -> None:
-    """Connect to the worker whose address is in the first message, and send it a word."""
+def connect_to_peer(link: RunLink, arguments: Mapping[str, Any]) -> None:
+    """Connect to the worker whose address is in the first message, and send some bytes to it."""
     where = link.receive()
     assert where is not None
     with socket.create_connection((where["address"], where["port"])) as connection:
         connection.sendall(b"a word")
 
 
-def close_everything(link: RunLink, order: Mapping[str, Any]) -> None:
+def close_everything(link: RunLink, arguments: Mapping[str, Any]) -> None:
     """Close every descriptor and do not end, like a process that hangs inside a driver while it dies."""
     os.closerange(3, 100)
     time.sleep(LONG_S)

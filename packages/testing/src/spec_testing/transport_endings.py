@@ -225,6 +225,6 @@ def come_and_go(me: Rank, stage: Stage) -> None:
 
 
 def _meet(me: Rank) -> None:
-    """Wait until both ranks have come here: within one process each also counts the other's resources."""
+    """Wait until both ranks have called this, because ranks of one process also count each other's resources."""
     me.publish("here")
     me.receive()

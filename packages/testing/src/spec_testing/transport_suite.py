@@ -1,4 +1,4 @@
-"""TransportSuite: the contract of ``spec_core.transport`` as tests, by real processes where the transport has two.
+"""TransportSuite: the contract of ``spec_core.transport`` as tests, in two processes if the transport connects two.
 
 ::
 
@@ -106,7 +106,7 @@ class TransportSuite(ConformanceSuite):
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
     def test_samples_arrive_once_in_order_bit_for_bit(self, play: Play, dtype: str) -> None:
-        """T3: samples of two concurrent senders, of different sizes, many more bytes than the window."""
+        """T3: samples of two concurrent senders, many times the window, arrive once, in order, bit for bit."""
         play(parts.stream, 3, dtype)
 
     def test_a_held_sample_stays_as_it_is(self, play: Play) -> None:
@@ -138,11 +138,11 @@ class TransportSuite(ConformanceSuite):
         assert fail(endings.fault_in_sender, Fault.STOP, 1) == "DeadlineExceeded"
 
     def test_a_stopped_receiver_exceeds_the_deadline_of_send(self, fail: Fail) -> None:
-        """T6: DeadlineExceeded in time."""
+        """T6: if the receiver is stopped, ``send`` raises DeadlineExceeded within its timeout."""
         assert fail(endings.fault_in_receiver, Fault.STOP, 0) == "DeadlineExceeded"
 
     def test_a_stopped_receiver_exceeds_the_deadline_of_connect(self, fail: Fail) -> None:
-        """T6: DeadlineExceeded in time."""
+        """T6: if the receiver is stopped, ``connect`` raises DeadlineExceeded within its timeout."""
         assert fail(endings.fault_before_connect, Fault.STOP, 0) == "DeadlineExceeded"
 
     def test_a_killed_sender_is_lost_after_its_last_sample(self, fail: Fail) -> None:

@@ -205,11 +205,11 @@ class _DamagingTransport(WeightTransport):
         super().__init__(transport.config, transport.backend)
         self._transport = transport
 
-    def place(self, device: torch.device) -> str:
-        return self._transport.place(device)
+    def location(self, device: torch.device) -> str:
+        return self._transport.location(device)
 
-    def obstacle(self, place: str, device: torch.device) -> str:
-        return self._transport.obstacle(place, device)
+    def obstacle(self, location: str, device: torch.device) -> str:
+        return self._transport.obstacle(location, device)
 
     def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
         receiver = self._transport.receiver(manifest, device, bucket_bytes)

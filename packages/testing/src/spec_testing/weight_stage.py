@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from spec_core.draft_replica import ReplicaCall, ServingStatus, UpdateId, UpdateOrder
+    from spec_core.draft_replica import ReplicaCall, ServingStatus, UpdateId, UpdateRequest
     from spec_core.weight_transport import WeightTransport
     from spec_testing.processes import Rank
     from spec_testing.resources import Resources
@@ -231,7 +231,7 @@ class RemoteReplica(DraftReplica):
         with contextlib.suppress(OSError):
             self._connection.send(("end", ()))
 
-    def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
+    def call(self, name: ReplicaCall, argument: UpdateRequest | UpdateId | None) -> Future[ServingStatus]:
         """Call the receiver's method ``name`` in the other process."""
         return self._begin(name, *(() if argument is None else (argument,)))
 

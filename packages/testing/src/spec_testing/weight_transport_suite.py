@@ -116,10 +116,10 @@ class WeightTransportSuite(ConformanceSuite):
         transport = stage.build()
         assert type(transport).probe().ok
         assert type(transport).Config.model_validate({}), "W8: a server opens the transport without options"
-        place = transport.place(stage.device)
-        assert place.isascii()
-        assert isinstance(transport.obstacle(place, stage.device), str)
-        assert isinstance(transport.medium(place, stage.device), WeightMedium)
+        location = transport.location(stage.device)
+        assert location.isascii()
+        assert isinstance(transport.obstacle(location, stage.device), str)
+        assert isinstance(transport.medium(location, stage.device), WeightMedium)
 
     def test_damage_is_never_served(self, stage: WeightStage) -> None:
         """If a tensor is damaged in transfer, the old version is still served, and the next update succeeds."""

@@ -19,7 +19,7 @@ def client_installed(package: str) -> Availability:
     return Availability(ok=True)
 
 
-def kept_id(folder: Path, service: str, make: Callable[[], str]) -> str:
+def stored_run_id(folder: Path, service: str, make: Callable[[], str]) -> str:
     """Return the run's id at a service; it is stored in the run directory for resumed runs."""
     file = folder / f".{service}-id"
     if not file.exists():

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from spec_core import Tracker
-from spec_trackers.client import client_installed, kept_id
+from spec_trackers.client import client_installed, stored_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,7 @@ class MlflowTracker(Tracker):
 
         super().__init__(value, folder)
         self._client = MlflowClient()
-        self._run_id = kept_id(folder, "mlflow", lambda: self._new_run(value, folder.resolve().name))
+        self._run_id = stored_run_id(folder, "mlflow", lambda: self._new_run(value, folder.resolve().name))
         self._client.update_run(self._run_id, status="RUNNING")
 
     def _new_run(self, experiment: str, name: str) -> str:

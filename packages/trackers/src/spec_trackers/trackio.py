@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, ClassVar
 
 from spec_core import Tracker
-from spec_trackers.client import client_installed, kept_id
+from spec_trackers.client import client_installed, stored_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,7 @@ class TrackioTracker(Tracker):
         import trackio
 
         super().__init__(value, folder)
-        number = kept_id(folder, "trackio", lambda: secrets.token_hex(4))
+        number = stored_run_id(folder, "trackio", lambda: secrets.token_hex(4))
         with redirect_stdout(sys.stderr):  # it says how to look at the run
             self._run = trackio.init(
                 project=value,

@@ -6,7 +6,7 @@ import secrets
 from typing import TYPE_CHECKING, ClassVar
 
 from spec_core import Tracker
-from spec_trackers.client import client_installed, kept_id
+from spec_trackers.client import client_installed, stored_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ class WandbTracker(Tracker):
             project=value,
             dir=str(folder),
             name=folder.resolve().name,
-            id=kept_id(folder, "wandb", lambda: secrets.token_hex(8)),
+            id=stored_run_id(folder, "wandb", lambda: secrets.token_hex(8)),
             resume="allow",
         )
 

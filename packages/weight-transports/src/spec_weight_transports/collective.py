@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from spec_core import WeightMedium, WeightReceiver, WeightSender, WeightTransport
 from spec_core.errors import ProtocolError
 from spec_kit.weight_sync import BucketPlan, bucket_size
+from spec_weight_transports.cached_groups import CachedGroups, Membership, Route
 from spec_weight_transports.host import device_name, elsewhere, host_name
-from spec_weight_transports.kept_groups import KeptGroups, Membership, Route
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core import Backend, Manifest, WeightTransportConfig
-    from spec_weight_transports.kept_groups import WeightGroup
+    from spec_weight_transports.cached_groups import WeightGroup
 
 _LOOPBACK = "127.0.0.1:0"
 """Address of the rendezvous: all members of the process group are on this host (R7)."""
@@ -34,10 +34,10 @@ class CollectiveTransport(WeightTransport):
     def __init__(self, config: WeightTransportConfig, backend: Backend) -> None:
         """Store the options. Groups are built by updates."""
         super().__init__(config, backend)
-        self._kept = KeptGroups()
+        self._cached = CachedGroups()
 
-    def place(self, device: torch.device) -> str:
-        """Return this host, the backend, its group settings, why there can be no group, and the device's id.
+    def location(self, device: torch.device) -> str:
+        """Return, joined by ``|``: host, backend, its group settings, why no group is possible, and device id.
 
         The device's id is the vendor's name of the device; it is empty if processes cannot compare ids.
         """
@@ -45,9 +45,9 @@ class CollectiveTransport(WeightTransport):
         groups = [backend.name, backend.group_settings(), self._hindrance(device)]
         return "|".join([host_name(), *groups, device_name(backend, device)])
 
-    def obstacle(self, place: str, device: torch.device) -> str:
+    def obstacle(self, location: str, device: torch.device) -> str:
         """Return why there can be no group with the rank, such as another host or backend; empty if there can."""
-        host, backend_name, settings, hindrance, device_id = (*place.split("|"), "", "", "", "")[:5]
+        host, backend_name, settings, hindrance, device_id = (*location.split("|"), "", "", "", "")[:5]
         if reason := elsewhere(host):
             return reason
         if backend_name != self.backend.name:
@@ -63,7 +63,7 @@ class CollectiveTransport(WeightTransport):
             return "it is on the sender's own device, and a group takes each device once"
         return ""
 
-    def medium(self, place: str, device: torch.device) -> WeightMedium:
+    def medium(self, location: str, device: torch.device) -> WeightMedium:
         """Return the medium of the backend's collectives; on the CPU, sockets."""
         import torch
 
@@ -90,11 +90,11 @@ class CollectiveTransport(WeightTransport):
 
     def forget(self, replica: str) -> None:
         """Close the groups with the ranks of a replica."""
-        self._kept.forget(replica)
+        self._cached.forget(replica)
 
     def close(self) -> None:
         """Close the groups that are cached."""
-        self._kept.close()
+        self._cached.close()
 
     def _hindrance(self, device: torch.device) -> str:
         """Return why this process cannot join a group with ``device``; empty if it can."""
@@ -106,7 +106,7 @@ class CollectiveTransport(WeightTransport):
         return ""
 
     def _membership(self, route: Route) -> Membership:
-        return Membership(self._kept, route, self.backend)
+        return Membership(self._cached, route, self.backend)
 
 
 class _CollectiveReceiver(WeightReceiver):
@@ -117,11 +117,11 @@ class _CollectiveReceiver(WeightReceiver):
 
     def __init__(self, membership: Membership, plan: BucketPlan, device: torch.device) -> None:
         self._membership, self._plan, self._device = membership, plan, device
-        self.address = membership.seat
+        self.address = membership.member_name
 
     def receive(self, sender: str, deadline: float) -> Iterator[tuple[str, Tensor]]:
         if sender:
-            self._membership.meet(*json.loads(sender), deadline=deadline)
+            self._membership.new_rendezvous(*json.loads(sender), deadline=deadline)
         with self._membership.group(deadline) as group:
             yield from self._plan.unpack(self._buckets(group))
 
@@ -152,19 +152,19 @@ class _CollectiveSender(WeightSender):
         membership: Membership,
         plan: BucketPlan,
         weights: Mapping[str, Tensor],
-        seats: Sequence[str],
+        member_names: Sequence[str],
         device: torch.device,
     ) -> None:
         self._membership, self._plan, self._weights, self._device = membership, plan, weights, device
-        self._seats = seats
+        self._member_names = member_names
         self._is_open = False
 
     def open(self, deadline: float) -> Sequence[str]:
         self._is_open = True
-        if self._membership.goes_on_with(self._seats, deadline):
-            return [""] * len(self._seats)
-        world_size, token, name = 1 + len(self._seats), secrets.token_hex(16), secrets.token_hex(8)
-        address = self._membership.meet(_LOOPBACK, 0, world_size, token, name, deadline).address
+        if self._membership.can_reuse(self._member_names, deadline):
+            return [""] * len(self._member_names)
+        world_size, token, name = 1 + len(self._member_names), secrets.token_hex(16), secrets.token_hex(8)
+        address = self._membership.new_rendezvous(_LOOPBACK, 0, world_size, token, name, deadline).address
         return [json.dumps([address, rank, world_size, token, name]) for rank in range(1, world_size)]
 
     def send(self, deadline: float) -> None:

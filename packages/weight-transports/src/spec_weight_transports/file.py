@@ -51,10 +51,10 @@ class FileConfig(WeightTransportConfig):
     """Options of the weight transport ``file``."""
 
     folder: Path | None = None
-    """Folder of the versions, which every rank sees under the same name; None: one of this process's own,
-    in the host's folder for temporary files, which goes with it."""
+    """Folder of the versions, which every rank sees under the same path. None: a new temporary folder on this host,
+    which is removed with this process."""
     keep: int = pydantic.Field(2, ge=1)
-    """Versions that stay; older ones are removed."""
+    """Number of newest versions that are stored; older versions are removed."""
 
 
 class FileTransport(WeightTransport):
@@ -72,15 +72,15 @@ class FileTransport(WeightTransport):
         self._own: Path | None = None
         self._remove_own: Callable[[], object] = lambda: None
 
-    def place(self, device: torch.device) -> str:
+    def location(self, device: torch.device) -> str:
         """Return an empty text; a rank finds out only when it reads whether it sees the folder."""
         return ""
 
-    def obstacle(self, place: str, device: torch.device) -> str:
+    def obstacle(self, location: str, device: torch.device) -> str:
         """Return an empty text: any rank may see the folder."""
         return ""
 
-    def medium(self, place: str, device: torch.device) -> WeightMedium:
+    def medium(self, location: str, device: torch.device) -> WeightMedium:
         """Return the medium for files."""
         return WeightMedium.FILES
 

@@ -24,7 +24,7 @@ def device_name(backend: Backend, device: torch.device) -> str:
     return backend.device_id(device) if device.type == backend.device_type else ""
 
 
-def elsewhere(place: str) -> str:
-    """Return why a rank at ``place`` is not on this host; empty if it is."""
-    same = place == host_name()
+def elsewhere(location: str) -> str:
+    """Return why a rank at ``location`` is not on this host; empty if it is."""
+    same = location == host_name()
     return "" if same else "it is on another host, in another container, or another user's"

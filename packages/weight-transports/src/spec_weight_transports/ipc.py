@@ -1,8 +1,8 @@
 """IpcWeightTransport: sends weights through memory that both processes map, by the backend's feature transport.
 
-It is device memory if both processes use the same device and the vendor lets processes share memory, else
-host memory. The transport is the one for features of a colocated run. Each bucket is sent as a feature sample
-of bytes.
+It is device memory if both processes use the same device and the vendor lets processes share memory, else host
+memory. The backend's feature transport for colocated runs is used: each bucket is sent as a feature sample of
+bytes.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ class IpcWeightTransport(WeightTransport):
     name: ClassVar[str] = "ipc"
     api_version: ClassVar[int] = 2
 
-    def place(self, device: torch.device) -> str:
+    def location(self, device: torch.device) -> str:
         """Return this host's name, this process's id, and the vendor's id of the device, if any."""
         return f"{host_name()}|{os.getpid()}|{device_name(self.backend, device)}"
 
-    def obstacle(self, place: str, device: torch.device) -> str:
+    def obstacle(self, location: str, device: torch.device) -> str:
         """Return that the rank is on another host; empty if it is on this host."""
-        return elsewhere(place.partition("|")[0])
+        return elsewhere(location.partition("|")[0])
 
-    def medium(self, place: str, device: torch.device) -> WeightMedium:
+    def medium(self, location: str, device: torch.device) -> WeightMedium:
         """Return device memory if both processes are on one device, else host memory; UNSTATED within one process.
 
         On some hardware a process cannot map memory that it has shared itself.
         """
-        _, process, device_id = place.split("|", 2)
+        _, process, device_id = location.split("|", 2)
         if process == str(os.getpid()):
             return WeightMedium.UNSTATED
         shared = device_id and device_id == device_name(self.backend, device)
         return WeightMedium.DEVICE_MEMORY if shared else WeightMedium.HOST_MEMORY
 
     def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
-        """Return a receiver that receives buckets in the order of sending."""
+        """Return a receiver that receives buckets in the order in which they are sent."""
         return _IpcReceiver(self.backend.transport("colocated"), BucketPlan.of(manifest, bucket_bytes))
 
     def sender(

@@ -33,7 +33,7 @@ order = next(records)
 class Script(EngineSubprocess):
     program = "Script"
     module = "fake_program"
-    our_part = "nothing of ours"
+    extension = "nothing of ours"
 
     def prefill(self, requests):
         return self.ask("run", names=[request.destinations for request in requests])

@@ -118,7 +118,7 @@ def test_rows_bytes_and_age_are_bounded() -> None:
         requests.add([number], [7])
     taken = TakenRequests.decode(json.dumps(requests.take()))
     assert [row.prompt for row in taken.requests] == [[2], [3], [4]]
-    assert (taken.left, taken.kept, taken.left_out) == (0, 5, {"overrun": 2})
+    assert (taken.left, taken.stored, taken.left_out) == (0, 5, {"overrun": 2})
 
     requests.add([1] * 9, [2] * 9)
     requests.add([3] * 9, [4] * 9)  # both would be 36 tokens

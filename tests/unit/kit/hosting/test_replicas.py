@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spec_core import ServingStatus, UpdateId, UpdateOrder
+from spec_core import ServingStatus, UpdateId, UpdateRequest
 from spec_core.errors import ConfigError, EngineError
 from spec_kit.hosting import HttpReplica, ProgramReplica, backend_for
 from spec_processes.sockets import server_address
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 UPDATE = UpdateId(group="default", fence=1, number=7)
-ORDER = UpdateOrder(update=UPDATE, replica="a", address="127.0.0.1:1", token="t", seconds=9.0)
+REQUEST = UpdateRequest(update=UPDATE, replica="a", address="127.0.0.1:1", token="t", seconds=9.0)
 SERVED = ServingStatus(state="committed", version=3, digest="d", update=UPDATE)
 ANSWER = {
     "status": SERVED.model_dump(mode="json"),
@@ -29,7 +29,7 @@ ANSWER = {
     "acceptance": {"rounds": 2, "drafted": 6, "accepted": 3, "accepted_per_position": [2, 1, 0]},
 }
 CALLS = [
-    ("prepare", ORDER, ORDER.model_dump_json()),
+    ("prepare", REQUEST, REQUEST.model_dump_json()),
     *[(name, UPDATE, UPDATE.model_dump_json()) for name in ("commit", "revert", "abort")],
 ]
 
@@ -206,7 +206,7 @@ def test_a_backend_is_found_by_its_devices() -> None:
 
 
 def test_requests_are_taken(server, url) -> None:
-    taken = {"requests": [{"prompt": [1], "answer": [2]}], "left": 3, "kept": 4, "left_out": {"route": 1}}
+    taken = {"requests": [{"prompt": [1], "answer": [2]}], "left": 3, "stored": 4, "left_out": {"route": 1}}
     with HttpReplica(url, "secret") as replica:
         server.answer = (200, taken)
         assert replica.take_requests().model_dump() == taken
@@ -219,7 +219,7 @@ def test_requests_are_taken(server, url) -> None:
 @pytest.mark.parametrize("row", [{"prompt": [31337], "answer": [-31337]}, {"prompt": [31337]}, 31337])
 def test_what_is_no_request_is_not_quoted(server, url, row) -> None:
     with HttpReplica(url, "secret") as replica:
-        server.answer = (200, {"requests": [row], "left": 0, "kept": 0, "left_out": {}})
+        server.answer = (200, {"requests": [row], "left": 0, "stored": 0, "left_out": {}})
         with pytest.raises(EngineError, match="bytes that are none") as error:
             replica.take_requests()
     assert "31337" not in "".join(traceback.format_exception(error.value))

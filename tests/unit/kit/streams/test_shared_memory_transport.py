@@ -149,7 +149,7 @@ class WatchedPool(HostPool):
         self.sender: FramedSocket | None = None
         self.disconnected = threading.Event()
 
-    def admit(self, device_id, has_room):
+    def admit(self, device_id, on_freed):
         sender, self.sender = self.sender, None
         if sender is None:
             return self

@@ -240,7 +240,7 @@ def test_transport_that_fails_at_a_rank_is_an_obstacle_and_the_rank_says_so_at_o
     """The push, which has an hour, goes by another transport, or ends."""
 
     class Unplaced(FileTransport):
-        def place(self, device):
+        def location(self, device):
             raise OSError("no such driver")
 
     def transports():
@@ -330,7 +330,7 @@ def test_intruder_learns_nothing_and_disturbs_nobody(change):
         def connect(**changes):
             words = {"token": ranks.token, "replica": "one", "rank": 0, **changes}
             end = socket.create_connection(parse_address(link.address), LONG_S)
-            FramedSocket(end, 100).send(Greeting(update=update, places={}, **words).encode())
+            FramedSocket(end, 100).send(Greeting(update=update, locations={}, **words).encode())
             return end
 
         with contextlib.closing(connect(**change)) as intruder:
@@ -496,7 +496,7 @@ def test_of_two_that_push_at_the_same_moment_the_later_is_committed_everywhere(f
     """
     with contextlib.ExitStack() as stack:
         rivals = [stack.enter_context(Publisher(file_transports(), TARGET)) for _ in range(2)]
-        earlier, later = sorted(rivals, key=lambda rival: rival._own_bits)
+        earlier, later = sorted(rivals, key=lambda rival: rival._random_bits)
         held = [Held(receiver) for receiver in fleet.receivers]
 
         def interrupt():

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from spec_core.draft_replica import ServingStatus, UpdateId, UpdateOrder
+from spec_core.draft_replica import ServingStatus, UpdateId, UpdateRequest
 from spec_core.errors import EngineError
 from spec_core.weight_manifest import Manifest
 from spec_kit.weight_sync import (
@@ -56,16 +56,16 @@ def update(number, *, fence=5, group="default"):
     return UpdateId(group=group, fence=fence, number=number)
 
 
-def order(number, **changes):
-    return UpdateOrder(
+def update_request(number, **changes):
+    return UpdateRequest(
         update=update(number, **changes), replica="one", address="127.0.0.1:1", token="t", seconds=LONG_S
     )
 
 
-def test_token_of_an_order_is_not_in_its_text():
-    secret = order(1).model_copy(update={"token": "sesame"})
+def test_token_of_a_request_is_not_in_its_text():
+    secret = update_request(1).model_copy(update={"token": "sesame"})
     assert "sesame" not in f"{secret} {secret!r}"
-    assert UpdateOrder.decode(secret.encode()) == secret
+    assert UpdateRequest.decode(secret.encode()) == secret
 
 
 def test_new_receiver_serves_nothing_that_was_pushed(receiver):
@@ -106,12 +106,12 @@ def test_abort_of_what_is_not_under_way_changes_nothing(receiver, publisher):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (order(9, fence=4), "a trainer with fence 5 publishes here"),
-        (order(0), "update 0 is not newer than update 1"),
-        (order(9, group="other"), "update group 'other' is not this one, 'default'"),
+        (update_request(9, fence=4), "a trainer with fence 5 publishes here"),
+        (update_request(0), "update 0 is not newer than update 1"),
+        (update_request(9, group="other"), "update group 'other' is not this one, 'default'"),
     ],
 )
-def test_order_is_refused(receiver, publisher, slot, wrong, message):
+def test_request_is_refused(receiver, publisher, slot, wrong, message):
     publisher.publish(1, odd_weights(1)).result(LONG_S)
     before = receiver.status()
     with pytest.raises(EngineError, match=message):
@@ -172,8 +172,8 @@ class NoCheck(FiniteCheck):
 
 
 def test_reasons_of_another_update_are_none_of_its_own(receiver):
-    receiver.prepare(order(1))
-    receiver.prepare(order(1, fence=6))
+    receiver.prepare(update_request(1))
+    receiver.prepare(update_request(1, fence=6))
     receiver._transfer.join()
     assert "has gone" in receiver.status().reason
     for call in (receiver.commit, receiver.revert):
@@ -186,7 +186,7 @@ def test_reasons_of_another_update_are_none_of_its_own(receiver):
 
 
 def test_publisher_that_is_not_there_ends_in_the_status(receiver):
-    assert receiver.prepare(order(1)).state == "prepared"
+    assert receiver.prepare(update_request(1)).state == "prepared"
     receiver._transfer.join()
     status = receiver.status()
     assert status.state == "aborted"
@@ -200,7 +200,7 @@ def test_publisher_that_goes_before_it_sends_is_noticed_at_once(slot):
         PublisherLink("127.0.0.1:0") as link,
         link.expect(update(1), "one", 1) as expected,
     ):
-        given = order(1).model_copy(
+        given = update_request(1).model_copy(
             update={"address": link.address, "token": expected.token, "seconds": 3600.0}
         )
         receiver.prepare(given)
@@ -245,7 +245,7 @@ def test_update_that_fails_after_a_failed_swap_leaves_the_quarantine(receiver, p
     monkeypatch.setattr(slot, "swap", failing)
     publisher.publish(2, odd_weights(2)).result(LONG_S)
     publisher.remove("one").result(LONG_S)  # the repair has failed too
-    receiver.prepare(order(receiver.status().update.number + 1))
+    receiver.prepare(update_request(receiver.status().update.number + 1))
     receiver._transfer.join()
     assert receiver.status().state == "quarantined"
     assert "out of memory" in receiver.status().reason
@@ -290,7 +290,7 @@ def test_close_ends_an_update_under_way(slot):
         receiver.close()
         assert not pushed.result(LONG_S).committed
         with pytest.raises(EngineError, match="closes"):
-            receiver.prepare(order(9))
+            receiver.prepare(update_request(9))
 
 
 def test_closed_receiver_goes_back_to_nothing(receiver, publisher, slot):

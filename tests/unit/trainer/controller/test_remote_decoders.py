@@ -49,7 +49,7 @@ def test_answers_are_in_the_order_of_the_prompts_whoever_gives_them():
     run = Run()
     decoded = run.decoders.answer(PROMPTS, seed=5)
     assert [list(answer.token_ids) for answer in decoded.answers] == PROMPTS
-    assert all(answer.guess_places == (1,) for answer in decoded.answers)
+    assert all(answer.guess_depths == (1,) for answer in decoded.answers)
     assert (decoded.seconds, decoded.acceptance_length_per_request) == (1.5, 2)
     assert (decoded.counters.rounds, decoded.counters.accepted_per_position) == (40, (40, 0))
     assert [(name, message.prompts, message.seed) for name, message in run.sent] == [

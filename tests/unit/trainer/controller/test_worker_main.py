@@ -37,7 +37,7 @@ def start(launcher: Launcher, program: str, init_order: int = 0) -> WorkerHandle
         config={}, token="", dataset="",
     )  # fmt: skip
     entry = "spec_trainer.controller.worker_main:run_worker"
-    return launcher.start([WorkerSpec(name="engine-0", entry=entry, order=asdict(order), role="engine")])[
+    return launcher.start([WorkerSpec(name="engine-0", entry=entry, arguments=asdict(order), role="engine")])[
         "engine-0"
     ]
 

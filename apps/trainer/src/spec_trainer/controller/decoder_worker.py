@@ -42,7 +42,7 @@ def run_decoder(stack: ExitStack, controller: ControllerLink, order: WorkerOrder
 
 def _generated(decoded: Pass) -> Generated:
     answers = [
-        (list(answer.token_ids), list(answer.guess_places), list(answer.verifications))
+        (list(answer.token_ids), list(answer.guess_depths), list(answer.verifications))
         for answer in decoded.answers
     ]
     return Generated(answers, asdict(decoded.counters), decoded.seconds)

@@ -224,7 +224,7 @@ class Generated(ControlMessage):
     """Answers Generate with the generated answers, in the order of the prompts."""
 
     answers: list[tuple[list[int], list[int], list[int]]]
-    """``token_ids``, ``guess_places`` and ``verifications`` of the Generation of each answer."""
+    """``token_ids``, ``guess_depths`` and ``verifications`` of the Generation of each answer."""
     counters: dict[str, Any]
     """Fields of an AcceptanceCounters object for this portion."""
     seconds: float

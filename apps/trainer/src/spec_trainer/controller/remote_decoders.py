@@ -65,9 +65,11 @@ class RemoteDecoders:
         self._decoded[self._portion_of.pop(worker)] = Pass(
             answers=[
                 Generation(
-                    token_ids=tuple(token_ids), guess_places=tuple(places), verifications=tuple(accepted)
+                    token_ids=tuple(token_ids),
+                    guess_depths=tuple(guess_depths),
+                    verifications=tuple(accepted),
                 )
-                for token_ids, places, accepted in message.answers
+                for token_ids, guess_depths, accepted in message.answers
             ],
             seconds=message.seconds,
             counters=_counters(message),

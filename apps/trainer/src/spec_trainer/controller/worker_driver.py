@@ -96,8 +96,8 @@ class WorkerDriver(RunDriver):
     def started(self, workers: Sequence[WorkerSpec]) -> Iterator[WorkerDriver]:
         """Yield this driver once all workers are ready; stop the workers afterwards, also after an interruption."""
         for spec in workers:
-            self._dataset = Path(spec.order["dataset"])
-            if spec.order["program"] == DECODER:
+            self._dataset = Path(spec.arguments["dataset"])
+            if spec.arguments["program"] == DECODER:
                 self._decoders.names.append(spec.name)
             elif spec.role == "engine":
                 self.engines[spec.name] = RemoteEngine(spec.name, self._workers)

@@ -45,4 +45,4 @@ def worker_specs(spec: RunSpec, dataset: Path, consumer: tuple[str, str] = TRAIN
             token=token,
             dataset=str(dataset),
         )
-        yield replace(member.worker, name=name, entry=_ENTRY, order=vars(order))
+        yield replace(member.worker, name=name, entry=_ENTRY, arguments=vars(order))

@@ -84,8 +84,8 @@ class Workers:
         self._handles = dict(self._launcher.start(workers))
         self._running = set(self._handles)
         for spec in workers:
-            self._loading.setdefault(spec.order["init_order"], set()).add(spec.name)
-        self._waiting_for_begin = {spec.name for spec in workers if spec.order["init_order"] > 0}
+            self._loading.setdefault(spec.arguments["init_order"], set()).add(spec.name)
+        self._waiting_for_begin = {spec.name for spec in workers if spec.arguments["init_order"] > 0}
 
     def send(self, name: str, message: ControlMessage) -> None:
         """Send a message to a worker or its replacement. Raise DeadlineExceeded if it reads no messages (L5)."""

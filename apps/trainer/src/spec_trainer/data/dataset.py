@@ -47,8 +47,8 @@ class Sample:
     """Source of the row, as ``file:line``."""
     prompt: np.ndarray | None = None
     """int32 [P]: prompt that the engine answers (``Encoder.prompt``); only in the data of a run that decodes."""
-    guess_place: np.ndarray | None = None
-    """int32 [T]: ``Supervision.guess_place``; only in a sample that the run's engine has decoded."""
+    guess_depth: np.ndarray | None = None
+    """int32 [T]: ``Supervision.guess_depth``; only in a sample that the run's engine has decoded."""
     images: tuple[ImageSource, ...] = ()
     """Images of the sample, in the order of their tokens."""
 

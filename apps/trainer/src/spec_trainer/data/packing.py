@@ -39,28 +39,28 @@ def empty_batch(
     for sample, span in zip(samples, spans, strict=True):
         input_ids_T[span.start : span.stop] = torch.from_numpy(sample.input_ids)
         loss_mask_T[span.start : span.stop] = torch.from_numpy(sample.loss_mask)
-    place_T = _guess_places(samples, spans, num_tokens)
+    guess_depth_T = _guess_depths(samples, spans, num_tokens)
     hidden_TNH = torch.zeros(schema.shape(num_tokens), dtype=schema.torch_dtype(), device=device)
     batch = DraftBatch(
         input_ids_T=input_ids_T,
         hidden_TNH=hidden_TNH,
         loss_mask_T=loss_mask_T,
         spans=spans,
-        guess_place_T=place_T,
+        guess_depth_T=guess_depth_T,
         seed=seed,
     )
     return batch.to(device)
 
 
-def _guess_places(samples: Sequence[Sample], spans: Sequence[Span], num_tokens: int) -> torch.Tensor | None:
-    """Return ``guess_place`` of all samples as int64 [T], 0 outside every span; None if no sample has it."""
-    if all(sample.guess_place is None for sample in samples):
+def _guess_depths(samples: Sequence[Sample], spans: Sequence[Span], num_tokens: int) -> torch.Tensor | None:
+    """Return ``guess_depth`` of all samples as int64 [T], 0 outside every span; None if no sample has it."""
+    if all(sample.guess_depth is None for sample in samples):
         return None
-    place_T = torch.zeros(num_tokens, dtype=torch.int64)
+    guess_depth_T = torch.zeros(num_tokens, dtype=torch.int64)
     for sample, span in zip(samples, spans, strict=True):
-        if sample.guess_place is not None:
-            place_T[span.start : span.stop] = torch.from_numpy(sample.guess_place)
-    return place_T
+        if sample.guess_depth is not None:
+            guess_depth_T[span.start : span.stop] = torch.from_numpy(sample.guess_depth)
+    return guess_depth_T
 
 
 def _lay_out(samples: Sequence[Sample], packing: bool, epoch: int) -> tuple[tuple[Span, ...], int]:

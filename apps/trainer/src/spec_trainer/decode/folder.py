@@ -40,6 +40,7 @@ class _AnswerRow(Config):
     input_ids: Annotated[list[_Token], Field(min_length=1)]
     loss_mask: list[Literal[0, 1]]
     guess_place: list[_Token]
+    """``Supervision.guess_depth``."""
 
     @model_validator(mode="after")
     def _of_one_length(self) -> Self:
@@ -105,7 +106,7 @@ class DecodedFolder:
             return read_figures(file, CycleFigures)
 
     def dataset(self, cycle: int, on_policy: bool) -> Dataset:
-        """Return the answers that a cycle trains on, with ``Sample.guess_place`` if ``on_policy``.
+        """Return the answers that a cycle trains on, with ``Sample.guess_depth`` if ``on_policy``.
 
         The held-out samples are the answers to the held-out prompts in the first cycle, so they are the same in every
         cycle.
@@ -126,7 +127,7 @@ class DecodedFolder:
                     np.array(row.input_ids, dtype=np.int32),
                     np.array(row.loss_mask, dtype=bool),
                     f"{file}:{number - first_id + 1}",
-                    guess_place=np.array(row.guess_place, dtype=np.int32) if on_policy else None,
+                    guess_depth=np.array(row.guess_place, dtype=np.int32) if on_policy else None,
                 )
                 for number, row in enumerate(rows, start=first_id)
             )
@@ -144,9 +145,9 @@ def cycle_dataset(config: AnyRunConfig, cycle: int) -> Dataset:
 
 
 def _row(prompt: Sequence[int], answer: Generation) -> dict[str, list[int]]:
-    places = answer.guess_places or (0,) * len(answer.token_ids)
+    guess_depths = answer.guess_depths or (0,) * len(answer.token_ids)
     return {
         "input_ids": [*prompt, *answer.token_ids],
         "loss_mask": [0] * len(prompt) + [1] * len(answer.token_ids),
-        "guess_place": [0] * len(prompt) + list(places),
+        "guess_place": [0] * len(prompt) + list(guess_depths),
     }

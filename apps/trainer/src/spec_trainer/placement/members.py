@@ -58,11 +58,11 @@ class Member:
 
     @property
     def worker(self) -> WorkerSpec:
-        """WorkerSpec by which a launcher places the process; its ``entry`` and ``order`` are empty."""
+        """WorkerSpec by which a launcher places the process; its ``entry`` and ``arguments`` are empty."""
         return WorkerSpec(
             name=self.name,
             entry="",
-            order={},
+            arguments={},
             role=self.role,
             first_device=self.first_device,
             num_devices=self.num_devices,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
-from spec_kit.weight_sync import beside
+from spec_kit.weight_sync import separate_stream
 from spec_trainer.push.canary import Canary
 from spec_trainer.push.servers import connect_servers, open_publisher
 from spec_trainer.push.snapshot import WeightSnapshot
@@ -178,7 +178,7 @@ class _Pusher(Resource):
         version = done_steps
         try:
             version = self._version_of(done_steps)
-            with beside(self._device):
+            with separate_stream(self._device):
                 weights = trainer.exported(snapshot.read(), self._target)
                 if self._canary is not None:
                     self._canary.look(self._alike())

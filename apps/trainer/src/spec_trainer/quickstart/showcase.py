@@ -86,13 +86,13 @@ def topic_of(text: str) -> str:
 
 def _tokens(answer: Generation, text_of: Decode) -> list[dict[str, Any]]:
     """Return for each token of an answer: its text, the number of its guess (0: none), and the refused guess."""
-    places = answer.guess_places or (0,) * len(answer.token_ids)
+    guess_depths = answer.guess_depths or (0,) * len(answer.token_ids)
     refused = answer.refused_guesses or (-1,) * len(answer.token_ids)
     return [
         {
             "text": text_of([token_id]),
-            "place": place if guess < 0 else 0,
+            "place": guess_depth if guess < 0 else 0,
             "refused": text_of([guess]) if guess >= 0 else None,
         }
-        for token_id, place, guess in zip(answer.token_ids, places, refused, strict=True)
+        for token_id, guess_depth, guess in zip(answer.token_ids, guess_depths, refused, strict=True)
     ]

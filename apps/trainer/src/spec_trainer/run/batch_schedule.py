@@ -212,11 +212,11 @@ class BatchSchedule:
     def _supervision(self, sample: Sample, epoch: int) -> Supervision:
         import torch
 
-        place = sample.guess_place
+        guess_depth = sample.guess_depth
         return Supervision(
             sample_id=sample.sample_id,
             epoch=epoch,
             loss_mask=torch.from_numpy(sample.loss_mask),
-            guess_place=None if place is None else torch.from_numpy(place).long(),
+            guess_depth=None if guess_depth is None else torch.from_numpy(guess_depth).long(),
             seed=self.settings.seed,
         )

@@ -1,8 +1,10 @@
 """Attention of blocks to their context and to themselves (kernel ``block_attention``).
 
-A program takes a few neighbouring blocks and one key-value head; its ROWS are (block, slot, query head of the group),
-so that one tile of keys serves a whole group. Softmax runs in base 2. Kernels: forward; gradients of the blocks'
-own tensors; gradients of the context, by tiles of KEYS of its tokens and SPLITS shares of the blocks that see them.
+A Triton program handles a few neighbouring blocks and one key-value head. Each of its ROWS is one query: a block, a
+slot and a query head of the key-value head's group. So one tile of keys serves the whole group. Softmax uses base
+2. There are three kernels: the forward pass, the gradients of the blocks' queries, keys and values, and the
+gradients of the context. In the last one, a program handles a tile of KEYS context tokens and one of SPLITS shares
+of the blocks that attend to them.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ MAX_ROWS = 128
 """Most rows of a tile of queries: more do not fit into the registers together with their sums."""
 
 
-class BlockPlaces(Protocol):
-    """Layout of blocks in a batch, as the draft has it."""
+class BlockPositions(Protocol):
+    """Positions of the blocks in a batch; the draft computes them."""
 
     @property
-    def places(self) -> tuple[Tensor, Tensor]:
-        """Return int64 [A] twice, on the device: each block's anchor, and the start of its document."""
+    def on_device(self) -> tuple[Tensor, Tensor]:
+        """Return two int64 [A] on the device: the token index of each block's anchor, and of its document's start."""
         ...
 
 
@@ -82,24 +84,24 @@ def fused_block_attention(
     q: Tensor,
     context: tuple[Tensor, Tensor],
     own: tuple[Tensor, Tensor],
-    layout: BlockPlaces,
+    layout: BlockPositions,
     window: int | None,
 ) -> Tensor:
     """Return the blocks' attention to their context and themselves, with the plain version's arguments."""
-    return _BlockAttention.apply(window, layout.places, q, *context, *own)
+    return _BlockAttention.apply(window, layout.on_device, q, *context, *own)
 
 
 class _BlockAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, window: int | None, places: tuple[Tensor, Tensor], *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, window: int | None, bounds: tuple[Tensor, Tensor], *tensors: Tensor) -> Tensor:
         q, *keys_values = (tensor.contiguous() for tensor in tensors)
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         tiling = _tilings(q, keys_values[0]).forward
         shape = _shape(tiling, q, keys_values[0], window)
-        blocks_forward[_grid(shape)](q, *keys_values, out, lse, *places, **shape, **tiling.options)
+        blocks_forward[_grid(shape)](q, *keys_values, out, lse, *bounds, **shape, **tiling.options)
         ctx.window = window
-        ctx.save_for_backward(*places, q, *keys_values, out, lse)
+        ctx.save_for_backward(*bounds, q, *keys_values, out, lse)
         return out
 
     @staticmethod
@@ -129,7 +131,7 @@ def _tilings(q: Tensor, key: Tensor) -> Tilings:
 
 
 def _context_gradients(
-    saved: tuple[Tensor, ...], places: tuple[Tensor, Tensor], window: int | None
+    saved: tuple[Tensor, ...], bounds: tuple[Tensor, Tensor], window: int | None
 ) -> tuple[Tensor, Tensor]:
     _, q, key, *_ = saved
     tiling = _tilings(q, key).context_backward
@@ -138,20 +140,20 @@ def _context_gradients(
     splits = max(1, min(8, PROGRAMS // max(1, tiles * key.shape[1])))
     shares = key.new_empty(2, splits, *key.shape, dtype=torch.float32)
     if tiles:
-        first, last = _seen_by(places, torch.arange(0, len(key), tiling.keys, device=key.device), shape)
+        first, last = _seen_by(bounds, torch.arange(0, len(key), tiling.keys, device=key.device), shape)
         grid = tiles, key.shape[1], splits
-        context_backward[grid](*saved, *shares, *places, first, last, **shape, **tiling.options)
+        context_backward[grid](*saved, *shares, *bounds, first, last, **shape, **tiling.options)
     return shares[0].sum(0).to(key.dtype), shares[1].sum(0).to(key.dtype)
 
 
 def _seen_by(
-    places: tuple[Tensor, Tensor], first_token: Tensor, shape: dict[str, Any]
+    bounds: tuple[Tensor, Tensor], first_token: Tensor, shape: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """Return int64 [tiles] twice: first and last of the blocks that attend to any token of a tile.
 
     Anchors and document starts must ascend.
     """
-    (anchor, start), end = places, first_token + shape["KEYS"]
+    (anchor, start), end = bounds, first_token + shape["KEYS"]
     first, last = torch.searchsorted(anchor, first_token, right=True), torch.searchsorted(start, end)
     return first, last.minimum(torch.searchsorted(anchor, end + (shape["window"] - 1)))
 

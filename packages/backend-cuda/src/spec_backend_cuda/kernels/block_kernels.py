@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from spec_backend_cuda.kernels.block_tiles import key_ranges, own_places, own_seen, rows_of
+from spec_backend_cuda.kernels.block_tiles import key_ranges, own_indices, own_seen, rows_of
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def blocks_forward(
     # Later blocks see more context: they start first.
     first_block = (tl.num_programs(0) - 1 - tl.program_id(0)) * TOGETHER
     kv_head = tl.program_id(1)
-    inside, place, low, high = rows_of(
+    inside, index, low, high = rows_of(
         first_block,
         num_blocks,
         kv_head,
@@ -68,12 +68,12 @@ def blocks_forward(
         ROWS,
     )
     channel = tl.arange(0, WIDTH)
-    query = tl.load(q + place[:, None] * WIDTH + channel[None, :], mask=inside[:, None], other=0.0)
+    query = tl.load(q + index[:, None] * WIDTH + channel[None, :], mask=inside[:, None], other=0.0)
     base_2 = scale * 1.4426950408889634
-    own_inside, own_place = own_places(first_block, num_blocks, kv_head, kv_heads, SLOTS, TOGETHER, OWN)
-    k = tl.load(own_key + own_place[None, :] * WIDTH + channel[:, None], mask=own_inside[None, :], other=0.0)
+    own_inside, own_index = own_indices(first_block, num_blocks, kv_head, kv_heads, SLOTS, TOGETHER, OWN)
+    k = tl.load(own_key + own_index[None, :] * WIDTH + channel[:, None], mask=own_inside[None, :], other=0.0)
     v = tl.load(
-        own_value + own_place[:, None] * WIDTH + channel[None, :], mask=own_inside[:, None], other=0.0
+        own_value + own_index[:, None] * WIDTH + channel[None, :], mask=own_inside[:, None], other=0.0
     )
     seen = own_seen(SLIDING, SLOTS, GROUP, TOGETHER, ROWS, OWN)
     score = tl.where(seen, tl.dot(query, k) * base_2, -float("inf"))
@@ -93,8 +93,8 @@ def blocks_forward(
         state, query, key, value, low, high, c, d, tokens, kv_head, kv_heads, base_2, True, WIDTH, KEYS
     )
     total, top, weight = state
-    tl.store(out + place[:, None] * WIDTH + channel[None, :], total / weight[:, None], mask=inside[:, None])
-    tl.store(lse + place, (top + tl.log2(weight)) * 0.6931471805599453, mask=inside)
+    tl.store(out + index[:, None] * WIDTH + channel[None, :], total / weight[:, None], mask=inside[:, None])
+    tl.store(lse + index, (top + tl.log2(weight)) * 0.6931471805599453, mask=inside)
 
 
 @triton.jit
@@ -102,7 +102,7 @@ def _query_gradient(
     grad_query, query, grad, key, value, lse, drift, low, high, first, last, tokens, kv_head, kv_heads, scale,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Add the context's share of dq; ``lse`` is in base 2, and ``grad_query`` lacks the scale."""
+    """Add the context's share of dq to ``grad_query``, not yet multiplied by ``scale``; ``lse`` is in base 2."""
     channel = tl.arange(0, WIDTH)
     for tile in range(first, last, KEYS):
         token = tile + tl.arange(0, KEYS)
@@ -128,10 +128,10 @@ def own_backward(
     SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, OWN: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq, and dk and dv of the blocks' own keys; store Σ grad · out of each row on the way."""
+    """Compute dq, and dk and dv of the blocks' keys; also store Σ grad · out of each row in ``drift_out``."""
     first_block = (tl.num_programs(0) - 1 - tl.program_id(0)) * TOGETHER
     kv_head = tl.program_id(1)
-    inside, place, low, high = rows_of(
+    inside, index, low, high = rows_of(
         first_block,
         num_blocks,
         kv_head,
@@ -146,16 +146,16 @@ def own_backward(
         ROWS,
     )
     channel = tl.arange(0, WIDTH)
-    element = place[:, None] * WIDTH + channel[None, :]
+    element = index[:, None] * WIDTH + channel[None, :]
     query = tl.load(q + element, mask=inside[:, None], other=0.0)
     grad = tl.load(grad_out + element, mask=inside[:, None], other=0.0)
     result = tl.load(out + element, mask=inside[:, None], other=0.0)
     drift = tl.sum(grad.to(tl.float32) * result.to(tl.float32), 1)
-    tl.store(drift_out + place, drift, mask=inside)
-    row_lse = tl.load(lse + place, mask=inside, other=0.0) * 1.4426950408889634
+    tl.store(drift_out + index, drift, mask=inside)
+    row_lse = tl.load(lse + index, mask=inside, other=0.0) * 1.4426950408889634
     base_2 = scale * 1.4426950408889634
-    own_inside, own_place = own_places(first_block, num_blocks, kv_head, kv_heads, SLOTS, TOGETHER, OWN)
-    own_element = own_place[:, None] * WIDTH + channel[None, :]
+    own_inside, own_index = own_indices(first_block, num_blocks, kv_head, kv_heads, SLOTS, TOGETHER, OWN)
+    own_element = own_index[:, None] * WIDTH + channel[None, :]
     k = tl.load(own_key + own_element, mask=own_inside[:, None], other=0.0)
     v = tl.load(own_value + own_element, mask=own_inside[:, None], other=0.0)
     seen = own_seen(SLIDING, SLOTS, GROUP, TOGETHER, ROWS, OWN) & inside[:, None]
@@ -206,14 +206,14 @@ def context_backward(
     grad_key = tl.zeros((KEYS, WIDTH), tl.float32)
     grad_value = tl.zeros((KEYS, WIDTH), tl.float32)
     for block in range(first, last, TOGETHER):
-        inside, place, low, high = rows_of(
+        inside, index, low, high = rows_of(
             block, last, kv_head, anchor, start, window, kv_heads, SLIDING, SLOTS, GROUP, TOGETHER, ROWS
         )
-        row_element = place[:, None] * WIDTH + channel[None, :]
+        row_element = index[:, None] * WIDTH + channel[None, :]
         query = tl.load(q + row_element, mask=inside[:, None], other=0.0)
         grad = tl.load(grad_out + row_element, mask=inside[:, None], other=0.0)
-        row_lse = tl.load(lse + place, mask=inside, other=0.0) * 1.4426950408889634
-        row_drift = tl.load(drift + place, mask=inside, other=0.0)
+        row_lse = tl.load(lse + index, mask=inside, other=0.0) * 1.4426950408889634
+        row_drift = tl.load(drift + index, mask=inside, other=0.0)
         # Rows of padding see nothing: low = high = 0.
         seen = (token[:, None] >= low[None, :]) & (token[:, None] < high[None, :])
         p = tl.where(seen, tl.exp2(tl.dot(k, tl.trans(query)) * base_2 - row_lse[None, :]), 0.0)

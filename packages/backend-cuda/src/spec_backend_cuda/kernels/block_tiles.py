@@ -18,16 +18,16 @@ def rows_of(
     block = first_block + row // (SLOTS * GROUP)
     slot = (row // GROUP) % SLOTS
     inside = (row < TOGETHER * SLOTS * GROUP) & (block < end_block)
-    place = (block.to(tl.int64) * SLOTS + slot) * (kv_heads * GROUP) + kv_head * GROUP + row % GROUP
+    index = (block.to(tl.int64) * SLOTS + slot) * (kv_heads * GROUP) + kv_head * GROUP + row % GROUP
     high = tl.load(anchor + block, mask=inside, other=0).to(tl.int32)
     low = tl.load(start + block, mask=inside, other=0).to(tl.int32)
     if SLIDING:
         low = tl.maximum(low, high + slot - (window - 1))
-    return inside, place, low, high
+    return inside, index, low, high
 
 
 @triton.jit
-def own_places(
+def own_indices(
     first_block, num_blocks, kv_head, kv_heads,
     SLOTS: tl.constexpr, TOGETHER: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
@@ -57,7 +57,10 @@ def own_seen(
 
 @triton.jit
 def key_ranges(inside, low, high, KEYS: tl.constexpr):
-    """Return bounds a ≤ b ≤ c ≤ d of keys. Rows attend only to a..d; every row attends to b..c, whole tiles."""
+    """Return bounds a ≤ b ≤ c ≤ d of key indices.
+
+    No row attends to a key outside a..d. Every row attends to all keys of b..c, which consists of whole tiles.
+    """
     far: tl.constexpr = 1 << 30
     a = tl.min(tl.where(inside, low, far), 0)
     d = tl.max(tl.where(inside, high, 0), 0)

@@ -1,6 +1,7 @@
 """Rounds rows to fp8, each with its own scale.
 
-A program takes one row, BLOCK columns at a time; what is read again comes from the cache.
+A Triton program handles one row, BLOCK columns at a time. If it reads the row twice, the second time is from the
+cache.
 """
 
 # ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)
@@ -43,15 +44,15 @@ def _quantize_rows(source, values, scale_out, width, largest, smallest, BLOCK: t
     column = tl.arange(0, BLOCK)
     peak = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, width, BLOCK):
-        place = start + column
-        value = tl.load(source + row * width + place, mask=place < width, other=0.0).to(tl.float32)
+        index = start + column
+        value = tl.load(source + row * width + index, mask=index < width, other=0.0).to(tl.float32)
         size = tl.abs(value)
         peak = tl.where(size > peak, size, tl.where(size == size, peak, float("inf")))
     scale = tl.maximum(tl.max(peak, 0) / largest, smallest)
     tl.store(scale_out + row, scale)
     for start in range(0, width, BLOCK):
-        place = start + column
-        inside = place < width
-        value = tl.load(source + row * width + place, mask=inside, other=0.0).to(tl.float32) / scale
+        index = start + column
+        inside = index < width
+        value = tl.load(source + row * width + index, mask=inside, other=0.0).to(tl.float32) / scale
         value = tl.where(value > largest, largest, tl.where(value < -largest, -largest, value))
-        tl.store(values + row * width + place, value.to(values.dtype.element_ty), mask=inside)
+        tl.store(values + row * width + index, value.to(values.dtype.element_ty), mask=inside)

@@ -31,14 +31,14 @@ def takes_heads(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> bool:
 
 
 def fused_rotate(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the heads, rotated; arguments are those of the plain version."""
+    """Return the heads, rotated; the arguments are the same as the plain version's."""
     return _Rotated.apply(heads_TND, None, 0.0, *angles)
 
 
 def fused_norm_rotate(
     heads_TND: Tensor, weight_D: Tensor, eps: float, angles: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return the RMS norm of each head, rotated; arguments are those of the plain version."""
+    """Return the RMS norm of each head, rotated; the arguments are the same as the plain version's."""
     return _Rotated.apply(heads_TND, weight_D, eps, *angles)
 
 

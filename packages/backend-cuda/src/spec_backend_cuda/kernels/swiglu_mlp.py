@@ -26,12 +26,12 @@ def takes_mlp(x: Tensor, *_: object) -> bool:
 
 
 def fused_swiglu_mlp(x: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:
-    """Return down(silu(gate(x)) · up(x)); arguments are those of the plain version."""
+    """Return down(silu(gate(x)) · up(x)); the arguments are the same as the plain version's."""
     return _SwigluMlp.apply(x.flatten(0, -2), gate_IH, up_IH, down_HI).view(*x.shape[:-1], -1)
 
 
 def fused_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) · up; arguments are those of the plain version."""
+    """Return silu(gate) · up; the arguments are the same as the plain version's."""
     return _Swiglu.apply(gate.contiguous(), up.contiguous())
 
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 TOKENS = 2
 WARPS = 1
-"""A single warp sums over a group without waiting for others: on an H200 a third of the time of four warps."""
+"""Warps of a program. One warp sums over a group without waiting for other warps; on an H200 it takes a third of
+the time of four warps."""
 
 
 def takes_queries(q: Tensor, *_: object) -> bool:
@@ -30,7 +31,10 @@ def takes_queries(q: Tensor, *_: object) -> bool:
 
 
 def fused_ttt_attention(q: Tensor, attended: Attended, keys: list[Tensor], values: list[Tensor]) -> Attended:
-    """Merge attention over some keys with further keys of each query at its own index, in ``attended``'s memory."""
+    """Merge ``attended``, attention over some keys, with S further keys at each query's own index.
+
+    The result overwrites ``attended``. ``keys`` and ``values`` have one tensor for each of the S keys.
+    """
     out, lse = (tensor.contiguous() for tensor in attended)
     grid, shape = _launch(q, keys[0])
     _merge_rows[grid](
@@ -71,23 +75,23 @@ def _launch(q: Tensor, key: Tensor) -> tuple[tuple[int, int], dict[str, int | fl
 
 
 @triton.jit
-def _tile_places(
+def _tile_indices(
     tokens, kv_heads,
     GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Return the tile's query rows, and its elements of a key, each with whether it exists.
+    """Return the indices of the tile's query rows and of its key elements, each with a mask of valid indices.
 
     The rows are token, query head and mask [PADDED, TOKENS, 1], the elements [TOKENS, PADDED_WIDTH].
     """
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     member = tl.arange(0, PADDED)
     channel = tl.arange(0, PADDED_WIDTH)[None, :]
-    key_place = (token * kv_heads + tl.program_id(1))[:, None] * WIDTH + channel
+    key_index = (token * kv_heads + tl.program_id(1))[:, None] * WIDTH + channel
     key_mask = (token < tokens)[:, None] & (channel < WIDTH)
     head = tl.program_id(1) * GROUP + member[:, None, None]
     inside = (token < tokens)[None, :, None] & (member < GROUP)[:, None, None]
-    return token[None, :, None], head, inside, key_place, key_mask
+    return token[None, :, None], head, inside, key_index, key_mask
 
 
 @triton.jit
@@ -96,7 +100,7 @@ def _merge_rows(
     GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    token, head, inside, key_place, key_mask = _tile_places(
+    token, head, inside, key_index, key_mask = _tile_indices(
         tokens, kv_heads, GROUP, PADDED, TOKENS, WIDTH, PADDED_WIDTH
     )
     channel = tl.arange(0, PADDED_WIDTH)[None, None, :]
@@ -107,14 +111,14 @@ def _merge_rows(
     total = tl.load(out + row * WIDTH + channel, mask=mask, other=0.0).to(tl.float32)
     merged = tl.load(lse + row, mask=inside, other=0.0)
     for _ in range(steps):
-        key = tl.load(keys + key_place, mask=key_mask, other=0.0).to(tl.float32)
-        value = tl.load(values + key_place, mask=key_mask, other=0.0).to(tl.float32)
+        key = tl.load(keys + key_index, mask=key_mask, other=0.0).to(tl.float32)
+        value = tl.load(values + key_index, mask=key_mask, other=0.0).to(tl.float32)
         score = tl.sum(query * key[None, :, :], 2)[:, :, None]
         top = tl.maximum(merged, score)
         wider = top + tl.log(tl.exp(merged - top) + tl.exp(score - top))
         total = total * tl.exp(merged - wider) + value[None, :, :] * tl.exp(score - wider)
         merged = wider
-        key_place += step_stride
+        key_index += step_stride
     tl.store(out + row * WIDTH + channel, total, mask=mask)
     tl.store(lse + row, merged, mask=inside)
 
@@ -126,29 +130,29 @@ def _gradient_rows(
     GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    token, head, inside, key_place, key_mask = _tile_places(
+    token, head, inside, key_index, key_mask = _tile_indices(
         tokens, kv_heads, GROUP, PADDED, TOKENS, WIDTH, PADDED_WIDTH
     )
     channel = tl.arange(0, PADDED_WIDTH)[None, None, :]
     mask = inside & (channel < WIDTH)
     row = token * (kv_heads * GROUP) + head
-    place = row * WIDTH + channel
+    index = row * WIDTH + channel
     query = tl.load(q + token * q_token_stride + head * q_head_stride + channel, mask=mask, other=0.0)
     query = query.to(tl.float32)
-    grad = tl.load(grad_out + place, mask=mask, other=0.0).to(tl.float32)
-    result = tl.load(out + place, mask=mask, other=0.0).to(tl.float32)
+    grad = tl.load(grad_out + index, mask=mask, other=0.0).to(tl.float32)
+    result = tl.load(out + index, mask=mask, other=0.0).to(tl.float32)
     drift = tl.sum(grad * result, 2)[:, :, None]
     merged = tl.load(lse + row, mask=inside, other=0.0)
-    total = tl.load(grad_q + place, mask=mask, other=0.0).to(tl.float32)
+    total = tl.load(grad_q + index, mask=mask, other=0.0).to(tl.float32)
     for _ in range(steps):
-        key = tl.load(keys + key_place, mask=key_mask, other=0.0).to(tl.float32)
-        value = tl.load(values + key_place, mask=key_mask, other=0.0).to(tl.float32)
+        key = tl.load(keys + key_index, mask=key_mask, other=0.0).to(tl.float32)
+        value = tl.load(values + key_index, mask=key_mask, other=0.0).to(tl.float32)
         logit = tl.sum(query * key[None, :, :], 2)[:, :, None] * scale
         weight = tl.where(inside, tl.exp(logit - merged), 0.0)
         from_value = tl.sum(grad * value[None, :, :], 2)[:, :, None]
         score = weight * (from_value - drift) * scale
         total += score * key[None, :, :]
-        tl.store(grad_keys + key_place, tl.sum(score * query, 0), mask=key_mask)
-        tl.store(grad_values + key_place, tl.sum(weight * grad, 0), mask=key_mask)
-        key_place += step_stride
-    tl.store(grad_q + place, total, mask=mask)
+        tl.store(grad_keys + key_index, tl.sum(score * query, 0), mask=key_mask)
+        tl.store(grad_values + key_index, tl.sum(weight * grad, 0), mask=key_mask)
+        key_index += step_stride
+    tl.store(grad_q + index, total, mask=mask)

@@ -1,6 +1,7 @@
 """Rows of logits: log-sum-exp and arg-max, comparison with a teacher's distribution, gradients in place.
 
-A program takes one row, BLOCK columns at a time; what is read again comes from the cache. Arithmetic is float32.
+A Triton program handles one row, BLOCK columns at a time. If it reads the row twice, the second time is from the
+cache. Arithmetic is float32.
 """
 
 # ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)
@@ -109,10 +110,10 @@ def _logsumexp_argmax_rows(logits, top_out, sum_out, index_out, width, BLOCK: tl
         total = total * tl.exp(top - wider) + tl.sum(tl.exp(value - wider), 0)
         top = wider
     # The first column of the first block that holds the largest.
-    place = best_start + column
-    value = tl.load(source + place, mask=place < width, other=-float("inf")).to(tl.float32)
+    index = best_start + column
+    value = tl.load(source + index, mask=index < width, other=-float("inf")).to(tl.float32)
     # A row of NaN holds no largest.
-    first = tl.min(tl.where(value == top, place, width - 1), 0)
+    first = tl.min(tl.where(value == top, index, width - 1), 0)
     tl.store(index_out + row, first.to(tl.int64))
     tl.store(top_out + row, top)
     tl.store(sum_out + row, total)
@@ -180,7 +181,7 @@ def _distill_grad_rows(
 def _scaled_softmax_rows(logits, log_sum, factor, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    place = logits + row * width + column
-    value = tl.load(place, mask=column < width, other=0.0).to(tl.float32)
+    pointer = logits + row * width + column
+    value = tl.load(pointer, mask=column < width, other=0.0).to(tl.float32)
     scaled = tl.exp(value - tl.load(log_sum + row).to(tl.float32)) * tl.load(factor + row).to(tl.float32)
-    tl.store(place, scaled, mask=column < width)
+    tl.store(pointer, scaled, mask=column < width)

@@ -24,8 +24,9 @@ KeysValues = tuple[Tensor, Tensor]
 """Keys and values of the same positions."""
 
 CHUNK_BLOCKS = 32
-"""Blocks per call of the fused attention. Some hundred queries use the device well. A query attends the keys of
-one block only, but is multiplied with those keys of the whole chunk: at this size few next to a usual context."""
+"""Number of blocks in one call of the fused attention (a chunk): some hundred queries, which keep the device busy.
+A query attends to the keys of its own block, but is multiplied with the keys of all blocks of the chunk. Compared
+with the tokens of a usual context, these keys are few."""
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,21 @@ class BlockLayout:
 
     def slot_positions(self, block_size: int) -> Tensor:
         """Return int64 [A, B], on the device: each slot's position in its document, even past the end."""
-        anchor_A, start_A = self.places
+        anchor_A, start_A = self.on_device
         return (anchor_A - start_A)[:, None] + torch.arange(block_size, device=self.device)
 
     def chunk(self, first: int, window: int | None) -> _Chunk:
-        """Return ``CHUNK_BLOCKS`` blocks from ``first`` on, with the context tokens that any of them sees."""
+        """Return ``CHUNK_BLOCKS`` blocks from ``first`` on, with the context tokens that any of these blocks sees."""
         rows = slice(first, first + CHUNK_BLOCKS)
         anchors, starts = self.anchor_A[rows], self.start_A[rows]
         if window is not None:
             starts = starts.maximum(anchors + 1 - window)
         context = slice(int(starts.min()), int(anchors.max())) if len(anchors) else slice(0, 0)
-        anchor_A, start_A = self.places
+        anchor_A, start_A = self.on_device
         return _Chunk(context, anchor_A[rows], start_A[rows])
 
     @cached_property
-    def places(self) -> tuple[Tensor, Tensor]:
+    def on_device(self) -> tuple[Tensor, Tensor]:
         """``anchor_A`` and ``start_A`` on the device."""
         return to_device_async(self.anchor_A, self.device), to_device_async(self.start_A, self.device)
 
@@ -88,7 +89,7 @@ def block_attention(
 ) -> Tensor:
     """Return the blocks' attention to their context and to themselves, [A, B, heads, D]; differentiable.
 
-    ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]; ``layout.places``: int64 [A] twice on
+    ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]; ``layout.on_device``: int64 [A] twice on
     the device, each block's anchor (ascending) and the start of its document. A block sees tokens start to anchor
     − 1. ``window`` None: full attention; a query sees its whole block, later slots too. Otherwise it is a sliding
     window: a query at position p sees positions p − (window − 1) to p only.
@@ -105,7 +106,7 @@ def block_attention(
 def _attend(
     chunk: _Chunk, window: int | None, k_TND: Tensor, v_TND: Tensor, q_CBND: Tensor, *own: Tensor
 ) -> Tensor:
-    """Return the attention of one chunk of blocks, given their q, keys and values, and those of the context."""
+    """Return the attention of one chunk of blocks to the context's keys and to the blocks' keys (``own``)."""
     pairs = zip((k_TND, v_TND), own, strict=True)
     k, v = (torch.cat([old[chunk.context], new.flatten(0, 1)]) for old, new in pairs)
     if not len(q_CBND):  # nothing to attend, but a gradient (of zero) must reach every input

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 WORTH_A_COPY = 7 / 8
-"""Fraction of a batch's tokens. If blocks see a smaller one, the seen tokens are copied into a smaller tensor.
-Otherwise it is cheaper to compute the few unseen tokens, too.
+"""Fraction of a batch's tokens. If the blocks see a smaller fraction, the seen tokens are copied into a smaller
+tensor. Otherwise it is cheaper to compute the few unseen tokens, too.
 """
 
 
@@ -83,7 +83,7 @@ class BlockLayer(nn.Module):
     def forward(
         self, x_ABH: Tensor, context_TH: Tensor, geometry: Geometry, *, recompute: bool = False
     ) -> Tensor:
-        """Return the blocks' states after the layer; ``recompute``: again in the backward pass.
+        """Return the blocks' states after the layer. ``recompute``: compute activations again in the backward pass.
 
         The input norm is applied to the block only, not to the context.
         """
@@ -167,7 +167,7 @@ class BlockBackbone(nn.Module):
         return self.norm(x_ABH)
 
     def context(self, hidden_TNH: Tensor) -> Tensor:
-        """Return the context [T, H] that every layer attends, computed from captured states.
+        """Return the context [T, H] that every layer attends to, computed from captured states.
 
         Captured layers beyond the first N, which the draft does not use, are ignored.
         """

@@ -36,8 +36,8 @@ _Depth = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 class BlockConfig(DecoderConfig):
     """Options of a draft that guesses blocks.
 
-    None means: what the folder ``init_from`` says, else the default that is named. An option that contradicts the
-    folder is an error.
+    None: the value in the folder ``init_from`` or, without a folder, the default that is named below. An option
+    that contradicts the folder is an error.
     """
 
     speed_only: ClassVar[frozenset[str]] = frozenset({"checkpoint_activations"})
@@ -45,19 +45,20 @@ class BlockConfig(DecoderConfig):
     num_anchors: int = Field(512, ge=1, le=1 << 20)
     """Most blocks that one document trains in one epoch, at positions drawn anew each epoch."""
     checkpoint_activations: bool = False
-    """Compute each layer again in the backward pass instead of keeping its activations: less memory, for
-    a further forward pass of the layers. The step stays the same."""
+    """Whether to compute each layer again in the backward pass instead of storing its activations. This needs less
+    memory and one more forward pass of the layers; results stay the same."""
     num_layers: int | None = Field(None, ge=1, le=MOST_LAYERS)
     """Decoder layers of the draft. None: 5."""
     mask_token_id: int | None = Field(None, ge=0)
-    """Token whose embedding stands in the slots to be guessed. None: one that the tokenizer leaves unused or
-    reserves, else the last of the vocabulary that ends nothing."""
+    """Id of the token whose embedding stands in the slots to be guessed. None: a token that the tokenizer leaves
+    unused or reserves, else the vocabulary's last token that is no end token."""
 
     num_features: int | None = Field(None, ge=1, le=MOST_LAYERS)
-    """Residual streams of the target that feed the draft, evenly from early to late. None: as many as ``layers``,
-    else 5."""
+    """Number of the target's residual streams that feed the draft, spread evenly from early to late layers. None:
+    the length of ``layers`` if it is set, else 5."""
     layers: CapturedLayers | None = Field(None, min_length=1)
-    """Their ids k (streams entering target layer k). None: 1 + round(1 + i · (N − 4) / (num_features − 1))."""
+    """Ids of the target's residual streams that feed the draft; id k is the input of target layer k. None: 1 +
+    round(1 + i · (N − 4) / (num_features − 1)) for i = 0, 1, …, with N layers of the target."""
 
     @pydantic.model_validator(mode="after")
     def _features_agree(self) -> Self:
@@ -145,7 +146,7 @@ class BlockShape(DecoderShape):
         return {**own, **super().read_own(fields, own, folder), "layer_types": types, "layers": layers}
 
     def fixed_fields(self) -> Json:
-        """Return fields of published drafts for which only one value is supported."""
+        """Return fields of a published draft's config.json for which only the given value is supported."""
         return super().fixed_fields() | {
             "use_aux_hidden_state": True,
             "use_swa": False,

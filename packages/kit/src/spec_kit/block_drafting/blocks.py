@@ -2,7 +2,7 @@
 
 An anchor a is the last known token of a block, whose guess k is for token a + k. Guess k counts in the loss iff
 tokens a + 1 to a + k are all in the document and supervised. A sample may record at which depth the engine guessed
-each token (``guess_place``). Then its blocks are the engine's rounds: a round began at a iff token a + 1 has depth
+each token (``guess_depth``). Then its blocks are the engine's rounds: a round began at a iff token a + 1 has depth
 1, and guess k counts iff tokens a + 1 to a + k also have the depths 1 to k. Everything here happens on the CPU: the
 draw needs no features, so the denominators of a step are known before its first forward pass, at any number of
 ranks.
@@ -42,9 +42,9 @@ class BlockRule:
 
         Anchors ascend. They are drawn uniformly without replacement, by seed, epoch, sample id and mask alone.
         """
-        mask_T, place_T = sample.loss_mask, sample.guess_place
-        if place_T is not None:
-            starts_T, counted_T = _rounds(torch.where(mask_T, place_T, 0))
+        mask_T, guess_depth_T = sample.loss_mask, sample.guess_depth
+        if guess_depth_T is not None:
+            starts_T, counted_T = _rounds(torch.where(mask_T, guess_depth_T, 0))
         else:
             starts_T, counted_T = mask_T[:-1] & mask_T[1:], _run_lengths(mask_T)
         anchor_A = starts_T.nonzero().squeeze(1)
@@ -68,14 +68,14 @@ class Blocks:
     @classmethod
     def of(cls, batch: DraftBatch, rule: BlockRule) -> Self:
         """Draw the blocks of every document of a batch; return the blocks that this rank trains."""
-        mask_T, place_T = batch.loss_mask_T.cpu(), batch.guess_place_T
+        mask_T, guess_depth_T = batch.loss_mask_T.cpu(), batch.guess_depth_T
         columns = [torch.zeros(3, 0, dtype=torch.int64)]
         for span in batch.spans:
             sample = Supervision(
                 sample_id=span.sample_id,
                 epoch=span.epoch,
                 loss_mask=mask_T[span.start : span.stop],
-                guess_place=None if place_T is None else place_T[span.start : span.stop],
+                guess_depth=None if guess_depth_T is None else guess_depth_T[span.start : span.stop],
                 seed=batch.seed,
             )
             anchor_A, counted_A = rule.draw(sample)
@@ -88,8 +88,8 @@ class Blocks:
     def dealt(self, ranks: ContextGroup) -> Self:
         """Return the blocks of this rank.
 
-        Blocks are dealt in the order of the tokens that they see, back and forth, so that every rank has about as
-        many blocks and tokens as any other.
+        Blocks are sorted by the number of tokens that they see, and dealt to the ranks back and forth. So every
+        rank has about equally many blocks and seen tokens.
         """
         order_A = (self.anchor_A - self.start_A).argsort(stable=True)
         turn_A = torch.arange(len(order_A)) % (2 * ranks.size)
@@ -121,7 +121,7 @@ class CountedGuesses:
     """int64 [A], on the CPU, so that chunks are cut without waiting for the device."""
     block_R: Tensor
     guess_R: Tensor
-    """int64 [R], on the device: 0 for the first guess of a block."""
+    """int64 [R], on the device: index of the guess in its block, from 0 on."""
     anchor_R: Tensor
     """int64 [R], on the device: index of the anchor in the flat batch."""
 
@@ -179,15 +179,15 @@ def _run_lengths(mask_T: Tensor) -> Tensor:
     return end_T - index_T
 
 
-def _rounds(place_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Return bool [T − 1]: a round began at t; and int64 [T]: number of consecutive depths that start at t.
+def _rounds(guess_depth_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Return bool [T − 1]: whether a round began at t; and int64 [T]: length of the run of rising depths from t.
 
-    ``place_T``: depth at which the engine guessed each token, from 1; 0 for tokens that it did not guess.
+    ``guess_depth_T``: depth at which the engine guessed each token, from 1; 0 for tokens that it did not guess.
     """
-    goes_on_T = torch.zeros(len(place_T), dtype=torch.bool)
-    goes_on_T[1:] = (place_T[1:] > 1) & (place_T[1:] == place_T[:-1] + 1)
+    goes_on_T = torch.zeros(len(guess_depth_T), dtype=torch.bool)
+    goes_on_T[1:] = (guess_depth_T[1:] > 1) & (guess_depth_T[1:] == guess_depth_T[:-1] + 1)
     following_T = torch.cat([_run_lengths(goes_on_T)[1:], torch.zeros(1, dtype=torch.int64)])
-    return place_T[1:] == 1, 1 + following_T
+    return guess_depth_T[1:] == 1, 1 + following_T
 
 
 def sample_generator(sample: Supervision) -> torch.Generator:

@@ -36,7 +36,7 @@ def unrolled_attention(
     bounds: Bounds,
     row_R: Tensor | None = None,
     rows: ContextRows | None = None,
-    place_R: Tensor | None = None,
+    local_R: Tensor | None = None,
 ) -> Tensor:
     """Return the attention [R, heads, head_dim] of R queries over the keys of all unrolled steps so far.
 
@@ -44,10 +44,10 @@ def unrolled_attention(
     kv_heads, head_dim]: the keys of step s, one for each query. ``values``: likewise. ``bounds``: the documents'
     first and last rows; queries outside the documents get finite values without meaning. ``row_R``: int64,
     distinct: index of each query's row among the T rows; None: R = T. ``rows``: the rows that this rank computes,
-    if ranks divide the rows. ``place_R``: int64, index of each query's row among the rows of this rank; None: each
+    if ranks divide the rows. ``local_R``: int64, index of each query's row among the rows of this rank; None: each
     of these rows has a query.
     """
-    if (causal := _Causal.of(kernels, bounds, len(keys[0]), row_R, rows, place_R)) is not None:
+    if (causal := _Causal.of(kernels, bounds, len(keys[0]), row_R, rows, local_R)) is not None:
         return _MergedAttention.apply(kernels, causal, q, *keys, *values)
     if row_R is None:
         return _chunked_attention(q, keys, values, bounds)
@@ -87,8 +87,8 @@ class _Causal:
     """The documents, or their pieces, that the kernel is given."""
     num_rows: int
     """Number of rows for which the kernel takes a query."""
-    place_R: Tensor | None
-    """int64: index of each query's row among these rows; None: every row has a query."""
+    local_R: Tensor | None
+    """int64: index of each query's row among the ``num_rows`` rows; None: every row has a query."""
 
     @classmethod
     def of(
@@ -98,12 +98,12 @@ class _Causal:
         num_keys: int,
         row_R: Tensor | None,
         rows: ContextRows | None,
-        place_R: Tensor | None,
+        local_R: Tensor | None,
     ) -> _Causal | None:
-        """Return the attention by a kernel for this rank's rows, or else for all rows; None without such a kernel."""
+        """Return the attention of a kernel for this rank's rows, or of one for all rows; None without a kernel."""
         forward, backward = kernels.prefixed_attention, kernels.prefixed_attention_backward
         if rows is not None and rows.group is not None and forward is not None and backward is not None:
-            return cls(forward, backward, rows.pieces, len(rows.row_P), place_R)
+            return cls(forward, backward, rows.pieces, len(rows.row_P), local_R)
         forward, backward = kernels.causal_attention, kernels.causal_attention_backward
         if forward is None or backward is None:
             return None
@@ -112,7 +112,7 @@ class _Causal:
     def attend(self, q: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return output and log-sum-exp of the queries."""
         out, lse = self.forward(self._whole(q), key, value, self.parts)
-        return _take(out, self.place_R), _take(lse, self.place_R)
+        return _take(out, self.local_R), _take(lse, self.local_R)
 
     def gradients(
         self, grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -121,18 +121,19 @@ class _Causal:
         q, key, value, out, lse = saved
         whole = self._whole(q), key, value, self._whole(out), self._whole(lse)
         grad_q, grad_key, grad_value = self.backward(self._whole(grad_out), whole, self.parts)
-        return _take(grad_q, self.place_R), grad_key, grad_value
+        return _take(grad_q, self.local_R), grad_key, grad_value
 
     def _whole(self, rows: Tensor) -> Tensor:
-        return _spread(rows, self.place_R, self.num_rows)
+        return _spread(rows, self.local_R, self.num_rows)
 
 
 class _MergedAttention(torch.autograd.Function):
     """The causal attention of a kernel, merged with the keys of the later steps.
 
-    The backward of a softmax needs the *whole* row: P = exp(score − lse), and the row's grad · out. So the kernel's
-    backward gets the merged out and lse (differentiating a merge of two finished attentions through a kernel that
-    treats its lse as a constant is wrong), and the later keys' gradients follow by hand from the same two.
+    A key's gradient depends on its attention weight exp(score − lse) and on grad · out. lse and out must be over
+    *all* keys of the query. So the kernel's backward pass gets the merged out and lse, and the gradients of the
+    later keys are computed here from the same two. Differentiating the merge would be wrong, because the kernel
+    treats its lse as a constant.
     """
 
     @staticmethod

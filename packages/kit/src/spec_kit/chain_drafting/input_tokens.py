@@ -1,4 +1,4 @@
-"""InputTokens: the tokens that a rank's rows have as inputs. In step s, the input token of row t is t + 1 + s."""
+"""InputTokens: the tokens that a rank's rows have as inputs. In step s, the input of row t is token t + 1 + s."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InputTokens:
-    """The input tokens of S steps; behind the last token of a batch, some other token stands for one."""
+    """The input tokens of S steps. An input token after the last token of a batch is replaced by an arbitrary one.
+
+    U: number of tokens that this rank's rows need, or all T tokens of the batch if ranks do not divide them.
+    """
 
     ids_U: Tensor
-    """int64: ids of the tokens, each of which occurs once."""
+    """int64 [U]: ids of the needed tokens; each token of the batch occurs at most once."""
     num_steps: int
     index_X: Tensor | None
-    """int64 [T + S]: index in ``ids_U`` of each token of the batch; None: its own index."""
+    """int64 [T + S]: index in ``ids_U`` of each token of the batch. None: ``ids_U`` has all tokens in the batch's
+    order."""
     first: slice | Tensor
-    """Indices, among the tokens, of step 0's input tokens of all rows of this rank."""
+    """Indices in ``ids_U`` of the input tokens in step 0 of all rows of this rank."""
 
     @classmethod
     def of(cls, batch: DraftBatch, rows: ContextRows, num_steps: int) -> Self:
@@ -44,10 +48,10 @@ class InputTokens:
         return cls(batch.input_ids_T[to_device_async(token_U, device)], num_steps, index_X, first)
 
     def padded(self, value_UX: Tensor) -> Tensor:
-        """Return values of the tokens, with zeros behind them where ``indices`` may point there."""
+        """Return values [U, …] of the tokens, followed by zero rows if ``indices`` may be beyond the last token."""
         return F.pad(value_UX, (0, 0, 0, self.num_steps)) if self.index_X is None else value_UX
 
     def indices(self, row_N: Tensor, step: int) -> Tensor:
-        """Return the indices, in what ``padded`` returns, of the input tokens of rows in a step."""
+        """Return the indices of the input tokens of rows in a step, in a tensor that ``padded`` has returned."""
         token_N = row_N + 1 + step
         return token_N if self.index_X is None else self.index_X[token_N]

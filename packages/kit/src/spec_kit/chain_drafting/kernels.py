@@ -39,7 +39,7 @@ def added_linear(rows_RK: Tensor, weight_NK: Tensor, added_RN: Tensor | None = N
 
 
 def ttt_attention(q: Tensor, attended: Attended, keys: list[Tensor], values: list[Tensor]) -> Attended:
-    """Merge finished attention with S further keys of each query, those at the query's row.
+    """Merge the result of an attention, ``attended``, with S further keys of each query, at the query's row.
 
     ``keys`` and ``values``: S tensors [T, kv_heads, D] each. Scores are scaled by ``D ** -0.5``. The memory of
     ``attended`` may be overwritten.
@@ -100,11 +100,12 @@ class ChainKernels(DecoderKernels):
     """(q, k, v, bounds) -> ``Attended``: causal attention inside each document, with scores scaled by ``D **
     -0.5``; any dtype and shape. Rows outside every document are 0 in every result."""
     causal_attention_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
-    """(grad_out, (q, k, v, out, lse), bounds) -> (dq, dk, dv). out and lse may include further keys."""
+    """(grad_out, (q, k, v, out, lse), bounds) -> (dq, dk, dv). out and lse may be over these and further keys."""
     prefixed_attention: Callable[[Tensor, Tensor, Tensor, Pieces], Attended] | None = None
-    """(q [P], k [T], v [T], pieces) -> ``Attended`` [P]: ``causal_attention`` of the tokens of some pieces of
-    documents, which are the rows of q in the order of the pieces. Each sees its document up to itself. Without it,
-    a rank that computes a share of the tokens multiplies the queries of all."""
+    """(q [P], k [T], v [T], pieces) -> ``Attended`` [P]: ``causal_attention`` for the P tokens of some pieces of
+    documents, which are the rows of q, one piece after the other. Each token attends to its document up to itself.
+    Without this kernel, a rank that computes a share of the tokens runs ``causal_attention`` with queries for all
+    tokens."""
     prefixed_attention_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
     """(grad_out, (q, k, v, out, lse), pieces) -> (dq [P], dk [T], dv [T]), as ``causal_attention_backward``."""
 

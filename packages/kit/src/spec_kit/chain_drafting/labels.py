@@ -33,28 +33,28 @@ class SupervisedRows:
     depth_R: Tensor
     """int64 [R]: steps ``first`` ≤ s < ``depth`` are labelled. Row u − 1 − s lies in the document iff s < u, counted
     within the document."""
-    own_T: Tensor | None = None
+    is_local_T: Tensor | None = None
     """bool [T]: whether this rank computes the row; None: it computes all rows."""
 
     @classmethod
     def of(cls, batch: DraftBatch, needed: NeededRows | None = None) -> SupervisedRows:
         """Return the labelled pairs of a batch, computed on the CPU so that no device is waited for.
 
-        If the batch records at which depth the engine guessed each token (``guess_place_T``), a token of depth k
-        is the label of step k − 1 only. ``needed``: leaves out teachers of other ranks' rows only.
+        If the batch records at which depth the engine guessed each token (``guess_depth_T``), a token of depth k is
+        the label of step k − 1 only. ``needed``: if it is given, pairs without a row of this rank are left out.
         """
         columns, device = _labelled(batch), batch.input_ids_T.device
-        own_T = None if needed is None else needed.rows.own_T
-        if needed is None or own_T is None:
+        is_local_T = None if needed is None else needed.rows.is_local_T
+        if needed is None or is_local_T is None:
             return cls(*to_device_async(columns, device))
         teacher_R, first_R, depth_R = columns
-        below_T = F.pad(own_T.cumsum(0), (1, 0))  # own rows before each row
+        below_T = F.pad(is_local_T.cumsum(0), (1, 0))  # own rows before each row
         deepest_R = depth_R.clamp(max=len(needed.counts))
         columns = columns[
             :, below_T[(teacher_R - first_R).maximum(teacher_R - deepest_R)] > below_T[teacher_R - deepest_R]
         ]
         teacher_R, first_R, depth_R = to_device_async(columns, device)
-        return cls(teacher_R, first_R, depth_R, to_device_async(own_T, device))
+        return cls(teacher_R, first_R, depth_R, to_device_async(is_local_T, device))
 
     def labels(self, step_S: Tensor) -> tuple[Tensor, Tensor]:
         """Return bool [R, S]: whether a step is labelled, on this rank; and int64 [R, S]: its row.
@@ -63,8 +63,8 @@ class SupervisedRows:
         """
         labelled_RS = (step_S >= self.first_R[:, None]) & (step_S < self.depth_R[:, None])
         row_RS = (self.teacher_R[:, None] - 1 - step_S).clamp(min=0)
-        if self.own_T is not None:
-            labelled_RS = labelled_RS & self.own_T[row_RS]
+        if self.is_local_T is not None:
+            labelled_RS = labelled_RS & self.is_local_T[row_RS]
         return labelled_RS, row_RS
 
     def chunks(self, most: int) -> list[SupervisedRows]:
@@ -74,7 +74,7 @@ class SupervisedRows:
         size = ceil(len(self.teacher_R) / ceil(len(self.teacher_R) / most))
         columns = (self.teacher_R, self.first_R, self.depth_R)
         return [
-            SupervisedRows(teacher_R, first_R, depth_R, self.own_T)
+            SupervisedRows(teacher_R, first_R, depth_R, self.is_local_T)
             for teacher_R, first_R, depth_R in zip(*(column.split(size) for column in columns), strict=True)
         ]
 
@@ -91,11 +91,11 @@ class NeededRows:
     """int64 [N]: indices into the flat batch."""
     counts: Sequence[int]
     """Number of rows of each step; at least 1 if the batch has any, so every parameter gets a gradient."""
-    place_T: Tensor
+    index_T: Tensor
     """int64 [T]: index in ``row_N`` of each row of the batch; 0 for a row that is not needed."""
     rows: ContextRows
-    """The rows that this rank computes in step 0; the needed rows are some of them."""
-    place_N: Tensor
+    """The rows that this rank computes in step 0; they include the needed rows."""
+    local_N: Tensor
     """int64 [N]: index of each needed row among the rows of this rank."""
 
     @classmethod
@@ -115,13 +115,13 @@ class NeededRows:
         least, multiple = min(1, len(order_P)), batch.rows_multiple
         needed = [max(least, int((steps_P > step).sum())) for step in range(num_steps)]
         counts = [count + -count % multiple for count in needed]
-        place_N = order_P[: counts[0]]
-        row_N = rows.row_P[place_N]
-        place_T = torch.zeros_like(steps_T)
-        place_T[row_N] = torch.arange(len(row_N))
-        on_device = (to_device_async(values, device) for values in (row_N, place_T, place_N))
-        row_N, place_T, place_N = on_device
-        return cls(row_N, counts, place_T, rows, place_N)
+        local_N = order_P[: counts[0]]
+        row_N = rows.row_P[local_N]
+        index_T = torch.zeros_like(steps_T)
+        index_T[row_N] = torch.arange(len(row_N))
+        on_device = (to_device_async(values, device) for values in (row_N, index_T, local_N))
+        row_N, index_T, local_N = on_device
+        return cls(row_N, counts, index_T, rows, local_N)
 
     def of_step(self, step: int) -> Tensor:
         """Return the rows of a step, as int64 indices into the flat batch."""
@@ -132,13 +132,13 @@ def count_labels(supervision: Sequence[Supervision], num_steps: int) -> Tensor:
     """Return float64 [S]: for step s, the number of supervised tokens with at least s + 2 tokens before them.
 
     Only tokens of the same document are meant. If a sample records at which depth the engine guessed each token
-    (``guess_place``), only tokens of depth s + 1 count.
+    (``guess_depth``), only tokens of depth s + 1 count.
     """
 
     def labels(sample: Supervision, step: int) -> Tensor:
         labelled_T = sample.loss_mask[step + 2 :]
-        if sample.guess_place is not None:
-            labelled_T = labelled_T & (sample.guess_place[step + 2 :] == step + 1)
+        if sample.guess_depth is not None:
+            labelled_T = labelled_T & (sample.guess_depth[step + 2 :] == step + 1)
         return labelled_T.sum()
 
     counts = [torch.stack([labels(sample, s) for s in range(num_steps)]) for sample in supervision]
@@ -158,15 +158,15 @@ def step_weights(denominators: Tensor, decay: float, like: Tensor) -> Tensor:
 
 def _labelled(batch: DraftBatch) -> Tensor:
     """Return int64 [3, R], on the CPU: the columns of ``SupervisedRows``."""
-    mask_T, place_T = batch.loss_mask_T.cpu(), batch.guess_place_T
+    mask_T, guess_depth_T = batch.loss_mask_T.cpu(), batch.guess_depth_T
     columns = [torch.zeros(3, 0, dtype=torch.int64)]
     for span in batch.spans:
         depth_R = 1 + mask_T[span.start + 2 : span.stop].nonzero().squeeze(1)
         teacher_R, first_R = span.start + depth_R, torch.zeros_like(depth_R)
-        if place_T is not None:
-            place_R = place_T[teacher_R + 1]
-            guessed_R = (place_R > 0) & (place_R <= depth_R)
-            teacher_R, depth_R = teacher_R[guessed_R], place_R[guessed_R]
+        if guess_depth_T is not None:
+            guess_depth_R = guess_depth_T[teacher_R + 1]
+            guessed_R = (guess_depth_R > 0) & (guess_depth_R <= depth_R)
+            teacher_R, depth_R = teacher_R[guessed_R], guess_depth_R[guessed_R]
             first_R = depth_R - 1
         columns.append(torch.stack([teacher_R, first_R, depth_R]))
     return torch.cat(columns, dim=1)

@@ -34,10 +34,10 @@ class HeadLoss:
     """The draft's head, and what its loss needs: the vocabulary, the kind of loss, operations and kernels."""
 
     head: LinearWeight
-    """A parameter of the draft, or the target's head, which gets no gradient."""
+    """Weight of the head: a parameter of the draft, or the target's head, which gets no gradient."""
     ids_V: Tensor
     """int64: target id of each row of the head."""
-    kept_V: Tensor | None
+    vocab_mask_V: Tensor | None
     """bool over the whole target vocabulary: the token has a row in the head. None: all tokens have one."""
     kind: DistilledLoss
     ops: VocabularyOps
@@ -57,7 +57,7 @@ class HeadLoss:
         ``hidden_TH``: inputs of the target's final norm. ``weight_S``: factor of step s on the loss of a labelled
         row.
         """
-        totals = _StepSums(self, states, weight_S, None if needed is None else needed.place_T)
+        totals = _StepSums(self, states, weight_S, None if needed is None else needed.index_T)
         with torch.no_grad():
             for chunk in rows.chunks(self._chunk_rows(len(states))):
                 totals.add(chunk, hidden_TH[chunk.teacher_R])
@@ -75,9 +75,9 @@ class _StepSums:
     """Sums of one forward pass over all chunks: loss, metrics, and, if gradients are enabled, gradients."""
 
     def __init__(
-        self, head: HeadLoss, states: Sequence[Tensor], weight_S: Tensor, place_T: Tensor | None
+        self, head: HeadLoss, states: Sequence[Tensor], weight_S: Tensor, index_T: Tensor | None
     ) -> None:
-        self.head, self.states, self.weight_S, self.place_T = head, states, weight_S, place_T
+        self.head, self.states, self.weight_S, self.index_T = head, states, weight_S, index_T
         num_steps, (num_tokens, width) = len(states), states[0].shape
         zeros = weight_S.new_zeros
         self.loss = zeros(())
@@ -95,17 +95,17 @@ class _StepSums:
         """Add the losses, metrics and gradients of the S rows of every position of a chunk."""
         head, step_S = self.head, torch.arange(len(self.states), device=self.weight_S.device)
         labelled_RS, row_RS = chunk.labels(step_S)
-        if self.place_T is not None:
-            row_RS = self.place_T[row_RS]
+        if self.index_T is not None:
+            row_RS = self.index_T[row_RS]
         row_RS = torch.where(labelled_RS, row_RS, 0)  # what is not labelled is some other row, with weight 0
         input_RSH = torch.stack([state[row_RS[:, s]] for s, state in enumerate(self.states)], dim=1)
         logits_RSV = head.head.forward(input_RSH)
         ops, kernels = head.ops, head.kernels
-        teacher = teach(ops, kernels, hidden_RH, head.ids_V, head.kept_V)
+        teacher = teach(ops, kernels, hidden_RH, head.ids_V, head.vocab_mask_V)
         scored = score(logits_RSV, head.ids_V, teacher, ops, kernels)
         agreed_RS = labelled_RS & (scored.best_RS == teacher.best_R[:, None])
         value_RS, factors = ROW_LOSSES[head.kind](scored, teacher, ops, kernels)
-        trained_RS = (labelled_RS & teacher.kept_R[:, None]).to(self.weight_S.dtype)
+        trained_RS = (labelled_RS & teacher.trained_R[:, None]).to(self.weight_S.dtype)
         weight_RS = trained_RS * self.weight_S
         self.loss += (value_RS * weight_RS).sum()
         self.sums["step_loss"] += (value_RS * trained_RS).sum(0)
@@ -118,7 +118,7 @@ class _StepSums:
             return
         a, b, c = (factor * weight_RS for factor in factors)
         grad_RSV = kernels.distill_grad_(
-            logits_RSV, scored.log_sum_RS, (a, b, c), teacher.distribution, teacher.kept_mass_R
+            logits_RSV, scored.log_sum_RS, (a, b, c), teacher.distribution, teacher.in_vocab_mass_R
         )
         self._add_gradients(
             grad_RSV, input_RSH, torch.where(labelled_RS.flatten(), row_X, len(self.agreed_X))
@@ -140,8 +140,8 @@ class _StepSums:
     def output(self) -> StepOutput:
         """Return the loss, and the sum and count of each metric.
 
-        The acceptance length of a row is 1 + the number of steps from step 0 on, before the first disagreement, in
-        which draft and target have the same arg-max.
+        The acceptance length of a row is 1 + the number of consecutive steps, from step 0 on, in which draft and
+        target have the same arg-max.
         """
         first_rows = self.labelled_S[0]
         chains_ST = self.agreed_X.view(len(self.states), -1).cumprod(0)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from spec_core import Rendezvous
 
 SETUP_S = 20.0
-"""Least time in seconds for the library's work of a call that all peers make, even if the timeout is shorter. The
-library connects at first use, which takes seconds on a busy host."""
+"""Shortest time limit, in seconds, for the library's work in a call that all peers have agreed on, even if the
+group's timeout is shorter. The library connects at first use, which takes seconds on a busy host."""
 _POLL_S = 1e-3
 
 

@@ -31,16 +31,17 @@ class ContextRows:
     device: torch.device
     group: ContextGroup | None = None
     dealt: Sequence[Tensor] = ()
-    """int64, ascending, on the CPU: each rank's rows. No row is dealt twice; padding is not dealt."""
+    """int64, ascending, on the CPU: each rank's rows. A row belongs to at most one rank, padding to none."""
     pieces: Sequence[tuple[int, int, int]] = ()
-    """This rank's pieces of documents: the document's first row, and the piece's first and last + 1.
-    Their rows, one piece after the other, are this rank's rows."""
+    """This rank's pieces of documents: (first row of the document, first row of the piece, row after the piece's
+    last row). The rows of the pieces, one piece after the other, are this rank's rows."""
 
     @classmethod
     def of(cls, batch: DraftBatch) -> Self:
-        """Deal a batch's documents for causal attention: in 2 · ranks pieces each, of which a rank gets two.
+        """Divide each document of a batch into 2 · ranks pieces, of which each rank gets two, for causal attention.
 
-        Together, the two see as many keys as any other rank's two: the first and the last piece, and so on inwards.
+        One rank gets the first and the last piece, another one the second and the second-last, and so on. So the
+        queries of every rank attend to about equally many keys.
         """
         whole = cls(len(batch.input_ids_T), batch.input_ids_T.device, batch.context)
         if whole.group is None:
@@ -60,7 +61,7 @@ class ContextRows:
 
     @classmethod
     def evenly(cls, num_rows: int, batch: DraftBatch) -> Self:
-        """Deal ``num_rows`` rows, which need not be the batch's, in one piece for each rank."""
+        """Divide ``num_rows`` rows, which need not be the batch's rows, into one piece for each rank."""
         group, device = batch.context, batch.input_ids_T.device
         ranks = 1 if group is None else group.size
         edges = [num_rows * rank // ranks for rank in range(ranks + 1)]
@@ -73,7 +74,7 @@ class ContextRows:
         return torch.arange(self.num_rows) if self.group is None else self.dealt[self.group.rank]
 
     @cached_property
-    def own_T(self) -> Tensor | None:
+    def is_local_T(self) -> Tensor | None:
         """Bool [T], on the CPU: whether a row is this rank's; None if all are."""
         if self.group is None:
             return None
@@ -91,7 +92,7 @@ class ContextRows:
     def gather(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """Return tensors [T, ...] from the rows of all ranks; each rank passes its own, [P, ...]. Collective.
 
-        A row that was not dealt is 0.
+        A row that belongs to no rank is 0.
         """
         if self.group is None:
             return parts

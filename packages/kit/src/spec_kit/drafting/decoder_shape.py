@@ -45,7 +45,7 @@ class DecoderConfig(DraftConfig):
     """Options of a draft that is made of decoder layers: sizes that may differ from the target's."""
 
     intermediate_size: int | None = Field(None, ge=1)
-    """Width of the draft's MLP. None, here and for the heads: the target's."""
+    """Width of the draft's MLP. None: the target's; likewise for the keys of the heads."""
     num_heads: int | None = Field(None, ge=1)
     """Query heads of the draft's attention."""
     num_kv_heads: int | None = Field(None, ge=1)
@@ -147,7 +147,7 @@ class DecoderShape(DraftShape):
         return TensorParallelHints(enters=(norm,), each_token=(norm,))
 
     def fixed_fields(self) -> Json:
-        """Return fields of config.json for which a draft made of decoder layers supports only this value."""
+        """Return fields of config.json for which a draft of decoder layers supports only the given value."""
         return {
             "hidden_act": "silu",
             "attention_bias": False,

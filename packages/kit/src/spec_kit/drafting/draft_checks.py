@@ -27,7 +27,7 @@ class ServedFolder:
     fields: Json
     """Content of config.json."""
     tensors: frozenset[str]
-    """Names in model.safetensors."""
+    """Names of the tensors in model.safetensors."""
     target: TargetSpec
 
     @property

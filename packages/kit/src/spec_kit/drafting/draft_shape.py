@@ -81,7 +81,7 @@ class DraftShape(pydantic.BaseModel):
         return {}, {}
 
     def fixed_fields(self) -> Json:
-        """Return fields of a served config.json for which training supports only this value."""
+        """Return fields of a served config.json for which training supports only the given value."""
         return {}
 
     def problem(self) -> str | None:
@@ -147,8 +147,9 @@ def read_layers(
 def layer_range_problem(layers: Sequence[int], target: TargetSpec) -> str | None:
     """Return why engines cannot capture these layers, or None.
 
-    Ids must be 1 to N − 1. Some lists of engines count the layer before, so 0 has no number there, and not every
-    engine can capture the last layer's output.
+    For N layers of the target, ids must be 1 to N − 1. Some engines' lists name the input of layer k by the layer
+    before it, k − 1, so the input of layer 0 has no name there. Not every engine can capture the last layer's
+    output, which would be id N.
     """
     if layers[0] >= 1 and layers[-1] < target.num_layers:
         return None

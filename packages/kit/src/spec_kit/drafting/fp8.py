@@ -1,9 +1,9 @@
 """Matrix products in 8-bit floating point: quantisation of rows, weights, and the linear layers of a draft.
 
-Rows and weights are rounded to e4m3, gradients to e5m2, which reaches further and is coarser. Each row has a scale
-of its own: its largest magnitude becomes the format's largest number. Scales are computed from the tensors at hand,
-so there is nothing to save. Products are summed in float32 and returned in the dtype of their rows. The gradients of
-trained weights are computed as without fp8, from the unrounded tensors.
+Rows and weights are rounded to e4m3, gradients to e5m2, which has a larger range and less precision. Each row has a
+separate scale, which maps its largest magnitude to the format's largest number. Scales are computed from the
+tensors at hand, so there is nothing to save. Products are summed in float32 and returned in the dtype of their
+rows. The gradients of trained weights are computed as without fp8, from the unrounded tensors.
 
 Shapes: R rows, K inputs and N outputs of a linear layer.
 """

@@ -89,7 +89,7 @@ class DecoderKernels(KernelSet):
 
     swiglu_mlp: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = swiglu_mlp
     linear_weight: Callable[[Tensor], LinearWeight] = LinearWeight
-    """(weight) -> its products, for one forward and backward pass."""
+    """(weight) -> the LinearWeight that computes the weight's products in one forward and backward pass."""
     logsumexp_argmax: Callable[[Tensor], Three] = logsumexp_argmax
     distill_terms: Callable[[Tensor, Tensor, Distribution, Tensor], Three] = distill_terms
     distill_grad_: Callable[[Tensor, Tensor, Three, Distribution, Tensor], Tensor] = distill_grad_

@@ -36,17 +36,17 @@ class Teacher:
 
     distribution: Distribution
     """p: softmax over the target tokens that have a row in the draft's head."""
-    kept_mass_R: Tensor
-    """Total probability of the draft's tokens in the *whole* vocabulary's softmax: p̂ = kept_mass · p."""
+    in_vocab_mass_R: Tensor
+    """Total probability of the draft's tokens in the *whole* vocabulary's softmax: p̂ = in_vocab_mass · p."""
     best_R: Tensor
     """int64: arg-max over the whole vocabulary."""
-    kept_R: Tensor
+    trained_R: Tensor
     """bool: the arg-max has a row in the draft's head, so the position is trained."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Comparison of S rows of the draft's logits for each position with the teacher."""
+    """The draft's logits, compared with the teacher: S rows for each of R positions."""
 
     log_sum_RS: Tensor
     """Log-sum-exp of the draft's logits."""
@@ -61,23 +61,25 @@ class Scored:
 
 
 def teach(
-    ops: VocabularyOps, kernels: DecoderKernels, hidden_RH: Tensor, ids_V: Tensor, kept_V: Tensor | None
+    ops: VocabularyOps, kernels: DecoderKernels, hidden_RH: Tensor, ids_V: Tensor, vocab_mask_V: Tensor | None
 ) -> Teacher:
     """Return the target's distribution. ``hidden_RH``: inputs of the target's final norm.
 
-    ``ids_V``: int64, target id of each row of the draft's head. ``kept_V``: bool over the whole target vocabulary:
-    the token has a row in the draft's head; None: all tokens have one.
+    ``ids_V``: int64, target id of each row of the draft's head. ``vocab_mask_V``: bool over the whole target
+    vocabulary: whether the token has a row in the draft's head; None: all tokens have one.
     """
     logits_RV = ops.teacher_logits(hidden_RH)
     first, stop = ops.vocab_range
     every_V = torch.arange(first, stop, device=logits_RV.device)
     log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, every_V, ops, kernels)
-    if kept_V is None:
+    if vocab_mask_V is None:
         every = torch.ones_like(log_sum_R)
         return Teacher((logits_RV, log_sum_R), every, best_R, every.bool())
     logits_RV = logits_RV[:, ids_V - first]
-    kept_sum_R, _ = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
-    return Teacher((logits_RV, kept_sum_R), (kept_sum_R - log_sum_R).exp(), best_R, kept_V[best_R])
+    in_vocab_sum_R, _ = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
+    return Teacher(
+        (logits_RV, in_vocab_sum_R), (in_vocab_sum_R - log_sum_R).exp(), best_R, vocab_mask_V[best_R]
+    )
 
 
 def score(
@@ -85,7 +87,7 @@ def score(
 ) -> Scored:
     """Compare rows of the draft's logits with the teacher."""
     log_sum_RS, best_RS = sharded_logsumexp_argmax(logits_RSV, ids_V, ops, kernels)
-    sums = kernels.distill_terms(logits_RSV, log_sum_RS, teacher.distribution, teacher.kept_mass_R)
+    sums = kernels.distill_terms(logits_RSV, log_sum_RS, teacher.distribution, teacher.in_vocab_mass_R)
     aligned_RS, overlap_RS, below_RS = map(ops.reduce_sum, sums)
     return Scored(log_sum_RS, best_RS, log_sum_RS - aligned_RS, overlap_RS, below_RS)
 
@@ -117,8 +119,10 @@ def _lk_lambda(
 
     α: see ``_lk_alpha``. λ = exp(−3 α) counts as a constant in the gradient.
     """
-    (logits_RV, log_sum_R), kept_mass_R = teacher.distribution, teacher.kept_mass_R
-    own, *_ = kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher.distribution, kept_mass_R)
+    (logits_RV, log_sum_R), in_vocab_mass_R = teacher.distribution, teacher.in_vocab_mass_R
+    own, *_ = kernels.distill_terms(
+        logits_RV[:, None], log_sum_R[:, None], teacher.distribution, in_vocab_mass_R
+    )
     entropy_R1 = log_sum_R[:, None] - ops.reduce_sum(own)
     share_RS = (-3 * scored.overlap_RS).exp()
     value_RS = share_RS * (scored.cross_RS - entropy_R1) + (1 - share_RS) * (1 - scored.overlap_RS)

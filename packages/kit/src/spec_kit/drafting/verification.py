@@ -1,8 +1,9 @@
 """Verify a draft's guesses by the target's logits: greedy matching, and speculative rejection sampling.
 
-Rejection sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318): a guess x drawn from q is
-accepted with probability min(1, p(x) / q(x)); the first rejected one is replaced by a draw from (p − q)₊,
-normalised. Whatever q is, the tokens that come out follow p.
+Rejection sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318): a guess x drawn from the
+draft's distribution q is accepted with probability min(1, p(x) / q(x)), where p is the target's distribution. The
+first rejected guess is replaced by a draw from max(p − q, 0), normalised. Whatever q is, the resulting tokens
+follow p.
 
 Shape suffixes: B sequences, K guesses, R rows of logits (one more than guesses), V vocabulary.
 """
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of a verification: how many first guesses are accepted, and the token after them."""
+    """The result of a verification: how many guesses are accepted, from the first on, and the next token."""
 
     accepted: int
     next_token: int

@@ -150,7 +150,7 @@ class DraftMiddleware(ABC):
             return 409, {"error": str(error)}
 
     def _taken(self) -> tuple[int, Fields]:
-        """Return stored requests, which are deleted here."""
+        """Return the HTTP status, and stored requests, which are deleted here."""
         if self.live_requests is None:
             return 409, {"error": f"this server keeps no requests; start it with {LIVE_REQUESTS_VARIABLE}"}
         return 200, self.live_requests.take()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spec_core.draft_replica import ServingStatus, UpdateId, UpdateOrder
+from spec_core.draft_replica import ServingStatus, UpdateId, UpdateRequest
 from spec_core.errors import EngineError, SpecError
 from spec_kit.hosting.backend_search import backend_for
 
@@ -27,7 +27,7 @@ class DraftRank:
     def answer(self, call: str, argument: str = "") -> dict[str, str]:
         """Execute a call and return ``status``, this rank's status as JSON, or ``refused``, the reason.
 
-        ``call`` is ``prepare`` (argument: an UpdateOrder as JSON), ``commit``, ``revert`` or ``abort`` (argument:
+        ``call`` is ``prepare`` (argument: an UpdateRequest as JSON), ``commit``, ``revert`` or ``abort`` (argument:
         an UpdateId as JSON), ``open``, ``status`` or ``forget``. It must come between two steps of the engine.
         ``open`` allocates everything that the first ``prepare`` would otherwise have to allocate.
         """
@@ -43,8 +43,8 @@ class DraftRank:
 
     def _call(self, call: str, argument: str) -> ServingStatus:
         if call == "prepare":
-            order = UpdateOrder.decode(argument)
-            return self._opened(order.update.group).prepare(order)
+            request = UpdateRequest.decode(argument)
+            return self._opened(request.update.group).prepare(request)
         if call == "forget":
             self.forget()
         if call == "open":

@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from spec_core.draft_replica import ServingStatus, UpdateId, UpdateOrder
+from spec_core.draft_replica import ServingStatus, UpdateId, UpdateRequest
 from spec_core.errors import EngineError
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from spec_kit.hosting.modes import Fields
 
-CALLS = {"prepare": UpdateOrder, "commit": UpdateId, "revert": UpdateId, "abort": UpdateId}
+CALLS = {"prepare": UpdateRequest, "commit": UpdateId, "revert": UpdateId, "abort": UpdateId}
 """Name of a call with an argument -> type of the argument."""
 
 

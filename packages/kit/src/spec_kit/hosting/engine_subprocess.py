@@ -66,7 +66,7 @@ class EngineSubprocess(Resource):
     """The program's name in messages and logs."""
     module: ClassVar[str]
     """Name of the module that the process runs as ``__main__``; it uses ``EngineLink``."""
-    our_part: ClassVar[str]
+    extension: ClassVar[str]
     """Text for messages: what captures states inside the program, and where to look if it is missing."""
     grace_s: ClassVar[float] = 0.0
     """Seconds between closing the connection to the process and killing the process."""
@@ -151,7 +151,7 @@ class EngineSubprocess(Resource):
         if self._failure is not None:
             raise self._failure
         if self._captures is not None and not self._captures.wait_connected(_CONNECTED_S):
-            raise EngineError(f"{self.program} started without {self.our_part}")
+            raise EngineError(f"{self.program} started without {self.extension}")
         log.info("%s is up after %.0f s", self.program, time.monotonic() - self._begun_s)
 
     def capture(self, requests: Sequence[CaptureRequest], done: Future[None]) -> None:

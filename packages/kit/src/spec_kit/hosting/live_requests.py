@@ -86,7 +86,7 @@ class TakenRequests(WireRecord):
     requests: list[LiveRequest]
     left: Annotated[int, pydantic.Field(ge=0)]
     """Number of requests that are still stored."""
-    kept: Annotated[int, pydantic.Field(ge=0)]
+    stored: Annotated[int, pydantic.Field(ge=0)]
     left_out: dict[str, Annotated[int, pydantic.Field(ge=0)]]
     """Reason -> number of requests that were not stored, or were dropped before they were taken."""
 
@@ -132,7 +132,7 @@ _ASKED: ContextVar[_AskedRequest | None] = ContextVar("asked", default=None)
 
 
 class _Row(NamedTuple):
-    kept_s: float
+    stored_s: float
     prompt: array[int]
     answer: array[int]
 
@@ -155,7 +155,7 @@ class LiveRequests:
         self._config, self._clock, self._timed = config, clock, timed
         self._lock = threading.Lock()
         self._rows: deque[_Row] = deque()
-        self._num_bytes = self._kept = 0
+        self._num_bytes = self._stored = 0
         self._left_out: Counter[str] = Counter()
         self._timer: threading.Timer | None = None
 
@@ -225,7 +225,7 @@ class LiveRequests:
         with self._lock:
             self._rows.append(row)
             self._num_bytes += row.num_bytes
-            self._kept += 1
+            self._stored += 1
             while len(self._rows) > self._config.rows or self._num_bytes > self._config.bytes:
                 self._drop("overrun")
             self._expire()
@@ -244,7 +244,7 @@ class LiveRequests:
             return {
                 "requests": [{"prompt": row.prompt.tolist(), "answer": row.answer.tolist()} for row in taken],
                 "left": len(self._rows),
-                "kept": self._kept,
+                "stored": self._stored,
                 "left_out": dict(self._left_out),
             }
 
@@ -273,10 +273,10 @@ class LiveRequests:
 
     def _expire(self) -> None:
         """Drop requests that are too old, and set a timer for the next one. The caller holds the lock."""
-        while self._rows and self._clock() - self._rows[0].kept_s >= self._config.age_s:
+        while self._rows and self._clock() - self._rows[0].stored_s >= self._config.age_s:
             self._drop("expired")
         if self._rows and self._timed and self._timer is None:
-            left_s = self._rows[0].kept_s + self._config.age_s - self._clock()
+            left_s = self._rows[0].stored_s + self._config.age_s - self._clock()
             self._timer = threading.Timer(max(0.0, left_s), self.expire)
             self._timer.daemon = True
             self._timer.start()

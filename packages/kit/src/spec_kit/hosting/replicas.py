@@ -25,7 +25,7 @@ from spec_processes.sockets.http_client import HttpClient
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spec_core.draft_replica import ReplicaCall, UpdateId, UpdateOrder
+    from spec_core.draft_replica import ReplicaCall, UpdateId, UpdateRequest
     from spec_kit.hosting.modes import Fields
     from spec_processes.sockets.http_client import HttpAnswer
 
@@ -78,7 +78,7 @@ class ProgramReplica(DraftReplica):
         self.num_ranks = num_ranks
         self._ask = ask
 
-    def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
+    def call(self, name: ReplicaCall, argument: UpdateRequest | UpdateId | None) -> Future[ServingStatus]:
         """Send a call to the program; the future returns the program's reply."""
         asked = self._ask(name, _body(argument))
         return _then(asked, lambda fields: ServingStatus.decode(json.dumps(fields["status"])))
@@ -124,7 +124,7 @@ class HttpReplica(DraftReplica, Resource):
         """End every pending and later call with EngineError; any thread may call it."""
         self._client.close()
 
-    def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
+    def call(self, name: ReplicaCall, argument: UpdateRequest | UpdateId | None) -> Future[ServingStatus]:
         """Send a call to the server on a separate thread."""
         asked = self._client.ask(f"{_ROUTES}{name}", _body(argument), self._timeout_s)
         return _then(asked, lambda answer: self._read(name, answer).status)
@@ -177,5 +177,5 @@ def _then(future: Future[A], read: Callable[[A], B]) -> Future[B]:
     return result
 
 
-def _body(argument: UpdateOrder | UpdateId | None) -> str:
+def _body(argument: UpdateRequest | UpdateId | None) -> str:
     return "" if argument is None else argument.model_dump_json()

@@ -14,7 +14,7 @@ _SAMPLE = re.compile(
 )
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"', re.ASCII)
 _LARGEST = 1 << 53
-"""Counts are divided: above this a float cannot hold each."""
+"""Largest count that is read. Counts are divided as floats, which cannot hold every larger integer."""
 
 
 class ServerMetrics:

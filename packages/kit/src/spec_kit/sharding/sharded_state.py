@@ -89,7 +89,7 @@ class IndexEntry(Config):
     parts: tuple[Part, ...]
 
     def check_whole(self) -> None:
-        """Raise ValueError if torch has no such dtype, or if the parts do not cover the tensor."""
+        """Raise ValueError if torch does not have the dtype, or if the parts do not cover the tensor."""
         if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise ValueError(f"{self.dtype!r} is no dtype")
         for part in self.parts:

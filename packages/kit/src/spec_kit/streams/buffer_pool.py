@@ -42,10 +42,10 @@ class BufferPoolFactory(ABC):
         return True
 
     @abstractmethod
-    def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
+    def admit(self, device_id: str, on_freed: Callable[[], None]) -> ReceiverPool:
         """Return the pool for a new sender on the device ``device_id``; it is closed with this factory.
 
-        The pool calls ``has_room``, from any thread, when memory was freed for which ``allocate`` may have failed.
+        The pool calls ``on_freed``, from any thread, when memory was freed for which ``allocate`` may have failed.
         """
 
     @abstractmethod
@@ -67,13 +67,13 @@ class ReceiverPool(BufferPoolFactory):
     offer: str = ""
     """Text that is sent to an admitted sender, such as an address."""
 
-    def admit(self, device_id: str, has_room: Callable[[], None]) -> ReceiverPool:
+    def admit(self, device_id: str, on_freed: Callable[[], None]) -> ReceiverPool:
         """Return this pool, which all senders share."""
         return self
 
     @abstractmethod
     def allocate(self, num_tokens: int) -> Block | None:
-        """Return a block for a sample of ``num_tokens`` tokens; None if others must be freed first."""
+        """Return a block for a sample of ``num_tokens`` tokens; None if other blocks must be freed first."""
 
     def grant_payload(self, block: Block) -> bytes:
         """Return the information about a block that the sender needs besides its offset, as bytes."""

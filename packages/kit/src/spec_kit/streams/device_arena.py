@@ -114,7 +114,7 @@ class DeviceArena:
                 self._readers += [(piece, read) for piece in pieces]
 
     def readers(self, pieces: Sequence[Range]) -> list[Event]:
-        """Return the events that must be waited for before these ranges are overwritten."""
+        """Return the events for which a writer must wait before it overwrites the ranges ``pieces``."""
         with self._lock:
             self._readers = [(piece, read) for piece, read in self._readers if not read.query()]
             return [read for piece, read in self._readers if any(_overlap(piece, other) for other in pieces)]

@@ -49,7 +49,7 @@ class SharedMemory(NamedTuple):
     descriptor: int
     """File descriptor by which another process maps the memory."""
     size: int
-    """Number of bytes that the descriptor stands for."""
+    """Number of bytes of the memory behind the descriptor."""
     close: Callable[[], None]
     """Closes the descriptor and all other resources that were opened for it."""
 
@@ -181,7 +181,7 @@ class DevicePool(ReceiverPool):
         return device_id == self._sharing.device_id
 
     def allocate(self, num_tokens: int) -> Block | None:
-        """Return room for a sample of that many tokens, or None until other blocks are freed."""
+        """Return a block for a sample of ``num_tokens`` tokens; None if other blocks must be freed first."""
         pieces = self._arena.allocate(num_tokens)
         if pieces is None:
             return None
@@ -201,7 +201,7 @@ class DevicePool(ReceiverPool):
         return GrantInfo(block.pieces, block.event, block.dirty).encode()
 
     def is_written(self, block: Block) -> bool:
-        """Return whether a sender that has died meanwhile had finished with the block."""
+        """Return whether a sender that is now dead had written the block completely."""
         assert isinstance(block, _DeviceBlock)
         return not self._sharing.records_copies or _own_events[block.event].query()
 

@@ -31,7 +31,7 @@ class HostPool(ReceiverPool):
         self.descriptor, self.size = self._arena.descriptor, self._arena.size
 
     def allocate(self, num_tokens: int) -> Block | None:
-        """Return room for a sample of that many tokens, or None until other blocks are freed."""
+        """Return a block for a sample of ``num_tokens`` tokens; None if other blocks must be freed first."""
         offset = self._arena.allocate(self._layout.block_bytes(num_tokens))
         return None if offset is None else Block(offset, num_tokens)
 
@@ -53,7 +53,7 @@ class HostPool(ReceiverPool):
         self._arena.free(block.offset)
 
     def close(self) -> None:
-        """Forget the memory, which goes with the last view of it."""
+        """Release the memory, which is freed with the last view of it."""
         self._arena.close()
 
 
@@ -61,7 +61,7 @@ class HostBuffer(SenderBuffer):
     """Writes samples into mapped host memory; ``write`` waits for a copy from a device."""
 
     def __init__(self, layout: SampleLayout, descriptor: int, size: int) -> None:
-        """Map the receiver's memory of ``size`` bytes, which ``descriptor`` stands for."""
+        """Map the receiver's memory of ``size`` bytes, whose file descriptor is ``descriptor``."""
         self._layout = layout
         self._mapping, self._bytes = attach(descriptor, size)
 

@@ -60,7 +60,7 @@ class InlineReceiver(FeatureReceiver):
         self._used_bytes = 0
         self._num_senders = 0
         self._deserted = False
-        """Whether every sender has left since ``receive`` has last said so (T7)."""
+        """Whether all senders have left and ``receive`` has not reported it yet (T7)."""
         self._arrived: deque[tuple[FeatureSample, Ticket]] = deque()
         self._held: dict[int, tuple[FeatureSample, Ticket]] = {}
         self._changed = threading.Condition()

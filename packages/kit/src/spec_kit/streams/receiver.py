@@ -111,7 +111,7 @@ class StreamReceiver(FeatureReceiver):
         self._threads: list[threading.Thread] = []
         self._num_admitted = 0
         self._deserted = False
-        """Whether every sender has left since ``receive`` has last said so (T7)."""
+        """Whether all senders have left and ``receive`` has not reported it yet (T7)."""
         self._requests: deque[_Request] = deque()
         self._arrived: deque[_Arrival | _Loss] = deque()
         self._held: dict[int, tuple[FeatureSample, _Arrival]] = {}
@@ -249,7 +249,7 @@ class StreamReceiver(FeatureReceiver):
         # ``receive`` has the lock while it reads, and may wait there until this sender has connected to its pool: the
         # reply, by which it does so, must not wait for the lock. When its ``connect`` returns, it counts already.
         with self._changed:
-            pool = factory.admit(request.device_id, self._has_room)
+            pool = factory.admit(request.device_id, self._on_freed)
             peer = _Peer(channel, name or request.sender, pool)
             self._peers.add(peer)
             self._num_admitted += 1
@@ -307,7 +307,7 @@ class StreamReceiver(FeatureReceiver):
         self._requests.append(request)
         self._grant_in_order()
 
-    def _has_room(self) -> None:
+    def _on_freed(self) -> None:
         with self._changed:
             if not self._closed:
                 self._grant_in_order()

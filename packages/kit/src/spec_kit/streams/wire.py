@@ -88,7 +88,7 @@ class ConnectRequest:
     token: str
     schema: FeatureSchema
     device_id: str = ""
-    """``SenderConnector.device_id``."""
+    """Name of the sender's device, ``SenderConnector.device_id``."""
     version: int = VERSION
     sender: str = ""
     """Name of the sender's process, for messages, if the receiver cannot read its pid from the socket."""
@@ -116,9 +116,9 @@ class ConnectReply:
     window_bytes: int = 0
     pool_bytes: int = 0
     pool: str = "host"
-    """``ReceiverPool.kind``."""
+    """Kind of the pool's memory, ``ReceiverPool.kind``."""
     offer: str = ""
-    """``ReceiverPool.offer``."""
+    """Text with which the sender finds the pool, ``ReceiverPool.offer``."""
     refusal: str = ""
     schema_differs: bool = False
 

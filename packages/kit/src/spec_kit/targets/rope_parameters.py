@@ -35,7 +35,7 @@ def value_problem(rope: Mapping[str, Any]) -> str | None:
 
 
 def rope_problem(rope: Mapping[str, Any], head_dim: int) -> str | None:
-    """Return why a draft cannot use these rotary embeddings, or None."""
+    """Return why a draft cannot use the rotary embeddings ``rope``, or None."""
     if problem := value_problem(rope):
         return problem
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -51,7 +51,7 @@ def rope_problem(rope: Mapping[str, Any], head_dim: int) -> str | None:
 
 
 def read_rope(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``rope_parameters`` of a config.json, or the same from an older file's separate fields.
+    """Return ``rope_parameters`` of a config.json, or compute them from an older file's separate fields.
 
     Older files have ``rope_theta`` and ``rope_scaling``.
     """

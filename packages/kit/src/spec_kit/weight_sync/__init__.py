@@ -6,7 +6,7 @@ from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_kit.weight_sync.buckets import BucketPlan, bucket_size
-    from spec_kit.weight_sync.current_device import beside, queued_before
+    from spec_kit.weight_sync.current_device import queued_before, separate_stream
     from spec_kit.weight_sync.delivery import ReplicaOutcome
     from spec_kit.weight_sync.digest import tensor_digest, tensors_digest
     from spec_kit.weight_sync.draft_slot import DraftLayout, DraftSlot
@@ -20,7 +20,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         buckets="BucketPlan bucket_size",
-        current_device="beside queued_before",
+        current_device="queued_before separate_stream",
         delivery="ReplicaOutcome",
         digest="tensor_digest tensors_digest",
         draft_slot="DraftLayout DraftSlot",
@@ -43,11 +43,11 @@ __all__ = [
     "ReceiverReplica",
     "ReplicaOutcome",
     "UpdateReceiver",
-    "beside",
     "bucket_size",
     "combined",
     "open_weight_transports",
     "queued_before",
+    "separate_stream",
     "tensor_digest",
     "tensors_digest",
 ]

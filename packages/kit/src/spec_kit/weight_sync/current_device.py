@@ -22,7 +22,7 @@ def use_device(device: torch.device) -> None:
 
 
 @contextmanager
-def beside(device: torch.device) -> Generator[None]:
+def separate_stream(device: torch.device) -> Generator[None]:
     """Run the block with ``device`` current, on an exclusive stream, and synchronize the stream at the end.
 
     So the work and the process's training or serving do not wait for each other. The stream is reused, because

@@ -8,11 +8,11 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 
-from spec_core.draft_replica import UpdateOrder
+from spec_core.draft_replica import UpdateRequest
 from spec_core.errors import DeadlineExceeded, EngineError, RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
-from spec_kit.weight_sync.current_device import beside
+from spec_kit.weight_sync.current_device import separate_stream
 from spec_kit.weight_sync.messages import Confirm, Endpoint, Loaded, Offer, VersionTaken
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class ReplicaOutcome:
     """The result of a push at one replica."""
 
     state: Outcome
-    """``aborted``: the replica serves its previous version. ``quarantined``: this is not certain, and the replica
-    does not count until it serves the newest version."""
+    """``aborted``: the replica serves its previous version. ``quarantined``: it is not certain which version the
+    replica serves; the publisher leaves it out until it serves the newest version."""
     transport: str = ""
     """Name of the weight transport that was used; empty if none was chosen."""
     not_taken: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -93,7 +93,7 @@ class Delivery(Resource):
         self._cancelled = False
 
     def begin(self, update: UpdateId, payload: Payload, received_by: float, deadline: float) -> Self:
-        """Start a push that must be received at the time ``received_by`` and over at ``deadline``.
+        """Start a push that must be received by the time ``received_by`` and finished by ``deadline``.
 
         Times are of ``time.monotonic``. The replica's ranks may connect until ``close``.
         """
@@ -110,7 +110,7 @@ class Delivery(Resource):
         After a failure, ``abort`` must be called to inform the replica.
         """
         try:
-            with beside(self._device):
+            with separate_stream(self._device):
                 with self._timed("prepare"):
                     ends = self._prepare()
                 self._send(ends)
@@ -167,14 +167,14 @@ class Delivery(Resource):
     def _prepare(self) -> list[RankEnd]:
         """Call ``prepare`` on the replica, and return the connections of all its ranks."""
         assert self._expected is not None
-        order = UpdateOrder(
+        request = UpdateRequest(
             update=self.update,
             replica=self.name,
             address=self._link.address,
             token=self._expected.token,
             seconds=max(1e-3, self._end - time.monotonic()),
         )
-        settled(self.replica.prepare(order), self._deadline, f"replica {self.name!r}")
+        settled(self.replica.prepare(request), self._deadline, f"replica {self.name!r}")
         try:
             return self._expected.wait(self._deadline)
         except DeadlineExceeded as error:

@@ -101,7 +101,7 @@ def tensor_entry(name: str, tensor: Tensor) -> TensorEntry:
 
 
 def tensor_entries(tensors: Iterable[tuple[str, Tensor]]) -> list[TensorEntry]:
-    """Return the manifest entries of several tensors, in the same sequence."""
+    """Return the manifest entries of several tensors, in the sequence of the tensors."""
     digests = TensorDigests()
     digests.add(tensors)
     return digests.entries()

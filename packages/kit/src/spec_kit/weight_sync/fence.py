@@ -13,11 +13,11 @@ import secrets
 _OWN_BITS = 32
 
 
-def own_bits() -> int:
+def random_bits() -> int:
     """Return 32 random bits, so that two trainers that read the same fence do not choose the same next fence."""
     return secrets.randbits(_OWN_BITS)
 
 
 def fence_after(seen: int, own: int) -> int:
-    """Return the fence of a trainer that takes over after the fence ``seen``. ``own``: its random bits."""
+    """Return the fence of a trainer that takes over after the fence ``seen``. ``own``: that trainer's random bits."""
     return (((seen >> _OWN_BITS) + 1) << _OWN_BITS) | own

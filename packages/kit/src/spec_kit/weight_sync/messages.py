@@ -58,10 +58,10 @@ class Greeting(WireRecord):
     update: UpdateId
     replica: str
     rank: int
-    places: Mapping[str, str]
-    """Name of a weight transport -> location of this rank, from ``WeightTransport.place``."""
-    unplaced: Mapping[str, str] = {}
-    """Name of a weight transport whose ``place`` failed -> the error message."""
+    locations: Mapping[str, str]
+    """Name of a weight transport -> location of this rank, from ``WeightTransport.location``."""
+    unusable: Mapping[str, str] = {}
+    """Name of a weight transport whose ``location`` failed -> the error message."""
 
 
 class Offer(WireRecord):

@@ -24,10 +24,10 @@ from spec_core.errors import ConfigError, EngineError, RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
 from spec_core.weight_manifest import Manifest
-from spec_kit.weight_sync.current_device import beside, queued_before
+from spec_kit.weight_sync.current_device import queued_before, separate_stream
 from spec_kit.weight_sync.delivery import Delivery, Payload, ReplicaOutcome, settled
 from spec_kit.weight_sync.digest import tensor_entries
-from spec_kit.weight_sync.fence import fence_after, own_bits
+from spec_kit.weight_sync.fence import fence_after, random_bits
 from spec_kit.weight_sync.finite import FiniteCheck
 from spec_kit.weight_sync.publisher_link import PublisherLink
 from spec_kit.weight_sync.push import Push
@@ -111,7 +111,7 @@ class Publisher(Resource):
         ``device``. ``close`` closes the transports.
         """
         self.group, self.fence = group, fence
-        self._asks_for_fences, self._own_bits = fence is None, own_bits()
+        self._asks_for_fences, self._random_bits = fence is None, random_bits()
         self._target, self._transports = target, transports
         self._device = torch.device("cpu") if device is None else device
         self._choice = TransportChoice(transports, self._device, fastest_first=fastest_first)
@@ -212,7 +212,7 @@ class Publisher(Resource):
 
         def run() -> None:
             try:
-                with beside(self._device):
+                with separate_stream(self._device):
                     value = job()
             except BaseException as error:  # noqa: BLE001 (the top of a thread: the caller gets every error)
                 self._callbacks.submit(result.set_exception, error)
@@ -243,7 +243,7 @@ class Publisher(Resource):
         if not self._asks_for_fences and self.fence is not None:
             return self.fence
         last = _answer(name, replica.status(), time.monotonic() + timeout_s).update
-        return max(self.fence or 0, fence_after(0 if last is None else last.fence, self._own_bits))
+        return max(self.fence or 0, fence_after(0 if last is None else last.fence, self._random_bits))
 
     def _level_fences(self) -> int:
         """Return this publisher's fence. The first push sets it, to the highest fence of all replicas.
@@ -252,7 +252,7 @@ class Publisher(Resource):
         """
         if self.fence is None:
             fences = [member.fence for member in self._members.values()]
-            self.fence = max(fences, default=fence_after(0, self._own_bits))
+            self.fence = max(fences, default=fence_after(0, self._random_bits))
             for member in self._members.values():
                 member.fence = self.fence
         return self.fence

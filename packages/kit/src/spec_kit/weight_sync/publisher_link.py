@@ -29,7 +29,7 @@ class RankEnd(UpdateChannel):
     def __init__(self, end: socket.socket, greeting: Greeting) -> None:
         """Take ownership of the socket ``end``, on which ``greeting`` has arrived."""
         super().__init__(end, f"rank {greeting.rank} of replica {greeting.replica!r}")
-        self.rank, self.places, self.unplaced = greeting.rank, greeting.places, greeting.unplaced
+        self.rank, self.locations, self.unusable = greeting.rank, greeting.locations, greeting.unusable
 
 
 class ExpectedRanks(Resource):

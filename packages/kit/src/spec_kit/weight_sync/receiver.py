@@ -1,7 +1,6 @@
 """UpdateReceiver: receives and commits updates of the draft that an engine serves, in one rank.
 
-Each update is received on a separate thread, so the engine goes on meanwhile; only ``DraftSlot.swap``
-interrupts it.
+Each update is received on a separate thread while the engine works; only ``DraftSlot.swap`` interrupts the engine.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from spec_core.draft_replica import ServingStatus
 from spec_core.errors import EngineError, PeerLost, ProtocolError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
-from spec_kit.weight_sync.current_device import beside
+from spec_kit.weight_sync.current_device import separate_stream
 from spec_kit.weight_sync.digest import TensorDigests, dtype_name
 from spec_kit.weight_sync.finite import FiniteCheck
 from spec_kit.weight_sync.messages import (
@@ -28,14 +27,14 @@ from spec_kit.weight_sync.messages import (
     UpdateChannel,
     VersionTaken,
 )
-from spec_kit.weight_sync.short_turns import short_turns
+from spec_kit.weight_sync.switch_interval import short_switch_interval
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
 
     from torch import Tensor
 
-    from spec_core.draft_replica import ServingState, UpdateId, UpdateOrder
+    from spec_core.draft_replica import ServingState, UpdateId, UpdateRequest
     from spec_core.weight_manifest import Manifest
     from spec_core.weight_transport import WeightReceiver, WeightTransport
     from spec_kit.weight_sync.draft_slot import DraftSlot
@@ -76,15 +75,15 @@ class UpdateReceiver(Resource):
         """Committed version -> its digest, for the ``_KEPT_VERSIONS`` highest versions (U10)."""
         self._closed = False
 
-    def prepare(self, order: UpdateOrder) -> ServingStatus:
+    def prepare(self, request: UpdateRequest) -> ServingStatus:
         """Begin to receive an update; discard the previous update if it is not committed (U2, U6)."""
         with self._lock:
-            if self._is(order.update, "prepared") or self._is(order.update, "received"):
+            if self._is(request.update, "prepared") or self._is(request.update, "received"):
                 return self._status
-            self._check(order.update)
-            before, self._transfer = self._transfer, _Transfer(self, order, self._transfer)
+            self._check(request.update)
+            before, self._transfer = self._transfer, _Transfer(self, request, self._transfer)
             self._replaced = None
-            self._set("prepared", update=order.update)
+            self._set("prepared", update=request.update)
             if before is not None:  # its publisher asks at once who has taken its place
                 before.cancel()
             self._transfer.start()
@@ -165,7 +164,7 @@ class UpdateReceiver(Resource):
             self._closed, self._replaced = True, None
             transfer = self._transfer
             if transfer is not None:
-                self.give_up(transfer.order.update, "the engine closes")
+                self.give_up(transfer.request.update, "the engine closes")
         if transfer is not None:
             transfer.cancel()  # also where the update is committed, and its publisher is silent
             transfer.join()
@@ -241,15 +240,15 @@ class UpdateReceiver(Resource):
 class _Transfer:
     """Receives one update on a separate thread."""
 
-    def __init__(self, owner: UpdateReceiver, order: UpdateOrder, before: _Transfer | None) -> None:
-        self.order = order
+    def __init__(self, owner: UpdateReceiver, request: UpdateRequest, before: _Transfer | None) -> None:
+        self.request = request
         self._owner, self._before = owner, before
-        self._deadline = time.monotonic() + order.seconds
+        self._deadline = time.monotonic() + request.seconds
         self._cancelled = threading.Event()
         self._open: list[UpdateChannel | WeightReceiver] = []
         self._seconds: dict[str, float] = {}
         self._thread = threading.Thread(
-            target=self._run, name=f"draft update {order.update.number}", daemon=True
+            target=self._run, name=f"draft update {request.update.number}", daemon=True
         )
 
     def start(self) -> None:
@@ -276,15 +275,15 @@ class _Transfer:
         return seconds
 
     def _run(self) -> None:
-        update = self.order.update
+        update = self.request.update
         try:
             if self._before is not None:  # it may still write into the spare copy
                 self._before.join()
                 self._before = None
             with (
-                contextlib.closing(UpdateChannel.connect(self.order.address, self._deadline)) as channel,
-                beside(self._owner.slot.device),
-                short_turns(),
+                contextlib.closing(UpdateChannel.connect(self.request.address, self._deadline)) as channel,
+                separate_stream(self._owner.slot.device),
+                short_switch_interval(),
             ):
                 self._receive(channel)
         except Exception as error:  # noqa: BLE001 (the top of a thread: an engine's loader may raise anything)
@@ -301,7 +300,7 @@ class _Transfer:
             except Exception as error:
                 channel.fail(error)
                 raise
-            self._owner.has_received(self.order.update)
+            self._owner.has_received(self.request.update)
             channel.post(Loaded(seconds=self._times()), self._deadline)
         channel.expect(Confirm, self._deadline)  # or the end of the connection: nothing is confirmed then
         channel.post(Loaded(seconds=self._times()), self._deadline)
@@ -325,21 +324,21 @@ class _Transfer:
                 raise EngineError(f"the engine did not load {left[0]}")
 
     def _greeting(self) -> Greeting:
-        owner, order = self._owner, self.order
-        places: dict[str, str] = {}
-        unplaced: dict[str, str] = {}
+        owner, request = self._owner, self.request
+        locations: dict[str, str] = {}
+        unusable: dict[str, str] = {}
         for name, transport in owner.transports.items():
             try:
-                places[name] = transport.place(owner.slot.device)
+                locations[name] = transport.location(owner.slot.device)
             except Exception as error:  # noqa: BLE001 (the publisher waits for this rank, and may take another)
-                unplaced[name] = cause(error)
+                unusable[name] = cause(error)
         return Greeting(
-            token=order.token,
-            update=order.update,
-            replica=order.replica,
+            token=request.token,
+            update=request.update,
+            replica=request.replica,
             rank=owner.rank,
-            places=places,
-            unplaced=unplaced,
+            locations=locations,
+            unusable=unusable,
         )
 
     def _checked(self, weights: Iterator[tuple[str, Tensor]]) -> Generator[tuple[str, Tensor]]:

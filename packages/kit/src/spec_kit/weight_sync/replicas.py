@@ -10,7 +10,7 @@ from spec_core.draft_replica import DraftReplica, ServingStatus
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from spec_core.draft_replica import ReplicaCall, UpdateId, UpdateOrder
+    from spec_core.draft_replica import ReplicaCall, UpdateId, UpdateRequest
     from spec_kit.weight_sync.receiver import UpdateReceiver
 
 
@@ -23,7 +23,7 @@ class ReceiverReplica(DraftReplica):
         """Pass every call on to ``receiver``."""
         self._receiver = receiver
 
-    def call(self, name: ReplicaCall, argument: UpdateOrder | UpdateId | None) -> Future[ServingStatus]:
+    def call(self, name: ReplicaCall, argument: UpdateRequest | UpdateId | None) -> Future[ServingStatus]:
         """Call the receiver's method ``name``, and return a future that is already done."""
         future: Future[ServingStatus] = Future()
         method = getattr(self._receiver, name)

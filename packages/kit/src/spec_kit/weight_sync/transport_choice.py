@@ -45,7 +45,7 @@ class TransportChoice:
             if any(found):
                 obstacles[name] = next(filter(None, found))
             else:
-                media[name] = max(transport.medium(end.places[name], self._device) for end in ends)
+                media[name] = max(transport.medium(end.locations[name], self._device) for end in ends)
         if not media:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in obstacles.items())
             raise EngineError(
@@ -62,8 +62,8 @@ class TransportChoice:
         return f"{medium}, slower than {taken}"
 
     def _obstacle(self, name: str, transport: WeightTransport, end: RankEnd) -> str:
-        if name in end.unplaced:
-            return f"rank {end.rank} cannot use it: {end.unplaced[name]}"
-        if name not in end.places:
+        if name in end.unusable:
+            return f"rank {end.rank} cannot use it: {end.unusable[name]}"
+        if name not in end.locations:
             return f"rank {end.rank} does not have it"
-        return transport.obstacle(end.places[name], self._device)
+        return transport.obstacle(end.locations[name], self._device)

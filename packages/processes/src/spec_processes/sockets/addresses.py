@@ -1,4 +1,4 @@
-"""Addresses of sockets, ``host:port`` or ``[ipv6]:port``, and listening at them."""
+"""Parse and format addresses of sockets, ``host:port`` or ``[ipv6]:port``, and listen at them."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _LONGEST_ADDRESS = 1_000
 """Most characters of an address; a host name has at most 253."""
 _LONGEST_QUOTE = 200
 _LONGEST_REFUSAL = 1 << 12
-"""Bytes that are kept of the body of a refusal."""
+"""Most bytes of a refusal's body that are stored."""
 _PORTS = {"http": 80, "https": 443}
 """Scheme -> default port."""
 _CONNECT_S = 10.0
@@ -74,7 +74,7 @@ class HttpClient(Resource):
         if self._parts.port is None:
             self._hint = f"is the server's API at port {self._port}? The address names no other"
         self._lock = threading.Lock()
-        """Guards the two attributes below."""
+        """Guards ``_closed`` and ``_under_way``."""
         self._under_way: set[socket.socket] = set()
         self._closed = False
 
@@ -97,10 +97,10 @@ class HttpClient(Resource):
         return answer
 
     def stream(self, path: str, body: str, timeout_s: float, longest: int) -> Generator[bytes]:
-        """Send a POST with ``body``, or a GET where it is empty, and yield the answer's body as it arrives.
+        """Send a POST with ``body``, or a GET if it is empty, and yield the answer's body as it arrives.
 
-        The caller's thread waits, ``timeout_s`` in all, and reads at most ``longest`` bytes. Raise EngineError for an
-        answer that is none, is too long or too late, and for every status but 200.
+        The caller's thread waits, ``timeout_s`` in all, and reads at most ``longest`` bytes. Raise EngineError for
+        an answer that is invalid, too long or too late, and for every status but 200.
         """
         deadline = time.monotonic() + timeout_s
         refusal, refused = None, bytearray()
@@ -136,7 +136,7 @@ class HttpClient(Resource):
     def _events(
         self, path: str, body: bytes, deadline: float, longest: int
     ) -> Generator[h11.Response | h11.Data]:
-        """Send a request and yield its answer: the head, then what there is of the body."""
+        """Send a request and yield its answer: the head, then the pieces of the body."""
         authorization = [] if self._token is None else [("Authorization", f"Bearer {self._token}")]
         request = h11.Request(
             method="POST" if body else "GET",
@@ -158,7 +158,7 @@ class HttpClient(Resource):
 
     @contextmanager
     def _explained(self, path: str, timeout_s: float) -> Generator[None]:
-        """Raise EngineError, with the server and the reason, for whatever the network or the server does."""
+        """Turn errors of the network or the server into an EngineError that names the server and the reason."""
         try:
             yield
         except (

@@ -42,8 +42,8 @@ def connect(name: str, timeout_s: float) -> socket.socket:
 
     Raise OSError, or TimeoutError.
 
-    Other users can fill the queue of a name. The kernel waits in it, as a socket with Python's timeout would
-    not.
+    Other users can fill the queue of a listening socket. A blocking ``connect`` waits until the queue has space; a
+    socket with Python's timeout would fail instead.
     """
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

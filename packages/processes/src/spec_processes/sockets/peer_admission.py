@@ -48,12 +48,12 @@ class AcceptLimiter:
     It owns the listeners. Only one thread may iterate.
     """
 
-    def __init__(self, *listeners: socket.socket, places: int | None = None) -> None:
+    def __init__(self, *listeners: socket.socket, max_pending: int | None = None) -> None:
         """Take ownership of the listeners; nothing is accepted before ``first_packets``.
 
-        ``places``: most connections that have not sent their first packet; by default MAX_PENDING.
+        ``max_pending``: most connections that have not sent their first packet; by default MAX_PENDING.
         """
-        self._listeners, self._places = listeners, places
+        self._listeners, self._max_pending = listeners, max_pending
         self._pending: dict[socket.socket, _Pending] = {}  # in the order in which they connected
         self._closed = False
         self._selector: selectors.BaseSelector
@@ -95,7 +95,7 @@ class AcceptLimiter:
         assert isinstance(listener, socket.socket)
         if (connection := local_socket.accept(listener)) is None:
             return
-        if len(self._pending) == (self._places or MAX_PENDING):
+        if len(self._pending) == (self._max_pending or MAX_PENDING):
             self._remove(next(iter(self._pending.values()))).close()
         connection.setblocking(False)
         self._pending[connection] = _Pending(connection, time.monotonic() + FIRST_PACKET_S)

@@ -1,12 +1,11 @@
 """TcpRendezvous: a rendezvous whose rank 0 listens at a TCP port; ``spec_core.rendezvous`` has the contract.
 
-Threat model: the token keeps out other users and processes of other runs; a connection that has not shown it
-is bounded by an ``AcceptLimiter``. Token and records travel in clear: use loopback or a network that is
-private.
+Threat model: the token keeps out other users and processes of other runs. An ``AcceptLimiter`` bounds the cost of
+connections that have not sent it. Token and records are not encrypted: use loopback or a private network.
 
-Why not torch's TCPStore: measured with torch 2.13, its client waits for ever, whatever its timeout, when the
-process of the store is stopped; it does not notice that a member has died; and it has no authentication, so
-that any user of the host may write into it.
+torch's TCPStore is not used, for three reasons (torch 2.13). Its client waits for ever, whatever its timeout, if
+the store's process is stopped. It does not notice that a member has died. It has no authentication, so any user of
+the host may write into it.
 """
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.
@@ -50,7 +49,8 @@ if TYPE_CHECKING:
 
 
 _kept_stores: list[torch.distributed.Store] = []
-"""Stores written in Python: torch keeps them without their Python half."""
+"""Stores that are implemented in Python. torch refers only to their C++ part, so this list refers to the Python
+part."""
 
 
 @functools.cache

@@ -25,7 +25,7 @@ class RendezvousStore(Store):
     """Implements the methods of a store that torch's process groups call. Any thread may call it."""
 
     def __init__(self, ask: Callable[[StoreRequest], str | None], timeout_s: float) -> None:
-        """``ask`` sends a request to the server and returns its answer.
+        """Store ``ask``, which sends a request to the server and returns its answer.
 
         ``timeout_s``: longest wait for a key.
         """

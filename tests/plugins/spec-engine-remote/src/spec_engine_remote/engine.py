@@ -64,7 +64,7 @@ class RemoteProcess(EngineSubprocess):
 
     program: ClassVar[str] = "the remote target"
     module: ClassVar[str] = "spec_engine_remote.program"
-    our_part: ClassVar[str] = "its exporter; see its log"
+    extension: ClassVar[str] = "its exporter; see its log"
     grace_s: ClassVar[float] = 5.0
 
     def prefill(self, requests: Sequence[CaptureRequest]) -> Future[Fields]:

@@ -113,7 +113,9 @@ class PipesLauncher(Launcher):
         self._workers.append(worker)
         worker.reader = threading.Thread(target=self._read, args=(worker,), daemon=True)
         worker.reader.start()
-        worker.send({"entry": spec.entry, "order": dict(spec.order), "beat_s": self.context.peer_s / 8})
+        worker.send(
+            {"entry": spec.entry, "arguments": dict(spec.arguments), "beat_s": self.context.peer_s / 8}
+        )
         return worker
 
     def _read(self, worker: PipeWorker) -> None:

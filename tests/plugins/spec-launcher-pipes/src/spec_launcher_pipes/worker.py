@@ -62,7 +62,7 @@ def main() -> None:
     if (start := link.receive()) is None:
         sys.exit(1)
     threading.Thread(target=link.beat, args=(start["beat_s"],), daemon=True).start()
-    pkgutil.resolve_name(start["entry"])(link, start["order"])
+    pkgutil.resolve_name(start["entry"])(link, start["arguments"])
 
 
 if __name__ == "__main__":

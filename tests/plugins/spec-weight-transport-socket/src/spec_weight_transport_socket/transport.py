@@ -48,18 +48,18 @@ class SocketTransport(WeightTransport):
         """W6: sockets are everywhere."""
         return Availability(ok=True)
 
-    def place(self, device: torch.device) -> str:
+    def location(self, device: torch.device) -> str:
         """W6: this host, by a name that is new with each start of its kernel."""
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
-    def obstacle(self, place: str, device: torch.device) -> str:
+    def obstacle(self, location: str, device: torch.device) -> str:
         """W6: a loopback address leads nowhere from another host."""
         host = cast("SocketConfig", self.config).host
-        if place != self.place(device) and ipaddress.ip_address(host).is_loopback:
+        if location != self.location(device) and ipaddress.ip_address(host).is_loopback:
             return f"it is on another host, which cannot reach {host}; set push.options.socket.host"
         return ""
 
-    def medium(self, place: str, device: torch.device) -> WeightMedium:
+    def medium(self, location: str, device: torch.device) -> WeightMedium:
         """W6: without ``push.transport`` the fastest medium is taken."""
         return WeightMedium.SOCKETS
 

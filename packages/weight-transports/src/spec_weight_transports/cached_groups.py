@@ -55,7 +55,7 @@ class WeightGroup:
         with self.stream():
             self._group = backend.process_group(rendezvous, device)
 
-    def seat(self, rank: int) -> str:
+    def member_name(self, rank: int) -> str:
         """Return a text that names this group and the rank in it."""
         return f"{self.name}/{rank}"
 
@@ -94,7 +94,7 @@ class WeightGroup:
             self._own_stream.close()
 
 
-class KeptGroups:
+class CachedGroups:
     """The cached groups that no update uses at present."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class KeptGroups:
         with self._lock:
             return self._idle.pop(route, None)
 
-    def keep(self, route: Route, group: WeightGroup) -> None:
+    def put(self, route: Route, group: WeightGroup) -> None:
         """Cache a group for ``route``, in place of the previous group."""
         with self._lock:
             before, self._idle[route] = self._idle.get(route), group
@@ -133,21 +133,21 @@ class KeptGroups:
 class Membership:
     """One process's membership in the group of one update; any thread may close it."""
 
-    def __init__(self, kept: KeptGroups, route: Route, backend: Backend) -> None:
+    def __init__(self, cached: CachedGroups, route: Route, backend: Backend) -> None:
         """Take the group that the previous update has cached for ``route``, if there is one."""
-        self._kept, self._route, self._backend = kept, route, backend
+        self._cached, self._route, self._backend = cached, route, backend
         self._lock = threading.Lock()
         self._closed = False
-        self._group = kept.take(route)
+        self._group = cached.take(route)
         self._rendezvous: TcpRendezvous | None = None
         self._name = ""
 
     @property
-    def seat(self) -> str:
+    def member_name(self) -> str:
         """Text that names the previous update's group and this process's rank in it; empty if none is cached."""
-        return "" if self._group is None else self._group.seat(self._group.rank)
+        return "" if self._group is None else self._group.member_name(self._group.rank)
 
-    def goes_on_with(self, seats: Sequence[str], deadline: float) -> bool:
+    def can_reuse(self, member_names: Sequence[str], deadline: float) -> bool:
         """Return whether all other members have cached the same group, so that it is reused.
 
         A group whose timeout is shorter than half of the time until ``deadline`` is not reused.
@@ -155,9 +155,9 @@ class Membership:
         group = self._group
         if group is None or 2 * group.timeout_s < deadline - time.monotonic():
             return False
-        return list(seats) == [group.seat(rank) for rank in range(1, group.world_size)]
+        return list(member_names) == [group.member_name(rank) for rank in range(1, group.world_size)]
 
-    def meet(
+    def new_rendezvous(
         self, address: str, rank: int, world_size: int, token: str, name: str, deadline: float
     ) -> TcpRendezvous:
         """Return this process's rendezvous for a new group, before it has joined."""
@@ -210,7 +210,7 @@ class Membership:
         return group
 
     def _hold(self, group: WeightGroup | None, rendezvous: TcpRendezvous) -> None:
-        """Have ``close`` end this group and rendezvous; end them now if ``close`` was called before."""
+        """Let ``close`` end ``group`` and ``rendezvous``; end them now if ``close`` was called before."""
         with self._lock:
             before, self._group = self._group, group
             self._rendezvous = rendezvous
@@ -227,4 +227,4 @@ class Membership:
             if self._closed:
                 raise PeerLost("this end of the update was closed")
             self._group = None
-        self._kept.keep(self._route, group)
+        self._cached.put(self._route, group)

@@ -17,7 +17,7 @@ _usual_s = 0.0
 
 
 @contextlib.contextmanager
-def short_turns() -> Generator[None]:
+def short_switch_interval() -> Generator[None]:
     """Set the thread switch interval of Python to 0.1 ms while any thread is inside this context.
 
     After every torch call, a thread waits for the GIL again. With Python's default interval of 5 ms, the

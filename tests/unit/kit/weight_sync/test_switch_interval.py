@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from spec_kit.weight_sync.short_turns import short_turns
+from spec_kit.weight_sync.switch_interval import short_switch_interval
 
 
 def test_turns_are_as_before_when_the_last_block_ends():
@@ -13,12 +13,12 @@ def test_turns_are_as_before_when_the_last_block_ends():
     inside, go_on = threading.Event(), threading.Event()
 
     def other_update():
-        with short_turns():
+        with short_switch_interval():
             inside.set()
             go_on.wait(10)
 
     thread = threading.Thread(target=other_update)
-    with short_turns():
+    with short_switch_interval():
         thread.start()
         assert inside.wait(10)
     assert sys.getswitchinterval() < usual_s / 10
