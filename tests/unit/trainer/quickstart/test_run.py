@@ -92,7 +92,7 @@ def test_it_measures_and_reports(cache, tmp_path, caplog):
     )
     judged = [token for text in summary["texts"] for token in text["tokens"]]
     assert len(judged) == 16
-    assert sum(bool(token["guess_depth"]) or token["refused"] is not None for token in judged) > 0
+    assert sum(bool(token["place"]) or token["refused"] is not None for token in judged) > 0
     assert [row["num_draft_tokens"] for row in summary["speeds"]] == [0, 1, 2, 4]
     assert sum(row["rounds"] for row in summary["topics"].values()) == summary["rounds"]
     assert "speed-up with the trained draft, one text at a time" in quickstart.highlights(summary, tmp_path)

@@ -102,7 +102,7 @@ def of_a_run(folder) -> str:
     (folder / "config.yaml").write_text(f"target: {'a-long-name-' * 12}\n")
     directory = RunDirectory(folder)
     records(directory)
-    tokens = [{"text": f"word{place}", "guess_depth": place, "refused": "no\n"} for place in range(7)]
+    tokens = [{"text": f"word{place}", "place": place, "refused": "no\n"} for place in range(7)]
     shown = {"texts": [{"prompt": "p" * 200, "tokens": tokens}], "warnings": ["few tokens"], "seed": 3}
     write_report(directory, "A run", full_summary() | shown | {"serve": {"vllm": "vllm serve " + "x" * 200}})
     return directory.report.read_text()

@@ -55,7 +55,7 @@ def full_summary() -> dict:
         "tokens_per_s": 300.0, "tokens_per_s_without_draft": 200.0, "outputs_equal": True,
         "throughput": [{"concurrency": 8, "tokens_per_s": 1111.0, "tokens_per_s_without_draft": 99.0}],
         "acceptance_per_position": [0.7, 0.4], "time_s": {"data": 25.0, "step": 75.0}, "num_draft_tokens": 2,
-        "texts": [{"prompt": "<p>", "tokens": [{"text": "<em>", "guess_depth": 1, "refused": "<del>"}]}],
+        "texts": [{"prompt": "<p>", "tokens": [{"text": "<em>", "place": 1, "refused": "<del>"}]}],
     }  # fmt: skip
 
 
