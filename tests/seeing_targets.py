@@ -1,14 +1,23 @@
-"""Tiny random targets that see: model, tokenizer with a chat template, and image processor."""
+"""Tiny random targets that see: model, tokenizer with a chat template, image processor, and their own states."""
 
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from spec_core.records import CaptureRequest, ImageSource
 
 from .chat_templates import byte_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from torch import Tensor
 
 SEEING = ("qwen2_5_vl", "qwen3_vl")
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
@@ -85,3 +94,53 @@ def save_seeing_target(folder: Path, model_type: str) -> Path:
     byte_tokenizer((*SPECIALS, IMAGE, VIDEO), TEMPLATE, "<|im_end|>").save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR))
     return folder
+
+
+def picture(size: tuple[int, int], seed: int = 0) -> tuple[ImageSource, Image.Image]:
+    """Return an encoded random picture, and its pixels."""
+    pixels = np.random.default_rng((*size, seed)).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    image, file = Image.fromarray(pixels), BytesIO()
+    image.save(file, "PNG")
+    return ImageSource.of_data(file.getvalue()), image
+
+
+def request_of(folder: Path, pictures: Sequence[tuple[ImageSource, Image.Image]]) -> CaptureRequest:
+    """Return a request as the model's own documentation makes one: a placeholder for each of an image's rows."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    text = "<|im_start|>user\nSee: "
+    for _, image in pictures:
+        grid = processor([image], return_tensors="pt")["image_grid_thw"][0]
+        num_rows = int(grid.prod()) // MERGE**2
+        text += "<|vision_start|>" + IMAGE * num_rows + "<|vision_end|> and "
+    ids = tuple(tokenizer(text + "what?<|im_end|>\n")["input_ids"])
+    images = tuple(source for source, _ in pictures)
+    return CaptureRequest(request_id=0, input_ids=ids, images=images, destinations=())
+
+
+def reference_states(
+    folder: Path, request: CaptureRequest, pictures: Sequence[tuple[ImageSource, Image.Image]]
+) -> Tensor:
+    """Return every layer's input and the final norm's, [T, N + 1, H], from the whole model with its own positions."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder).eval()
+    seen: list[Tensor] = []
+    stack = model.model.language_model
+    for part in (*stack.layers, stack.norm):
+        part.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append((args[0] if args else kwargs["hidden_states"])[0].clone()),
+            with_kwargs=True,
+        )
+    ids = torch.tensor([request.input_ids])
+    arrays: dict[str, Any] = {}
+    if pictures:
+        processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        arrays = dict(processor([image for _, image in pictures], return_tensors="pt"))
+        arrays["mm_token_type_ids"] = (ids == IMAGE_ID).int()
+    with torch.no_grad():
+        model(ids, **arrays)
+    return torch.stack(seen, dim=1)

@@ -12,9 +12,10 @@ from spec_core.errors import EngineError
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.targets import read_target
 from spec_kit.weight_sync import tensors_digest
-from spec_testing import DraftReplicaSuite, EngineSuite, draw_draft
+from spec_testing import DraftReplicaSuite, EngineImagesSuite, EngineSuite, SampleWithImages, draw_draft
 from spec_testing.draft_replica_suite import LIMIT_S, PROMPTS
 
+from ..seeing_targets import picture, reference_states, request_of
 from ..transformers_target import Transformer
 
 if TYPE_CHECKING:
@@ -49,6 +50,30 @@ class TestHfEngine(EngineSuite):
     @pytest.fixture
     def draft_folder(self, target: TargetSpec, tmp_path: Path) -> Path:
         return draw_draft(tmp_path / "draft", target, seed=0)
+
+
+class TestHfEngineSees(EngineImagesSuite):
+    @pytest.fixture
+    def folder(self, seeing_target: Callable[[str], Path]) -> Path:
+        return seeing_target("qwen3_vl")
+
+    @pytest.fixture
+    def new_engine(self, folder: Path) -> Callable[[EngineContext], Engine]:
+        target = read_target(folder)
+        return lambda context: HfEngine.create(HfConfig(name="hf", batch_tokens=256), target, context)
+
+    @pytest.fixture
+    def samples(self, folder: Path) -> list[SampleWithImages]:
+        shown = [[], [picture((24, 24))], [picture((24, 24), seed=1)], [picture((33, 47)), picture((8, 90))]]
+        requests = [request_of(folder, pictures) for pictures in shown]
+        return [
+            SampleWithImages(
+                input_ids=request.input_ids,
+                images=tuple(image.data for image in request.images),
+                hidden_TNH=reference_states(folder, request, pictures),
+            )
+            for request, pictures in zip(requests, shown, strict=True)
+        ]
 
 
 class TestHfEngineIsUpdated(DraftReplicaSuite):

@@ -173,7 +173,14 @@ def write_tensors(folder: Path, config: dict[str, Any]) -> None:
 
 
 def plan(recipe: Path, target: Path, data: Path, capsys: Any) -> dict[str, Any]:
-    """Return what ``plan`` prints of the recipe, with the target and the data here, for a CPU and the engine hf."""
+    """Return what ``plan`` prints of the recipe, with the target and the data here, for a CPU and the engine hf.
+
+    The target counts as not quantised: the recipe's own engine reads such weights, and hf would ask for a library.
+    """
+    config = json.loads((target / "config.json").read_text())
+    if config.pop("quantization_config", None):
+        (target / "config.json").unlink()  # it may be a link to the genuine file
+        (target / "config.json").write_text(json.dumps(config))
     here = [f"target={target}", f"data.path={data}", "backend.name=cpu", "engine.name=hf"]
     here += ["engine.tensor_parallel=1", "train.ranks=1"]
     code = cli.run(["plan", "--config", str(recipe), *here, "--json"])

@@ -357,6 +357,13 @@ def test_what_cannot_follow_is_refused_in_one_line(command_line, lab, tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_schedule_in_a_file_is_not_overridden_silently(command_line, lab, tmp_path) -> None:
+    (tmp_path / "run.yaml").write_text("train: {schedule: cosine}\n")
+    words = lab.follow("http://127.0.0.1:1", tmp_path / "run", "--config", tmp_path / "run.yaml")
+    words.remove("train.schedule=constant")
+    assert "train.schedule=cosine with follow, which has no last step" in command_line(*words).error
+
+
 def test_without_a_secret_or_a_server_it_does_not_begin(command_line, lab, tmp_path, monkeypatch) -> None:
     words = lab.follow("http://127.0.0.1:1", tmp_path / "run")
     for given in (words, lab.follow_anew("http://127.0.0.1:1", tmp_path / "run")):

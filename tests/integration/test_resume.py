@@ -140,7 +140,9 @@ def test_a_resumed_run_takes_its_long_data_as_the_first_start_has_kept_it(lab: L
     monkeypatch.setattr(kept, "FEW_SAMPLES", 0)
     read: list[object] = []
     parse_row = row_encoder.parse_row
-    monkeypatch.setattr(row_encoder, "parse_row", lambda row: read.append(row) or parse_row(row))
+    monkeypatch.setattr(
+        row_encoder, "parse_row", lambda row, *rest: read.append(row) or parse_row(row, *rest)
+    )
     output, anew = lab.folder / "kept", lab.folder / "anew"
     lab.train_here(output, train__steps=2)
     once = len(read)

@@ -2,65 +2,16 @@
 
 from __future__ import annotations
 
-from io import BytesIO
-
-import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
-from transformers import AutoImageProcessor, AutoTokenizer
 
 from spec_core.errors import DataError, EngineError
 from spec_core.records import CaptureRequest, ImageSource, SamplingParams
 
-from ...seeing_targets import IMAGE_ID, SEEING
+from ...seeing_targets import IMAGE_ID, SEEING, picture, reference_states, request_of
 
 SIZES = ((20, 12), (33, 47), (8, 90))
-
-
-def picture(size, seed=0):
-    """An encoded random picture, and its pixels."""
-    pixels = np.random.default_rng((*size, seed)).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    image, file = Image.fromarray(pixels), BytesIO()
-    image.save(file, "PNG")
-    return ImageSource.of_data(file.getvalue()), image
-
-
-def request_of(folder, pictures, **changed):
-    """A request as the model's own documentation makes one: each placeholder repeated merged-patches times."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
-    text = "<|im_start|>user\nSee: "
-    for _, image in pictures:
-        grid = processor([image], return_tensors="pt")["image_grid_thw"][0]
-        text += "<|vision_start|>" + "<|image_pad|>" * (int(grid.prod()) // 4) + "<|vision_end|> and "
-    ids = tuple(tokenizer(text + "what?<|im_end|>\n")["input_ids"])
-    images = tuple(source for source, _ in pictures)
-    return CaptureRequest(
-        **{"request_id": 0, "input_ids": ids, "images": images, "destinations": ()} | changed
-    )
-
-
-@torch.no_grad()
-def reference_states(folder, request, pictures):
-    """Every layer's input and the final norm's, [T, N + 1, H], from the whole model with its own positions."""
-    model = transformers.AutoModelForImageTextToText.from_pretrained(folder).eval()
-    seen = []
-    stack = model.model.language_model
-    for part in (*stack.layers, stack.norm):
-        part.register_forward_pre_hook(
-            lambda _, args, kwargs: seen.append((args[0] if args else kwargs["hidden_states"])[0].clone()),
-            with_kwargs=True,
-        )
-    ids = torch.tensor([request.input_ids])
-    arrays = {}
-    if pictures:
-        processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
-        arrays = dict(processor([image for _, image in pictures], return_tensors="pt"))
-        arrays["mm_token_type_ids"] = (ids == IMAGE_ID).int()
-    model(ids, **arrays)
-    return torch.stack(seen, dim=1)
 
 
 def captured(engine, requests, schema):

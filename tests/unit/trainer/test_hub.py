@@ -11,8 +11,7 @@ import pytest
 from spec_core.errors import DataError, TargetError
 from spec_trainer import hub
 from spec_trainer.data.sources import source_files
-from spec_trainer.hub import hub_problem, is_hub_name
-from spec_trainer.resolve import resolve_target
+from spec_trainer.hub import hub_problem, is_hub_name, resolve_target
 
 NO_HUB_NAMES = [
     "./nothing", "../nothing", "/nothing", "~/nothing", "nothing", "a/b/c", "a/b/", "a//b", "a/b.git", "a/-b",
@@ -63,7 +62,7 @@ def says(code, **headers):
 @pytest.mark.parametrize("name", NO_HUB_NAMES)
 def test_what_cannot_be_a_hubs_name_is_no_folder(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("spec_trainer.resolve.hub_problem", None)
+    monkeypatch.setattr("spec_trainer.hub.hub_problem", None)
     monkeypatch.setattr("spec_trainer.data.sources.hub_problem", None)
     assert not is_hub_name(name)
     with pytest.raises(

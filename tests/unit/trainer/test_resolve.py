@@ -9,7 +9,8 @@ import pytest
 
 from spec_core.errors import ArtifactError, ConfigError, TargetError
 from spec_trainer.commands.plan import describe_run
-from spec_trainer.resolve import resolve, resolve_config, resolve_parts, resolve_target
+from spec_trainer.hub import resolve_target
+from spec_trainer.resolve import resolve, resolve_config, resolve_parts
 from spec_trainer.run.dispatch import sample_bytes
 
 

@@ -1,15 +1,49 @@
-"""Check whether a name is an available repository of the Hugging Face hub, and explain if it is not."""
+"""Find a target by its folder or its name on the Hugging Face hub, and explain a name that the hub does not have."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Literal
 
-from spec_core.foreign import cause
+from spec_core.errors import TargetError
+from spec_core.foreign import cause, foreign_errors
+from spec_core.wording import shortened
 
 _ASK_S = 10.0
 """Seconds in which the hub must answer whether it has a repository; the client's default is minutes."""
 
 HUB_NAME = "a name of the hub is owner/name, such as Qwen/Qwen3-8B"
+_FILES_OF_A_TARGET = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+
+
+def resolve_target(name: str) -> Path:
+    """Return the target's folder: ``name`` if it exists, else the hub repository ``name``, downloaded or cached.
+
+    Raise TargetError, within seconds, if ``name`` is neither a folder nor an available repository.
+    """
+    folder = Path(os.path.expanduser(name))
+    if os.path.exists(folder):
+        return folder
+    if not is_hub_name(name):
+        raise TargetError(
+            f"target {shortened(name, 200)} is not a folder: there is none of that name; {HUB_NAME}"
+        )
+    from huggingface_hub import snapshot_download
+
+    problem = hub_problem(name, "model")
+    try:
+        with foreign_errors(TargetError, f"target {name!r}: the hub does not send it"):
+            return Path(
+                snapshot_download(
+                    name, allow_patterns=_FILES_OF_A_TARGET, local_files_only=problem is not None
+                )
+            )
+    except TargetError as error:
+        if problem is None:
+            raise
+        what = f"target {name!r} is neither a folder nor a model that the hub gives"
+        raise TargetError(f"{what}: there is no such folder, and {problem}") from error
 
 
 def is_hub_name(name: str) -> bool:

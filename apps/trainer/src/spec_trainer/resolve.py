@@ -9,17 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import ConfigError, TargetError
-from spec_core.foreign import foreign_errors
+from spec_core.errors import ConfigError
 from spec_core.validation import validate
-from spec_core.wording import shortened
 from spec_trainer.config import SECTIONS, AnyRunConfig, DecodeConfig, check_source, run_config_type
 from spec_trainer.configuration import read_configuration, read_resolved
+from spec_trainer.configuration.follow import FOLLOW_DEFAULTS
 from spec_trainer.configuration.moved_keys import move_keys, warn_of_moved
 from spec_trainer.configuration.plugin_names import named_plugin, with_plugin_names
 from spec_trainer.configuration.push_options import absolute, anchor_options, transport_configs
 from spec_trainer.configuration.track import track_config_type
-from spec_trainer.hub import HUB_NAME, hub_problem, is_hub_name
+from spec_trainer.hub import resolve_target
 from spec_trainer.offline.store import open_features
 from spec_trainer.run.dispatch import check_sizes, sample_bytes
 from spec_trainer.run.fp8 import check_fp8
@@ -42,7 +41,6 @@ _PATHS = (
     ("draft", "init_from"),
 )
 _POLICIES = ("all", "quorum", "best_effort")
-_FILES_OF_A_TARGET = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> RunSpec:
@@ -75,7 +73,7 @@ def read_inputs(
     from spec_trainer.data.kept import load_run_data
 
     with _one_line():
-        config, types = resolve_config(config_file, flags, overrides)
+        config, types = resolve_config(config_file, flags, overrides, FOLLOW_DEFAULTS if follows else None)
         if not follows:
             check_source(config)
         parts = _load_parts(config, types)
@@ -220,10 +218,13 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
 
 
 def resolve_config(
-    config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
+    config_file: Path | None,
+    flags: Mapping[str, object],
+    overrides: Sequence[str],
+    defaults: Mapping[str, object] | None = None,
 ) -> tuple[AnyRunConfig, dict[str, Any]]:
     """Return the validated configuration, and section -> plugin class for each section that names a plugin."""
-    values = read_configuration(config_file, flags, overrides)
+    values = read_configuration(config_file, flags, overrides, defaults)
     values.setdefault("output", str(_default_output(config_file, values)))
     moved = move_keys(values)
     _anchor(values)
@@ -357,35 +358,6 @@ def _check_decoding(config: AnyRunConfig) -> None:
     for wrong, message in checks:
         if wrong:
             raise ConfigError(message)
-
-
-def resolve_target(name: str) -> Path:
-    """Return the target's folder: ``name`` if it exists, else the hub repository ``name``, downloaded or cached.
-
-    Raise TargetError, within seconds, if ``name`` is neither a folder nor an available repository.
-    """
-    folder = Path(os.path.expanduser(name))
-    if os.path.exists(folder):
-        return folder
-    if not is_hub_name(name):
-        raise TargetError(
-            f"target {shortened(name, 200)} is not a folder: there is none of that name; {HUB_NAME}"
-        )
-    from huggingface_hub import snapshot_download
-
-    problem = hub_problem(name, "model")
-    try:
-        with foreign_errors(TargetError, f"target {name!r}: the hub does not send it"):
-            return Path(
-                snapshot_download(
-                    name, allow_patterns=_FILES_OF_A_TARGET, local_files_only=problem is not None
-                )
-            )
-    except TargetError as error:
-        if problem is None:
-            raise
-        what = f"target {name!r} is neither a folder nor a model that the hub gives"
-        raise TargetError(f"{what}: there is no such folder, and {problem}") from error
 
 
 def _default_output(config_file: Path | None, values: Mapping[str, Any]) -> Path:

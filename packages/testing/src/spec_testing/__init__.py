@@ -17,6 +17,7 @@ pytest.register_assert_rewrite(
     "spec_testing.draft_replica_suite",
     "spec_testing.draft_suite",
     "spec_testing.draft_workbench",
+    "spec_testing.engine_images_suite",
     "spec_testing.engine_suite",
     "spec_testing.kernels",
     "spec_testing.launcher_suite",
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from spec_testing.draft_replica_suite import DraftReplicaSuite
     from spec_testing.draft_suite import DraftSuite
     from spec_testing.drawn_draft import draw_draft
+    from spec_testing.engine_images_suite import EngineImagesSuite, SampleWithImages
     from spec_testing.engine_suite import EngineSuite
     from spec_testing.kernels import assert_kernel_agrees
     from spec_testing.launcher_suite import LauncherSuite
@@ -57,11 +59,13 @@ __all__ = [
     "BackendSuite",
     "DraftReplicaSuite",
     "DraftSuite",
+    "EngineImagesSuite",
     "EngineSuite",
     "LauncherSuite",
     "OptimizerSuite",
     "ProcessGroupSuite",
     "ReferenceTarget",
+    "SampleWithImages",
     "StrategySuite",
     "TrackerSuite",
     "TransportSuite",
@@ -79,6 +83,7 @@ __getattr__ = lazy_names(
     draft_replica_suite="DraftReplicaSuite",
     draft_suite="DraftSuite",
     drawn_draft="draw_draft",
+    engine_images_suite="EngineImagesSuite SampleWithImages",
     engine_suite="EngineSuite",
     kernels="assert_kernel_agrees",
     launcher_suite="LauncherSuite",

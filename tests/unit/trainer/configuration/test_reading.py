@@ -57,6 +57,14 @@ def test_file_then_flags_then_overrides(tmp_path):
     assert run == Run(target="file", output=Path("flag"), train=Train(lr=0.25, steps=5, clip=False))
 
 
+def test_a_file_wins_over_the_defaults_of_a_command(tmp_path):
+    (tmp_path / "run.yaml").write_text("train: {lr: 0.5}\n")
+    defaults = {"train.lr": 0.25, "train.steps": 7, "target": "t"}
+    merged = read_configuration(tmp_path / "run.yaml", {"target": "u"}, ["train.clip=false"], defaults)
+    assert merged == {"target": "u", "train": {"lr": 0.5, "steps": 7, "clip": False}}
+    assert read_configuration(None, {}, [], defaults) == {"target": "t", "train": {"lr": 0.25, "steps": 7}}
+
+
 def test_defaults_are_in_the_fields(tmp_path):
     assert resolve(tmp_path, None, "target=t") == Run(target="t")
 

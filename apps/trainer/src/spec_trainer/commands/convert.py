@@ -9,7 +9,7 @@ from spec_core.errors import ArtifactError
 from spec_trainer.data.chat_config import read_chat_record
 from spec_trainer.disk import check_writable
 from spec_trainer.draft_trainer import export_draft
-from spec_trainer.resolve import resolve_target
+from spec_trainer.hub import resolve_target
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,8 @@ from spec_trainer.checkpoint.folder import check_whole
 from spec_trainer.checkpoint.store import read_weights
 from spec_trainer.disk import check_writable
 from spec_trainer.draft_trainer import export_draft
-from spec_trainer.resolve import resolve_target, resolved_config
+from spec_trainer.hub import resolve_target
+from spec_trainer.resolve import resolved_config
 from spec_trainer.serving import serving_commands
 
 if TYPE_CHECKING:

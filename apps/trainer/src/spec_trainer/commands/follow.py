@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from spec_trainer.decode.inline_driver import InlineDriver
     from spec_trainer.run.spec import RunSpec
 
-_DEFAULTS = {"train.schedule": "constant", "data.eval_samples": 0}
-"""Defaults for training without end, in which drafts are judged by held-out requests."""
 _ENDLESS = 1 << 40
 """Number of steps that is never reached: the run continues until it is stopped."""
 
@@ -40,7 +38,7 @@ def resolve_follow(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> RunSpec:
     """Return the run that a command line describes; create nothing. Raise UsageError, in one line."""
-    parts, replayed = read_inputs(config_file, {**_DEFAULTS, **flags}, overrides, follows=True)
+    parts, replayed = read_inputs(config_file, flags, overrides, follows=True)
     _check(parts.config)
     if parts.target.image_token_id is not None:
         raise TargetError(

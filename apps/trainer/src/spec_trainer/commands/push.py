@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import ConfigError, EngineError
 from spec_core.wording import one_line
 from spec_trainer.configuration.push_options import read_transport_options, transport_configs
+from spec_trainer.hub import resolve_target
 from spec_trainer.push.publish import publish_draft
 from spec_trainer.push.servers import ask_servers
-from spec_trainer.resolve import resolve_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

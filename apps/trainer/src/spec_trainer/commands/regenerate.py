@@ -104,7 +104,7 @@ def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> 
     """Read and check all inputs of the request; create nothing. Raise UsageError, in one line."""
     from spec_kit.targets.target_reader import read_target
     from spec_trainer.data.tokens import Encoder
-    from spec_trainer.resolve import resolve_target
+    from spec_trainer.hub import resolve_target
 
     options = read_engine_options(request.engine, request.backend, words)
     target = read_target(resolve_target(request.target))

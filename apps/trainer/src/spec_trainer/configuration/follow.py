@@ -10,6 +10,9 @@ from spec_core import Config
 from spec_core.config import Seconds
 from spec_trainer.configuration.server_url import ServerUrl
 
+FOLLOW_DEFAULTS = {"train.schedule": "constant", "data.eval_samples": 0}
+"""Defaults of ``spec-trainer follow``: training has no end, and drafts are judged by held-out requests."""
+
 
 class FollowConfig(Config):
     """Section ``follow``: the draft learns from live requests of running servers (``spec-trainer follow``)."""

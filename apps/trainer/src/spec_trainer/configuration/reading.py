@@ -59,14 +59,21 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_configuration(
-    file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
+    file: Path | None,
+    flags: Mapping[str, object],
+    overrides: Sequence[str],
+    defaults: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
-    """Merge a YAML file, the command line's flags (dotted key -> value) and ``section.key=value`` arguments.
+    """Merge a command's defaults, a YAML file, the flags of the command line and ``section.key=value`` arguments.
 
-    Later layers win; ``${section.key}`` is replaced by that key's value. Raise ConfigError, which names the file,
-    line or argument that is wrong.
+    ``defaults`` and ``flags``: dotted key -> value. Later layers win; ``${section.key}`` is replaced by that key's
+    value. Raise ConfigError, which names the file, line or argument that is wrong.
     """
-    merged = _parse_file(file) if file is not None else {}
+    merged: dict[str, Any] = {}
+    for key, value in (defaults or {}).items():
+        merged = _merged(merged, _layer(key, value, f"{key}={value}"))
+    if file is not None:
+        merged = _merged(merged, _parse_file(file))
     for key, value in flags.items():
         word = f"{key}={value}"
         _check_word(word, f"override {shown(word)}")

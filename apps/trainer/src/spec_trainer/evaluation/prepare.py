@@ -53,7 +53,7 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     from spec_kit.targets.target_reader import read_target
     from spec_trainer.data.chat_config import read_chat_record
     from spec_trainer.draft_folder import check_draft
-    from spec_trainer.resolve import resolve_target
+    from spec_trainer.hub import resolve_target
 
     _check_report(request)
     options = read_engine_options(request.engine, request.backend, words)
