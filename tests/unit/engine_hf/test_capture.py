@@ -116,6 +116,16 @@ def test_forward_pass_hooks_the_wanted_layers_only_and_skips_the_head(
     assert heads == []
 
 
+@pytest.mark.parametrize(("layers", "last_run"), [((0, 2), 1), ((5,), 4), ((2, 8), 7), ((0,), -1)])
+def test_layers_above_the_last_captured_one_are_not_run(tiny_llama, open_engine, schema_of, layers, last_run):
+    engine = open_engine(tiny_llama)
+    run = []
+    for index, layer in enumerate(engine._model.causal_lm.model.layers):
+        layer.register_forward_hook(lambda *_, index=index: run.append(index))
+    capture(engine, random_rows((3, 4)), schema_of(*layers))
+    assert sorted(set(run)) == list(range(last_run + 1))
+
+
 def test_samples_come_in_the_schemas_dtype(tiny_llama, open_engine, schema_of):
     engine = open_engine(tiny_llama)
     row = random_rows((7,))

@@ -6,7 +6,7 @@ Shape suffixes: B sequences of a forward pass, T tokens, N wanted layers, H hidd
 from __future__ import annotations
 
 import inspect
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,10 @@ _REWINDABLE = frozenset({"full_attention", "sliding_attention", "chunked_attenti
 _HEAD_TOLERANCE = 0.05
 
 
+class _AllCaptured(Exception):
+    """Ends a forward pass whose remaining layers no draft reads."""
+
+
 class HfModel:
     """The target in evaluation mode. One thread at a time may use it."""
 
@@ -50,7 +54,7 @@ class HfModel:
         self._check_head()
 
     def states(self, rows: Sequence[Sequence[int]], schema: FeatureSchema) -> list[Tensor]:
-        """Run one forward pass without the head; return each row's states [T, N, H] as a separate tensor."""
+        """Run one forward pass up to the last layer of ``schema``; return each row's states [T, N, H] separately."""
         captured = [
             torch.empty(schema.shape(len(r)), dtype=schema.torch_dtype(), device=self.device) for r in rows
         ]
@@ -60,7 +64,7 @@ class HfModel:
                 captured_TNH[:, index].copy_(row[: len(captured_TNH)])
 
         # Padding stands on the right, so a causal target never looks at it and needs no mask for it.
-        with torch.no_grad(), self.tapped(schema.layers, keep), _target_errors(self.target):
+        with torch.no_grad(), self._captured(schema, keep):
             self._stack(input_ids=self._padded(rows), use_cache=False)
         return captured
 
@@ -81,7 +85,7 @@ class HfModel:
         arrays = {name: array.to(self.device) for name, array in arrays.items()}
         kind_BT = (ids_BT == self.target.image_token_id).int()
         model: Any = self.causal_lm.base_model
-        with torch.no_grad(), self.tapped(schema.layers, keep), _target_errors(self.target):
+        with torch.no_grad(), self._captured(schema, keep):
             # Given, so that the model does not keep an offset between tokens and positions for later passes.
             position_3BT, _ = model.get_rope_index(
                 ids_BT, mm_token_type_ids=kind_BT, image_grid_thw=arrays["image_grid_thw"]
@@ -94,6 +98,19 @@ class HfModel:
         return TargetImages(self.target.folder)
 
     @contextmanager
+    def _captured(self, schema: FeatureSchema, keep: Callable[[int, Tensor], None]) -> Iterator[None]:
+        """Do as ``tapped`` in one forward pass, which ends as soon as all layers of ``schema`` are captured."""
+        last = len(schema.layers) - 1
+
+        def keep_and_end(index: int, state_BTH: Tensor) -> None:
+            keep(index, state_BTH)
+            if index == last:
+                raise _AllCaptured
+
+        with self.tapped(schema.layers, keep_and_end), _target_errors(self.target), suppress(_AllCaptured):
+            yield
+
+    @contextmanager
     def tapped(self, layers: Sequence[int], keep: Callable[[int, Tensor], None]) -> Iterator[None]:
         """Call ``keep(index, states)`` for each of ``layers`` during the forward passes within this context.
 
@@ -103,8 +120,8 @@ class HfModel:
 
         def hook(index: int) -> Callable[..., None]:
             def take(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                keep(index, args[0] if args else kwargs["hidden_states"])
                 seen.add(index)
+                keep(index, args[0] if args else kwargs["hidden_states"])
 
             return take
 

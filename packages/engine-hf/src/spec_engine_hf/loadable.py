@@ -50,7 +50,7 @@ def _is_known(model_type: str) -> bool:
 
 def _check_quantization(target: TargetSpec, quantization: dict[str, Any]) -> None:
     """Raise TargetError if Transformers does not know the quantisation, or the library that reads it is missing."""
-    from transformers.quantizers import AutoHfQuantizer
+    from transformers.quantizers.auto import AutoHfQuantizer
 
     log = logging.getLogger("transformers")
     level = log.level
