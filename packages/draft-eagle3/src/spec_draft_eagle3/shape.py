@@ -104,9 +104,10 @@ class Eagle3Shape(DecoderShape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the captured layers.
+        """Return the fields that only Eagle3 reads: the captured layers, as ``captured``.
 
-        A layer k is written as k at the top level, and as k − 1 in the nested section.
+        The top level of config.json (``fields``) lists a layer k as k. Its nested section (``own``) lists the layer
+        as k − 1, the layer whose output enters layer k.
         """
         outputs = (own, _LAYERS) if own.get(_LAYERS) else (fields, _ANGELSLIM_LAYERS)
         layers = read_layers((fields, _LAYERS), outputs, folder)

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class MtpProposer(Proposer):
-    """Guesses one token after the other. Guess s + 1 is computed like step s of training, from the last known row."""
+    """Guesses one token after the other, beginning with the hidden state of the last known token.
+
+    Training unrolls the head for several steps. Guess s + 1 is computed as in unrolled step s.
+    """
 
     def __init__(self, module: MtpModel, ops: VocabularyOps) -> None:
         """Start with an empty cache."""

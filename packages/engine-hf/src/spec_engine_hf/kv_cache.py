@@ -76,7 +76,10 @@ class KvCache:
         self.own_BL = own_BL[:, : columns - min(dropped)]
 
     def _move(self, rows: list[int], own_BL: Tensor, width: int) -> None:
-        """Remove the gaps: gather the sequences ``rows`` into as few columns as possible."""
+        """Keep only the sequences ``rows``; move the tokens that ``own_BL`` marks into the last ``width`` columns.
+
+        The columns of dropped tokens between them are removed.
+        """
         column_BW = own_BL.int().argsort(dim=1, stable=True)[:, own_BL.shape[1] - width :]
         self.own_BL = own_BL.gather(1, column_BW)
         indices: dict[tuple[int, int], Tensor] = {}  # most layers have the same heads and columns

@@ -17,8 +17,9 @@ _SPINS = "1000"
 def let_waiting_threads_sleep(environment: MutableMapping[str, str] = os.environ) -> None:
     """Let the OpenMP threads of torch, in this process and its children, sleep instead of spinning while they wait.
 
-    Call it before torch is imported. By default they spin for milliseconds. On a machine in use, a thread
-    that spins holds the core that the other needs, and a small model trains many times slower.
+    Call it before torch is imported. By default they spin for milliseconds. If other programs use the cores,
+    too, a thread that spins holds the core that the thread needs for which it waits. A small model then trains many
+    times slower.
     """
     if not any(name in environment for name in _CHOICES):
         environment["GOMP_SPINCOUNT"] = _SPINS

@@ -1,4 +1,4 @@
-"""ContextRanks: a ContextGroup over a process group of torch."""
+"""ContextRanks: the ranks that divide the rows of a sample (context parallelism), as a process group of torch."""
 
 # torch.distributed declares no __all__, so its functions count as private names of another module.
 # pyright: reportPrivateImportUsage=false

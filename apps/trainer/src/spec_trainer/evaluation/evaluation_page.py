@@ -1,4 +1,4 @@
-"""The page of ``evaluate --report``: the document's figures with plots, in the style of a run's report."""
+"""Write the page of ``evaluate --report``: the numbers of ``evaluate --json``, and plots of them."""
 
 from __future__ import annotations
 

@@ -93,7 +93,10 @@ class _ServerLatency:
         self._problem = ""
 
     def p99_s(self) -> float | None:
-        """Return the p99 in seconds since the last call; None if the server is not busy or has no such metrics."""
+        """Return the 99th percentile of the seconds between tokens, over the tokens served since the last call.
+
+        Return None if the server has served too few tokens, does not answer, or has no such metrics.
+        """
         try:
             now = self._counters()
         except EngineError as error:

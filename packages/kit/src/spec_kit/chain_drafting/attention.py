@@ -100,7 +100,11 @@ class _Causal:
         rows: ContextRows | None,
         local_R: Tensor | None,
     ) -> _Causal | None:
-        """Return the attention of a kernel for this rank's rows, or of one for all rows; None without a kernel."""
+        """Return the attention that calls one of ``kernels``; None if there is no such kernel.
+
+        With context parallelism (``rows`` has a group), it is a kernel that computes only this rank's rows, if there
+        is one. Otherwise it computes all rows.
+        """
         forward, backward = kernels.prefixed_attention, kernels.prefixed_attention_backward
         if rows is not None and rows.group is not None and forward is not None and backward is not None:
             return cls(forward, backward, rows.pieces, len(rows.row_P), local_R)

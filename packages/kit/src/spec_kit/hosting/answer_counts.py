@@ -16,7 +16,10 @@ class AnswerRounds(NamedTuple):
 
 
 class AnswerCounts:
-    """Counts verifications one by one. The caller stores the AnswerRounds of each answer."""
+    """Adds up the verifications of all answers, as each is reported.
+
+    The caller keeps an AnswerRounds, the counts of one answer, for each answer that is being generated.
+    """
 
     def __init__(self) -> None:
         """Start all counts at zero."""

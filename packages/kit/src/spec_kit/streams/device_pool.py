@@ -96,7 +96,7 @@ class EventPool:
     _spare: ClassVar[defaultdict[torch.device, list[bytes]]] = defaultdict(list)
 
     def __init__(self, device: torch.device) -> None:
-        """Create events of ``device``."""
+        """Start without events; ``allocate`` creates them on ``device``."""
         self._device = device
         self._lent: set[bytes] = set()
 
