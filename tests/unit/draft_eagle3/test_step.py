@@ -14,7 +14,7 @@ from spec_core import no_kernel
 from spec_core.records import Supervision
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
-from spec_kit.chain_drafting import attention
+from spec_kit.chain_drafting import NeededRows, attention
 
 from ..draft_parts import assert_gradients
 from .cases import (
@@ -99,9 +99,9 @@ def run_reference(module, documents, target):
     return result, {name: weight.grad for name, weight in weights.items()}
 
 
-def assert_equals_the_reference(target, config, documents, kernels):
+def assert_equals_the_reference(target, config, documents, kernels, gaps=GAPS):
     """A step with each kind of attention in each precision; documents are in float32."""
-    batch, counts = make_batch(documents, GAPS), denominators(config, documents)
+    batch, counts = make_batch(documents, gaps), denominators(config, documents)
     result, expected = run_reference(make_model(target, config), documents, target)
     assert result.loss.item() > 0.1
     for kernel, (dtype, tolerance) in itertools.product(kernels, PRECISIONS):
@@ -178,6 +178,17 @@ def test_any_share_of_supervised_tokens_equals_the_dense_reference(
         torch.testing.assert_close(output.loss.detach(), result.loss.detach(), rtol=1e-9, atol=1e-12)
         for name, grad in gradients(module).items():
             torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("num_layers", "attention"), [(1, {}), (2, MLA)], ids=["one layer", "two, mla"])
+def test_rows_that_are_nearly_all_needed_are_computed_in_place(num_layers, attention, small_chunks):
+    target, config = make_target(), Eagle3Config(num_steps=2, num_layers=num_layers, **attention)
+    documents = random_documents(target, [110, 190], seed=7)
+    for document in documents:
+        document.mask[:] = True
+    gaps = [0, 2]
+    assert NeededRows.of(make_batch(documents, gaps), config.num_steps).are_all
+    assert_equals_the_reference(target, config, documents, ATTENTIONS.values(), gaps)
 
 
 @pytest.mark.parametrize("kind", ["ce", "lk_alpha", "lk_lambda"])

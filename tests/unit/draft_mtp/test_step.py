@@ -27,6 +27,11 @@ CASES = {
     "six steps": ({"num_steps": 6, "step_decay": 0.6}, {"num_kv_heads": 1}),
 }
 LENGTHS = [9, 1, 14, 2, 3, 23]
+DOCUMENTS = {
+    "some rows needed": (LENGTHS, 0.35),
+    "nearly all rows needed": ([200], 0.0),
+}
+"""Lengths, and the share of the tokens that are not supervised."""
 
 
 def target_and_tensors(folder, **changes):
@@ -47,15 +52,15 @@ def make_module(target, tensors, config, kernel=no_kernel):
     return module.double()
 
 
-def random_documents(target):
+def random_documents(target, lengths=LENGTHS, unsupervised=0.35):
     generator = torch.Generator().manual_seed(5)
     return [
         Document(
             ids=torch.randint(target.vocab_size, (length,), generator=generator),
             states=torch.randn(length, target.hidden_size, generator=generator).double(),
-            mask=torch.rand(length, generator=generator) > 0.35,
+            mask=torch.rand(length, generator=generator) >= unsupervised,
         )
-        for length in LENGTHS
+        for length in lengths
     ]
 
 
@@ -94,12 +99,15 @@ def run(module, draft, documents, target, tensors):
 
 @pytest.mark.parametrize("kernel", [no_kernel, KERNELS.get], ids=["plain", "kernel"])
 @pytest.mark.parametrize(("options", "changes"), CASES.values(), ids=CASES.keys())
-def test_loss_and_every_gradient_equal_the_dense_reference(options, changes, kernel, tmp_path, monkeypatch):
+@pytest.mark.parametrize("layout", DOCUMENTS.values(), ids=DOCUMENTS.keys())
+def test_loss_and_every_gradient_equal_the_dense_reference(
+    layout, options, changes, kernel, tmp_path, monkeypatch
+):
     # Three positions per chunk, so that gradients are summed over several chunks.
     monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 3 * 4 * (29 + 4 * 29))
     target, tensors = target_and_tensors(tmp_path, **changes)
     config = MtpConfig(**options)
-    module, documents = make_module(target, tensors, config, kernel), random_documents(target)
+    module, documents = make_module(target, tensors, config, kernel), random_documents(target, *layout)
     output, counts = run(module, MtpDraft(config), documents, target, tensors)
     output.loss.backward()
     loss, labelled, expected = reference(module, documents, target, tensors)

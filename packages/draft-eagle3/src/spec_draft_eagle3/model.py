@@ -249,12 +249,13 @@ class Eagle3Model(nn.Module):
         needed = NeededRows.of(batch, steps, own)  # on the CPU, while a device computes what is above
         states: list[Tensor] = []
         for step in range(steps):
-            row_N = needed.of_step(step)
-            angles_N = angles = self.rope.angles(batch.position_T[row_N] + step, hidden.dtype)
-            if step > 0:
-                hidden = self.select(hidden, slice(len(row_N)))
-            else:
+            row_N, local_N = needed.of_step(step)
+            position_N = batch.position_T if row_N is None else batch.position_T[row_N]
+            angles_N = angles = self.rope.angles(position_N + step, hidden.dtype)
+            if step == 0:
                 angles = self.rope.angles(own.take(batch.position_T), hidden.dtype)
+            elif row_N is not None:
+                hidden = self.select(hidden, slice(len(row_N)))
             token_N = inputs.indices(row_N, step) if step > 0 else inputs.first
             for layer, over_steps in zip(layers, unrolled, strict=True):
                 # Of step 0, every row is read: as keys and values, and by the next layer.
@@ -265,7 +266,7 @@ class Eagle3Model(nn.Module):
                     index_N=row_N if step > 0 or narrows else own.index,
                     token_N=token_N,
                     own=own,
-                    local_N=needed.local_N[: len(row_N)] if step > 0 or narrows else None,
+                    local_N=local_N if step > 0 or narrows else None,
                     is_first=step == 0,
                 )
                 hidden = over_steps.step(hidden, tokens if layer is self.midlayer else None, rows)

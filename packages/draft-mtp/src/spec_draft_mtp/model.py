@@ -189,23 +189,23 @@ class MtpModel(nn.Module):
         )
         needed = NeededRows.of(batch, steps, own)
         for step in range(steps):
-            row_N = needed.of_step(step)
+            row_N, local_N = needed.of_step(step)
             # Of step 0, every row has a key.
             token_K = inputs.indices(row_N, step) if step > 0 else inputs.first
-            position_K = own.take(batch.position_T) if step == 0 else batch.position_T[row_N] + step
+            position_K = own.take(batch.position_T) if step == 0 or row_N is None else batch.position_T[row_N]
             x_KH = self.mtp.join(embedded[token_K], states[-1][: len(position_K)])
             q, k, v, gate = layer.qkv_gate(x_KH)
-            angles = self.rope.angles(position_K, q.dtype)
+            angles = self.rope.angles(position_K + step, q.dtype)
             q, k = self.kernels.rotate(q, angles), self.kernels.rotate(k, angles)
             if step == 0:
                 k, v = own.gather(k, v)
-                q, gate, x_KH = (take_rows(part, needed.local_N) for part in (q, gate, x_KH))
+                if local_N is not None:
+                    q, gate, x_KH = (take_rows(part, local_N) for part in (q, gate, x_KH))
             keys, values = (
                 [*kept[:1], *(part[: len(q)] for part in kept[1:]), new]
                 for kept, new in ((keys, k), (values, v))
             )
-            indices = row_N, own, needed.local_N[: len(q)]
-            attended = unrolled_attention(self.kernels, q, keys, values, bounds, *indices)
+            attended = unrolled_attention(self.kernels, q, keys, values, bounds, row_N, own, local_N)
             states.append(self.mtp.norm(layer.finish(x_KH, attended, gate)))
         return states[1:], needed
 

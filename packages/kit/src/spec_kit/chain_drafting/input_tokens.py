@@ -51,7 +51,12 @@ class InputTokens:
         """Return values [U, …] of the tokens, followed by zero rows if ``indices`` may be beyond the last token."""
         return F.pad(value_UX, (0, 0, 0, self.num_steps)) if self.index_X is None else value_UX
 
-    def indices(self, row_N: Tensor, step: int) -> Tensor:
-        """Return the indices of the input tokens of rows in a step, in a tensor that ``padded`` has returned."""
+    def indices(self, row_N: Tensor | None, step: int) -> Tensor | slice:
+        """Return the indices of the input tokens of rows in a step, in a tensor that ``padded`` has returned.
+
+        ``row_N``: None means all rows of the batch, which one rank computes.
+        """
+        if row_N is None:
+            return slice(1 + step, 1 + step + len(self.ids_U))
         token_N = row_N + 1 + step
         return token_N if self.index_X is None else self.index_X[token_N]
