@@ -141,7 +141,7 @@ def _attention_costs(shape: Any) -> _AttentionCosts:
 def _pairs(problem: Problem, needed: NeededRows, all_at_first: bool = False) -> int:
     """Return the pairs of rows that attention needs over all unrolled steps."""
     position_T = problem.batch.position_T
-    rows = [position_T[needed.of_step(step)] + 1 + step for step in range(problem.case.num_steps)]
+    rows = [position_T[needed.row_N[:count]] + 1 + step for step, count in enumerate(needed.counts)]
     if all_at_first:
         rows[0] = position_T + 1
     return int(sum(seen.sum() for seen in rows))
