@@ -9,7 +9,17 @@ ASCEND ?= $(VENV)-ascend
 TARGETS ?= .cache/targets
 PARTS := tests/contract/test_megatron_strategy.py::TestMegatronStrategy::test_s3_outputs_are_equal_on_every_rank \
 	tests/integration/test_ray_runs.py::test_a_run_on_one_host_ends_with_rays_node_and_nothing_is_replaced \
-	tests/integration/test_ray_runs.py::test_a_cluster_with_too_few_cpus_is_bad_usage_before_anything_starts
+	tests/integration/test_ray_runs.py::test_a_cluster_with_too_few_cpus_is_bad_usage_before_anything_starts \
+	tests/integration/test_decode.py::test_workers_do_what_one_process_does \
+	tests/integration/test_faults.py::test_an_engine_is_replaced_and_a_killed_trainer_ends_the_run \
+	tests/integration/test_follow.py::test_a_killed_command_leaves_a_server_that_serves_and_goes_on \
+	tests/integration/test_offline.py::test_samples_captured_with_interruptions_give_the_losses_of_the_online_run \
+	tests/integration/test_plugins_of_others.py \
+	tests/integration/test_pushes.py::test_a_draft_is_pushed_by_command \
+	tests/integration/test_resume.py::test_killed_with_9_and_restarted_at_what_the_command_has_written_it_ends_bitwise_the_same \
+	tests/packaging/test_wheels.py
+# Which tests of an engine's environment: CI leaves out what is slow.
+ONLY ?= slow or not slow
 SURVEY ?= packages/kit/src/spec_kit/streams/free_list.py tests/unit/kit/streams/test_free_list.py
 SPREAD := --dist loadgroup --no-loadscope-reorder
 RIG := $(ASCEND)/bin/python tests/rigs/fake_cann/with_rig.py $(ASCEND)/bin/python
@@ -40,7 +50,7 @@ test-slow: install ## the tests that take longer: runs under faults or of many p
 
 # Three groups of about one length, each with the vLLMs that its tests share; what one has trained serves all.
 test-engines: $(ENGINES)/installed ## the tests that need a real engine: vLLM on the CPU, in an environment of its own
-	$(ENGINES)/bin/pytest tests/engines -n 3 --dist loadgroup
+	$(ENGINES)/bin/pytest tests/engines -n 3 --dist loadgroup -m "$(ONLY)"
 
 test-sglang: $(SGLANG)/installed ## real SGLang on the CPU over a stand-in for its kernels, in an environment of its own
 	$(SGLANG)/bin/python -m pytest tests/engines/test_sglang.py tests/unit/engine_sglang/test_arguments.py
@@ -67,7 +77,7 @@ test-soak: install ## what make test does some dozen times, done thousands of ti
 	$(BIN)/python -m tests.fuzz.run --cases 2000 --seed 12
 	$(BIN)/python -m tests.integration.killed_pushes --every
 
-test-parts: install ## what CI runs of test-ray, test-megatron and test-chaos: some minutes
+test-parts: install ## what CI runs of test-slow, test-ray, test-megatron and test-chaos: some minutes
 	SPEC_TEST_ALL_OF_RAY=1 SPEC_TEST_ALL_OF_MEGATRON=1 $(BIN)/pytest -n 2 --dist loadgroup $(PARTS)
 	$(BIN)/python -m tests.integration.chaos --launcher local --steps 60 --faults 3
 

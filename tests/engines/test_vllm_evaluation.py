@@ -72,6 +72,7 @@ def test_figures_of_benchmarks_and_loads(llama, trained_draft, sharing_engine, c
         assert ours == pytest.approx(theirs, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "layout"), [("dflash", as_speculators), ("eagle3", as_specforge)])
 def test_a_draft_of_another_project_is_served_as_it_is_and_converted(
     llama, trained_draft, sharing_engine, tmp_path, name, layout

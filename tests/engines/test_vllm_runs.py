@@ -104,6 +104,7 @@ def engine_core(run: Run) -> psutil.Process:
     return core
 
 
+@pytest.mark.slow
 def test_a_killed_vllm_is_replaced_and_then_ends_the_run(lab: Lab, tmp_path: Path) -> None:
     """First vLLM's process is killed, which counts once; then the engine itself, for which no replacement is left."""
     run = lab.start(tmp_path / "run", train__steps=100_000, engine__replacements=1, **VLLM)

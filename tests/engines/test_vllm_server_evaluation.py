@@ -54,6 +54,7 @@ def servers(vllm_environment, llama: Path, trained_draft, tmp_path: Path) -> Ite
         yield started[0].url, started[1].url
 
 
+@pytest.mark.slow
 def test_tau_is_of_the_server_s_counters_and_greedy_texts_are_equal(
     servers, trained_draft, tmp_path, capfd
 ) -> None:

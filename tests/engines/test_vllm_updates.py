@@ -46,7 +46,7 @@ PROMPTS = slice(3)
 NUM_PUSHES = 4
 """Pushes of each of two drafts, one a second."""
 VERSIONS = itertools.count(1)
-DRAFTS = ["eagle3", "dflash", "peagle"]
+DRAFTS = ["eagle3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dflash", "peagle"))]
 
 Drafts = list[list[list[int]]]
 """The tokens that were drafted, for each prompt and round."""
@@ -156,7 +156,7 @@ def generating(engine: Engine, prompts: list[list[int]]) -> Iterator[list[list[t
         thread.join()
 
 
-@pytest.mark.parametrize("trained", [*DRAFTS, "mtp"], indirect=True)
+@pytest.mark.parametrize("trained", [*DRAFTS, pytest.param("mtp", marks=pytest.mark.slow)], indirect=True)
 def test_pushes_every_second_change_what_is_drafted_and_no_answer(
     trained, worse, serving, sharing_engine, publisher, notes
 ) -> None:

@@ -45,7 +45,9 @@ def alarm(seconds):
 
 @pytest.mark.xdist_group("fuzz")
 @pytest.mark.filterwarnings("ignore")  # of other people's, about what is damaged
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))]
+)
 def test_whatever_is_damaged_a_command_ends_in_one_line_and_creates_nothing(
     root, tmp_path, monkeypatch, capfd, part
 ):

@@ -270,6 +270,7 @@ def measured(lab: launching.Lab) -> Path:
     return lab.folder / "measured"
 
 
+@pytest.mark.slow
 def test_a_run_measures_its_draft_in_its_engine(lab, measured):
     records = launching.metrics(measured)
     measurements = [record for record in records if "serving_tokens_per_s" in record]

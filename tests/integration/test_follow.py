@@ -172,6 +172,7 @@ def rows(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (output / "versions.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_it_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest(lab, url, tmp_path, capsys) -> None:
     old, new = (lab.acceptance_length(lab.drafts["old"], domain) for domain in DOMAINS)
     trained = lab.acceptance_length(lab.drafts["new"], "new")
@@ -228,6 +229,7 @@ CANARY = [81, 60, 93, 52, 77, 85, 64, 59, 90, 71]
 """Tokens of a request, which nothing else has in this order."""
 
 
+@pytest.mark.slow
 def test_no_request_is_found_in_files_or_logs(lab, url, tmp_path, caplog, capfd) -> None:
     caplog.set_level(0)
     (answer,) = live_server.ask(url, [CANARY])["answers"]
@@ -247,6 +249,7 @@ def test_no_request_is_found_in_files_or_logs(lab, url, tmp_path, caplog, capfd)
             assert not any(needle in text for needle in needles)
 
 
+@pytest.mark.slow
 def test_random_tokens_and_one_users_flood_get_no_worse_draft_served(lab, url, tmp_path) -> None:
     output = tmp_path / "run"
     live_server.ask(url, prompts("old", 60, 40))

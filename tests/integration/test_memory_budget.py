@@ -52,6 +52,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts(lab: Lab, command_l
     assert not output.exists()
 
 
+@pytest.mark.slow
 def test_each_process_has_to_fit_in_its_part_of_the_device(lab: Lab, plan, command_line: CommandLine) -> None:
     rooms = plan(**LIMITED)["resources"]
     engine, trainer = (rooms[f"{name}-0's part of a device"] for name in ("engine", "trainer"))

@@ -151,6 +151,7 @@ def test_batches_of_the_target_show_in_the_rounding_only(
     assert losses(tmp_path / "run") == pytest.approx([record["loss"] for record in online], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_two_ranks_read_what_one_reads(
     offline: Offline, online: list[dict[str, Any]], captured: Path, tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ def test_two_ranks_read_what_one_reads(
     assert logs == {"trainer-0.log", "trainer-1.log"}
 
 
+@pytest.mark.slow
 def test_a_run_may_go_on_without_its_engine(
     offline: Offline, online: list[dict[str, Any]], captured: Path, tmp_path: Path
 ) -> None:

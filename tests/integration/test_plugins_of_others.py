@@ -158,6 +158,7 @@ def test_a_command_that_names_one_ends_in_one_line(call_in_turn, run_words, tmp_
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_a_tracker_that_fails(call_in_turn, run_words, tmp_path):
     failures = {
         "open": "did not open: ConnectionError: the service is gone (open)",

@@ -62,6 +62,7 @@ def served(command_line, url: str) -> dict:
     return json.loads(outcome.out)[url]
 
 
+@pytest.mark.slow
 def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, tmp_path):
     with draft_server.serving(lab.keys["target"], drafts["fresh"]) as other:
         both = ["--to", fresh_server, "--to", other]
