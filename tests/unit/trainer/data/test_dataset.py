@@ -95,7 +95,7 @@ def test_last_turn_only_keeps_the_last_stretch_of_a_tokenised_row(write):
         ({"text": 5}, "text is int"),
         ({"text": "bad \ud800 half"}, "not Unicode"),
         ({"input_ids": [1, 2]}, "without loss_mask"),
-        ({"input_ids": [1, 2], "loss_mask": [1]}, "2 input_ids but 1 values"),
+        ({"input_ids": [1, 2], "loss_mask": [1]}, "2 input_ids but 1 value of"),
         ({"input_ids": [1, 2], "loss_mask": [1, 2]}, "other values than 0 and 1"),
         ({"input_ids": [1.5, 2], "loss_mask": [1, 1]}, "input_ids is not a list of integers"),
         ({"input_ids": [[1], [2, 3]], "loss_mask": [1, 1]}, "input_ids is not a list of integers"),
