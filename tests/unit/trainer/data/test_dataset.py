@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -239,6 +240,16 @@ def test_a_damaged_parquet_file_is_refused_in_one_line(tmp_path):
     with pytest.raises(DataError, match=r"rows\.parquet' cannot be read") as caught:
         read(tmp_path / "rows.parquet")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+@pytest.mark.parametrize(
+    ("content", "suffix"), [(gzip.compress(b"{}\n"), ".jsonl.gz"), (b"PAR1 and more PAR1", ".parquet")]
+)
+def test_a_file_of_another_kind_than_its_name_says_is_refused(tmp_path, name, content, suffix):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"{name}' has the content of a {suffix} file; give it that suffix$"):
+        read(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
