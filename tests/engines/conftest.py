@@ -6,10 +6,8 @@ import json
 import os
 import random
 import shutil
-import sys
 import tomllib
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +27,6 @@ from .sharing import Pool, SharingEngine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_EXIT_STATUS = pytest.StashKey[int]()
 MAX_LENGTH = 200
 BATCH_TOKENS = 64
 """Longer prompts run in chunks."""
@@ -107,19 +104,6 @@ DRAFTS = {
 }
 MEDUSA = Path(__file__).parents[1] / "plugins" / "spec-draft-medusa"
 """A third party's draft; its distribution is not installed here."""
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    session.config.stash[_EXIT_STATUS] = int(exitstatus)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the process of SGLang's tests at once: libraries crash in the interpreter's own end, after all tests."""
-    if find_spec("sglang") and not hasattr(config, "workerinput"):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(config.stash.get(_EXIT_STATUS, int(pytest.ExitCode.INTERNAL_ERROR)))
 
 
 @pytest.fixture(scope="session")

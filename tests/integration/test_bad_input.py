@@ -329,7 +329,7 @@ def test_unknown_plugin(refused, kind, name, hint):
     [
         (ROW + "{oops\n", ":2: ", "not JSON"),
         (ROW + "\n\n[1, 2]\n", ":4: ", "not an object: got list"),
-        (ROW + '{"input_ids": [1, 2], "loss_mask": [1]}\n', ":2: ", "2 input_ids but 1 values of loss_mask"),
+        (ROW + '{"input_ids": [1, 2], "loss_mask": [1]}\n', ":2: ", "2 input_ids but 1 value of loss_mask"),
         (ROW + '{"input_ids": [1, 2]}\n', ":2: ", "input_ids without loss_mask"),
         (
             ROW + '{"input_ids": [1, 97], "loss_mask": [1, 1]}\n',
@@ -526,10 +526,10 @@ def refused_vast(command_line, place, rows_file, vast_target) -> Callable[..., s
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
-        ([], "the target's weights in 1 engine(s) (4096.0 GiB): choose a smaller target (target)"),
+        ([], "the target's weights in 1 engine (4096.0 GiB): choose a smaller target (target)"),
         (
             ["engine.replicas=2", "placement.kind=disaggregated"],
-            "the target's weights in 2 engine(s) (8192.0 GiB): lower engine.replicas",
+            "the target's weights in 2 engines (8192.0 GiB): lower engine.replicas",
         ),
     ],
 )
@@ -565,7 +565,7 @@ def test_disk_too_small_for_the_checkpoints(refused, monkeypatch, command):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     line = refused("train.steps=30", "train.save_every=5", "train.keep=4", command=command)
     assert line.startswith("the disk of output ")
-    assert "the biggest part is 5 checkpoint(s)" in line
+    assert "the biggest part is 5 checkpoints" in line
     assert line.endswith("lower train.keep, or set output to a folder with more room")
 
 

@@ -99,7 +99,7 @@ def test_schema_mismatch(lab: Lab, output: Path) -> None:
     keys = {"engine__other_layers_at": 9, "engine__has_child": "true", "engine__replacements": 1}
     run = start(lab, output, engine__name="moody", **keys)
     run.until_ready("engine-0", times=2)
-    words = "; it was replaced engine.replacements=1 times before"
+    words = "; engine.replacements=1 allows no other replacement"
     assert_fails(
         run, belongings(run), "engine-0: SchemaMismatch: the sender has FeatureSchema(layers=(", words
     )

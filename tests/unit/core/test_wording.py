@@ -1,6 +1,11 @@
 from __future__ import annotations
 
-from spec_core.wording import one_line, printable, shown
+from spec_core.wording import counted, one_line, printable, shown
+
+
+def test_a_count_has_its_noun_in_singular_and_plural():
+    assert [counted(number, "token") for number in (0, 1, 2)] == ["0 tokens", "1 token", "2 tokens"]
+    assert [counted(number, "process", "processes") for number in (1, 2)] == ["1 process", "2 processes"]
 
 
 def test_a_value_is_cut_in_the_middle():

@@ -44,4 +44,4 @@ def test_quantised_target_that_cannot_be_loaded_is_refused_in_one_line(target, q
     (line,) = str(caught.value).splitlines()
     assert line.startswith(f"target {described.folder} is quantised ({quantization.get('quant_method')})")
     assert f"transformers {version('transformers')} cannot load it: " in line
-    assert line.endswith("or choose an engine that serves it (engine.name=vllm or sglang)")
+    assert line.endswith("; or choose another engine (engine.name)")

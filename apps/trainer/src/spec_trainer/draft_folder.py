@@ -10,6 +10,7 @@ from spec_core.engine import Engine
 from spec_core.errors import ArtifactError, ConfigError, PluginError, RunError
 from spec_core.foreign import cause
 from spec_core.plugins import find, load_each
+from spec_core.wording import counted
 from spec_kit.drafting.draft_folder import recognise
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) 
         return draft, draft.default_draft_tokens
     if most is not None and num_draft_tokens > most:
         raise ConfigError(
-            f"--num-draft-tokens={num_draft_tokens}: draft {folder} guesses {most} tokens in one block; "
+            f"--num-draft-tokens={num_draft_tokens}: draft {folder} guesses {counted(most, 'token')} in one block; "
             f"use {most} or less"
         )
     return draft, num_draft_tokens

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ConfigError
 from spec_core.validation import validate
+from spec_core.wording import counted
 from spec_trainer.config import SECTIONS, AnyRunConfig, DecodeConfig, check_source, run_config_type
 from spec_trainer.configuration import read_configuration, read_resolved
 from spec_trainer.configuration.follow import FOLLOW_DEFAULTS
@@ -123,7 +124,8 @@ def _check_decoder(parts: RunParts) -> None:
     decode, wanted = config.decode, parts.num_draft_tokens
     if most is not None and wanted > most:
         raise ConfigError(
-            f"decode.num_draft_tokens={wanted}: draft {config.draft.name!r} guesses {most} tokens a round; lower it"
+            f"decode.num_draft_tokens={wanted}: draft {config.draft.name!r} guesses "
+            f"{counted(most, 'token')} a round; lower it"
         )
     if decode.on_policy and not parts.draft.learns_from_guesses:
         raise ConfigError(
@@ -174,13 +176,14 @@ def _check_held_out(run: RunSpec) -> None:
         steps = getattr(run.config.train, key)
         if steps and not run.dataset.held_out:
             raise ConfigError(
-                f"train.{key}={steps}, but nothing is held out of {len(run.dataset.train)} samples; set "
+                f"train.{key}={steps}, but nothing is held out of {counted(len(run.dataset.train), 'sample')}; set "
                 "data.eval_path or data.eval_samples, or remove it"
             )
     if run.config.train.serve_every and not run.serving_prompts:
         raise ConfigError(
-            f"train.serve_every={run.config.train.serve_every}, but none of {len(run.dataset.held_out)} held-out "
-            f"samples has a prompt of {run.longest_prompt} tokens or less; lower decode.max_new_tokens or remove it"
+            f"train.serve_every={run.config.train.serve_every}, but none of "
+            f"{counted(len(run.dataset.held_out), 'held-out sample')} has a prompt of at most {run.longest_prompt} "
+            "tokens; lower decode.max_new_tokens or remove it"
         )
 
 

@@ -1,4 +1,4 @@
-"""Quote text from outside in messages: values are shortened, control characters are escaped."""
+"""Write parts of messages: counts with their nouns, and text from outside, shortened and escaped."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ _TAIL = 300  # the end of a message, which says what to do, is kept
 def shown(value: object) -> str:
     """Return a value for a message: at most about 200 characters; user and password are removed from a URL."""
     return shortened(_USER.sub("//…@", repr(value)), _VALUE)
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: ``1 token``, ``2 tokens``. ``plural``: for nouns that take more than an s."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def shortened(text: str, longest: int) -> str:

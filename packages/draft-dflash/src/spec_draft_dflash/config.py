@@ -57,7 +57,7 @@ class DFlashConfig(BlockConfig):
     def _lengths_agree(self) -> Self:
         if self.num_layers and self.layer_types and self.num_layers != len(self.layer_types):
             raise ValueError(
-                f"num_layers={self.num_layers} and the {len(self.layer_types)} entries of layer_types disagree"
+                f"num_layers={self.num_layers} and layer_types of length {len(self.layer_types)} disagree"
             )
         return self
 

@@ -213,7 +213,7 @@ class Decoder:
         if sampling.num_draft_tokens == 0:
             return None
         if self.drafting is None:
-            raise EngineError(f"{sampling.num_draft_tokens} draft tokens are wanted, but no draft is loaded")
+            raise EngineError("draft tokens are wanted, but no draft is loaded")
         if kinds := self._model.unrewindable_layers():
             raise EngineError(
                 f"target {self._model.target.folder} has layers ({', '.join(kinds)}) that cannot drop rejected "

@@ -65,7 +65,7 @@ def _check_quantization(target: TargetSpec, quantization: dict[str, Any]) -> Non
         method = quantization.get("quant_method")
         raise TargetError(
             f"target {target.folder} is quantised ({method}), and transformers {version('transformers')} cannot load "
-            f"it: {' '.join(str(error).split())}; or choose an engine that serves it (engine.name=vllm or sglang)"
+            f"it: {' '.join(str(error).split())}; or choose another engine (engine.name)"
         ) from error
     finally:
         log.setLevel(level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -95,7 +96,7 @@ def test_last_turn_only_keeps_the_last_stretch_of_a_tokenised_row(write):
         ({"text": 5}, "text is int"),
         ({"text": "bad \ud800 half"}, "not Unicode"),
         ({"input_ids": [1, 2]}, "without loss_mask"),
-        ({"input_ids": [1, 2], "loss_mask": [1]}, "2 input_ids but 1 values"),
+        ({"input_ids": [1, 2], "loss_mask": [1]}, "2 input_ids but 1 value of"),
         ({"input_ids": [1, 2], "loss_mask": [1, 2]}, "other values than 0 and 1"),
         ({"input_ids": [1.5, 2], "loss_mask": [1, 1]}, "input_ids is not a list of integers"),
         ({"input_ids": [[1], [2, 3]], "loss_mask": [1, 1]}, "input_ids is not a list of integers"),
@@ -239,6 +240,16 @@ def test_a_damaged_parquet_file_is_refused_in_one_line(tmp_path):
     with pytest.raises(DataError, match=r"rows\.parquet' cannot be read") as caught:
         read(tmp_path / "rows.parquet")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+@pytest.mark.parametrize(
+    ("content", "suffix"), [(gzip.compress(b"{}\n"), ".jsonl.gz"), (b"PAR1 and more PAR1", ".parquet")]
+)
+def test_a_file_of_another_kind_than_its_name_says_is_refused(tmp_path, name, content, suffix):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"{name}' has the content of a {suffix} file; give it that suffix$"):
+        read(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])

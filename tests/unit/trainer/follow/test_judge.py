@@ -49,5 +49,5 @@ def test_equal_drafts_are_hardly_ever_told_apart() -> None:
 
 
 def test_one_answer_compares_nothing() -> None:
-    with pytest.raises(ValueError, match="1 answers: expected two or more"):
+    with pytest.raises(ValueError, match="1 answer: expected two or more"):
         Gain.of(rounds([2.0]), rounds([1.0]))

@@ -42,7 +42,7 @@ def test_a_run_that_is_resumed_has_its_own_pace(resolved, tmp_path):
     run.directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert time_of(run) == {
         "hours": 0.9,
-        "rests_on": "the median of the last 10 steps of this run, 36.00 s; 90 steps are left",
+        "rests_on": "the median of the last 10 steps of this run, 36.00 s; steps left: 90",
     }
 
 

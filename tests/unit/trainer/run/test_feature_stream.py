@@ -179,7 +179,7 @@ def test_features_that_do_not_come_end_the_wait_at_its_deadline(make_schedule):
     setting = Setting(schedule, step_s=0.05)
     (item,) = schedule.items(0)
     setting.send(item, 0)
-    with pytest.raises(DeadlineExceeded, match=r"rank 0: 1 samples of step 0 .* timeouts.step_s=0.05"):
+    with pytest.raises(DeadlineExceeded, match=r"rank 0: 1 sample of step 0 .* timeouts.step_s=0.05"):
         setting.stream.micro_batches(item)
 
 

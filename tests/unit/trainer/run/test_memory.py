@@ -54,7 +54,7 @@ def test_engines_and_ranks_are_counted_each(resolved):
 
     one = least("placement.kind=disaggregated")
     more = least("placement.kind=disaggregated", "engine.replicas=3", "train.ranks=2")
-    assert more["the target's weights in 3 engine(s)"] == 3 * one["the target's weights in 1 engine(s)"]
+    assert more["the target's weights in 3 engines"] == 3 * one["the target's weights in 1 engine"]
     assert more["features in flight"] == 2 * one["features in flight"]
     trained = "weights, gradients and optimizer state of the draft"
     assert more[trained] == one[trained]  # two ranks share it

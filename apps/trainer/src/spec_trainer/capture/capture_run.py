@@ -123,7 +123,7 @@ def write_shards(
             if should_stop(number) and number < len(missing):
                 written.result()
                 raise Interrupted(
-                    f"interrupted; {len(missing) - number} of {capture.num_shards} shards are left; the same command "
+                    f"interrupted; shards left: {len(missing) - number} of {capture.num_shards}; the same command "
                     "goes on there"
                 )
         if written is not None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ArtifactError, ConfigError
+from spec_core.wording import counted
 from spec_trainer.capture.capture_run import CaptureRun, plan_capture, write_shards
 from spec_trainer.command_line.progress import StepProgress
 from spec_trainer.command_line.stop_request import StopRequest
@@ -118,8 +119,8 @@ def _check_space(capture: CaptureRun) -> None:
     if needed > free:
         raise ArtifactError(
             f"output {capture.folder.root} needs {needed} bytes for the features of "
-            f"{len(capture.run.dataset.samples)} samples, {free} are free there; choose another disk, fewer samples "
-            "or a smaller data.max_length"
+            f"{counted(len(capture.run.dataset.samples), 'sample')}, {free} are free there; choose another disk, "
+            "fewer samples or a smaller data.max_length"
         )
 
 

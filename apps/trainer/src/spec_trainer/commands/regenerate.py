@@ -158,7 +158,7 @@ def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dic
         for done, (batch, rows) in enumerate(batches.items()):
             if stop.requested:
                 raise Interrupted(
-                    f"interrupted; {len(batches) - done} batches are left; the same command goes on there"
+                    f"interrupted; batches left: {len(batches) - done}; the same command goes on there"
                 )
             answered = answer_batch(engine, rows, work, batch)
             num_tokens += sum(conversation.num_generated for conversation in answered)

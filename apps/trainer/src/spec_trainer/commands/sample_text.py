@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from spec_core.wording import printable
+from spec_core.wording import counted, printable
 from spec_trainer.command_line.colour import green
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def sample_lines(texts: Sequence[Mapping[str, Any]], coloured: bool) -> Iterator
     """Yield lines for a terminal: supervised text is green, or between [[ and ]] without colours."""
     for text in texts:
         yield ""
-        yield f"--- {text['where']}: {text['supervised_tokens']} of {text['tokens']} tokens supervised"
+        yield f"--- {text['where']}: {text['supervised_tokens']} of {counted(text['tokens'], 'token')} supervised"
         yield "".join(
             printable(part["text"]) if not part["supervised"] else _marked(printable(part["text"]), coloured)
             for part in text["parts"]

@@ -58,4 +58,4 @@ class Replacements:
         """Return the error to raise for a worker that has reached the limit of replacements."""
         if self._limit == 0:
             return failure.error
-        return RunError(f"{failure.error}; it was replaced engine.replacements={self._limit} times before")
+        return RunError(f"{failure.error}; engine.replacements={self._limit} allows no other replacement")

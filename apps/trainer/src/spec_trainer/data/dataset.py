@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spec_core.errors import DataError
+from spec_core.wording import counted
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.report import DataReport
 from spec_trainer.data.row_encoder import EncodedRow, RowEncoder, encode_rows
@@ -203,7 +204,7 @@ class _Reader:
         with closing(encode_rows(self._row_encoder, read_rows(path))) as rows:
             for where, row in rows:
                 if isinstance(row, EncodedRow) and row.encoded.after_images > self._config.max_length:
-                    length = f"{row.encoded.after_images} tokens up to the end of the last"
+                    length = f"{counted(row.encoded.after_images, 'token')} up to the end of the last"
                     self._report.drop("data.max_length cuts an image", f"{where}: {length}")
                 elif isinstance(row, EncodedRow):
                     self._hold(where, row.encoded)
@@ -225,7 +226,7 @@ class _Reader:
     def _cut(self, where: str, encoded: Encoded) -> Encoded:
         limit, length = self._config.max_length, len(encoded.input_ids)
         if length > limit:
-            self._report.truncated.add(f"{where}: {length} tokens")
+            self._report.truncated.add(f"{where}: {counted(length, 'token')}")
             ids, mask = encoded.input_ids[:limit].copy(), encoded.loss_mask[:limit].copy()
             encoded = replace(encoded, input_ids=ids, loss_mask=mask)
         if not encoded.loss_mask.any():
@@ -238,7 +239,7 @@ def _num_held_out(config: DataConfig, num_samples: int) -> int:
         return min(_DEFAULT_EVAL_SAMPLES, num_samples // _DEFAULT_EVAL_SHARE)
     if config.eval_samples >= num_samples:
         raise DataError(
-            f"data.eval_samples={config.eval_samples} leaves nothing of {num_samples} samples to train on"
+            f"data.eval_samples={config.eval_samples} leaves nothing of {counted(num_samples, 'sample')} to train on"
         )
     return config.eval_samples
 
@@ -264,7 +265,7 @@ def _split(
             report.drop("repeats a held-out row", one.where)
     if not any(one.encoded.loss_mask.any() or not supervised for one in train):
         raise DataError(
-            f"holding out {num} samples leaves nothing to train on; lower data.eval_samples ({report})"
+            f"holding out {counted(num, 'sample')} leaves nothing to train on; lower data.eval_samples ({report})"
         )
     return train, list(held_out.values())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spec_core.wording import shown
+from spec_core.wording import counted, shown
 from spec_trainer.data.errors import BadRow
 
 if TYPE_CHECKING:
@@ -90,7 +90,9 @@ def _with_row_images(messages: list[dict[str, Any]], images: list[Any]) -> list[
         opened = {**messages[first], "content": [PART] * len(images) + _parts(messages[first])}
         messages = [*messages[:first], opened, *messages[first + 1 :]]
     elif places != len(images):
-        raise BadRow("bad image", f"{len(images)} images for {places} places of images in the messages")
+        raise BadRow(
+            "bad image", f"{counted(len(images), 'image')} for {counted(places, 'place')} in the messages"
+        )
     left = iter(images)
     return [
         {**message, "content": [{**PART, "image": next(left)} if part == PART else part for part in parts]}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_core.wording import shortened, shown
+from spec_core.wording import counted, shortened, shown
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.image_parts import ROW_KEYS, TEXT_ONLY, image_part, with_images
 
@@ -114,7 +114,7 @@ def _tokens(fields: Mapping[str, Any], last_turn_only: bool | None) -> Tokens:
         raise BadRow("bad tokens", "input_ids without loss_mask")
     ids, mask = _integers("input_ids", fields["input_ids"]), _integers("loss_mask", fields["loss_mask"])
     if len(ids) != len(mask):
-        raise BadRow("bad tokens", f"{len(ids)} input_ids but {len(mask)} values of loss_mask")
+        raise BadRow("bad tokens", f"{len(ids)} input_ids but {counted(len(mask), 'value')} of loss_mask")
     if ((mask != 0) & (mask != 1)).any():
         raise BadRow("bad tokens", "loss_mask holds other values than 0 and 1")
     return Tokens(ids, mask.astype(bool), last_turn_only)

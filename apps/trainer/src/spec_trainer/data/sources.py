@@ -129,7 +129,17 @@ def _file_rows(file: Path) -> Iterator[DataRow]:
         raise DataError(f"data file '{file}' is of no known kind: expected {_EXPECTED}; {_ROWS}")
     check_regular(file, DataError)
     with _readable(str(file)):
+        _check_content(file, kind)
         yield from _READERS[kind](file)
+
+
+def _check_content(file: Path, kind: str) -> None:
+    """Raise DataError if a file is a compressed or Parquet file whose name says otherwise."""
+    with file.open("rb") as stream:
+        start = stream.read(4)
+    for magic, suffix in _MAGIC.items():
+        if start.startswith(magic) and kind != suffix:
+            raise DataError(f"data file '{file}' has the content of a {suffix} file; give it that suffix")
 
 
 def _jsonl_rows(file: Path) -> Iterator[DataRow]:
@@ -240,6 +250,7 @@ def _readable(source: str) -> AbstractContextManager[None]:
 
 
 _READERS = {".jsonl": _jsonl_rows, ".jsonl.gz": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}
+_MAGIC = {b"\x1f\x8b": ".jsonl.gz", b"PAR1": ".parquet"}
 READABLE = tuple(_READERS)
 """Suffixes of the files that ``read_rows`` reads."""
 _KINDS = ".jsonl, .json, .parquet"

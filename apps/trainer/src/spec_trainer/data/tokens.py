@@ -13,7 +13,7 @@ import numpy as np
 
 from spec_core.errors import DataError
 from spec_core.foreign import check_regular, foreign_errors
-from spec_core.wording import shown
+from spec_core.wording import counted, shown
 from spec_trainer.data.chat import ChatRenderer
 from spec_trainer.data.chat_config import ChatConfig
 from spec_trainer.data.errors import BadRow
@@ -104,8 +104,9 @@ class Encoder:
         if len(places) != len(references) or (references and self._names_image_token(row)):
             raise BadRow(
                 "bad image",
-                f"{len(references)} images, and {len(places)} tokens {self._image_token_id} for images in the row: "
-                "texts must not hold this token, and the chat template must write it once for each image",
+                f"{counted(len(references), 'image')}, but the row has the image token {self._image_token_id} "
+                f"{counted(len(places), 'time')}: texts must not hold this token, "
+                "and the chat template must write it once for each image",
             )
         if not references:
             return Encoded(ids, mask)

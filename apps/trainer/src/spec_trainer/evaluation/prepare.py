@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError
 from spec_core.records import SamplingParams
+from spec_core.wording import counted
 from spec_trainer.engine_options import read_engine_options
 from spec_trainer.evaluation.workload import Workload
 
@@ -101,8 +102,8 @@ def _longest_prompt(request: EvaluationRequest, target: TargetSpec, num_draft_to
     room = target.max_positions - request.max_new_tokens - num_draft_tokens - 1
     if room < 1:
         raise ConfigError(
-            f"--max-new-tokens={request.max_new_tokens} and {num_draft_tokens} draft tokens leave no room for a "
-            f"prompt in the {target.max_positions} positions of target {target.folder}; lower --max-new-tokens"
+            f"--max-new-tokens={request.max_new_tokens} and {counted(num_draft_tokens, 'draft token')} leave no room "
+            f"for a prompt in the {target.max_positions} positions of target {target.folder}; lower --max-new-tokens"
         )
     return room
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
+from spec_core.wording import counted
 from spec_trainer.draft_trainer import BatchShare
 from spec_trainer.follow.finite_features import with_finite_features
 from spec_trainer.run.batch_schedule import BatchSchedule
@@ -55,7 +56,7 @@ class Gain:
         """Compare two drafts answer by answer, so that differences between answers cancel out."""
         saved = [old - new for old, new in zip(before.rounds, after.rounds, strict=True)]
         if len(saved) < 2:
-            raise ValueError(f"{len(saved)} answers: expected two or more to compare drafts by")
+            raise ValueError(f"{counted(len(saved), 'answer')}: expected two or more to compare drafts by")
         mean = fmean(before.rounds)
         return cls(fmean(saved) / mean, _SURE * stdev(saved) / math.sqrt(len(saved)) / mean)
 

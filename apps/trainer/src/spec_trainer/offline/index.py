@@ -17,6 +17,7 @@ import pydantic
 from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors, read_bytes
 from spec_core.records import FeatureSchema  # noqa: TC001 (pydantic evaluates annotations)
+from spec_core.wording import counted
 from spec_trainer.disk import write_atomically
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class FeatureIndex(pydantic.BaseModel):
         if [sample_id for sample_id, _ in samples] != list(range(len(samples))):
             raise ValueError("its samples are not numbered from 0, each once")
         if len(samples) != self.identity.num_samples:
-            raise ValueError(f"it lists {len(samples)} samples of {self.identity.num_samples}")
+            raise ValueError(f"it lists {len(samples)} of {counted(self.identity.num_samples, 'sample')}")
         if _joint_digest(own for _, own in samples) != self.identity.data_digest:
             raise ValueError("its data_digest is not that of its samples")
         return self

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError
+from spec_core.wording import counted
 from spec_trainer.offline.index import read_index, sample_digest
 from spec_trainer.offline.shard import Shard
 
@@ -63,7 +64,7 @@ def _places(
     missing = [sample for sample, place in found if place is None]
     if missing:
         raise ArtifactError(
-            f"data.features={root} holds no features of {len(missing)} of {len(samples)} samples, first "
+            f"data.features={root} holds no features of {len(missing)} of {counted(len(samples), 'sample')}, first "
             f"{_name(missing[0])}: it was captured from other data or images, or with another tokenizer, chat "
             "template or data.max_length; capture this data into a new folder"
         )
@@ -72,7 +73,7 @@ def _places(
 
 def _name(sample: Sample) -> str:
     where = f" ({sample.where})" if sample.where else ""
-    return f"sample {sample.sample_id}{where}, {len(sample)} tokens"
+    return f"sample {sample.sample_id}{where}, {counted(len(sample), 'token')}"
 
 
 def _check_complete(root: Path, index: FeatureIndex) -> None:

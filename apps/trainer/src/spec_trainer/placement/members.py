@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError
 from spec_core.launcher import WorkerSpec
+from spec_core.wording import counted
 from spec_trainer.placement.memory_budget import MemoryBudget
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _places(config: AnyRunConfig, num_devices: int) -> Iterator[Place]:
     width = config.engine.tensor_parallel
     if width > num_devices:
         raise ConfigError(
-            f"engine.tensor_parallel={width}, but the launcher has {num_devices} device(s) of backend "
+            f"engine.tensor_parallel={width}, but the launcher has {counted(num_devices, 'device')} of backend "
             f"{config.backend.name}; set engine.tensor_parallel={num_devices} or less"
         )
     engines = config.engine.replicas if config.data.features is None else 0

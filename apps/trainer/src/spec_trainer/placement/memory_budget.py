@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError
+from spec_core.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,12 +74,13 @@ class MemoryBudget:
             for role, fraction in given.items()
         ]
         wanted.append(
-            f"{len(roles)} processes with a context each ({_gib(len(roles) * self.capabilities.process_bytes)})"
+            f"{counted(len(roles), 'process', 'processes')} with a context each "
+            f"({_gib(len(roles) * self.capabilities.process_bytes)})"
         )
         if window > self.capabilities.process_bytes:
             wanted.append(
-                f"the features in flight of {ranks} trainer rank(s) with placement.window_bytes={self.window_bytes} "
-                f"({_gib(ranks * self.window_bytes)})"
+                f"the features in flight of {counted(ranks, 'trainer rank')} with "
+                f"placement.window_bytes={self.window_bytes} ({_gib(ranks * self.window_bytes)})"
             )
         room = 1 - self._uncounted_share(roles)
         fitting = math.floor(1000 * room) / 1000

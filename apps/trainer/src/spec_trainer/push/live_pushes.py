@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import RunError
 from spec_core.foreign import cause
 from spec_core.resource import Resource
+from spec_core.wording import counted
 from spec_kit.weight_sync import separate_stream
 from spec_trainer.push.canary import Canary
 from spec_trainer.push.servers import connect_servers, open_publisher
@@ -231,7 +232,8 @@ class _Pusher(Resource):
             log.info("version %d is not judged: there was too little traffic", report.version)
             return
         before, after = verdict.before.acceptance_length, verdict.after.acceptance_length
-        found = f"acceptance length {after:.2f} over {verdict.after.rounds} rounds, {before:.2f} before; " + (
+        rounds = counted(verdict.after.rounds, "round")
+        found = f"acceptance length {after:.2f} over {rounds}, {before:.2f} before; " + (
             f"chance alone moves their difference by up to {verdict.chance:.2f}"
             if math.isfinite(verdict.chance)
             else f"too few answers were counted to compare: {verdict.after.answers}, "

@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from spec_core import Backend
+from spec_core.wording import counted
 from spec_kit.targets import stored_tensors
 from spec_trainer.run.metrics import read_metrics
 
@@ -40,8 +41,8 @@ def expected_time(run: RunSpec, sizes: RunSizes) -> dict[str, Any]:
         left = run.schedule.total_steps - done[-1]["step"]
         return {
             "hours": _hours(left * pace_s),
-            "rests_on": f"the median of the last {len(done)} steps of this run, {pace_s:.2f} s; "
-            f"{left} steps are left",
+            "rests_on": f"the median of the last {counted(len(done), 'step')} of this run, {pace_s:.2f} s; "
+            f"steps left: {left}",
         }
     if run.config.decode.every:
         return {
@@ -55,7 +56,7 @@ def expected_time(run: RunSpec, sizes: RunSizes) -> dict[str, Any]:
     return {
         "hours_at_least": _hours(flops / rate / devices),
         "rests_on": f"{flops:.1e} FLOPs (2 for each weight of the target's layers and 6 for each of the draft's, for "
-        f"each token) at {rate:.1e} FLOP/s on each of {devices} device(s), {speed}; loss, "
+        f"each token) at {rate:.1e} FLOP/s on each of {counted(devices, 'device')}, {speed}; loss, "
         "attention, unrolled steps and waiting come on top, and the progress of the run shows the real pace",
     }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from spec_core.errors import DeadlineExceeded, EngineError, PeerLost, ProtocolError
+from spec_core.wording import counted
 from spec_trainer.data.packing import empty_batch
 
 if TYPE_CHECKING:
@@ -152,8 +153,8 @@ class FeatureStream:
             self._take(self._config.timeouts.step_s)
         except DeadlineExceeded as error:
             raise DeadlineExceeded(
-                f"rank {self._rank}: {len(self._places)} samples of step {item.step} did not arrive within "
-                f"timeouts.step_s={self._config.timeouts.step_s}"
+                f"rank {self._rank}: {counted(len(self._places), 'sample')} of step {item.step} did not arrive "
+                f"within timeouts.step_s={self._config.timeouts.step_s}"
             ) from error
         return self._batches
 

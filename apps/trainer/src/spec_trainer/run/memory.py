@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ConfigError
 from spec_core.optimizer import WeightShape
+from spec_core.wording import counted
 from spec_kit.targets import stored_tensors
 from spec_trainer.run.dispatch import sample_bytes
 from spec_trainer.run.host_memory import free_host_bytes
@@ -193,7 +194,7 @@ def _host(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
     ranks = sum(member.role == "trainer" for member in here) or int(not run.members())
     parts = [
         MemoryPart(
-            f"{max(1, len(here))} process(es) with their libraries",
+            f"{counted(max(1, len(here)), 'process', 'processes')} with libraries",
             max(1, len(here)) * _PROCESS_BYTES,
             "lower engine.replicas or train.ranks",
         )
@@ -224,7 +225,9 @@ def _target(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> Memory
         remedy = "choose a smaller target (target)"
     if engines is None:
         return MemoryPart("the target's weights", sizes.target_bytes // config.tensor_parallel, remedy)
-    return MemoryPart(f"the target's weights in {engines} engine(s)", sizes.target_bytes * engines, remedy)
+    return MemoryPart(
+        f"the target's weights in {counted(engines, 'engine')}", sizes.target_bytes * engines, remedy
+    )
 
 
 def rank_parts(run: RunSpec, sizes: RunSizes) -> list[MemoryPart]:
@@ -265,7 +268,7 @@ def _disk(run: RunSpec, sizes: RunSizes) -> Room:
     number = max(0, saves)
     room = "set output to a folder with more room"
     parts = [
-        MemoryPart(f"{number} checkpoint(s)", number * sizes.state_bytes, f"lower train.keep, or {room}"),
+        MemoryPart(counted(number, "checkpoint"), number * sizes.state_bytes, f"lower train.keep, or {room}"),
         MemoryPart("the exported draft", 2 * sizes.num_trained, room),
     ]
     return Room(f"the disk of output {there}", shutil.disk_usage(there).free, parts)

@@ -63,9 +63,7 @@ class BlockConfig(DecoderConfig):
     @pydantic.model_validator(mode="after")
     def _features_agree(self) -> Self:
         if self.num_features and self.layers and self.num_features != len(self.layers):
-            raise ValueError(
-                f"num_features={self.num_features} and the {len(self.layers)} entries of layers disagree"
-            )
+            raise ValueError(f"num_features={self.num_features} and layers={list(self.layers)} disagree")
         return self
 
 

@@ -72,7 +72,7 @@ class BlockProposer(Proposer):
         most = proposers[0]._most
         if num_tokens > most:
             raise ConfigError(
-                f"{num_tokens} draft tokens asked of a draft with blocks of {proposers[0].module.shape.block_size}; "
+                f"num_tokens={num_tokens} asked of a draft with blocks of {proposers[0].module.shape.block_size}; "
                 f"it guesses at most {most}"
             )
         if num_tokens == 0:

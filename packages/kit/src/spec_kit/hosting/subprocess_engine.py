@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from spec_core.engine import Engine
 from spec_core.errors import ArtifactError, ConfigError, EngineError
 from spec_core.records import AcceptanceCounters
+from spec_core.wording import counted
 from spec_kit.hosting.modes import CaptureMode, PlainMode, SpeculativeMode
 from spec_kit.hosting.replicas import ProgramReplica
 
@@ -222,7 +223,7 @@ class SubprocessEngine(Engine):
     def _generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
         mode = self._decoding_mode(sampling.num_draft_tokens)
         longest, setting = self.limit(mode)
-        what = f"a prompt with {sampling.max_new_tokens} new tokens"
+        what = f"a prompt with {counted(sampling.max_new_tokens, 'new token')}"
         for prompt in prompts:
             self._check_tokens(prompt, longest - sampling.max_new_tokens, setting, what)
         process = self._program(mode)
@@ -231,7 +232,9 @@ class SubprocessEngine(Engine):
     def _check_tokens(self, token_ids: Sequence[int], longest: int, setting: str, what: str) -> None:
         """Raise EngineError for tokens that would crash the program instead of failing the request."""
         if not 0 < len(token_ids) <= longest:
-            raise EngineError(f"{what} has {len(token_ids)} tokens, expected 1 to {longest}; see {setting}")
+            raise EngineError(
+                f"{what} has {counted(len(token_ids), 'token')}, expected 1 to {longest}; see {setting}"
+            )
         if min(token_ids) < 0 or max(token_ids) >= self.target.vocab_size:
             raise EngineError(
                 f"{what} has token ids from {min(token_ids)} to {max(token_ids)}, target {self.target.folder} has "
@@ -242,7 +245,7 @@ class SubprocessEngine(Engine):
         if num_draft_tokens == 0:
             return PlainMode()
         if self._draft is None:
-            raise EngineError(f"{num_draft_tokens} draft tokens are wanted, but no draft is loaded")
+            raise EngineError("draft tokens are wanted, but no draft is loaded")
         draft, folder = self._draft
         method = self.serving_method(self.config, draft, folder)
         return SpeculativeMode(

@@ -112,7 +112,7 @@ class AsyncSender(StreamSender):
         super().flush(timeout_s)
         late = wait(list(self._open_tickets), max(0.0, deadline - time.monotonic())).not_done
         if late:
-            raise DeadlineExceeded(f"{len(late)} samples to {self._name} were not sent within {timeout_s} s")
+            raise DeadlineExceeded(f"samples to {self._name} not sent within {timeout_s} s: {len(late)}")
 
     def close(self) -> None:
         """Announce the remaining samples, within ``CLOSE_S`` seconds, and end the connection.

@@ -165,7 +165,7 @@ class InlineSender(FeatureSender):
     def flush(self, timeout_s: float) -> None:
         """Return when every ticket is done (T8)."""
         if late := wait(list(self._open), timeout_s).not_done:
-            raise DeadlineExceeded(f"{len(late)} samples were not released within {timeout_s} s")
+            raise DeadlineExceeded(f"samples not released within {timeout_s} s: {len(late)}")
 
     def close(self) -> None:
         """End the stream of this sender. Idempotent."""

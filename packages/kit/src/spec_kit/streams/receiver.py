@@ -209,7 +209,7 @@ class StreamReceiver(FeatureReceiver):
         if late:
             return f"room was given to {', '.join(late)} and was not filled"
         used = f"{self._used_bytes} of {self._window_bytes} bytes are in use"
-        return f"{self._num_admitted} senders have connected, {used}"
+        return f"senders connected: {self._num_admitted}; {used}"
 
     def _admit_all(self) -> None:
         """Admit senders until the receiver is closed; runs on a separate thread."""
