@@ -24,7 +24,6 @@ import itertools
 import json
 import os
 import sys
-import types
 from pathlib import Path
 
 
@@ -57,10 +56,19 @@ def install() -> None:
 
 
 def _do_without_torchvision() -> None:
-    """vLLM's file of Qwen3.5 imports one function of a module of Transformers that needs torchvision."""
-    images = types.ModuleType("transformers.models.qwen2_vl.image_processing_qwen2_vl")
-    images.smart_resize = None  # of images, which no test has
-    sys.modules[images.__name__] = images
+    """Let vLLM's files of Qwen's models use the image processor that computes with Pillow.
+
+    They import a module of Transformers that needs torchvision, and so does their processor's part for videos, which
+    no test has.
+    """
+    from transformers.models.auto.video_processing_auto import AutoVideoProcessor
+    from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+    from transformers.processing_utils import ProcessorMixin
+
+    sys.modules["transformers.models.qwen2_vl.image_processing_qwen2_vl"] = image_processing_pil_qwen2_vl
+    AutoVideoProcessor.from_pretrained = lambda *_, **__: Qwen3VLVideoProcessor()
+    ProcessorMixin.check_argument_for_proper_class = lambda *_: None
 
 
 def _fork_on_a_processor() -> None:
