@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from spec_core.records import CaptureRequest, ImageSource
+from spec_testing import SampleWithImages
 
 from .chat_templates import byte_tokenizer
 
@@ -47,21 +48,26 @@ _PROCESSOR = {
 }
 
 
-def save_seeing_target(folder: Path, model_type: str) -> Path:
-    """Save a target of eight layers, width 32 and 263 tokens, and return its folder."""
+def save_seeing_target(folder: Path, model_type: str, hidden_size: int = 32, head_dim: int = 8) -> Path:
+    """Save a target of eight layers and 263 tokens, and return its folder."""
     import torch
     import transformers
 
     text = {
         "vocab_size": VOCABULARY,
-        "hidden_size": 32,
+        "hidden_size": hidden_size,
         "intermediate_size": 48,
         "num_hidden_layers": 8,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
+        "num_attention_heads": hidden_size // head_dim,
+        "num_key_value_heads": hidden_size // head_dim // 2,
+        "head_dim": head_dim,
         "max_position_embeddings": 512,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8],
+            **({"mrope_interleaved": True} if model_type == "qwen3_vl" else {}),
+        },
         "bos_token_id": None,
         "eos_token_id": 258,
         "pad_token_id": 256,
@@ -71,7 +77,7 @@ def save_seeing_target(folder: Path, model_type: str) -> Path:
         "hidden_size": 16,
         "intermediate_size": 24,
         "num_heads": 2,
-        "out_hidden_size": 32,
+        "out_hidden_size": hidden_size,
         "patch_size": PATCH,
         "spatial_merge_size": MERGE,
         **_VISION[model_type],
@@ -144,3 +150,18 @@ def reference_states(
     with torch.no_grad():
         model(ids, **arrays)
     return torch.stack(seen, dim=1)
+
+
+def samples_with_images(
+    folder: Path, shown: Sequence[Sequence[tuple[ImageSource, Image.Image]]]
+) -> list[SampleWithImages]:
+    """Return a sample for each list of pictures, with the states that Transformers computes."""
+    requests = [request_of(folder, pictures) for pictures in shown]
+    return [
+        SampleWithImages(
+            input_ids=request.input_ids,
+            images=tuple(image.data for image in request.images),
+            hidden_TNH=reference_states(folder, request, pictures),
+        )
+        for request, pictures in zip(requests, shown, strict=True)
+    ]

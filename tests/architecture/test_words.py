@@ -80,7 +80,8 @@ def fragments(tree: ast.Module, pattern: re.Pattern[str] = FRAGMENT) -> list[int
 
 
 FOREIGN = re.compile(
-    r"\bllm\.output_processor\b|(?:image|video)[ _]?processor\w*|\w+VLProcessor|ProcessorMixin|\bprocessor_config\b",
+    r"\bllm\.output_processor\b|(?:image|video)[ _]?processor\w*|\w+VLProcessor|ProcessorMixin|\bprocessor_config\b"
+    r"|mm_processor_cache_gb",
     re.IGNORECASE,
 )
 """Names that are vLLM's and transformers'."""

@@ -15,7 +15,7 @@ from spec_kit.weight_sync import tensors_digest
 from spec_testing import DraftReplicaSuite, EngineImagesSuite, EngineSuite, SampleWithImages, draw_draft
 from spec_testing.draft_replica_suite import LIMIT_S, PROMPTS
 
-from ..seeing_targets import picture, reference_states, request_of
+from ..seeing_targets import picture, samples_with_images
 from ..transformers_target import Transformer
 
 if TYPE_CHECKING:
@@ -65,15 +65,7 @@ class TestHfEngineSees(EngineImagesSuite):
     @pytest.fixture
     def samples(self, folder: Path) -> list[SampleWithImages]:
         shown = [[], [picture((24, 24))], [picture((24, 24), seed=1)], [picture((33, 47)), picture((8, 90))]]
-        requests = [request_of(folder, pictures) for pictures in shown]
-        return [
-            SampleWithImages(
-                input_ids=request.input_ids,
-                images=tuple(image.data for image in request.images),
-                hidden_TNH=reference_states(folder, request, pictures),
-            )
-            for request, pictures in zip(requests, shown, strict=True)
-        ]
+        return samples_with_images(folder, shown)
 
 
 class TestHfEngineIsUpdated(DraftReplicaSuite):

@@ -247,7 +247,7 @@ def trained_draft(
         answers = made_once(
             tmp_path_factory,
             f"answers-{target.name}",
-            lambda folder: _write_answers(target, prompts[::2], folder / "rows.jsonl"),
+            lambda folder: write_answers(target, prompts[::2], folder / "rows.jsonl"),
         )
 
         def make(output: Path) -> None:
@@ -262,7 +262,8 @@ def trained_draft(
     return train
 
 
-def _write_answers(target: Path, prompts: list[list[int]], file: Path) -> None:
+def write_answers(target: Path, prompts: list[list[int]], file: Path) -> None:
+    """Write rows with the target's greedy answers."""
     sampling = SamplingParams(max_new_tokens=NEW_TOKENS, stop_at_eos=False)
     context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
     with HfEngine.create(HfConfig(), read_target(target), context) as engine:

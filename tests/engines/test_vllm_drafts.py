@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
-from spec_engine_hf.decoding import DraftSource
 from spec_engine_hf.engine import HfConfig, HfEngine
-from spec_engine_hf.hf_model import HfModel
 from spec_kit.targets.target_reader import read_target
 
 from ..transformers_target import Transformer
 from .conftest import DRAFTS, NEW_TOKENS, NUM_DRAFT_TOKENS
+from .replay import Replay
 from .vllm_here import needs_vllm
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .conftest import Trained
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("drafts")]
@@ -68,41 +63,10 @@ def test_vllm_drafts_the_tokens_that_our_own_forward_pass_drafts(
     (answer,) = served.generate([prompt], DRAFTED)
     noted = [json.loads(line) for line in draft_notes.read_text().splitlines()[already:]]
     guesses = [tuple(drafts) for step in noted for drafts in step.values()]
-    steps = _Steps(trained.target, trained.folder, prompt, answer.token_ids).replay(guesses)
+    tokens = [*prompt, *answer.token_ids]
+    replay = Replay(
+        trained.target, trained.folder, len(prompt), tokens, Transformer(trained.target).hidden(tokens)
+    )
+    steps = replay.steps(guesses)
     assert len(steps) >= 10
     assert [step.theirs for step in steps] == [step.ours for step in steps]
-
-
-@dataclass(frozen=True)
-class _Step:
-    theirs: tuple[int, ...]
-    ours: tuple[int, ...]
-
-
-class _Steps:
-    """Replays one answer: what our proposer guesses wherever vLLM's drafter was asked."""
-
-    def __init__(self, target: Path, draft: Path, prompt: list[int], answer: tuple[int, ...]) -> None:
-        self._tokens, self._known = [*prompt, *answer], len(prompt) + 1
-        model = HfModel(read_target(target), torch.device("cpu"), "float32")
-        drafting = DraftSource.of_export(draft, model)
-        self._proposer = drafting.new_proposer()
-        self._hidden_TNH = Transformer(target).hidden(self._tokens)[:, list(drafting.layers)]
-        self._proposed_for = 0
-
-    def replay(self, guesses: list[tuple[int, ...]]) -> list[_Step]:
-        steps = []
-        for theirs in guesses:
-            if self._known + len(theirs) >= len(self._tokens):
-                break  # how many of the last ones were accepted, the answer's end does not tell
-            steps.append(_Step(theirs, self._propose(len(theirs))))
-            following = self._tokens[self._known : self._known + len(theirs)]
-            wrong = (i for i, (a, b) in enumerate(zip(theirs, following, strict=True)) if a != b)
-            self._known += next(wrong, len(theirs)) + 1
-        return steps
-
-    def _propose(self, count: int) -> tuple[int, ...]:
-        start, stop = self._proposed_for, self._known - 1
-        self._proposer.extend(self._tokens[start + 1 : stop + 1], self._hidden_TNH[start:stop])
-        self._proposed_for = stop
-        return self._proposer.propose(count, 0.0, torch.Generator()).token_ids

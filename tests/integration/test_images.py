@@ -12,7 +12,6 @@ from PIL import Image
 
 from spec_core.records import Availability
 from spec_engine_sglang.engine import SglangEngine
-from spec_engine_vllm.engine import VllmEngine
 from spec_trainer.cli import run
 
 from ..seeing_targets import IMAGE_ID, SEEING
@@ -124,7 +123,6 @@ def refusal(line: list[str], capsys) -> str:
 @pytest.mark.parametrize(
     ("command", "more", "problem"),
     [
-        ("plan", ("--engine", "vllm"), "sees images, which engine 'vllm' does not capture"),
         ("plan", ("--engine", "sglang"), "sees images, which engine 'sglang' does not capture"),
         ("plan", ("decode.every=1",), "or train.serve_every, prompts of text alone are answered"),
         ("plan", ("train.serve_every=1",), "prompts of text alone are answered"),
@@ -133,8 +131,8 @@ def refusal(line: list[str], capsys) -> str:
     ],
 )
 def test_what_does_not_take_images_says_so(words, tmp_path, capsys, monkeypatch, command, more, problem):
-    for engine in (VllmEngine, SglangEngine):  # whether it is installed or not
-        monkeypatch.setattr(engine, "probe", classmethod(lambda _: Availability(ok=True)))
+    # Whether it is installed or not.
+    monkeypatch.setattr(SglangEngine, "probe", classmethod(lambda _: Availability(ok=True)))
     line = words(command, "qwen2_5_vl", tmp_path / "run", *DRAFTS["eagle3"], *more)
     assert problem in refusal(line, capsys)
     assert not (tmp_path / "run").exists()

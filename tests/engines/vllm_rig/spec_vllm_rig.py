@@ -4,6 +4,8 @@ Each line of the file named by SPEC_TEST_DRAFTS is one call of the drafter: {req
 runs on a processor, DFlash's normalisation of context keys is put right: there ``ops.rms_norm`` takes the first
 layer's weights for every layer. (The product leaves that as it is: acceptance suffers, output does not.)
 
+If ``PATH.positions`` is beside that file, drafts get positions as from vLLM's second runner.
+
 Beside that file the frontend opens streams about its requests (``spec_rig_streams``).
 
 Each line of the file named by SPEC_TEST_SWAPS is one exchange of a draft's weights: digests of the target before and
@@ -24,7 +26,6 @@ import itertools
 import json
 import os
 import sys
-import types
 from pathlib import Path
 
 
@@ -40,7 +41,8 @@ def install() -> None:
     propose = GPUModelRunner.propose_draft_token_ids
 
     def noting(self, *args, **kwargs):
-        drafted = propose(self, *args, **kwargs)
+        with _token_positions(self):
+            drafted = propose(self, *args, **kwargs)
         _note(self.input_batch.req_ids, drafted.tolist() if hasattr(drafted, "tolist") else drafted)
         return drafted
 
@@ -57,10 +59,39 @@ def install() -> None:
 
 
 def _do_without_torchvision() -> None:
-    """vLLM's file of Qwen3.5 imports one function of a module of Transformers that needs torchvision."""
-    images = types.ModuleType("transformers.models.qwen2_vl.image_processing_qwen2_vl")
-    images.smart_resize = None  # of images, which no test has
-    sys.modules[images.__name__] = images
+    """Let vLLM's files of Qwen's models use the image processor that computes with Pillow.
+
+    They import a module of Transformers that needs torchvision, and so does their processor's part for videos, which
+    no test has.
+    """
+    from transformers.models.auto.video_processing_auto import AutoVideoProcessor
+    from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+    from transformers.processing_utils import ProcessorMixin
+
+    sys.modules["transformers.models.qwen2_vl.image_processing_qwen2_vl"] = image_processing_pil_qwen2_vl
+    AutoVideoProcessor.from_pretrained = lambda *_, **__: Qwen3VLVideoProcessor()
+    ProcessorMixin.check_argument_for_proper_class = lambda *_: None
+
+
+@contextlib.contextmanager
+def _token_positions(runner):
+    """Give the draft token indices as positions, if ``PATH.positions`` is beside the notes.
+
+    Where a target's positions have three coordinates, vLLM's first runner gives the draft one of them. The second
+    one, which a processor does not have, gives it token indices.
+    """
+    if not runner.uses_mrope or not Path(os.environ["SPEC_TEST_DRAFTS"]).with_suffix(".positions").exists():
+        yield
+        return
+    drafter = runner.drafter
+    runner.uses_mrope = False
+    drafter._set_positions = lambda count, positions: drafter.positions[:count].copy_(positions)
+    try:
+        yield
+    finally:
+        runner.uses_mrope = True
+        del drafter._set_positions
 
 
 def _fork_on_a_processor() -> None:

@@ -155,3 +155,17 @@ def test_every_argument_of_ours_is_reserved_or_a_default(target) -> None:
     for mode in (PlainMode(), drafting(), CAPTURING):
         ours = engine_arguments(full, target, context(GraphBackend, memory_fraction=0.5), mode).keys()
         assert ours - RESERVED == {"max_num_seqs", "enable_prefix_caching"}
+
+
+def test_a_target_that_sees_gets_images_and_no_cache_of_them(target, seeing_target) -> None:
+    seeing = read_target(seeing_target("qwen2_5_vl"))
+    arguments = engine_arguments(VllmConfig(), seeing, context(), PlainMode())
+    assert arguments["limit_mm_per_prompt"] == {"image": 64, "video": 0}
+    assert arguments["mm_processor_cache_gb"] == 0
+    assert arguments["enable_prefix_caching"] is False
+    assert arguments["skip_tokenizer_init"] is False
+    fewer = VllmConfig(args={"limit_mm_per_prompt": {"image": 2}})
+    assert engine_arguments(fewer, seeing, context(), PlainMode())["limit_mm_per_prompt"] == {"image": 2}
+    blind = engine_arguments(VllmConfig(), target, context(), PlainMode())
+    assert blind["skip_tokenizer_init"] is True
+    assert "limit_mm_per_prompt" not in blind

@@ -11,6 +11,8 @@ from spec_core.foreign import read_bytes
 
 MOST_IMAGE_BYTES = 64 << 20
 """Most bytes of one encoded image."""
+MOST_IMAGES = 64
+"""Most images of one sample."""
 
 
 @dataclass(frozen=True, kw_only=True)

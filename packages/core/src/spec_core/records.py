@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from spec_core.generation import AcceptanceCounters, Generation, SamplingParams, ServerCounters
 from spec_core.host_tensors import to_device_async
-from spec_core.image_source import ImageSource
+from spec_core.image_source import MOST_IMAGES, ImageSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from spec_core.context_group import ContextGroup
 
 __all__ = [
+    "MOST_IMAGES",
     "AcceptanceCounters",
     "Availability",
     "Capabilities",

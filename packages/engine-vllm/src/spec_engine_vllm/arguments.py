@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from spec_core.records import MOST_IMAGES
 from spec_engine_vllm.draft_ranks import EXTENSION
 from spec_engine_vllm.serving_format import speculative_config
 from spec_kit.hosting import CaptureMode, SpeculativeMode
@@ -24,6 +25,11 @@ _MOST_SEQUENCES = 256
 _KV_BYTES = 1 << 30
 """Size of the key-value cache, in bytes, if nothing limits memory. vLLM's default would take most of the host's
 memory."""
+_IMAGES: Arguments = {
+    "limit_mm_per_prompt": {"image": MOST_IMAGES, "video": 0},
+    "mm_processor_cache_gb": 0,  # vLLM's default of 4 GiB would hold images that are seen once an epoch
+}
+"""Arguments of a vLLM whose target sees."""
 _DRAFTER_ROOM = 2
 """Number of positions added to the model length while capturing. vLLM stores no states of a batch if a sequence, its
 one new token and the token that the state extractor 'drafts' exceed the model length."""
@@ -47,7 +53,8 @@ def engine_arguments(config: VllmConfig, target: TargetSpec, context: EngineCont
     arguments: Arguments = {
         "model": str(target.folder),
         "dtype": config.dtype or target.dtype,
-        "skip_tokenizer_init": True,
+        # vLLM finds the tokens that stand for images by the tokenizer.
+        "skip_tokenizer_init": target.image_token_id is None,
         "max_model_len": longest(config, target, mode),
         "max_num_batched_tokens": config.batch_tokens,
         "max_num_seqs": min(_MOST_SEQUENCES, config.batch_tokens),
@@ -67,6 +74,8 @@ def engine_arguments(config: VllmConfig, target: TargetSpec, context: EngineCont
     kv_bytes = config.kv_cache_bytes or (None if capabilities.memory_limit else _KV_BYTES)
     if kv_bytes is not None:
         arguments["kv_cache_memory_bytes"] = kv_bytes
+    if target.image_token_id is not None:
+        arguments |= _IMAGES
     return arguments | _of_mode(config, mode) | config.args
 
 

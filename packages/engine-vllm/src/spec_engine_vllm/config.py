@@ -14,6 +14,7 @@ RESERVED = frozenset(
         "model",
         "dtype",
         "skip_tokenizer_init",
+        "language_model_only",
         "max_model_len",
         "max_num_batched_tokens",
         "tensor_parallel_size",

@@ -50,6 +50,8 @@ class Prompt:
 
     request_id: int
     destinations: list[str]
+    expected_ids: list[int] | None
+    """The token ids that vLLM should run, if images make vLLM write its own; None for text."""
     token_ids: list[int]
     block_ids: list[int]
 
@@ -155,6 +157,9 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         for request_id in captures.lost:
             self._exporter.fail(request_id, EngineError("vLLM ended the request before its prompt was run"))
         for prompt in captures.complete:
+            if prompt.expected_ids is not None and prompt.token_ids != prompt.expected_ids:
+                self._exporter.fail(prompt.request_id, EngineError(_difference(prompt)))
+                continue
             try:
                 hidden_TNH = self._gather(prompt, self._exporter.schema)
                 self._exporter.export(prompt.request_id, prompt.destinations, prompt.token_ids, hidden_TNH)
@@ -201,6 +206,17 @@ def _states_group(kv_cache_config: Any) -> int:
             "target cannot be captured"
         )
     return found[0]
+
+
+def _difference(prompt: Prompt) -> str:
+    """Return the message for a prompt with images whose token ids are not the expected ones."""
+    assert prompt.expected_ids is not None
+    run, expected = len(prompt.token_ids), len(prompt.expected_ids)
+    return (
+        f"vLLM ran {run} tokens for a sample with images, expected {expected}"
+        f"{'' if run != expected else ' with other ids'}: its image processor and the trainer's disagree; install "
+        "the same version of transformers for both"
+    )
 
 
 def _assignment(sampling_params: Any) -> dict[str, Any] | None:

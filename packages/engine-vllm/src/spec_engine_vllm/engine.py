@@ -43,7 +43,7 @@ class VllmEngine(SubprocessEngine):
 
     name: ClassVar[str] = "vllm"
     api_version: ClassVar[int] = 3
-    abilities: ClassVar[EngineAbilities] = EngineAbilities(fresh_weights=True)
+    abilities: ClassVar[EngineAbilities] = EngineAbilities(fresh_weights=True, images=True)
     Config: ClassVar[type[EngineConfig]] = VllmConfig
 
     @classmethod

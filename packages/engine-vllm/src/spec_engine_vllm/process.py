@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import tempfile
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from spec_core import EngineContext, TargetSpec
-    from spec_core.records import CaptureRequest, SamplingParams
+    from spec_core.records import CaptureRequest, ImageSource, SamplingParams
     from spec_engine_vllm.config import VllmConfig
     from spec_kit.hosting import Fields, Mode
 
@@ -62,18 +63,21 @@ class VllmProcess(EngineSubprocess):
                     "kv_transfer_params": {
                         "request_id": request.request_id,
                         "destinations": request.destinations,
+                        "expected_ids": list(request.input_ids) if request.images else None,
                     }
                 },
             }
             for request in requests
         )
-        return self._run([request.input_ids for request in requests], samplings)
+        return self._run(
+            [request.input_ids for request in requests], samplings, [request.images for request in requests]
+        )
 
     def decode(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Fields]:
         """Return vLLM's answers in the order of the prompts."""
         samplings = (self._sampling(sampling, index) for index in range(len(prompts)))
-        load = {"times": sampling.with_times, "concurrency": sampling.concurrency or len(prompts)}
-        return self._run(prompts, samplings, **load).result()["answers"]
+        load: Fields = {"times": sampling.with_times, "concurrency": sampling.concurrency or len(prompts)}
+        return self._run(prompts, samplings, load=load).result()["answers"]
 
     def acceptance(self) -> AcceptanceCounters:
         """Return the acceptance counters since the process started or the draft changed."""
@@ -96,12 +100,18 @@ class VllmProcess(EngineSubprocess):
         self._sockets.cleanup()
 
     def _run(
-        self, prompts: Sequence[Sequence[int]], samplings: Iterable[dict[str, Any]], **load: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        samplings: Iterable[dict[str, Any]],
+        images: Sequence[Sequence[ImageSource]] = (),
+        load: Fields | None = None,
     ) -> Future[Fields]:
-        requests = [
+        requests: list[Fields] = [
             {"ids": list(ids), "sampling": sampling} for ids, sampling in zip(prompts, samplings, strict=True)
         ]
-        return self.ask("run", requests=requests, **load)
+        for request, shown in zip(requests, images, strict=False):
+            request["images"] = [_fields(image) for image in shown]
+        return self.ask("run", requests=requests, **(load or {}))
 
     def _sampling(self, sampling: SamplingParams, index: int) -> dict[str, Any]:
         """Return vLLM's sampling parameters of prompt ``index``.
@@ -124,6 +134,10 @@ class VllmProcess(EngineSubprocess):
         if not causes or not _POINTER.search(message):
             return message
         return f"{message}: {causes[-1]}" if "exit code" in message else causes[-1]
+
+
+def _fields(image: ImageSource) -> Fields:
+    return {"digest": image.digest, "path": image.path, "data": base64.b64encode(image.data).decode()}
 
 
 def _socket_folder() -> tempfile.TemporaryDirectory[str]:

@@ -12,12 +12,15 @@ import os
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import EngineError
 from spec_engine_vllm.acceptance_counts import EngineTotals
 from spec_engine_vllm.draft_ranks import VllmRanks
+from spec_engine_vllm.image_prompts import ImagePrompts
 from spec_kit.hosting import EngineLink
 from spec_processes import ending
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 _NOTED_S = 0.5
 """Seconds to wait until another thread has stored the exit code of vLLM's engine core."""
 
+_WITH_IMAGES = 8
+"""Most requests with images that run at once, so that the pixels of few samples are in memory."""
 _PER_REQUEST = "per_request_spec_decode_metrics"
 """vLLM's argument to count the accepted guesses of each request, if the version has it (0.26 does not)."""
 
@@ -48,7 +53,8 @@ async def _serve(link: EngineLink) -> None:
         await llm.is_sleeping()  # an answer of the engine core: every socket is connected
         _watch_cores(link, closing)
         link.ready()
-        requests = Requests(llm, may_draft="worker_extension_cls" in link.arguments)
+        prompts = ImagePrompts(Path(link.arguments["model"]))
+        requests = Requests(llm, prompts, may_draft="worker_extension_cls" in link.arguments)
         # A stopped engine core answers nothing: then there is no sign of life either.
         await link.serve(
             {"run": requests.run, "counters": requests.counters, "draft": requests.draft},
@@ -103,9 +109,11 @@ def _generators_rewind() -> bool:
 class Requests:
     """Runs requests as they arrive; vLLM batches them."""
 
-    def __init__(self, llm: Any, may_draft: bool) -> None:
+    def __init__(self, llm: Any, prompts: ImagePrompts, may_draft: bool) -> None:
         """Use vLLM's engine ``llm``; ``may_draft`` says whether it speculates."""
         self._llm = llm
+        self._prompts = prompts
+        self._image_room = asyncio.Semaphore(_WITH_IMAGES)
         self._ranks = VllmRanks(llm, EngineTotals())
         self._is_sampler_right = None if may_draft else True
 
@@ -114,7 +122,7 @@ class Requests:
         room = asyncio.Semaphore(message.get("concurrency") or len(message["requests"]) or 1)
 
         async def answer(index: int, request: Fields) -> Fields:
-            async with room:
+            async with room, self._image_room if request.get("images") else nullcontext():
                 return await self._generate(f"{message['key']}-{index}", request, message.get("times", False))
 
         answers = (answer(index, request) for index, request in enumerate(message["requests"]))
@@ -140,7 +148,9 @@ class Requests:
             ignore_eos=True,  # stop_token_ids say where to stop
             output_kind=RequestOutputKind.DELTA if is_timed else RequestOutputKind.FINAL_ONLY,
         )
-        prompt = {"prompt_token_ids": request["ids"]}
+        prompt: Fields = {"prompt_token_ids": request["ids"]}
+        if request.get("images"):
+            prompt = await asyncio.to_thread(self._prompts.prompt, request["ids"], request["images"])
         ids: list[int] = []
         times: list[float] = []
         begun = time.perf_counter()

@@ -13,7 +13,7 @@ import pytest
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.config import EngineConfig
 from spec_core.engine import EngineContext
-from spec_core.errors import DeadlineExceeded, EngineError
+from spec_core.errors import DataError, DeadlineExceeded, EngineError
 from spec_core.records import AcceptanceCounters
 from spec_kit.hosting import EngineSubprocess, PlainMode
 
@@ -164,9 +164,12 @@ time.sleep(60)
 
 _PROGRAM = """
 import asyncio
+from spec_core.errors import DataError
 from spec_kit.hosting import EngineLink
 
 async def echo(message):
+    if message["word"] == "image":
+        raise DataError("an image has changed")
     if message["word"] == "wrong":
         raise ValueError("no such\\nword")
     return {"word": message["word"], "device": link.device_type}
@@ -194,6 +197,8 @@ def test_a_program_serves_requests_refuses_some_and_reports_its_end(start):
     assert (answered.result(LIMIT_S)["word"], answered.result()["device"]) == ("right", "cpu")
     with pytest.raises(EngineError, match=r"^Script refused a request: ValueError: no such word$"):
         refused.result(LIMIT_S)
+    with pytest.raises(DataError, match=r"^an image has changed$"):
+        running.ask("echo", word="image").result(LIMIT_S)
     time.sleep(1.5)  # signs of life come by themselves
     running.health()
     with pytest.raises(EngineError, match=r"^RuntimeError: the program is broken$"):

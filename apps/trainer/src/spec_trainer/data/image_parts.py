@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from spec_core.records import MOST_IMAGES
 from spec_core.wording import counted, shown
 from spec_trainer.data.errors import BadRow
 
@@ -16,8 +17,6 @@ TEXT_ONLY = "drafts are trained on text"
 """Why images are refused for a target that does not see."""
 TEXT_PROMPTS = "prompts of text alone are answered"
 """Why images are refused where the target answers."""
-MOST_IMAGES = 64
-"""Most images of one row."""
 _KINDS = ("image", "image_url", "input_image")
 _SOURCES = ("image", "image_url", "path", "url", "bytes")
 _MARK = "<image>"

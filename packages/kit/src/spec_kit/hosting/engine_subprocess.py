@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import psutil
 
-from spec_core.errors import DeadlineExceeded, EngineError, PeerLost
+from spec_core.errors import DataError, DeadlineExceeded, EngineError, PeerLost
 from spec_core.records import Generation
 from spec_core.resource import Resource
 from spec_kit.hosting.capture_controller import CAPTURE_VARIABLE, CaptureController
@@ -170,7 +170,10 @@ class EngineSubprocess(Resource):
         return [_generation(answer, sampling) for answer in self.decode(prompts, sampling)]
 
     def ask(self, kind: str, **fields: Any) -> Future[Fields]:
-        """Send a request to the process; the future returns the reply's fields, or raises EngineError."""
+        """Send a request to the process; the future returns the reply's fields, or raises EngineError.
+
+        It raises DataError if that is how the process refused the request.
+        """
         answer: Future[Fields] = Future()
         with self._lock:
             if self._failure is not None:
@@ -259,6 +262,8 @@ class EngineSubprocess(Resource):
             return
         if message["kind"] == "done":
             future.set_result(message)
+        elif message.get("is_data"):
+            future.set_exception(DataError(message["message"]))
         else:
             future.set_exception(EngineError(f"{self.program} refused a request: {message['message']}"))
 

@@ -17,7 +17,7 @@ import traceback
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import PeerLost
+from spec_core.errors import DataError, PeerLost
 from spec_processes import BEATS_PER_TIMEOUT, channel_to_parent
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ class EngineLink(AbstractContextManager["EngineLink"]):
         """Answer requests until the engine is gone; each request runs as a separate task.
 
         A handler gets the fields of a request and returns the fields of the reply. If it raises, the request is
-        refused; but if ``has_failed()`` is then true, the exception ends ``serve``. ``check`` is awaited before
+        refused, by a DataError if it raised one; but if ``has_failed()`` is then true, any other exception ends
+        ``serve``. ``check`` is awaited before
         each ``alive`` message; without it, such messages are sent as long as the process runs.
         """
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -114,6 +115,8 @@ class EngineLink(AbstractContextManager["EngineLink"]):
     async def _answer(self, message: Fields, handler: Handler, has_failed: Callable[[], bool]) -> None:
         try:
             kind, fields = "done", await handler(message)
+        except DataError as error:
+            kind, fields = "refused", {"message": str(error), "is_data": True}
         except Exception as error:  # whatever a program raises is for the engine
             if has_failed():
                 raise

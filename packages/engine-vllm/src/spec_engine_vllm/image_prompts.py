@@ -1,0 +1,60 @@
+"""ImagePrompts: prompts with images in the form that vLLM takes.
+
+vLLM wants one token for each image, and puts as many there as its own image processor says. The connector compares
+the result with the trainer's token ids.
+"""
+
+from __future__ import annotations
+
+import base64
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from spec_core.records import ImageSource
+from spec_kit.targets import TargetImages, decoded_image, read_target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from spec_core import TargetSpec
+    from spec_kit.hosting import Fields
+
+
+class ImagePrompts:
+    """Makes prompts for one target. The target's folder is read for the first prompt."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make prompts for the target in ``folder``."""
+        self._folder = folder
+        self._images = TargetImages(folder)
+
+    def prompt(self, token_ids: Sequence[int], images: Sequence[Fields]) -> dict[str, Any]:
+        """Return vLLM's prompt; ``images``: the fields of each ImageSource, with ``data`` in base64.
+
+        Raise DataError if an image cannot be read, or has changed since the request was made.
+        """
+        sources = [
+            ImageSource(digest=image["digest"], path=image["path"], data=base64.b64decode(image["data"]))
+            for image in images
+        ]
+        pictures = [decoded_image(source.read()) for source in sources]
+        counts = [self._images.num_tokens(picture) for picture in pictures]
+        assert self._target.image_token_id is not None
+        return {
+            "prompt_token_ids": one_token_each(token_ids, self._target.image_token_id, counts),
+            "multi_modal_data": {"image": pictures},
+        }
+
+    @cached_property
+    def _target(self) -> TargetSpec:
+        return read_target(self._folder)
+
+
+def one_token_each(token_ids: Sequence[int], image_token_id: int, counts: Iterable[int]) -> list[int]:
+    """Return the token ids with one token for each image, where image i has ``counts[i]`` of them."""
+    left, short, position = iter(counts), list[int](), 0
+    while position < len(token_ids):
+        short.append(token_ids[position])
+        position += next(left, 1) if token_ids[position] == image_token_id else 1
+    return short

@@ -1,0 +1,55 @@
+"""Replays an answer: what our proposer guesses wherever an engine's drafter was asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from spec_engine_hf.decoding import DraftSource
+from spec_engine_hf.hf_model import HfModel
+from spec_kit.targets.target_reader import read_target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    theirs: tuple[int, ...]
+    ours: tuple[int, ...]
+
+
+class Replay:
+    """One answer, with the states of its tokens at the inputs of all layers, [T, N + 1, H]."""
+
+    def __init__(
+        self, target: Path, draft: Path, prompt_length: int, tokens: Sequence[int], hidden_TNH: Tensor
+    ) -> None:
+        self._tokens, self._known = tokens, prompt_length + 1
+        model = HfModel(read_target(target), torch.device("cpu"), "float32")
+        drafting = DraftSource.of_export(draft, model)
+        self._proposer = drafting.new_proposer()
+        self._hidden_TNH = hidden_TNH[:, list(drafting.layers)]
+        self._proposed_for = 0
+
+    def steps(self, guesses: Sequence[tuple[int, ...]]) -> list[Step]:
+        steps = []
+        for theirs in guesses:
+            if self._known + len(theirs) >= len(self._tokens):
+                break  # how many of the last ones were accepted, the answer's end does not tell
+            steps.append(Step(theirs, self._propose(len(theirs))))
+            following = self._tokens[self._known : self._known + len(theirs)]
+            wrong = (i for i, (a, b) in enumerate(zip(theirs, following, strict=True)) if a != b)
+            self._known += next(wrong, len(theirs)) + 1
+        return steps
+
+    def _propose(self, count: int) -> tuple[int, ...]:
+        start, stop = self._proposed_for, self._known - 1
+        self._proposer.extend(self._tokens[start + 1 : stop + 1], self._hidden_TNH[start:stop])
+        self._proposed_for = stop
+        return self._proposer.propose(count, 0.0, torch.Generator()).token_ids

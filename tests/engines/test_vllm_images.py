@@ -1,0 +1,69 @@
+"""vLLM captures targets that see, against Transformers driven by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spec_core.errors import EngineError
+from spec_core.records import FeatureSchema
+from spec_testing import EngineImagesSuite, SampleWithImages
+
+from ..made_once import made_once
+from ..seeing_targets import SEEING, picture, request_of, samples_with_images, save_seeing_target
+from .vllm_here import needs_vllm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from spec_core import Engine
+    from spec_core.engine import EngineContext
+    from spec_engine_vllm.config import VllmConfig
+
+pytestmark = [*needs_vllm, pytest.mark.xdist_group("images")]
+
+LIMIT_S = 120.0
+SIZES = ((24, 24), (33, 47), (8, 90))
+"""The image processor keeps the first, and scales the others."""
+
+
+@pytest.fixture(scope="module", params=SEEING)
+def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kind = request.param
+    return made_once(tmp_path_factory, f"seeing-{kind}", lambda to: save_seeing_target(to, kind, 64, 32))
+
+
+class TestVllmEngineSees(EngineImagesSuite):
+    placement = "colocated"
+
+    @pytest.fixture
+    def config(self, config: VllmConfig, seeing: Path) -> VllmConfig:
+        """Blocks of 32 tokens, which Qwen3-VL's samples may share; by default, as for Qwen2.5-VL, none do."""
+        shared = {"enable_prefix_caching": True} if "qwen3" in seeing.name else {}
+        return config.model_copy(update={"args": config.args | {"block_size": 32} | shared})
+
+    @pytest.fixture
+    def new_engine(self, vllm_environment, seeing, sharing_engine) -> Callable[[EngineContext], Engine]:
+        return lambda context: sharing_engine(seeing, context)
+
+    @pytest.fixture
+    def samples(self, seeing: Path) -> list[SampleWithImages]:
+        """Samples without images, with one and with three; the last ones take more than a batch."""
+        pictures = [[picture(size, seed) for size in SIZES] for seed in range(2)]
+        return samples_with_images(
+            seeing, [[], pictures[0][:1], pictures[1][:1], pictures[0], pictures[1], pictures[0]]
+        )
+
+    def test_tokens_that_vllm_would_not_run_are_refused(self, engine: Engine, seeing: Path) -> None:
+        """A row that is a token short of its image is an error; no features of other tokens are sent."""
+        request = request_of(seeing, [picture((24, 24))])
+        ids = list(request.input_ids)
+        ids.remove(engine.target.image_token_id)
+        schema = FeatureSchema(layers=(0,), hidden_size=engine.target.hidden_size, dtype="float32")
+        refused = engine.capture([replace(request, input_ids=tuple(ids))], schema)
+        with pytest.raises(EngineError, match=r"vLLM ran \d+ tokens for a sample with images, expected \d+"):
+            refused.result(LIMIT_S)
+        engine.capture([request], schema).result(LIMIT_S)

@@ -1,0 +1,169 @@
+"""vLLM's server drafts for targets that see: the text without the draft, and the guesses of our proposer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import socket
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spec_core.records import CaptureRequest
+from spec_engine_vllm.engine import VllmEngine
+from spec_kit.drafting.draft_folder import recognise
+from spec_kit.targets.target_reader import read_target
+from spec_trainer.cli import run
+
+from ..made_once import made_once
+from ..seeing_targets import picture, reference_states, save_seeing_target
+from .conftest import MAX_LENGTH, NUM_DRAFT_TOKENS, write_answers
+from .page_server import ServerProcess
+from .replay import Replay
+from .vllm_here import needs_vllm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from PIL import Image
+
+    from spec_core.records import ImageSource
+
+    Pictures = list[tuple[ImageSource, Image.Image]]
+
+pytestmark = [*needs_vllm, pytest.mark.xdist_group("seeing drafts"), pytest.mark.timeout(1200)]
+
+START_S = 400.0
+NEW_TOKENS = 48
+PROMPTS = 40
+SIZES = ((24, 24), (33, 47), (8, 90), (8, 8))
+DRAFTS = {
+    "eagle3": ["draft.num_steps=3", "draft.intermediate_size=256", "train.lr=8e-3"],
+    "dflash": ["draft.block_size=4", "draft.num_layers=1", "draft.num_features=3", "train.lr=3e-3"],
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    draft_name: str
+    target: Path
+    folder: Path
+    drafting: ServerProcess
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("qwen2_5_vl", "eagle3"), ("qwen3_vl", "eagle3"), ("qwen3_vl", "dflash")],
+    ids="-".join,
+)
+def served(request, vllm_environment, tmp_path_factory) -> Iterator[Served]:
+    """A server that the printed command starts."""
+    kind, draft_name = request.param
+    target = made_once(tmp_path_factory, f"seeing-{kind}", lambda to: save_seeing_target(to, kind, 64, 32))
+    folder = tmp_path_factory.mktemp("served")
+    rows, draw = folder / "rows.jsonl", random.Random(0)
+    write_answers(target, [[draw.randrange(256) for _ in range(4)] for _ in range(24)], rows)
+    with rows.open("a") as file:
+        for seed in range(8):
+            content = message(f"What is {seed}?", [picture(SIZES[seed % 4], seed)])
+            answer = {"role": "assistant", "content": f"A picture, number {seed}."}
+            file.write(json.dumps({"messages": [content, answer]}) + "\n")
+    words = ["--target", target, "--data", rows, "--draft", draft_name, "--output", folder / "run"]
+    settings = ["train.steps=80", "train.warmup_steps=5", "train.global_batch_tokens=1024"]
+    assert run([str(word) for word in [*words, *DRAFTS[draft_name], *settings]]) == 0
+    server = started(target, folder, folder / "run" / "draft")
+    try:
+        server.wait_ready(START_S)
+        yield Served(draft_name, target, folder / "run" / "draft", server)
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def plain(served, tmp_path_factory) -> Iterator[ServerProcess]:
+    server = started(served.target, tmp_path_factory.mktemp("plain"))
+    try:
+        server.wait_ready(START_S)
+        yield server
+    finally:
+        server.close()
+
+
+def started(target: Path, folder: Path, draft: Path | None = None) -> ServerProcess:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    command = f"{sys.executable} -m vllm.entrypoints.openai.api_server --enforce-eager --model {target}"
+    if draft is not None:
+        spec = read_target(target)
+        printed = VllmEngine.serving_command(spec, recognise(draft, spec), draft, NUM_DRAFT_TOKENS)
+        assert printed is not None
+        command = printed
+    flags = f"--dtype float32 --max-model-len {MAX_LENGTH} --kv-cache-memory-bytes 64M --port {port}"
+    return ServerProcess(f"{command} {flags}", folder, port)
+
+
+def message(text: str, pictures: Pictures) -> dict[str, Any]:
+    urls = ["data:image/png;base64," + base64.b64encode(source.data).decode() for source, _ in pictures]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+
+def answer(server: ServerProcess, target: Path, text: str, pictures: Pictures) -> tuple[list[int], list[int]]:
+    """Return the token ids of a prompt as vLLM has run it, and those of its greedy answer."""
+    fields = {
+        "model": str(target),
+        "messages": [message(text, pictures)],
+        "temperature": 0,
+        "max_tokens": NEW_TOKENS,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    status, _, body = server.ask("POST", "/v1/chat/completions", fields)
+    assert status == 200, body
+    found = json.loads(body)
+    return found["prompt_token_ids"], found["choices"][0]["token_ids"]
+
+
+def test_the_text_with_the_draft_is_the_text_without(served, plain) -> None:
+    for number in range(PROMPTS):
+        sizes = [SIZES[(number + index) % len(SIZES)] for index in range(1 + number % 3)]
+        pictures = [picture(size, number) for size in sizes]
+        text = f"What is shown in {number}?"
+        drafted = answer(served.drafting, served.target, text, pictures)
+        assert drafted == answer(plain, served.target, text, pictures), number
+    metrics = served.drafting.ask("GET", "/metrics")[2].decode()
+    accepted = VllmEngine.server_counters(metrics).acceptance.accepted
+    print(f"{served.draft_name}: {accepted} guesses accepted")
+    assert accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "second_runner"),
+    [(((8, 8), (8, 8)), False), (((24, 24), (33, 47)), True)],
+    ids=["a token each, first runner", "many tokens each, positions of the second runner"],
+)
+def test_vllm_drafts_the_tokens_that_our_own_forward_pass_drafts(
+    served, draft_notes, sizes, second_runner
+) -> None:
+    """Both runners of vLLM agree where an image takes one token: its coordinates are then the token's index."""
+    pictures = [picture(size, 5) for size in sizes]
+    switch = draft_notes.with_suffix(".positions")
+    draft_notes.touch()
+    already = len(draft_notes.read_text().splitlines())
+    if second_runner:
+        switch.touch()
+    try:
+        prompt, tokens = answer(served.drafting, served.target, "What is it?", pictures)
+    finally:
+        switch.unlink(missing_ok=True)
+    noted = [json.loads(line) for line in draft_notes.read_text().splitlines()[already:]]
+    guesses = [tuple(drafts) for step in noted for drafts in step.values()]
+    request = CaptureRequest(request_id=0, input_ids=(*prompt, *tokens), destinations=())
+    hidden_TNH = reference_states(served.target, request, pictures)
+    steps = Replay(served.target, served.folder, len(prompt), request.input_ids, hidden_TNH).steps(guesses)
+    assert len(steps) >= 10
+    assert [step.theirs for step in steps] == [step.ours for step in steps]

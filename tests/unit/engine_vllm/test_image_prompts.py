@@ -1,0 +1,56 @@
+"""Prompts with images, as vLLM takes them."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import asdict
+
+import pytest
+
+from spec_core.errors import DataError
+from spec_core.records import ImageSource
+from spec_engine_vllm.image_prompts import ImagePrompts, one_token_each
+
+from ...seeing_targets import IMAGE_ID, SEEING, picture, request_of
+
+
+@pytest.mark.parametrize("model_type", SEEING)
+def test_each_image_has_one_token_and_its_pixels(seeing_target, model_type) -> None:
+    folder, pictures = seeing_target(model_type), [picture((33, 47)), picture((8, 8)), picture((8, 90))]
+    request = request_of(folder, pictures)
+    prompt = ImagePrompts(folder).prompt(request.input_ids, [fields(image) for image in request.images])
+    ids = prompt["prompt_token_ids"]
+    assert ids.count(IMAGE_ID) == 3 < request.input_ids.count(IMAGE_ID)
+    assert [token for token in ids if token != IMAGE_ID] == [t for t in request.input_ids if t != IMAGE_ID]
+    shown = prompt["multi_modal_data"]["image"]
+    assert [image.tobytes() for image in shown] == [image.tobytes() for _, image in pictures]
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "counts", "expected"),
+    [
+        ([1, 9, 9, 2, 9, 3], (2, 1), [1, 9, 2, 9, 3]),
+        ([9, 9, 9], (1, 2), [9, 9]),  # images that touch
+        ([1, 9, 2], (3,), [1, 9]),  # not the image's: vLLM will run other tokens, which is noticed
+        ([1, 2], (), [1, 2]),
+    ],
+)
+def test_tokens_of_an_image_become_one(token_ids, counts, expected) -> None:
+    assert one_token_each(token_ids, 9, counts) == expected
+
+
+def test_a_file_that_has_changed_is_refused(seeing_target, tmp_path) -> None:
+    folder, (source, image) = seeing_target("qwen3_vl"), picture((24, 24))
+    file = tmp_path / "a.png"
+    file.write_bytes(source.data)
+    request = request_of(folder, [(source, image)])
+    named = fields(ImageSource.of_file(str(file)))
+    prompts = ImagePrompts(folder)
+    assert prompts.prompt(request.input_ids, [named])["prompt_token_ids"].count(IMAGE_ID) == 1
+    file.write_bytes(picture((24, 24), seed=1)[0].data)
+    with pytest.raises(DataError, match="has changed since the data was read"):
+        prompts.prompt(request.input_ids, [named])
+
+
+def fields(image: ImageSource) -> dict[str, str]:
+    return asdict(image) | {"data": base64.b64encode(image.data).decode()}
