@@ -1,6 +1,8 @@
 """Write a target folder with random weights in the shape of a published model: speed does not depend on them.
 
 python benchmarks/random_target.py qwen3-8b /dev/shm/qwen3-8b
+
+With ``--fp8`` the layers' matrices are in 8-bit floating point with a scale per row.
 """
 
 from __future__ import annotations
@@ -45,8 +47,21 @@ SHAPES: dict[str, dict[str, object]] = {
     },
 }
 
+_WEIGHTS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+_ACTIVATIONS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
+FP8: dict[str, object] = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {"targets": ["Linear"], "weights": _WEIGHTS, "input_activations": _ACTIVATIONS}
+    },
+}
+"""The layout of published FP8 models: a scale per row of a weight, and one per token that the engine computes."""
 
-def write_random_target(shape: str, folder: Path, dtype: str = "bfloat16") -> Path:
+
+def write_random_target(shape: str, folder: Path, dtype: str = "bfloat16", *, fp8: bool = False) -> Path:
     """Write config.json and sharded safetensors; leave a folder that is complete already as it is."""
     if (folder / "model.safetensors.index.json").exists():
         return folder
@@ -59,13 +74,15 @@ def write_random_target(shape: str, folder: Path, dtype: str = "bfloat16") -> Pa
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     model.config.architectures = [type(model).__name__]
+    if fp8:
+        model.config.quantization_config = FP8
     model.config.save_pretrained(folder)
     weights = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    _write_shards(weights, folder, getattr(torch, dtype))
+    _write_shards(weights, folder, getattr(torch, dtype), fp8=fp8)
     return folder
 
 
-def _write_shards(shapes: dict[str, torch.Size], folder: Path, dtype: torch.dtype) -> None:
+def _write_shards(shapes: dict[str, torch.Size], folder: Path, dtype: torch.dtype, *, fp8: bool) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -82,7 +99,13 @@ def _write_shards(shapes: dict[str, torch.Size], folder: Path, dtype: torch.dtyp
 
     for name, size in shapes.items():
         values = torch.randn(size, generator=generator, device=device, dtype=torch.float32)
-        shard[name] = (1 + 0.02 * values if len(size) == 1 else 0.02 * values).to(dtype).cpu()
+        values = 1 + 0.02 * values if len(size) == 1 else 0.02 * values
+        if fp8 and name.endswith("_proj.weight"):
+            scale_R1 = values.abs().amax(1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+            shard[f"{name}_scale"] = scale_R1.to(dtype).cpu()
+            shard[name] = (values / scale_R1).to(torch.float8_e4m3fn).cpu()
+        else:
+            shard[name] = values.to(dtype).cpu()
         if sum(tensor.nbytes for tensor in shard.values()) > SHARD_BYTES:
             flush()
     flush()
@@ -97,8 +120,9 @@ def main() -> None:
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--fp8", action="store_true")
     arguments = parser.parse_args()
-    write_random_target(arguments.shape, arguments.folder, arguments.dtype)
+    write_random_target(arguments.shape, arguments.folder, arguments.dtype, fp8=arguments.fp8)
 
 
 if __name__ == "__main__":

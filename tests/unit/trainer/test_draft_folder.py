@@ -231,14 +231,27 @@ def test_a_selector_needs_a_vllm_that_knows_it_and_its_second_runner(export, tar
 
 def test_latent_attention_before_vllm_0_28(export, target):
     """Exports have no plain rotary embeddings; the build for CPUs had no such attention at all."""
-    folder = export("eagle3, mla")
-    check_vllm_folder(folder, target, is_before_28=True)
+    folder, latent = export("eagle3, mla"), replace(target, latent=LatentSizes(**LATENT))
+    check_vllm_folder(folder, latent, is_before_28=True)
+    with pytest.raises(ArtifactError, match=r"whose sizes vLLM before 0\.28 takes for the draft's"):
+        check_vllm_folder(folder, target, is_before_28=True)
     with pytest.raises(ArtifactError, match=r"vLLM's CPU build has from 0\.28 on"):
-        check_vllm_folder(folder, target, is_cpu_build=True, is_before_28=True)
+        check_vllm_folder(folder, latent, is_cpu_build=True, is_before_28=True)
     edit(folder, {"rope_parameters": {"rope_type": "default"}, "rope_scaling": None})
     check_vllm_folder(folder, target)
     with pytest.raises(ArtifactError, match="takes for YaRN without a factor"):
+        check_vllm_folder(folder, latent, is_before_28=True)
+
+
+def test_vllm_0_26_knows_no_text_model_of_qwen3_5(make_target, tmp_path):
+    target = read_target(make_target("qwen3_5_text"))
+    plugin = plugins.load(Draft, "mtp")
+    folder = export_untrained(plugin(plugin.Config(name="mtp")), target, tmp_path / "draft")
+    check_vllm_folder(folder, target)
+    with pytest.raises(ArtifactError, match=r"Qwen3_5ForCausalLM, which vLLM 0\.26 does not know"):
         check_vllm_folder(folder, target, is_before_28=True)
+    edit(folder, {"architectures": ["Qwen3_5ForConditionalGeneration"]})
+    check_vllm_folder(folder, target, is_before_28=True)
 
 
 def test_latent_attention_in_vllms_build_for_cpus(export, target):

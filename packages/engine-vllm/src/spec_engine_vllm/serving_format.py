@@ -37,6 +37,8 @@ _MARKOV_BLOCKS = frozenset({"Qwen3DSparkModel"})
 """Architecture names of block drafts whose guesses depend on each other through a Markov head."""
 _SELECTOR_BLOCKS = frozenset({"DFlash2DraftModel"})
 """Architecture names of block drafts whose guesses are chosen one after the other by a selector."""
+_TEXT_HEADS = frozenset({"Qwen3_5ForCausalLM"})
+"""Architecture names of MTP heads of targets without images."""
 _UNNAMED_MARKOV_BLOCKS = frozenset({"DSparkDraftModel"})
 """SpecForge's name for a block draft with a Markov head; vLLM mistakes it for a part of a DeepSeek-V4 target."""
 _FULL = "full_attention"
@@ -243,7 +245,17 @@ _UNKNOWN_SELECTOR = Flaw(
     "selector and the convolutions",
     _is_selector_block,
 )
-_BEFORE_28 = (_UNKNOWN_SELECTOR, _PLAIN_ROTATION)
+_FOREIGN_SIZES = Flaw(
+    "it has multi-head latent attention and the target has another one, whose sizes vLLM before 0.28 takes for the "
+    "draft's, and stops",
+    lambda draft: _is_latent_chain(draft) and draft.target.latent is None,
+)
+_UNKNOWN_TEXT_MODEL = Flaw(
+    "its architecture is Qwen3_5ForCausalLM, which vLLM 0.26 does not know: it has Qwen3.5 in the multimodal layout "
+    "alone",
+    lambda draft: not draft.architectures.isdisjoint(_TEXT_HEADS),
+)
+_BEFORE_28 = (_UNKNOWN_SELECTOR, _PLAIN_ROTATION, _FOREIGN_SIZES, _UNKNOWN_TEXT_MODEL)
 """Flaws that only vLLM versions before 0.28 have."""
 _SECOND_RUNNER = (
     Flaw(
