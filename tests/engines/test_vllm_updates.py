@@ -59,13 +59,13 @@ def trained(request, trained_draft) -> Trained:
 
 @pytest.fixture(scope="module")
 def worse(trained, tmp_path_factory) -> Path:
-    """The trained draft with noise as large as its weights: next to no guess of it is right."""
+    """The trained draft with noise as large as its weights: next to no guess of it is right. Copies stay copies."""
     folder = tmp_path_factory.mktemp(f"worse-{trained.name}") / "draft"
     shutil.copytree(trained.folder, folder)
     tensors = weights_of(folder)
-    draw = torch.Generator().manual_seed(1)
     for name, tensor in tensors.items():
         if tensor.is_floating_point():
+            draw = torch.Generator().manual_seed(tensor.numel())
             noise = torch.randn(tensor.shape, generator=draw)
             tensors[name] = tensor + tensor.std().nan_to_num(0.1) * noise
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -156,7 +156,8 @@ def generating(engine: Engine, prompts: list[list[int]]) -> Iterator[list[list[t
         thread.join()
 
 
-@pytest.mark.parametrize("trained", [*DRAFTS, "mtp"], indirect=True)
+@pytest.mark.timeout(900)  # trains, and starts two vLLMs
+@pytest.mark.parametrize("trained", [*DRAFTS, "eagle3, two layers", "eagle3, mla", "mtp"], indirect=True)
 def test_pushes_every_second_change_what_is_drafted_and_no_answer(
     trained, worse, serving, sharing_engine, publisher, notes
 ) -> None:
