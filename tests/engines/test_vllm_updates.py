@@ -47,6 +47,10 @@ NUM_PUSHES = 4
 """Pushes of each of two drafts, one a second."""
 VERSIONS = itertools.count(1)
 DRAFTS = ["eagle3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dflash", "peagle"))]
+PUSHED_ONLY = [
+    pytest.param(name, marks=pytest.mark.slow) for name in ("eagle3, two layers", "eagle3, mla", "mtp")
+]
+"""Drafts that only the test of many pushes has."""
 
 Drafts = list[list[list[int]]]
 """The tokens that were drafted, for each prompt and round."""
@@ -59,13 +63,13 @@ def trained(request, trained_draft) -> Trained:
 
 @pytest.fixture(scope="module")
 def worse(trained, tmp_path_factory) -> Path:
-    """The trained draft with noise as large as its weights: next to no guess of it is right."""
+    """The trained draft with noise as large as its weights: next to no guess of it is right. Copies stay copies."""
     folder = tmp_path_factory.mktemp(f"worse-{trained.name}") / "draft"
     shutil.copytree(trained.folder, folder)
     tensors = weights_of(folder)
-    draw = torch.Generator().manual_seed(1)
     for name, tensor in tensors.items():
         if tensor.is_floating_point():
+            draw = torch.Generator().manual_seed(tensor.numel())
             noise = torch.randn(tensor.shape, generator=draw)
             tensors[name] = tensor + tensor.std().nan_to_num(0.1) * noise
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -156,7 +160,8 @@ def generating(engine: Engine, prompts: list[list[int]]) -> Iterator[list[list[t
         thread.join()
 
 
-@pytest.mark.parametrize("trained", [*DRAFTS, pytest.param("mtp", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.timeout(900)  # trains, and starts two vLLMs
+@pytest.mark.parametrize("trained", [*DRAFTS, *PUSHED_ONLY], indirect=True)
 def test_pushes_every_second_change_what_is_drafted_and_no_answer(
     trained, worse, serving, sharing_engine, publisher, notes
 ) -> None:
