@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -165,3 +166,10 @@ def samples_with_images(
         )
         for request, pictures in zip(requests, shown, strict=True)
     ]
+
+
+def question(text: str, pictures: Sequence[tuple[ImageSource, Image.Image]]) -> dict[str, Any]:
+    """Return a user's message in OpenAI's form, with the pictures as data: URIs."""
+    urls = ["data:image/png;base64," + base64.b64encode(source.data).decode() for source, _ in pictures]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,10 @@ from spec_core.errors import EngineError
 from spec_core.records import FeatureSchema
 from spec_testing import EngineImagesSuite, SampleWithImages
 
+from ..integration.launching import Lab, losses
 from ..made_once import made_once
-from ..seeing_targets import SEEING, picture, request_of, samples_with_images, save_seeing_target
+from ..seeing_targets import SEEING, picture, question, request_of, samples_with_images, save_seeing_target
+from .conftest import VLLM_ARGS
 from .vllm_here import needs_vllm
 
 if TYPE_CHECKING:
@@ -67,3 +70,33 @@ class TestVllmEngineSees(EngineImagesSuite):
         with pytest.raises(EngineError, match=r"vLLM ran \d+ tokens for a sample with images, expected \d+"):
             refused.result(LIMIT_S)
         engine.capture([request], schema).result(LIMIT_S)
+
+
+def test_a_run_on_pictures_does_what_one_with_the_reference_engine_does(
+    vllm_environment, tmp_path_factory, tmp_path
+) -> None:
+    target = made_once(
+        tmp_path_factory, "seeing-qwen3_vl", lambda to: save_seeing_target(to, "qwen3_vl", 64, 32)
+    )
+    rows = []
+    for number in range(12):
+        pictures = [picture(SIZES[index], number) for index in range(number % 3)]
+        answer = {"role": "assistant", "content": f"A picture, number {number}."}
+        rows.append({"messages": [question("What is seen?", pictures), answer]})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = {
+        "target": target,
+        "data.path": tmp_path / "rows.jsonl",
+        "data.eval_samples": 0,
+        "train.steps": 6,
+        "train.warmup_steps": 1,
+        "train.global_batch_tokens": 200,
+        "draft.num_steps": 2,
+    }
+    vllm = {"engine__name": "vllm", "engine__batch_tokens": 256, "engine__kv_cache_bytes": 64 << 20}
+    vllm |= {f"engine__args__{key}": value for key, value in VLLM_ARGS.items()}
+    with Lab(tmp_path, keys, "") as lab:
+        lab.train(tmp_path / "vllm", timeout_s=2 * LIMIT_S, **vllm)
+        lab.train_here(tmp_path / "hf")
+    assert len(losses(tmp_path / "vllm")) == 6
+    assert losses(tmp_path / "vllm") == pytest.approx(losses(tmp_path / "hf"), rel=1e-4)

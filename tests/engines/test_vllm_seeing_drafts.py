@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 import socket
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,7 +18,7 @@ from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli import run
 
 from ..made_once import made_once
-from ..seeing_targets import picture, reference_states, save_seeing_target
+from ..seeing_targets import picture, question, reference_states, save_seeing_target
 from .conftest import MAX_LENGTH, NUM_DRAFT_TOKENS, write_answers
 from .page_server import ServerProcess
 from .replay import Replay
@@ -69,7 +68,7 @@ def served(request, vllm_environment, tmp_path_factory) -> Iterator[Served]:
     write_answers(target, [[draw.randrange(256) for _ in range(4)] for _ in range(24)], rows)
     with rows.open("a") as file:
         for seed in range(8):
-            content = message(f"What is {seed}?", [picture(SIZES[seed % 4], seed)])
+            content = question(f"What is {seed}?", [picture(SIZES[seed % 4], seed)])
             answer = {"role": "assistant", "content": f"A picture, number {seed}."}
             file.write(json.dumps({"messages": [content, answer]}) + "\n")
     words = ["--target", target, "--data", rows, "--draft", draft_name, "--output", folder / "run"]
@@ -106,17 +105,11 @@ def started(target: Path, folder: Path, draft: Path | None = None) -> ServerProc
     return ServerProcess(f"{command} {flags}", folder, port)
 
 
-def message(text: str, pictures: Pictures) -> dict[str, Any]:
-    urls = ["data:image/png;base64," + base64.b64encode(source.data).decode() for source, _ in pictures]
-    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
-
-
 def answer(server: ServerProcess, target: Path, text: str, pictures: Pictures) -> tuple[list[int], list[int]]:
     """Return the token ids of a prompt as vLLM has run it, and those of its greedy answer."""
     fields = {
         "model": str(target),
-        "messages": [message(text, pictures)],
+        "messages": [question(text, pictures)],
         "temperature": 0,
         "max_tokens": NEW_TOKENS,
         "ignore_eos": True,
