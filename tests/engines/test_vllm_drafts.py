@@ -6,12 +6,14 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
 from spec_core.records import SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.targets.target_reader import read_target
+from spec_testing.answer_checks import KOLMOGOROV_LIMIT
 
 from ..transformers_target import Transformer
 from .conftest import DRAFTS, NEW_TOKENS, NUM_DRAFT_TOKENS
@@ -25,6 +27,9 @@ pytestmark = [*needs_vllm, pytest.mark.xdist_group("drafts")]
 
 DRAFTED = SamplingParams(max_new_tokens=NEW_TOKENS, num_draft_tokens=NUM_DRAFT_TOKENS, stop_at_eos=False)
 PLAIN = SamplingParams(max_new_tokens=NEW_TOKENS, stop_at_eos=False)
+SAMPLED = SamplingParams(
+    max_new_tokens=4, temperature=1.0, seed=3, num_draft_tokens=NUM_DRAFT_TOKENS, stop_at_eos=False
+)
 
 
 @pytest.fixture(params=sorted(DRAFTS))
@@ -70,3 +75,28 @@ def test_vllm_drafts_the_tokens_that_our_own_forward_pass_drafts(
     steps = replay.steps(guesses)
     assert len(steps) >= 10
     assert [step.theirs for step in steps] == [step.ours for step in steps]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_twenty_thousand_sampled_answers_follow_the_targets_distribution(trained, sharing_engine) -> None:
+    """Of each sampled token, the probability of all likelier tokens is uniform on [0, 1): Kolmogorov's test."""
+    served, prompt = sharing_engine(trained.target), trained.prompts[0]
+    served.load_draft(trained.folder)
+    answers = served.generate([prompt] * 20_000, SAMPLED)
+    assert served.acceptance().acceptance_length > 1.05
+    tokens_BT = torch.tensor([[*prompt, *answer.token_ids] for answer in answers])
+    new_BT = tokens_BT[:, len(prompt) :]
+    model = Transformer(trained.target).model
+    with torch.no_grad():
+        logits = [model(part).logits[:, len(prompt) - 1 : -1] for part in tokens_BT.split(500)]
+    probs_BTV = torch.cat(logits).double().softmax(-1)
+    own_BT1 = probs_BTV.gather(2, new_BT[..., None])
+    draw = torch.rand(new_BT.shape, generator=torch.Generator().manual_seed(5))
+    values = probs_BTV.where(probs_BTV > own_BT1, 0).sum(-1) + own_BT1[..., 0] * draw
+    for step in range(SAMPLED.max_new_tokens):
+        ordered = values[:, step].sort()[0]
+        uniform = (torch.arange(len(ordered)) + 0.5) / len(ordered)
+        distance = float((ordered - uniform).abs().max()) * len(ordered) ** 0.5
+        print(f"{trained.name}: token {step + 1}: {distance:.2f}")
+        assert distance < KOLMOGOROV_LIMIT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from spec_core.wording import counted
 from spec_trainer.push.servers import open_transports
 from spec_trainer.run.dispatch import sample_bytes
 from spec_trainer.run.expected_time import expected_time
@@ -79,22 +80,26 @@ def _pushes(run: RunSpec) -> str:
     servers = ", ".join(config.push.to) or "the run's own engine"
     transports = open_transports(run.backend, config.push)
     which = "the first" if config.push.transport else "what is fastest there"
-    return f"every {config.train.push_every} steps to {servers}, by {which} of {', '.join(transports)}"
+    return f"{_every(config.train.push_every)} to {servers}, by {which} of {', '.join(transports)}"
 
 
 def _decoding(run: RunSpec) -> str:
     decode = run.config.decode
-    return f"every {decode.every} steps, {decode.prompts} prompts{_answers(run)}"
+    return f"{_every(decode.every)}, {counted(decode.prompts, 'prompt')}{_answers(run)}"
 
 
 def _measuring(run: RunSpec) -> str:
-    every, number = run.config.train.serve_every, len(run.serving_prompts)
-    return f"every {every} steps in the run's own engine, {number} held-out prompts{_answers(run)}"
+    prompts = counted(len(run.serving_prompts), "held-out prompt")
+    return f"{_every(run.config.train.serve_every)} in the run's own engine, {prompts}{_answers(run)}"
+
+
+def _every(steps: int) -> str:
+    return "every step" if steps == 1 else f"every {steps} steps"
 
 
 def _answers(run: RunSpec) -> str:
     most = run.config.decode.max_new_tokens
-    return f" with {run.num_draft_tokens} draft tokens, {most} new tokens at most"
+    return f" with {counted(run.num_draft_tokens, 'draft token')}, {counted(most, 'new token')} at most"
 
 
 def _parallel(run: RunSpec, share: int) -> str:

@@ -17,6 +17,7 @@ import torch
 
 from spec_core import Backend, Draft, Engine, plugins
 from spec_core.records import SamplingParams
+from spec_core.wording import counted
 from spec_trainer.command_line.engine_output import engine_output_kept
 from spec_trainer.commands.evaluate import export_untrained
 from spec_trainer.commands.train import run_training
@@ -171,14 +172,16 @@ def highlights(summary: dict[str, Any], output: Path) -> dict[str, Any]:
     }
     return {
         **{f"acceptance length, {name}": round(summary[key], 2) for name, key in lengths.items()},
-        f"speed-up with the trained draft, texts at a time: {summary.get('concurrency', 'many')}": round(
-            summary["speedup"], 2
-        ),
+        f"speed-up with the trained draft, {_texts(summary)} at a time": round(summary["speedup"], 2),
         **_one_at_a_time(summary),
         "greedy output equal to plain decoding": summary["outputs_equal"],
         "draft": str(output / "draft"),
         "report": str(output / "report.html"),
     }
+
+
+def _texts(summary: dict[str, Any]) -> str:
+    return counted(summary["concurrency"], "text") if "concurrency" in summary else "many texts"
 
 
 def _one_at_a_time(summary: dict[str, Any]) -> dict[str, float]:
