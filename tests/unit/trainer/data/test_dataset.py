@@ -268,7 +268,10 @@ def test_files_are_utf_8_with_or_without_a_byte_order_mark(tmp_path, tokenizer_f
 def test_a_folder_is_read_file_by_file_in_the_order_of_names(write, tmp_path):
     for name, ids in (("b/2.jsonl", [3, 3]), ("a.jsonl", [1, 1]), ("b/1.jsonl", [2, 2])):
         write({"input_ids": ids, "loss_mask": [1, 1]}, name=f"folder/{name}")
-    (tmp_path / "folder" / "README.md").write_text("not data")
+    for name in ("README.md", "._a.jsonl", ".checkpoints/a.jsonl"):
+        file = tmp_path / "folder" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"\0 not data")
     assert [int(sample.input_ids[0]) for sample in read(tmp_path / "folder").train] == [1, 2, 3]
 
 

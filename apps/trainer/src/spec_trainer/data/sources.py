@@ -98,13 +98,17 @@ def check_answers(path: str, chat: ChatConfig) -> None:
 
 
 def data_files(folder: Path) -> list[Path]:
-    """Return the data files below ``folder``, sorted by path."""
-    names = (Path(source) / name for source, _, names in os.walk(folder, onerror=_raise) for name in names)
+    """Return the data files below ``folder``, sorted by path; what is hidden by a leading dot is left out."""
+    paths = (Path(source) / name for source, _, names in os.walk(folder, onerror=_raise) for name in names)
     with _readable(str(folder)):
-        files = sorted(file for file in names if _is_data(file))
+        files = sorted(path for path in paths if _is_data(path) and not _is_hidden(path.relative_to(folder)))
     if not files:
         raise DataError(f"data folder '{folder}' holds no {_KINDS} file")
     return files
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _is_data(file: Path) -> bool:
