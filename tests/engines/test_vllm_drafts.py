@@ -80,7 +80,7 @@ def test_vllm_drafts_the_tokens_that_our_own_forward_pass_drafts(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_twenty_thousand_sampled_answers_follow_the_targets_distribution(trained, sharing_engine) -> None:
-    """Of each sampled token, the probability of all likelier tokens is uniform on [0, 1): Kolmogorov's test."""
+    """The probability of all tokens likelier than the sampled one is uniform on [0, 1): Kolmogorov's test."""
     served, prompt = sharing_engine(trained.target), trained.prompts[0]
     served.load_draft(trained.folder)
     answers = served.generate([prompt] * 20_000, SAMPLED)

@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from spec_core import Proposal, Proposer
-from spec_kit.drafting import draw, rotate, uniform_numbers
+from spec_kit.drafting import cached_attention, draw, extended_caches, new_positions, rotate, uniform_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,20 +59,16 @@ class ChainProposer(Proposer):
         """Add keys and values of more positions of every sequence to the caches, in one forward pass."""
         network, counts = proposers[0]._network, [len(ids) for ids in next_ids]
         device = network.device
-        position_T = torch.cat(
-            [torch.arange(p._length, p._length + n) for p, n in zip(proposers, counts, strict=True)]
-        )
         ids_T = torch.tensor([token for ids in next_ids for token in ids], dtype=torch.int64).to(device)
         hidden_TH = network.module.fuse(torch.cat(list(hidden))[:, :-1].to(device))
-        angles = network.angles(position_T.to(device))
+        angles = network.angles(new_positions([p._caches[0] for p in proposers], counts))
         for index, layer in enumerate(network.layers):
             q_T, k_T, v_T = network.qkv(layer, ids_T, hidden_TH, angles)
-            for proposer, k, v in zip(proposers, k_T.split(counts), v_T.split(counts), strict=True):
-                keys, values = proposer._caches[index]
-                proposer._caches[index] = torch.cat([keys, k]), torch.cat([values, v])
+            caches = extended_caches([p._caches[index] for p in proposers], k_T, v_T, counts)
+            for proposer, cache in zip(proposers, caches, strict=True):
+                proposer._caches[index] = cache
             if layer is not network.layers[-1]:
-                caches = [p._caches[index] for p in proposers]
-                hidden_TH = layer.finish(hidden_TH, _attend_new(q_T, caches, counts))
+                hidden_TH = layer.finish(hidden_TH, cached_attention(q_T, caches, counts))
         ends = (torch.tensor(counts).cumsum(0) - 1).to(device)
         context = _Context([p._caches[-1] for p in proposers], 0)
         last_BH = network.finish(network.layers[-1], hidden_TH[ends], q_T[ends], context)
@@ -109,10 +105,6 @@ class ChainProposer(Proposer):
         rows: list[list[int]] = torch.stack(ids, dim=1).tolist()
         probs_BKV = torch.stack(probs, dim=1) if probs else [None] * len(rows)
         return [Proposal(token_ids=tuple(r), probs_KV=p) for r, p in zip(rows, probs_BKV, strict=True)]
-
-    @property
-    def _length(self) -> int:
-        return len(self._caches[0][0])
 
 
 class _Network:
@@ -223,16 +215,3 @@ class _Context:
     def visible(self) -> Tensor:
         """Attention mask, bool [B, 1, 1, L]: True if a column belongs to the sequence, False if it is padding."""
         return self._visible[..., : self._used + self._num_guesses]
-
-
-def _attend_new(q_TND: Tensor, caches: Sequence[KeysValues], counts: Sequence[int]) -> Tensor:
-    """Return causal attention [T, heads, D] of each sequence's newest positions over its cached positions."""
-    pieces: list[Tensor] = []
-    for q, (keys, values), count in zip(q_TND.split(counts), caches, counts, strict=True):
-        visible = torch.ones(count, len(keys), dtype=torch.bool, device=q.device).tril(len(keys) - count)
-        query, key, value = (part.transpose(0, 1)[None] for part in (q, keys, values))
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=visible, enable_gqa=True
-        )
-        pieces.append(attended[0].transpose(0, 1))
-    return torch.cat(pieces)

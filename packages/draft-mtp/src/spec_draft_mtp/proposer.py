@@ -1,17 +1,16 @@
-"""Reference drafting for MTP: guesses one after the other, with a key-value cache of the known positions.
+"""Reference drafting for MTP: guesses one after the other, with key-value caches of the known positions.
 
-Shapes: T new positions, L cached positions, K guesses, H width, N heads, D channels of a head.
+Shapes: B sequences, T new positions of all of them, K guesses, H width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
-from torch.nn import functional as F
 
 from spec_core import Proposal, Proposer
-from spec_kit.drafting import draw, rotate, uniform_numbers
+from spec_kit.drafting import cached_attention, draw, extended_caches, new_positions, rotate, uniform_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from spec_draft_mtp.model import MtpModel
 
     Cache = tuple[Tensor, Tensor]
-    """Keys and values [L, N, D]."""
+    """Keys and values of one sequence, [L, kv_heads, head_dim]."""
 
 
 class MtpProposer(Proposer):
@@ -37,43 +36,63 @@ class MtpProposer(Proposer):
         weight, shape = module.mtp.fc.weight, module.shape
         empty = weight.new_zeros(0, shape.num_kv_heads, shape.head_dim)
         self._cache: Cache = (empty, empty)
-        self._last_1H = weight.new_zeros(1, shape.hidden_size)
+        self._last_H = weight.new_zeros(shape.hidden_size)
 
-    @torch.no_grad()
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
         """Add keys and values of T more positions to the cache."""
-        ids_T = torch.tensor(list(next_ids), device=self._last_1H.device)
-        state_TH = self._module.first_state(hidden_TNH.to(self._last_1H.device))
-        state_TH, self._cache = self._step(ids_T, state_TH, self._cache)
-        self._last_1H = state_TH[-1:]
+        self.extend_all([self], [next_ids], [hidden_TNH])
 
-    @torch.no_grad()
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
         """Guess one token after the other; keys and values of guesses are not cached."""
-        state_1H, cache, ids, probs = self._last_1H, self._cache, list[torch.Tensor](), list[torch.Tensor]()
-        uniform_1K = uniform_numbers([generator], num_tokens) if temperature > 0 else None
-        for step in range(num_tokens):
-            if ids:
-                state_1H, cache = self._step(ids[-1], state_1H, cache)
-            logits_1V = (state_1H @ self._ops.head_VH.T).float()
-            if uniform_1K is None:
-                ids.append(logits_1V.argmax(-1))
-            else:
-                probs.append((logits_1V / temperature).softmax(-1))
-                ids.append(draw(probs[-1], uniform_1K[:, step].to(logits_1V.device)))
-        chosen: list[int] = torch.cat(ids).tolist()
-        return Proposal(token_ids=tuple(chosen), probs_KV=torch.cat(probs) if probs else None)
+        return self.propose_all([self], num_tokens, temperature, [generator])[0]
 
-    def _step(self, ids_T: Tensor, state_TH: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Return the states after T tokens that follow the cached ones, and the extended cache."""
-        mtp, num_cached = self._module.mtp, len(cache[0])
+    @classmethod
+    @torch.no_grad()
+    def extend_all(
+        cls, proposers: Sequence[Self], next_ids: Sequence[Sequence[int]], hidden: Sequence[Tensor]
+    ) -> None:
+        """Add keys and values of more positions of every sequence to the caches, in one forward pass."""
+        first, counts = proposers[0], [len(ids) for ids in next_ids]
+        device = first._last_H.device
+        ids_T = torch.tensor([token for ids in next_ids for token in ids], dtype=torch.int64, device=device)
+        state_TH = first._module.first_state(torch.cat(list(hidden)).to(device))
+        state_TH, caches = first._step(ids_T, state_TH, [p._cache for p in proposers], counts)
+        ends = zip(state_TH.split(counts), caches, strict=True)
+        for proposer, (states, cache) in zip(proposers, ends, strict=True):
+            proposer._last_H, proposer._cache = states[-1], cache
+
+    @classmethod
+    @torch.no_grad()
+    def propose_all(
+        cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
+    ) -> list[Proposal]:
+        """Guess tokens one after the other, for all sequences at once; keys and values of guesses are not cached."""
+        first, counts = proposers[0], [1] * len(proposers)
+        state_BH, caches = torch.stack([p._last_H for p in proposers]), [p._cache for p in proposers]
+        uniform_BK = uniform_numbers(generators, num_tokens) if temperature > 0 else None
+        ids: list[Tensor] = []
+        probs: list[Tensor] = []
+        for step in range(num_tokens):
+            if step:
+                state_BH, caches = first._step(ids[-1], state_BH, caches, counts)
+            logits_BV = (state_BH @ first._ops.head_VH.T).float()
+            if uniform_BK is None:
+                ids.append(logits_BV.argmax(-1))
+            else:
+                probs.append((logits_BV / temperature).softmax(-1))
+                ids.append(draw(probs[-1], uniform_BK[:, step].to(logits_BV.device)))
+        rows: list[list[int]] = torch.stack(ids, dim=1).tolist()
+        probs_BKV = torch.stack(probs, dim=1) if probs else [None] * len(rows)
+        return [Proposal(token_ids=tuple(r), probs_KV=p) for r, p in zip(rows, probs_BKV, strict=True)]
+
+    def _step(
+        self, ids_T: Tensor, state_TH: Tensor, caches: Sequence[Cache], counts: Sequence[int]
+    ) -> tuple[Tensor, list[Cache]]:
+        """Return the states after ``counts[i]`` tokens that follow cache i, and the extended caches."""
+        mtp = self._module.mtp
         x_TH = mtp.join(self._ops.embed(ids_T), state_TH)
         q, k, v, gate = mtp.layer.qkv_gate(x_TH)
-        column_L = torch.arange(num_cached + len(ids_T), device=ids_T.device)
-        angles = self._module.rope.angles(column_L[num_cached:], q.dtype)
-        keys, values = torch.cat([cache[0], rotate(k, angles)]), torch.cat([cache[1], v])
-        heads = (part.transpose(0, 1)[None] for part in (rotate(q, angles), keys, values))
-        visible_TL = column_L <= column_L[num_cached:, None]
-        out = F.scaled_dot_product_attention(*heads, attn_mask=visible_TL, enable_gqa=True)
-        last_TH = mtp.layer.finish(x_TH, out[0].transpose(0, 1), gate)
-        return mtp.norm(last_TH), (keys, values)
+        angles = self._module.rope.angles(new_positions(caches, counts), q.dtype)
+        caches = extended_caches(caches, rotate(k, angles), v, counts)
+        attended = cached_attention(rotate(q, angles), caches, counts)
+        return mtp.norm(mtp.layer.finish(x_TH, attended, gate)), caches

@@ -59,13 +59,8 @@ class PEagleLayer(nn.Module):
 
         ``states``: hidden states [X, H], and embeddings [X, H], which only the first layer uses.
         """
-        hidden_XH, attention, rows = states[0], self.self_attn, segment.stop - segment.first
-        normed = self._inputs(*states)
-        q, k, v = (
-            project(normed).unflatten(-1, (-1, self._head_dim))
-            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        q, k = self._kernels.rotate(q, angles), self._kernels.rotate(k, angles)
+        rows = segment.stop - segment.first
+        q, k, v = self.qkv(states, angles)
         own = k[:rows], v[:rows]
         known = torch.cat([*(keys for keys, _ in past), own[0]]), torch.cat([*(v for _, v in past), own[1]])
         attended = torch.cat(
@@ -74,13 +69,28 @@ class PEagleLayer(nn.Module):
                 chain_attention(self._kernels, (q[rows:], k[rows:], v[rows:]), known, segment),
             ]
         )
-        hidden_XH = hidden_XH + attention.o_proj(attended.flatten(1))
-        return hidden_XH + self.mlp(self.post_attention_layernorm(hidden_XH)), own
+        return self.finish(states[0], attended), own
 
-    def _inputs(self, hidden_XH: Tensor, embedded_XH: Tensor) -> Tensor:
+    def qkv(
+        self, states: tuple[Tensor, Tensor], angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values [X, heads, D] with rotary embedding; ``states``: as in ``forward``."""
+        hidden_XH, embedded_XH = states
         if self.hidden_norm is None:
-            return self.input_layernorm(hidden_XH)
-        return torch.cat([self.input_layernorm(embedded_XH), self.hidden_norm(hidden_XH)], dim=-1)
+            normed = self.input_layernorm(hidden_XH)
+        else:
+            normed = torch.cat([self.input_layernorm(embedded_XH), self.hidden_norm(hidden_XH)], dim=-1)
+        attention = self.self_attn
+        q, k, v = (
+            project(normed).unflatten(-1, (-1, self._head_dim))
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        return self._kernels.rotate(q, angles), self._kernels.rotate(k, angles), v
+
+    def finish(self, hidden_XH: Tensor, attended: Tensor) -> Tensor:
+        """Return the layer's output: output projection and MLP, each with its residual connection."""
+        hidden_XH = hidden_XH + self.self_attn.o_proj(attended.flatten(1))
+        return hidden_XH + self.mlp(self.post_attention_layernorm(hidden_XH))
 
 
 class PEagleModel(nn.Module):
@@ -174,15 +184,21 @@ class PEagleModel(nn.Module):
         next_R, hidden_RNH = inputs
         mask_C = next_R.new_full((int(segment.count_A.sum()),), self.shape.mask_token_id)
         embedded_XH = ops.embed(torch.cat([next_R, mask_C]))
-        fused_RH = self.fc(hidden_RNH.to(self.fc.weight.dtype).flatten(1))
-        masked_1H = self.fc(self.mask_hidden.squeeze(0).to(self.fc.weight.dtype))
-        hidden_XH = torch.cat([fused_RH, masked_1H.expand(len(mask_C), -1)])
+        hidden_XH = torch.cat([self.fuse(hidden_RNH), self.mask_states(len(mask_C))])
         angles = self.rope.angles(to_device_async(segment.position, next_R.device), hidden_XH.dtype)
         kept: list[KeysValues] = []
         for layer, known in zip(self.decoder_layers, past, strict=True):
             hidden_XH, own = layer((hidden_XH, embedded_XH), angles, segment, known)
             kept.append(own)
         return self.norm(hidden_XH), kept
+
+    def fuse(self, hidden_RNH: Tensor) -> Tensor:
+        """Return the first layer's hidden states of rows, [R, H], from the captured states."""
+        return self.fc(hidden_RNH.to(self.fc.weight.dtype).flatten(1))
+
+    def mask_states(self, num_masks: int) -> Tensor:
+        """Return the first layer's hidden states of mask tokens, [C, H]; all are equal."""
+        return self.fc(self.mask_hidden.squeeze(0).to(self.fc.weight.dtype)).expand(num_masks, -1)
 
     @property
     def decoder_layers(self) -> list[PEagleLayer]:

@@ -1,17 +1,16 @@
 """Reference drafting for P-EAGLE: all guesses in one pass over the cached rows.
 
-Shapes: L known rows, K guesses, V vocabulary.
+Shapes: B sequences, T new positions of all of them, K guesses, H width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
 from spec_core import Proposal, Proposer
-from spec_draft_peagle.chains import Segment
-from spec_kit.drafting import draw, uniform_numbers
+from spec_kit.drafting import cached_attention, draw, extended_caches, new_positions, uniform_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,71 +27,85 @@ class PEagleProposer(Proposer):
 
     def __init__(self, module: PEagleModel, ops: VocabularyOps) -> None:
         """Start with an empty cache."""
-        self._module, self._ops, self._length = module, ops, 0
-        width = module.shape.hidden_size
-        self._past: list[list[KeysValues]] = [[] for _ in module.layers]
-        self._last = module.fc.weight.new_zeros(1, width)
+        self._module, self._ops = module, ops
+        shape, weight = module.shape, module.fc.weight
+        empty = weight.new_zeros(0, shape.num_kv_heads, shape.head_dim)
+        self._caches: list[KeysValues] = [(empty, empty)] * shape.num_layers
+        self._last_H = weight.new_zeros(shape.hidden_size)
 
-    @torch.no_grad()
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
         """Add keys and values of T more rows to the cache.
 
         The last captured state, which is the final norm's input, is not used.
         """
-        stop = self._length + len(next_ids)
-        states, own = self._advance(
-            self._segment(stop, 0), torch.tensor(next_ids, dtype=torch.int64), hidden_TNH[:, :-1]
-        )
-        for layer, (keys, values) in zip(self._past, own, strict=True):
-            layer[:] = [_joined(layer, keys, values)]
-        self._last, self._length = states[-1:], stop
+        self.extend_all([self], [next_ids], [hidden_TNH])
 
-    @torch.no_grad()
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
         """Guess ``num_tokens`` tokens at once; keys and values of mask tokens are not cached."""
+        return self.propose_all([self], num_tokens, temperature, [generator])[0]
+
+    @classmethod
+    @torch.no_grad()
+    def extend_all(
+        cls, proposers: Sequence[Self], next_ids: Sequence[Sequence[int]], hidden: Sequence[Tensor]
+    ) -> None:
+        """Add keys and values of more rows of every sequence to the caches, in one forward pass."""
+        module, counts = proposers[0]._module, [len(ids) for ids in next_ids]
+        device = module.fc.weight.device
+        ids_T = torch.tensor([token for ids in next_ids for token in ids], dtype=torch.int64, device=device)
+        hidden_TH = module.fuse(torch.cat(list(hidden))[:, :-1].to(device))
+        state_TH, caches = cls._advance(proposers, ids_T, hidden_TH, counts)
+        for index, proposer in enumerate(proposers):
+            proposer._caches = [layer[index] for layer in caches]
+        for proposer, states in zip(proposers, state_TH.split(counts), strict=True):
+            proposer._last_H = states[-1]
+
+    @classmethod
+    @torch.no_grad()
+    def propose_all(
+        cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
+    ) -> list[Proposal]:
+        """Guess all tokens of all sequences in one pass; keys and values of mask tokens are not cached."""
         if num_tokens == 0:
-            return Proposal(token_ids=())
-        module = self._module
-        nothing = module.fc.weight.new_zeros(0, module.shape.num_captured, module.shape.hidden_size)
-        ids = torch.zeros(0, dtype=torch.int64)
-        states, _ = self._advance(self._segment(self._length, num_tokens - 1), ids, nothing)
-        logits_KV = module.lm_head(torch.cat([self._last, states])).float()
+            return [Proposal(token_ids=())] * len(proposers)
+        module, num_masks = proposers[0]._module, num_tokens - 1
+        state_BKH = torch.stack([p._last_H for p in proposers])[:, None]
+        if num_masks:
+            hidden_TH = module.mask_states(num_masks * len(proposers))
+            ids_T = torch.full((len(hidden_TH),), module.shape.mask_token_id, device=hidden_TH.device)
+            mask_TH, _ = cls._advance(proposers, ids_T, hidden_TH, [num_masks] * len(proposers))
+            state_BKH = torch.cat([state_BKH, mask_TH.unflatten(0, (-1, num_masks))], dim=1)
+        logits_BKV = module.lm_head(state_BKH).float()
         if temperature == 0:
-            return Proposal(token_ids=tuple(module.ids_V[logits_KV.argmax(-1)].tolist()))
-        probs_KV = (logits_KV / temperature).softmax(-1)
-        row_K = draw(probs_KV, uniform_numbers([generator], num_tokens)[0].to(probs_KV.device))
-        return Proposal(
-            token_ids=tuple(module.ids_V[row_K].tolist()), probs_KV=self._over_target_vocabulary(probs_KV)
-        )
+            return [Proposal(token_ids=tuple(ids)) for ids in module.ids_V[logits_BKV.argmax(-1)].tolist()]
+        probs_BKV = (logits_BKV / temperature).softmax(-1)
+        uniform_BK = uniform_numbers(generators, num_tokens).to(probs_BKV.device)
+        row_X = draw(probs_BKV.flatten(0, 1), uniform_BK.flatten())
+        rows: list[list[int]] = module.ids_V[row_X].view(uniform_BK.shape).tolist()
+        return [
+            Proposal(token_ids=tuple(ids), probs_KV=cls._over_target_vocabulary(module, probs_KV))
+            for ids, probs_KV in zip(rows, probs_BKV, strict=True)
+        ]
 
-    def _segment(self, stop: int, num_masks: int) -> Segment:
-        """Return a segment of the new rows up to ``stop``, with one chain of mask tokens at the last row."""
-        chains = min(num_masks, 1)
-        return Segment(
-            first=self._length,
-            stop=stop,
-            bounds=((0, stop),),
-            anchor_A=torch.full((chains,), stop - 1),
-            start_A=torch.zeros(chains, dtype=torch.int64),
-            count_A=torch.full((chains,), num_masks),
-        )
-
+    @staticmethod
     def _advance(
-        self, segment: Segment, next_R: Tensor, hidden_RNH: Tensor
-    ) -> tuple[Tensor, list[KeysValues]]:
-        device = self._module.fc.weight.device
-        return self._module.advance(
-            segment, (next_R.to(device), hidden_RNH.to(device)), self._past, self._ops
-        )
+        proposers: Sequence[PEagleProposer], ids_T: Tensor, hidden_TH: Tensor, counts: Sequence[int]
+    ) -> tuple[Tensor, list[list[KeysValues]]]:
+        """Return the states [T, H] after ``counts[i]`` tokens that follow sequence i, and each layer's caches."""
+        module, ops = proposers[0]._module, proposers[0]._ops
+        position_T = new_positions([p._caches[0] for p in proposers], counts)
+        embedded_TH, angles = ops.embed(ids_T), module.rope.angles(position_T, hidden_TH.dtype)
+        layers: list[list[KeysValues]] = []
+        for index, layer in enumerate(module.decoder_layers):
+            q, k, v = layer.qkv((hidden_TH, embedded_TH), angles)
+            layers.append(extended_caches([p._caches[index] for p in proposers], k, v, counts))
+            hidden_TH = layer.finish(hidden_TH, cached_attention(q, layers[-1], counts))
+        return module.norm(hidden_TH), layers
 
-    def _over_target_vocabulary(self, probs_KV: Tensor) -> Tensor:
+    @staticmethod
+    def _over_target_vocabulary(module: PEagleModel, probs_KV: Tensor) -> Tensor:
         """Return probabilities over the target's vocabulary [K, V], from those over the rows of the draft's head."""
-        module = self._module
         if module.d2t is None:
             return probs_KV
         full_KV = probs_KV.new_zeros(len(probs_KV), module.shape.target_vocab_size)
         return full_KV.index_copy(1, module.ids_V, probs_KV)
-
-
-def _joined(layer: Sequence[KeysValues], keys: Tensor, values: Tensor) -> KeysValues:
-    return torch.cat([*(k for k, _ in layer), keys]), torch.cat([*(v for _, v in layer), values])

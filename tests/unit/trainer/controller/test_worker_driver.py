@@ -215,7 +215,7 @@ def test_an_engine_that_cannot_be_started_again_or_is_late_is_one_more_try(resol
         yield killed(launcher.workers["engine-0"])
 
     launcher = Launcher(script, refusals=1)
-    words = r"^engine-0 not ready within timeouts.start_s=0.5 s; it was replaced engine.replacements=2 times"
+    words = r"^engine-0 not ready within timeouts.start_s=0.5 s; engine.replacements=2 allows no other replacement"
     with pytest.raises(RunError, match=words):
         run(resolved, tmp_path, launcher, "engine.replacements=2", "timeouts.start_s=0.5")
     assert launcher.replaced == ["engine-0", "engine-0"]

@@ -14,6 +14,7 @@ import torch
 from spec_core.draft import Proposal, Proposer
 from spec_core.errors import ConfigError
 from spec_kit.block_drafting.attention import BlockLayout
+from spec_kit.drafting import extended_caches, new_positions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,14 +53,13 @@ class BlockProposer(Proposer):
         """Cache keys and values of more positions of every sequence, by one pass over all of them."""
         module, counts = proposers[0].module, [len(ids) for ids in next_ids]
         context_TH = module.context(torch.cat(list(hidden)).to(module.fc.weight.device))
-        starts = [p._length for p in proposers]
-        position_T = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, counts, strict=True)])
-        angles = module.rope.angles(position_T.to(context_TH.device), context_TH.dtype)
+        position_T = new_positions([p._contexts[0] for p in proposers], counts)
+        angles = module.rope.angles(position_T, context_TH.dtype)
         for index, layer in enumerate(module.decoder_layers):
             k_T, v_T = layer.self_attn.keys_values(context_TH, angles)
-            for proposer, k, v in zip(proposers, k_T.split(counts), v_T.split(counts), strict=True):
-                keys, values = proposer._contexts[index]
-                proposer._contexts[index] = torch.cat([keys, k]), torch.cat([values, v])
+            contexts = extended_caches([p._contexts[index] for p in proposers], k_T, v_T, counts)
+            for proposer, context in zip(proposers, contexts, strict=True):
+                proposer._contexts[index] = context
         for proposer, ids in zip(proposers, next_ids, strict=True):
             proposer.last_id = ids[-1]
 

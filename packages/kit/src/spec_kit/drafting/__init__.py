@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from spec_kit.drafting.plain_kernels import DecoderKernels, Distribution, softmax
     from spec_kit.drafting.rope import Rope, rotate
     from spec_kit.drafting.row_loss import ROW_LOSSES, Teacher, score, teach
+    from spec_kit.drafting.sequence_caches import cached_attention, extended_caches, new_positions
     from spec_kit.drafting.target_ops import TargetOps
     from spec_kit.drafting.verification import Verdict, distribution, verify_greedy, verify_sampled
 else:
@@ -59,6 +60,7 @@ else:
         plain_kernels="DecoderKernels Distribution softmax",
         rope="Rope rotate",
         row_loss="ROW_LOSSES Teacher score teach",
+        sequence_caches="cached_attention extended_caches new_positions",
         target_ops="TargetOps",
         verification="Verdict distribution verify_greedy verify_sampled",
     )
@@ -96,6 +98,7 @@ __all__ = [
     "Verdict",
     "architectures",
     "as_served",
+    "cached_attention",
     "check_served",
     "checked",
     "checkpointed",
@@ -104,11 +107,13 @@ __all__ = [
     "distribution",
     "draw",
     "end_fields",
+    "extended_caches",
     "head_fields",
     "head_problem",
     "layer_range_problem",
     "linear",
     "mapping",
+    "new_positions",
     "parallel_mask_token",
     "present",
     "read_config",

@@ -1,0 +1,51 @@
+"""Attention of reference drafting: several sequences' new positions attend to their cached keys and values.
+
+Shapes: T new positions of all sequences, one sequence after the other; L positions of one sequence; N heads; D
+channels of a head.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    Cache = tuple[Tensor, Tensor]
+    """Keys and values of one sequence in one layer, [L, N, D]."""
+
+
+def new_positions(caches: Sequence[Cache], counts: Sequence[int]) -> Tensor:
+    """Return int64 [T]: positions of the ``counts[i]`` tokens that follow cache i."""
+    pieces = [
+        torch.arange(len(keys), len(keys) + count, device=keys.device)
+        for (keys, _), count in zip(caches, counts, strict=True)
+    ]
+    return torch.cat(pieces)
+
+
+def extended_caches(
+    caches: Sequence[Cache], k_TND: Tensor, v_TND: Tensor, counts: Sequence[int]
+) -> list[Cache]:
+    """Return the caches with the keys and values of ``counts[i]`` more positions for cache i."""
+    new = zip(k_TND.split(list(counts)), v_TND.split(list(counts)), strict=True)
+    return [
+        (torch.cat([keys, k]), torch.cat([values, v]))
+        for (keys, values), (k, v) in zip(caches, new, strict=True)
+    ]
+
+
+def cached_attention(q_TND: Tensor, caches: Sequence[Cache], counts: Sequence[int]) -> Tensor:
+    """Return causal attention [T, N, D]; the last ``counts[i]`` positions of cache i are those of its queries."""
+    pieces: list[Tensor] = []
+    for q, (keys, values), count in zip(q_TND.split(list(counts)), caches, counts, strict=True):
+        visible = torch.ones(count, len(keys), dtype=torch.bool, device=q.device).tril(len(keys) - count)
+        heads = (part.transpose(0, 1)[None] for part in (q, keys, values))
+        attended = F.scaled_dot_product_attention(*heads, attn_mask=visible, enable_gqa=True)
+        pieces.append(attended[0].transpose(0, 1))
+    return torch.cat(pieces)
