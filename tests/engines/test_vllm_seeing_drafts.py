@@ -56,7 +56,11 @@ class Served:
 
 @pytest.fixture(
     scope="module",
-    params=[("qwen2_5_vl", "eagle3"), ("qwen3_vl", "eagle3"), ("qwen3_vl", "dflash")],
+    params=[
+        ("qwen3_vl", "eagle3"),
+        pytest.param(("qwen3_vl", "dflash"), marks=pytest.mark.slow),
+        pytest.param(("qwen2_5_vl", "eagle3"), marks=pytest.mark.slow),
+    ],
     ids="-".join,
 )
 def served(request, vllm_environment, tmp_path_factory) -> Iterator[Served]:
