@@ -78,7 +78,9 @@ def test_proposing_leaves_no_trace():
 def test_more_tokens_than_a_block_holds_are_refused_in_one_line():
     _, _, document, proposer = setup(num_layers=2)
     extend(proposer, document, 0, 10)
-    with pytest.raises(ConfigError, match="num_tokens=5 asked of a draft with blocks of 5; it guesses at most 4"):
+    with pytest.raises(
+        ConfigError, match="num_tokens=5 asked of a draft with blocks of 5; it guesses at most 4"
+    ):
         proposer.propose(5, 0.0, torch.Generator())
 
 

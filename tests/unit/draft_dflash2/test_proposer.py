@@ -102,7 +102,9 @@ def test_proposing_leaves_no_trace():
 def test_more_tokens_than_a_block_holds_are_refused_in_one_line():
     _, _, document, proposer = setup()
     extend(proposer, document, 0, 10)
-    with pytest.raises(ConfigError, match="num_tokens=4 asked of a draft with blocks of 4; it guesses at most 3"):
+    with pytest.raises(
+        ConfigError, match="num_tokens=4 asked of a draft with blocks of 4; it guesses at most 3"
+    ):
         proposer.propose(4, 0.0, torch.Generator())
 
 
