@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from spec_core import Proposal, Proposer
-from spec_kit.drafting import cached_attention, draw, extended_caches, new_positions, rotate, uniform_numbers
+from spec_core import Proposal
+from spec_kit.drafting import (
+    BatchProposer,
+    cached_attention,
+    draw,
+    extended_caches,
+    new_positions,
+    rotate,
+    uniform_numbers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +34,7 @@ if TYPE_CHECKING:
     """Keys or values of one sequence in one layer, [L, kv_heads, D]."""
 
 
-class ChainProposer(Proposer):
+class ChainProposer(BatchProposer):
     """Makes guesses one after the other, each from the previous guess.
 
     Row t of the cache corresponds to step 0 of the training-time test at position t: the target's state there, and
@@ -40,23 +48,15 @@ class ChainProposer(Proposer):
         self._caches: list[KeysValues] = [(empty, empty)] * module.shape.num_layers
         self._last = module.fc.weight.new_zeros(module.shape.hidden_size)
 
-    def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Add keys and values of T more positions to the cache.
-
-        ``hidden_TNH`` may hold all captured layers. The last one, the input of the final norm, is not used.
-        """
-        self.extend_all([self], [next_ids], [hidden_TNH])
-
-    def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
-        """Guess one token after the other; keys and values of guesses are not cached."""
-        return self.propose_all([self], num_tokens, temperature, [generator])[0]
-
     @classmethod
     @torch.no_grad()
     def extend_all(
         cls, proposers: Sequence[Self], next_ids: Sequence[Sequence[int]], hidden: Sequence[Tensor]
     ) -> None:
-        """Add keys and values of more positions of every sequence to the caches, in one forward pass."""
+        """Add keys and values of more positions of every sequence to the caches, in one forward pass.
+
+        ``hidden`` may hold all captured layers. The last one, the input of the final norm, is not used.
+        """
         network, counts = proposers[0]._network, [len(ids) for ids in next_ids]
         device = network.device
         ids_T = torch.tensor([token for ids in next_ids for token in ids], dtype=torch.int64).to(device)
@@ -76,8 +76,7 @@ class ChainProposer(Proposer):
             proposer._last = last_H
 
     @classmethod
-    @torch.no_grad()
-    def propose_all(
+    def guess_all(
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
         """Guess tokens one after the other, for all sequences at once; keys and values of guesses are not cached."""

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from spec_core import Proposal, Proposer
-from spec_kit.drafting import cached_attention, draw, extended_caches, new_positions, rotate, uniform_numbers
+from spec_core import Proposal
+from spec_kit.drafting import (
+    BatchProposer,
+    cached_attention,
+    draw,
+    extended_caches,
+    new_positions,
+    rotate,
+    uniform_numbers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +32,7 @@ if TYPE_CHECKING:
     """Keys and values of one sequence, [L, kv_heads, head_dim]."""
 
 
-class MtpProposer(Proposer):
+class MtpProposer(BatchProposer):
     """Guesses one token after the other, beginning with the hidden state of the last known token.
 
     Training unrolls the head for several steps. Guess s + 1 is computed as in unrolled step s.
@@ -37,14 +45,6 @@ class MtpProposer(Proposer):
         empty = weight.new_zeros(0, shape.num_kv_heads, shape.head_dim)
         self._cache: Cache = (empty, empty)
         self._last_H = weight.new_zeros(shape.hidden_size)
-
-    def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Add keys and values of T more positions to the cache."""
-        self.extend_all([self], [next_ids], [hidden_TNH])
-
-    def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
-        """Guess one token after the other; keys and values of guesses are not cached."""
-        return self.propose_all([self], num_tokens, temperature, [generator])[0]
 
     @classmethod
     @torch.no_grad()
@@ -62,8 +62,7 @@ class MtpProposer(Proposer):
             proposer._last_H, proposer._cache = states[-1], cache
 
     @classmethod
-    @torch.no_grad()
-    def propose_all(
+    def guess_all(
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
         """Guess tokens one after the other, for all sequences at once; keys and values of guesses are not cached."""

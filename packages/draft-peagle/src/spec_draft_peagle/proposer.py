@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from spec_core import Proposal, Proposer
-from spec_kit.drafting import cached_attention, draw, extended_caches, new_positions, uniform_numbers
+from spec_core import Proposal
+from spec_kit.drafting import (
+    BatchProposer,
+    cached_attention,
+    draw,
+    extended_caches,
+    new_positions,
+    uniform_numbers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
     from spec_kit.block_drafting import KeysValues
 
 
-class PEagleProposer(Proposer):
+class PEagleProposer(BatchProposer):
     """Guesses the first token from the last row's state, and each further token from one mask token."""
 
     def __init__(self, module: PEagleModel, ops: VocabularyOps) -> None:
@@ -33,23 +40,15 @@ class PEagleProposer(Proposer):
         self._caches: list[KeysValues] = [(empty, empty)] * shape.num_layers
         self._last_H = weight.new_zeros(shape.hidden_size)
 
-    def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Add keys and values of T more rows to the cache.
-
-        The last captured state, which is the final norm's input, is not used.
-        """
-        self.extend_all([self], [next_ids], [hidden_TNH])
-
-    def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
-        """Guess ``num_tokens`` tokens at once; keys and values of mask tokens are not cached."""
-        return self.propose_all([self], num_tokens, temperature, [generator])[0]
-
     @classmethod
     @torch.no_grad()
     def extend_all(
         cls, proposers: Sequence[Self], next_ids: Sequence[Sequence[int]], hidden: Sequence[Tensor]
     ) -> None:
-        """Add keys and values of more rows of every sequence to the caches, in one forward pass."""
+        """Add keys and values of more rows of every sequence to the caches, in one forward pass.
+
+        The last captured state, which is the final norm's input, is not used.
+        """
         module, counts = proposers[0]._module, [len(ids) for ids in next_ids]
         device = module.fc.weight.device
         ids_T = torch.tensor([token for ids in next_ids for token in ids], dtype=torch.int64, device=device)
@@ -61,13 +60,10 @@ class PEagleProposer(Proposer):
             proposer._last_H = states[-1]
 
     @classmethod
-    @torch.no_grad()
-    def propose_all(
+    def guess_all(
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
         """Guess all tokens of all sequences in one pass; keys and values of mask tokens are not cached."""
-        if num_tokens == 0:
-            return [Proposal(token_ids=())] * len(proposers)
         module, num_masks = proposers[0]._module, num_tokens - 1
         state_BKH = torch.stack([p._last_H for p in proposers])[:, None]
         if num_masks:

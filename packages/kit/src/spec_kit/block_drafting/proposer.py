@@ -6,27 +6,26 @@ positions of all sequences, H width.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Self
 
 import torch
 
-from spec_core.draft import Proposal, Proposer
 from spec_core.errors import ConfigError
 from spec_kit.block_drafting.attention import BlockLayout
-from spec_kit.drafting import extended_caches, new_positions
+from spec_kit.drafting import BatchProposer, extended_caches, new_positions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Generator, Tensor
 
+    from spec_core import Proposal
     from spec_core.ops import VocabularyOps
     from spec_kit.block_drafting.attention import KeysValues
     from spec_kit.block_drafting.backbone import BlockBackbone
 
 
-class BlockProposer(Proposer):
+class BlockProposer(BatchProposer):
     """Guesses one block per round. The subclass of each draft defines ``guess_all``."""
 
     def __init__(self, module: BlockBackbone, ops: VocabularyOps, num_guesses: int) -> None:
@@ -37,20 +36,15 @@ class BlockProposer(Proposer):
         none = module.fc.weight.new_zeros(0, shape.num_kv_heads, shape.head_dim)
         self._contexts: list[KeysValues] = [(none, none)] * shape.num_layers
 
-    def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Cache keys and values of T more positions. The next block starts with the last of ``next_ids``."""
-        self.extend_all([self], [next_ids], [hidden_TNH])
-
-    def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
-        """Guess with one block. Raise ConfigError if ``num_tokens`` is more than a block's guesses."""
-        return self.propose_all([self], num_tokens, temperature, [generator])[0]
-
     @classmethod
     @torch.no_grad()
     def extend_all(  # pyright: ignore[reportIncompatibleMethodOverride] (Self is narrower)
         cls, proposers: Sequence[Self], next_ids: Sequence[Sequence[int]], hidden: Sequence[Tensor]
     ) -> None:
-        """Cache keys and values of more positions of every sequence, by one pass over all of them."""
+        """Cache keys and values of more positions of every sequence, by one pass over all of them.
+
+        A sequence's next block starts with the last of its ``next_ids``.
+        """
         module, counts = proposers[0].module, [len(ids) for ids in next_ids]
         context_TH = module.context(torch.cat(list(hidden)).to(module.fc.weight.device))
         position_T = new_positions([p._contexts[0] for p in proposers], counts)
@@ -64,7 +58,6 @@ class BlockProposer(Proposer):
             proposer.last_id = ids[-1]
 
     @classmethod
-    @torch.no_grad()
     def propose_all(  # pyright: ignore[reportIncompatibleMethodOverride] (Self is narrower)
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
@@ -75,16 +68,7 @@ class BlockProposer(Proposer):
                 f"num_tokens={num_tokens} asked of a draft with blocks of {proposers[0].module.shape.block_size}; "
                 f"it guesses at most {most}"
             )
-        if num_tokens == 0:
-            return [Proposal(token_ids=())] * len(proposers)
-        return cls.guess_all(proposers, num_tokens, temperature, generators)
-
-    @classmethod
-    @abstractmethod
-    def guess_all(
-        cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
-    ) -> list[Proposal]:
-        """Return ``num_tokens`` (at least 1) guesses of each proposer; called under ``torch.no_grad``."""
+        return super().propose_all(proposers, num_tokens, temperature, generators)
 
     @property
     def _length(self) -> int:

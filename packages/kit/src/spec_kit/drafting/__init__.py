@@ -32,6 +32,7 @@ from spec_kit.drafting.served_draft import EMBEDDING, DraftCheckpoint, ServedDra
 from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from spec_kit.drafting.batch_proposer import BatchProposer
     from spec_kit.drafting.checkpointing import checkpointed
     from spec_kit.drafting.context_rows import ContextRows
     from spec_kit.drafting.decoder_parts import INIT_STD, AttentionProjections, Mlp, linear
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 else:
     __getattr__ = lazy_names(
         __name__,
+        batch_proposer="BatchProposer",
         checkpointing="checkpointed",
         context_rows="ContextRows",
         decoder_parts="INIT_STD AttentionProjections Mlp linear",
@@ -72,6 +74,7 @@ __all__ = [
     "MAPPING",
     "ROW_LOSSES",
     "AttentionProjections",
+    "BatchProposer",
     "CapturedLayers",
     "ContextRows",
     "DecoderConfig",
