@@ -15,8 +15,6 @@ import torch_npu  # noqa: F401 (torch.npu)
 from spec_backend_ascend import hccl
 from spec_testing.processes import run_ranks
 
-STALL_S = 0.1
-
 
 @pytest.fixture(autouse=True)
 def quiet_card():
@@ -32,10 +30,10 @@ def copies(source):
 def test_what_another_stream_brings_is_late():
     source = torch.ones(64, device="npu")
     late, side = copies(source)
-    fake_cann.stall(side, STALL_S)
-    with torch.npu.stream(side):
-        late.copy_(source)
-    assert late.sum().item() == 0
+    with fake_cann.held(side):
+        with torch.npu.stream(side):
+            late.copy_(source)
+        assert late.sum().item() == 0
     side.synchronize()
     assert late.sum().item() == 64
 
@@ -43,12 +41,12 @@ def test_what_another_stream_brings_is_late():
 def test_an_event_orders_two_streams():
     source = torch.ones(64, device="npu")
     late, side = copies(source)
-    fake_cann.stall(side, STALL_S)
-    with torch.npu.stream(side):
-        late.copy_(source)
-        done = side.record_event()
-    assert not done.query()
-    torch.npu.current_stream().wait_event(done)
+    with fake_cann.held(side):
+        with torch.npu.stream(side):
+            late.copy_(source)
+            done = side.record_event()
+        assert not done.query()
+        torch.npu.current_stream().wait_event(done)
     assert late.sum().item() == 64
     assert done.query()
 
@@ -57,13 +55,13 @@ def test_waiting_for_one_stream_hurries_no_other():
     source = torch.ones(64, device="npu")
     late, side = copies(source)
     mine = torch.zeros_like(source)
-    fake_cann.stall(side, STALL_S)
-    with torch.npu.stream(side):
-        late.copy_(source)
-    mine.copy_(source)
-    torch.npu.current_stream().synchronize()
-    assert mine.sum().item() == 64
-    assert late.sum().item() == 0
+    with fake_cann.held(side):
+        with torch.npu.stream(side):
+            late.copy_(source)
+        mine.copy_(source)
+        torch.npu.current_stream().synchronize()
+        assert mine.sum().item() == 64
+        assert late.sum().item() == 0
 
 
 def test_training_equals_the_cpu():
@@ -135,16 +133,18 @@ def wait_for_the_other(me):
     torch.npu.set_device(0)
     if me.rank == 0:
         event = torch.npu.Event(interprocess=True)
-        fake_cann.stall(torch.npu.current_stream(), 10 * STALL_S)  # the other process asks meanwhile
-        handle = event.ipc_handle()
-        event.record()
-        assert torch.npu.current_stream().npu_stream  # the record has left torch_npu's queue
-        me.publish(handle)
-        me.receive()
+        with fake_cann.held(torch.npu.current_stream()):
+            handle = event.ipc_handle()
+            event.record()
+            assert torch.npu.current_stream().npu_stream  # the record has left torch_npu's queue
+            me.publish(handle)
+            assert me.receive() == "asked"
+        assert me.receive() == "waited"
         return None
     event = torch.npu.Event.from_ipc_handle(torch.device("npu", 0), me.receive())
     early = event.query()
     event.wait(torch.npu.current_stream())
+    me.publish("asked")
     torch.npu.current_stream().synchronize()
     me.publish("waited")
     return early, event.query()

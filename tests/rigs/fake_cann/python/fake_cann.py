@@ -40,6 +40,16 @@ def stall(stream: torch.npu.Stream, seconds: float) -> None:
     _acl.FakeCannStall(ctypes.c_void_p(stream.npu_stream), ctypes.c_uint32(int(seconds * 1e6)))
 
 
+@contextlib.contextmanager
+def held(stream: torch.npu.Stream) -> Generator[None]:
+    """Keeps a stream busy until the block ends, however slow the machine is."""
+    _acl.FakeCannHold(ctypes.c_void_p(stream.npu_stream))
+    try:
+        yield
+    finally:
+        _acl.FakeCannRelease()
+
+
 def slow(name: str, seconds: float) -> None:
     """Each call takes that long before it does anything: what torch_npu's queue calls is late then."""
     _acl.FakeCannSlow(name.encode(), ctypes.c_uint32(int(seconds * 1e6)))

@@ -98,3 +98,29 @@ aclError FakeCannStall(stream *s, uint32_t microseconds) {
     useconds_t time = microseconds;
     return stream_submit(s, sleep_for, &time, sizeof time);
 }
+
+static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
+static long num_holds, num_released; /* a hold ends when as many are released as there were with it */
+
+static int wait_for_release(void *hold) {
+    pthread_mutex_lock(&lock);
+    while (num_released < *(long *)hold) pthread_cond_wait(&released, &lock);
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
+/* Keeps the stream busy until FakeCannRelease, however slow the machine is. */
+aclError FakeCannHold(stream *s) {
+    pthread_mutex_lock(&lock);
+    long hold = ++num_holds;
+    pthread_mutex_unlock(&lock);
+    return stream_submit(s, wait_for_release, &hold, sizeof hold);
+}
+
+/* Ends every hold of this process. */
+void FakeCannRelease(void) {
+    pthread_mutex_lock(&lock);
+    num_released = num_holds;
+    pthread_cond_broadcast(&released);
+    pthread_mutex_unlock(&lock);
+}
