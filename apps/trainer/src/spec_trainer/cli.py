@@ -211,7 +211,12 @@ def regenerate(
 
 @app.command(name="export")
 def export_command(
-    *, checkpoint: Path, output: Path, target: str | None = None, logs: LogFlags = _LOGS
+    *,
+    checkpoint: Path,
+    output: Path,
+    target: str | None = None,
+    whole_target: bool = False,
+    logs: LogFlags = _LOGS,
 ) -> None:
     """Export a checkpoint as a draft folder that vLLM and SGLang load.
 
@@ -223,11 +228,13 @@ def export_command(
         Folder to write; must not exist.
     target
         Folder of the target, if it was moved since.
+    whole_target
+        Write a copy of the target with the draft inside, for a draft that targets ship with (an MTP head).
     """
     from spec_trainer.commands.export import export_checkpoint
     from spec_trainer.serving import closing_lines
 
-    exported = export_checkpoint(checkpoint, output, target)
+    exported = export_checkpoint(checkpoint, output, target, whole_target=whole_target)
     print_text("\n".join((f"draft: {exported['draft']}", *closing_lines(exported))))
 
 

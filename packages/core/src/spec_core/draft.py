@@ -41,6 +41,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from spec_core.config import DraftConfig
+from spec_core.errors import TargetError
 from spec_core.kernels import FindKernel, KernelSet, no_kernel
 from spec_core.records import Availability, ShardHints
 
@@ -206,6 +207,17 @@ class Draft(ABC):
 
         ``weights``: full tensors under the module's own state-dict names.
         """
+
+    @classmethod
+    def write_into_target(cls, target: TargetSpec, folder: Path, output: Path) -> None:
+        """Write ``output``, a copy of the target in which the exported draft of ``folder`` replaces the target's own.
+
+        ``from_folder`` recognises the copy. Only drafts that targets ship with can do this (optional): by default
+        raise TargetError.
+        """
+        raise TargetError(
+            f"targets ship with no {cls.name} draft that could be replaced; export the draft alone"
+        )
 
     @abstractmethod
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:

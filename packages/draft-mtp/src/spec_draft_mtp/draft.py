@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from spec_core.records import FeatureSchema, ShardHints
 from spec_draft_mtp.config import MtpConfig
 from spec_draft_mtp.shape import ARCHITECTURES, COUNT, SIZES, MtpShape
-from spec_draft_mtp.stored_head import head_shapes, read_head
+from spec_draft_mtp.stored_head import head_shapes, is_whole_target, read_head
 from spec_kit.drafting import ServedDraft, architectures
 
 if TYPE_CHECKING:
@@ -42,6 +42,21 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         nested = fields.get("text_config")
         counted = COUNT in fields or (isinstance(nested, dict) and COUNT in nested)
         return counted and not architectures(fields).isdisjoint(ARCHITECTURES)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self | None:
+        """Return the head in a folder, or None; SGLang serves it if the folder is a whole target."""
+        draft = super().from_folder(folder)
+        if draft is not None and is_whole_target(folder):
+            draft.serving_methods = {**cls.serving_methods, "sglang": "NEXTN"}
+        return draft
+
+    @classmethod
+    def write_into_target(cls, target: TargetSpec, folder: Path, output: Path) -> None:
+        """Write a copy of the target with the exported head in the place of the target's own."""
+        from spec_draft_mtp.stitch import stitch
+
+        stitch(target.folder, folder, output)
 
     @classmethod
     def module_name(cls, stored_name: str) -> str:

@@ -27,14 +27,16 @@ def stitch(target: Path, head: Path, output: Path) -> None:
     if output.exists():
         raise ArtifactError(f"{output} exists; name a new folder")
     old, new = read_head(target), read_head(head)
-    if not old or _forms(old) != _forms(new):
+    if not old:
+        raise ArtifactError(
+            f"target {target} has no MTP head that {head} could replace; export the head alone"
+        )
+    if _forms(old) != _forms(new):
         names = sorted(
             name for name in old.keys() | new.keys() if _forms(old).get(name) != _forms(new).get(name)
         )
-        raise ArtifactError(
-            f"{head} does not fit into {target}: {', '.join(names) or 'mtp.*'} not alike in both"
-        )
-    shutil.copytree(target, output)
+        raise ArtifactError(f"{head} does not fit into {target}: {', '.join(names)} not alike in both")
+    shutil.copytree(target, output, copy_function=shutil.copyfile)
     for name, at in stored_tensors(output).items():
         if name in new:
             _overwrite(at.file, name, new[name])

@@ -30,6 +30,11 @@ def head_shapes(folder: Path) -> Shapes:
     return {name: at.shape for name, at in found.items()}
 
 
+def is_whole_target(folder: Path) -> bool:
+    """Return whether the folder has tensors outside the head, too; those of an export are the head's alone."""
+    return not all(name.startswith(_PREFIX) for name in stored_tensors(folder))
+
+
 def read_head(folder: Path) -> dict[str, Tensor]:
     """Return the head's tensors as stored; an empty dict if the folder has none."""
     from safetensors import safe_open

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ArtifactError
 from spec_kit.drafting.draft_files import architectures, read_config, read_shapes
+from spec_kit.targets.safetensors_index import stored_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,7 +28,7 @@ class ServedFolder:
     fields: Json
     """Content of config.json."""
     tensors: frozenset[str]
-    """Names of the tensors in model.safetensors."""
+    """Names of the tensors in the folder's weights."""
     target: TargetSpec
 
     @property
@@ -55,7 +56,9 @@ def check_served(engine: str, flaws: Iterable[Flaw], folder: Path, target: Targe
     fields = read_config(folder)
     if fields is None:
         raise ArtifactError(f"draft {folder} cannot be served by {engine}: it has no config.json")
-    served = ServedFolder(fields, frozenset(read_shapes(folder)), target)
+    # A draft inside its target has the target's files, of which there may be many.
+    tensors = stored_tensors(folder) if folder == target.folder else read_shapes(folder)
+    served = ServedFolder(fields, frozenset(tensors), target)
     for flaw in flaws:
         if flaw.found(served):
             raise ArtifactError(f"draft {folder} cannot be served by {engine}: {flaw.problem}")

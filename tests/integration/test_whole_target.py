@@ -1,0 +1,110 @@
+"""A head that a target ships with is trained further, and written into a copy of the target."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from spec_draft_mtp.config import MtpConfig
+from spec_draft_mtp.shape import MtpShape
+from spec_kit.targets.target_reader import read_target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAD = "mtp.safetensors"
+
+
+@pytest.fixture(scope="module")
+def shipped(make_target, tmp_path_factory) -> Path:
+    """A Qwen3.5 in several files, one of which holds its head."""
+    bare = make_target(
+        "qwen3_5_text", shard_bytes=30_000, dtype="bfloat16", layer_types=["full_attention"] * 8
+    )
+    folder = shutil.copytree(bare, tmp_path_factory.mktemp("shipped") / "target")
+    shapes = MtpShape.for_target(MtpConfig(), read_target(folder)).tensor_shapes()
+    generator = torch.Generator().manual_seed(2)
+    head = {
+        name: (0.1 * torch.randn(shape, generator=generator)).bfloat16() for name, shape in shapes.items()
+    }
+    save_file(head, folder / HEAD)
+    index = folder / "model.safetensors.index.json"
+    found = json.loads(index.read_text())
+    found["weight_map"] |= dict.fromkeys(head, HEAD)
+    index.write_text(json.dumps(found))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["Qwen3_5ForCausalLM"], "mtp_num_hidden_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words(rows_file):
+    keys = ["train.steps=4", "train.lr=1e-2", "train.warmup_steps=1", "train.global_batch_tokens=128"]
+    return ["--data", str(rows_file), *keys]
+
+
+def test_a_target_is_exported_with_its_trained_head(command_line, shipped, words, rows_file, tmp_path):
+    head_words = ["draft.name=mtp", "draft.num_steps=2", f"draft.init_from={shipped}"]
+    assert command_line(*words, "--target", shipped, "--output", tmp_path / "run", *head_words).code == 0
+    copy = tmp_path / "copy"
+    export = ["export", "--checkpoint", tmp_path / "run" / "checkpoints" / "step-4", "--whole-target"]
+    outcome = command_line(*export, "--output", copy)
+    assert (outcome.code, outcome.err) == (0, "")
+    trained = load_file(tmp_path / "run" / "draft" / "model.safetensors")
+    written = load_file(copy / HEAD)
+    assert written.keys() == trained.keys()
+    assert all(torch.equal(written[name], trained[name]) for name in trained)
+    assert any(not torch.equal(written[name], tensor) for name, tensor in load_file(shipped / HEAD).items())
+    others = {file.name for file in shipped.iterdir()} - {HEAD}
+    assert {file.name for file in copy.iterdir()} == others | {HEAD}
+    assert all((copy / name).read_bytes() == (shipped / name).read_bytes() for name in others)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+    lines = outcome.out.splitlines()
+    assert lines[0] == f"draft: {copy}"
+    assert f"serve {copy} --speculative-config" in outcome.out
+    assert (
+        f"--model-path {copy} --speculative-algorithm NEXTN --speculative-draft-model-path {copy}"
+        in outcome.out
+    )
+
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(rows_file.read_text().splitlines(keepends=True)[:3]))
+    evaluate = [
+        "evaluate",
+        "--target",
+        copy,
+        "--draft-model",
+        copy,
+        "--prompts",
+        prompts,
+        "--max-new-tokens",
+        8,
+    ]
+    evaluated = command_line(*evaluate, "--json")
+    assert evaluated.code == 0
+    assert json.loads(evaluated.out)["outputs_equal"]
+    again = command_line(*export, "--output", copy)
+    assert again.error == f"output {copy} exists; choose a new folder"
+
+
+def test_a_head_without_a_place_in_the_target_is_refused(command_line, shipped, words, tmp_path):
+    """A new head of a target that ships with none, and a draft that no target ships with."""
+    bare = shutil.copytree(shipped, tmp_path / "bare")
+    (bare / HEAD).unlink()
+    index = bare / "model.safetensors.index.json"
+    found = json.loads(index.read_text())
+    found["weight_map"] = {name: file for name, file in found["weight_map"].items() if file != HEAD}
+    index.write_text(json.dumps(found))
+    for name, problem in (("mtp", "has no MTP head"), ("eagle3", "targets ship with no eagle3 draft")):
+        run = tmp_path / name
+        assert command_line(*words, "--target", bare, "--output", run, f"draft.name={name}").code == 0
+        export = ["export", "--checkpoint", run / "checkpoints" / "step-4", "--output", tmp_path / "copy"]
+        assert problem in command_line(*export, "--whole-target").error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bare", "eagle3", "mtp"]
