@@ -181,6 +181,14 @@ class Draft(ABC):
         """
         return lambda num_tokens, _: num_tokens
 
+    def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
+        """Return a function that says how many values a forward pass saves for the backward pass, without torch.
+
+        The function takes a sample's number of tokens and of supervised tokens. Its result is a lower bound, with
+        which ``plan`` warns of too large a forward pass. Optional: by default it is 0.
+        """
+        return lambda _tokens, _supervised: 0
+
     @abstractmethod
     def required_features(self, target: TargetSpec) -> FeatureSchema:
         """Return the ids of the target layers to capture, ascending, with their width and dtype."""

@@ -144,6 +144,13 @@ class BlockDraft(ServedDraft[C, S]):
             most_rows=self.options.num_anchors,
         )
 
+    def saved_values(self, target: TargetSpec) -> StepCost:
+        """Return the number of values that a forward pass saves of a sample, at least: those of its blocks' slots."""
+        shape, options = self.shape(target), self.options
+        values = shape.hidden_size + shape.inner_values * (not options.checkpoint_activations)
+        per_row = shape.block_size * shape.num_layers * values
+        return StepCost(per_token=0, per_row=per_row, most_rows=options.num_anchors)
+
     def initialize(
         self, module: Any, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
