@@ -54,6 +54,30 @@ def test_states_of_a_llama_equal_those_of_transformers(llama, sharing_engine, sc
     assert_states_of(llama, requests, receiver)
 
 
+def test_a_prefix_that_samples_share_is_run_once_with_a_prefix_cache(
+    vllm_environment, qwen3, config, vllm_context, schema, receiver, monkeypatch, tmp_path
+) -> None:
+    """Cached blocks hold the states, too; they are those of Transformers, whoever ran the tokens."""
+    monkeypatch.setenv("SPEC_TEST_SCHEDULED", str(tmp_path / "scheduled"))
+    draw = random.Random(3)
+    prefix = tuple(draw.randrange(97) for _ in range(128))
+    rows = [prefix + tuple(draw.randrange(97) for _ in range(20 + number)) for number in range(6)]
+    requests = [
+        CaptureRequest(request_id=index, input_ids=row, destinations=(receiver.address,))
+        for index, row in enumerate(rows)
+    ]
+    args = config.args | {"block_size": 32, "enable_prefix_caching": True}
+    shared = config.model_copy(update={"args": args})
+    with VllmEngine.create(shared, read_target(qwen3), vllm_context) as engine:
+        for some in (requests[:1], requests[1:]):
+            engine.capture(some, schema).result(vllm_context.start_s)
+    assert_states_of(qwen3, requests, receiver)
+    run = sum(map(int, (tmp_path / "scheduled").read_text().split()))
+    every = sum(map(len, rows))
+    # vLLM may run a token after each prompt.
+    assert 0 <= run - (every - 5 * len(prefix)) <= len(rows)
+
+
 def test_a_closed_engine_leaves_nothing_but_the_states_of_a_qwen3(
     spawning, qwen3, config, vllm_context, schema, receiver, empty_folder
 ) -> None:

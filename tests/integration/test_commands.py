@@ -28,7 +28,7 @@ PROMPTS = 5
 
 METRICS = {
     "step", "epoch", "loss", "acceptance_length", "tokens", "samples", "tokens_per_s", "samples_per_s", "lr",
-    "grad_norm", "time_data_s", "time_step_s", "tokens_max_over_mean", "memory_host_bytes",
+    "grad_norm", "time_data_s", "time_step_s", "tokens_max_over_mean", "cost_max_over_mean", "memory_host_bytes",
 }  # fmt: skip
 EVALUATION = {
     "acceptance_length_before", "acceptance_length", "acceptance_per_position", "drafted", "accepted", "rounds",

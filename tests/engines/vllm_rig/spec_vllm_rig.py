@@ -12,6 +12,8 @@ Each line of the file named by SPEC_TEST_SWAPS is one exchange of a draft's weig
 after it. Beside it, ``PATH.fault`` plants faults: "[3, true]" makes the third copy or assignment raise once it is
 done, "[3, false]" before it is; all that follow raise, too, if the file says "[3, true, true]".
 
+Each line of the file named by SPEC_TEST_SCHEDULED is the number of tokens that vLLM runs in one step.
+
 With SPEC_TEST_FORKS set, vLLM forks its processes on a processor, as it does on a GPU: each that is spawned imports
 vLLM anew.
 """
@@ -52,10 +54,26 @@ def install() -> None:
     _stream_to_clients(Path(os.environ["SPEC_TEST_DRAFTS"]).parent)
     if "SPEC_TEST_SWAPS" in os.environ:
         _watch_exchanges(Path(os.environ["SPEC_TEST_SWAPS"]))
+    if "SPEC_TEST_SCHEDULED" in os.environ:
+        _note_tokens_of_steps(Path(os.environ["SPEC_TEST_SCHEDULED"]))
     if current_platform.is_cpu():
         _normalise_each_layer_by_its_own_weights()
         if "SPEC_TEST_FORKS" in os.environ:
             _fork_on_a_processor()
+
+
+def _note_tokens_of_steps(file: Path) -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    schedule = Scheduler.schedule
+
+    def noting(self, *args, **kwargs):
+        planned = schedule(self, *args, **kwargs)
+        with file.open("a") as notes:
+            notes.write(f"{planned.total_num_scheduled_tokens}\n")
+        return planned
+
+    Scheduler.schedule = noting
 
 
 def _do_without_torchvision() -> None:

@@ -23,10 +23,15 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def make_schedule() -> Callable[..., BatchSchedule]:
-    """``make_schedule(lengths, held_out=(), **settings)``: of a data set in file order; sample ``i`` holds the
-    ids 100·i, 100·i + 1, …, of which the first is not supervised."""
+    """``make_schedule(lengths, held_out=(), sample_cost=None, **settings)``: of a data set in file order;
+    sample ``i`` holds the ids 100·i, 100·i + 1, …, of which the first is not supervised."""
 
-    def make(lengths: Sequence[int], held_out: Sequence[int] = (), **settings: Any) -> BatchSchedule:
+    def make(
+        lengths: Sequence[int],
+        held_out: Sequence[int] = (),
+        sample_cost: Callable[[int, int], int] | None = None,
+        **settings: Any,
+    ) -> BatchSchedule:
         samples = [_sample(number, length) for number, length in enumerate([*lengths, *held_out])]
         train, rest = samples[: len(lengths)], samples[len(lengths) :]
         defaults = {
@@ -35,6 +40,7 @@ def make_schedule() -> Callable[..., BatchSchedule]:
             "seed": 0,
             "data_parallel_ranks": (0,),
             "accumulation": 1,
+            "balance": "cost",
             "capture_tokens": 100,
             "total_steps": None,
             "epochs": 1,
@@ -43,7 +49,7 @@ def make_schedule() -> Callable[..., BatchSchedule]:
         dataset = Dataset(tuple(train), tuple(rest), DataReport())
         if "ranks" in settings:
             settings["data_parallel_ranks"] = tuple(range(settings.pop("ranks")))
-        return BatchSchedule(dataset, BatchSettings(**{**defaults, **settings}))
+        return BatchSchedule(dataset, BatchSettings(**{**defaults, **settings}), sample_cost=sample_cost)
 
     return make
 

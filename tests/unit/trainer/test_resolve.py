@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from spec_core.errors import ArtifactError, ConfigError, TargetError
 from spec_trainer.commands.plan import describe_run
@@ -235,3 +236,29 @@ def test_a_directory_that_began_with_todays_defaults_goes_on_with_them(resolved)
     fresh.directory.root.mkdir(parents=True, exist_ok=True)
     fresh.directory.open(fresh.identity, fresh.config)
     assert resolved().identity == fresh.identity
+
+
+def begun(run, **train):
+    """Make the run's directory with a ``config.yaml`` in which ``train`` differs; None removes a key."""
+    run.directory.root.mkdir(parents=True, exist_ok=True)
+    run.directory.open(run.identity, run.config)
+    stored = yaml.safe_load(run.directory.config.read_text())
+    stored["train"] = {key: value for key, value in (stored["train"] | train).items() if value is not None}
+    run.directory.config.write_text(yaml.safe_dump(stored))
+
+
+@pytest.mark.parametrize("stored", [None, "tokens"])
+def test_a_directory_that_balances_tokens_goes_on_so(resolved, stored):
+    fresh = resolved()
+    assert fresh.schedule.settings.balance == "cost"
+    begun(fresh, balance=stored)
+    again = resolved()
+    assert (again.config.train.balance, again.schedule.settings.balance) == ("tokens", "tokens")
+    assert again.identity == fresh.identity
+    assert resolved("train.balance=cost").schedule.settings.balance == "cost"
+
+
+def test_a_directory_that_balances_costs_goes_on_so(resolved):
+    begun(resolved())
+    assert resolved().schedule.settings.balance == "cost"
+    assert resolved("train.balance=tokens").schedule.settings.balance == "tokens"

@@ -89,6 +89,9 @@ class TrainConfig(StepConfig):
     """Forward/backward passes that each rank cuts its share of a global batch into."""
     global_batch_tokens: PositiveInt = 16384
     """Real tokens of one optimizer step, over all ranks and passes."""
+    balance: Literal["cost", "tokens"] = "cost"
+    """Quantity that is divided evenly over ranks and passes: cost: the computation, as the draft estimates it for
+    each sample; tokens: the tokens."""
     fp8: Literal["frozen", "layers"] | None = None
     """Which products are computed in 8-bit floating point: frozen: those with the target's head; layers: the draft's
     linear layers too. Needs ``train.dtype=bfloat16``."""

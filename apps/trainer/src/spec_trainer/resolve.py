@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from spec_trainer.configuration.push_options import absolute, anchor_options, tr
 from spec_trainer.configuration.track import track_config_type
 from spec_trainer.hub import resolve_target
 from spec_trainer.offline.store import open_features
+from spec_trainer.run.directory import RunDirectory
 from spec_trainer.run.dispatch import check_sizes, sample_bytes
 from spec_trainer.run.fp8 import check_fp8
 from spec_trainer.run.images import check_sight, image_rules
@@ -66,6 +67,22 @@ def _as_begun(run: RunSpec) -> RunSpec:
     return before if before.identity == run.directory.begun_as() else run
 
 
+def _balanced_as_begun(config: AnyRunConfig) -> AnyRunConfig:
+    """Return the configuration with the run directory's ``train.balance``, unless the user has set this key.
+
+    A directory that began before the key existed balances tokens: its batches stay the same bit for bit.
+    """
+    file = RunDirectory(config.output).config
+    if "balance" in config.train.model_fields_set or not file.is_file():
+        return config
+    with suppress(ConfigError):  # no run depends on that file
+        begun = read_resolved(file).get("train")
+        if isinstance(begun, dict) and begun.get("balance", "tokens") == "tokens":
+            train = config.train.model_copy(update={"balance": "tokens"})
+            return config.model_copy(update={"train": train})
+    return config
+
+
 def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str], *, follows: bool = False
 ) -> tuple[RunParts, Dataset]:
@@ -77,7 +94,7 @@ def read_inputs(
         config, types = resolve_config(config_file, flags, overrides, FOLLOW_DEFAULTS if follows else None)
         if not follows:
             check_source(config)
-        parts = _load_parts(config, types)
+        parts = _load_parts(_balanced_as_begun(config), types)
         if parts.config.draft.init_from is not None:
             check_finite(parts.config.draft.init_from)
         if parts.config.decodes:

@@ -32,6 +32,8 @@ D12 If a sample has a guess depth for each token, a draft that ``learns_from_gue
 D13 ``shard_hints`` are right: if ranks divide the module by them, the vocabulary, or the tokens of a batch that has
     a ``context`` (optional), a step differs from the step of one rank by rounding only.
 D14 ``weight_shapes``, if it is declared, names the trained parameters of ``build`` with their shapes.
+D15 The function that ``sample_cost`` returns yields positive integers, the same ones in every process. A longer
+    sample with equally many supervised tokens costs no less.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from spec_core.kernels import FindKernel, KernelSet, no_kernel
 from spec_core.records import Availability, ShardHints
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Generator, Tensor, nn
@@ -171,6 +173,22 @@ class Draft(ABC):
         and the draft's memory is not counted.
         """
         return {}
+
+    def sample_cost(self, target: TargetSpec) -> Callable[[int, int], int]:
+        """Return a function that says what a training step costs for one sample, without torch (D15).
+
+        The function takes the number of tokens and the number of supervised tokens. Its unit does not matter. A run
+        balances this cost over ranks and forward passes. Optional: by default it is the number of tokens.
+        """
+        return lambda num_tokens, _: num_tokens
+
+    def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
+        """Return a function that says how many values a forward pass saves for the backward pass, without torch.
+
+        The function takes a sample's number of tokens and of supervised tokens. Its result is a lower bound, with
+        which ``plan`` warns of too large a forward pass. Optional: by default it is 0.
+        """
+        return lambda _tokens, _supervised: 0
 
     @abstractmethod
     def required_features(self, target: TargetSpec) -> FeatureSchema:

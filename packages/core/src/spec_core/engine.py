@@ -116,6 +116,8 @@ class EngineAbilities:
     """``draft_replica`` works (E10)."""
     guess_depths: bool = False
     """Answers have ``Generation.guess_depths``: which token was verified as which guess (E11)."""
+    stops_early: bool = False
+    """A capture runs no layer above the highest captured one."""
     images: bool = False
     """Captures take images, for targets that have a ``TargetSpec.image_token_id`` (E17)."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from spec_core.errors import ArtifactError, ConfigError
@@ -10,11 +11,15 @@ from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.mla_shape import LATENT_SIZES, MLA_ARCHITECTURE, MlaShape
 from spec_draft_eagle3.shape import ARCHITECTURE, Eagle3Shape
 from spec_kit.drafting import (
+    TEACHER,
+    TRAINED,
     DraftCheckpoint,
     ServedDraft,
+    StepCost,
     architectures,
     as_served,
     layer_range_problem,
+    num_weights,
     parallel_mask_token,
 )
 
@@ -162,6 +167,35 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         from spec_kit.chain_drafting import count_labels
 
         return count_labels(supervision, self.options.num_steps)
+
+    def sample_cost(self, target: TargetSpec) -> StepCost:
+        """Return the cost of a sample (D15).
+
+        Every token gets its features fused, and its keys, values and attention of the first step. A supervised token
+        goes through the layers and the head once for each step. All layers but the last compute every token once.
+        """
+        shape, steps = self.shape(target), self.options.num_steps
+        weights = shape.tensor_shapes()
+        inputs = prod(weights.pop("fc.weight")) + num_weights(
+            size for name, size in weights.items() if ".self_attn.k" in name or ".self_attn.v" in name
+        )
+        earlier = num_weights(size for name, size in weights.items() if name.startswith("layers."))
+        width = shape.num_layers * shape.num_heads * shape.cache_shape[1]
+        return StepCost(
+            per_token=TRAINED * (inputs + earlier),
+            per_row=TRAINED * steps * num_weights(weights.values())
+            + TEACHER * target.vocab_size * target.hidden_size,
+            token_channels=width,
+            row_channels=(steps - 1) * width,
+        )
+
+    def saved_values(self, target: TargetSpec) -> StepCost:
+        """Return the number of values that a forward pass saves of a sample, at least: of its unrolled steps."""
+        shape, options = self.shape(target), self.options
+        keys = shape.cache_shape[0] * shape.cache_shape[1]
+        values = shape.hidden_size + 2 * keys + shape.inner_values * (not options.checkpoint_activations)
+        step = shape.num_layers * values + 2 * shape.hidden_size
+        return StepCost(per_token=0, per_row=options.num_steps * step)
 
     @classmethod
     def kernels(cls) -> type[ChainKernels]:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from spec_core.records import FeatureSchema, ShardHints
 from spec_draft_mtp.config import MtpConfig
 from spec_draft_mtp.shape import ARCHITECTURES, COUNT, SIZES, MtpShape
 from spec_draft_mtp.stored_head import head_shapes, is_whole_target, read_head
-from spec_kit.drafting import ServedDraft, architectures
+from spec_kit.drafting import (
+    FROZEN,
+    TEACHER,
+    TRAINED,
+    ServedDraft,
+    StepCost,
+    architectures,
+    num_weights,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +30,8 @@ if TYPE_CHECKING:
     from spec_draft_mtp.model import MtpModel
     from spec_kit.chain_drafting import ChainKernels
     from spec_kit.drafting import DraftCheckpoint, Json, Shapes
+
+_KEYS_VALUES = ("k_proj.weight", "v_proj.weight")
 
 
 class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
@@ -101,6 +112,23 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         from spec_kit.chain_drafting import count_labels
 
         return count_labels(supervision, self.options.num_steps)
+
+    def sample_cost(self, target: TargetSpec) -> StepCost:
+        """Return the cost of a sample (D15).
+
+        Every token gets its keys, values and attention of the first step. A supervised token goes through the layer
+        and the target's head once for each step.
+        """
+        shape, steps = self.shape(target), self.options.num_steps
+        weights = shape.tensor_shapes()
+        keys = num_weights(size for name, size in weights.items() if name.endswith(_KEYS_VALUES))
+        width, head = shape.num_heads * shape.head_dim, target.vocab_size * target.hidden_size
+        return StepCost(
+            per_token=TRAINED * (prod(weights["mtp.fc.weight"]) + keys),
+            per_row=steps * (TRAINED * num_weights(weights.values()) + FROZEN * head) + TEACHER * head,
+            token_channels=width,
+            row_channels=(steps - 1) * width,
+        )
 
     @classmethod
     def kernels(cls) -> type[ChainKernels]:

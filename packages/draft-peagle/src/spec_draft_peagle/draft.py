@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from spec_core.errors import ConfigError
@@ -10,11 +11,15 @@ from spec_draft_peagle.config import PEagleConfig
 from spec_draft_peagle.shape import ARCHITECTURE, MASK_TOKEN, PEagleShape
 from spec_kit.block_drafting import choose_mask_token
 from spec_kit.drafting import (
+    TEACHER,
+    TRAINED,
     DraftCheckpoint,
     ServedDraft,
+    StepCost,
     architectures,
     as_served,
     layer_range_problem,
+    num_weights,
     parallel_mask_token,
 )
 
@@ -144,6 +149,27 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         for sample in supervision:
             counts += torch.stack([(length_R[:, None] > place_K).sum(0) for length_R in rule.draw(sample)])
         return counts.flatten()
+
+    def sample_cost(self, target: TargetSpec) -> StepCost:
+        """Return the cost of a sample (D15).
+
+        Every token goes through all layers but the last. A supervised token goes through the last one, too, and the
+        mask tokens of its chain, about as many as the random drop leaves, through all layers.
+        """
+        shape, options = self.shape(target), self.options
+        weights = shape.tensor_shapes()
+        layers = num_weights(size for name, size in weights.items() if name.startswith("layers."))
+        last = layers // shape.num_layers
+        kept = (options.retention**guess for guess in range(1, options.num_guesses))
+        masks = sum(max(share, options.least_retention) for share in kept)
+        width, head = shape.num_heads * shape.head_dim, target.vocab_size * target.hidden_size
+        trained = masks * layers + last + (1 + masks) * prod(weights["lm_head.weight"])
+        return StepCost(
+            per_token=TRAINED * (prod(weights["fc.weight"]) + layers - last),
+            per_row=round(TRAINED * trained) + TEACHER * head,
+            token_channels=(shape.num_layers - 1) * width,
+            row_channels=round((masks * shape.num_layers + 1) * width),
+        )
 
     @classmethod
     def kernels(cls) -> type[PEagleKernels]:

@@ -59,7 +59,7 @@ class HfEngine(Engine):
     api_version: ClassVar[int] = 3
     Config: ClassVar[type[EngineConfig]] = HfConfig
     abilities: ClassVar[EngineAbilities] = EngineAbilities(
-        in_process=True, proposers=True, fresh_weights=True, guess_depths=True, images=True
+        in_process=True, proposers=True, fresh_weights=True, guess_depths=True, stops_early=True, images=True
     )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""DraftSuite: the contract of spec_core.draft (D1–D14) as tests, on a small random target in memory.
+"""DraftSuite: the contract of spec_core.draft (D1–D15) as tests, on a small random target in memory.
 
 ::
 
@@ -203,9 +203,8 @@ class DraftSuite(ConformanceSuite):
         assert whole.loss.isfinite()
         # From the other end, so that no cut is a prefix of the reference.
         cuts = [samples[::-1][i : i + size] for i in range(0, len(samples), size)]
-        got = lively.forward_backward(
-            [toy_batch(cut, lively.schema, width=width) for cut in cuts], denominators
-        )
+        batches = [toy_batch(cut, lively.schema, width=width) for cut in cuts]
+        got = lively.forward_backward(batches, denominators)
         assert_same_output(got, whole, TOLERANCE)
         assert_same_gradients(lively.gradients(), expected, TOLERANCE)
 
@@ -293,6 +292,12 @@ class DraftSuite(ConformanceSuite):
                 assert_same_output(output, expected, TOLERANCE)
                 assert_same_gradients(gradients, bench.gradients(), TOLERANCE)
 
+    def test_d15_a_longer_sample_costs_no_less(self, bench: Workbench) -> None:
+        """D15: the cost of a sample is a positive integer, which does not fall with its length."""
+        costs = [bench.draft.sample_cost(bench.target)(length, 4) for length in (4, 5, 100, 10_000)]
+        assert costs == sorted(costs)
+        assert all(type(cost) is int and cost > 0 for cost in costs)
+
     def test_d8_export_comes_back(self, lively: Workbench, tmp_path: Path) -> None:
         """D8: a draft that is exported, recognised and built again has the same weights, proposals and export."""
         again = build(lively.export(tmp_path / "first"), lively.target, 9, lively.tensors.others)
@@ -324,15 +329,11 @@ class DraftSuite(ConformanceSuite):
 
     def test_d8_other_folders_are_not_its_own(self, bench: Workbench, tmp_path: Path) -> None:
         """D8: ``from_folder`` returns None for the folder of another algorithm."""
-        (tmp_path / "config.json").write_text(
-            '{"architectures": ["SomeoneElsesModel"], "model_type": "else"}'
-        )
+        (tmp_path / "config.json").write_text('{"architectures": ["OfOthers"], "model_type": "else"}')
         assert type(bench.draft).from_folder(tmp_path) is None
 
     @pytest.mark.parametrize("damage", ["no tensors", "cut tensors", "a field less"])
-    def test_d8_damaged_folder_is_an_artifact_error(
-        self, bench: Workbench, damage: str, tmp_path: Path
-    ) -> None:
+    def test_d8_damaged_folder_is_refused(self, bench: Workbench, damage: str, tmp_path: Path) -> None:
         """D8: ``from_folder`` raises ArtifactError, one line, for a damaged folder of this algorithm."""
         folder = tmp_path / "out"
         bench.export(folder)

@@ -81,6 +81,46 @@ def test_imbalance_is_the_largest_micro_batches_over_the_mean_share(make_schedul
     assert schedule.imbalance(item) == (6 + 2) / 6.5
 
 
+def squares(num_tokens, num_supervised):
+    return num_tokens**2
+
+
+def test_costs_are_balanced_instead_of_tokens(make_schedule):
+    (item,) = (schedule := make_schedule([6, 4, 4, 3], sample_cost=squares, ranks=2)).items(0)
+    assert schedule.shares(item) == (((0,),), ((1, 2, 3),))
+    assert schedule.cost_imbalance(item) == 41 / 38.5
+    assert schedule.imbalance(item) == 11 / 8.5
+    by_tokens = make_schedule([6, 4, 4, 3], sample_cost=squares, ranks=2, balance="tokens")
+    assert by_tokens.shares(item) == (((0, 3),), ((1, 2),))
+    assert by_tokens.cost_imbalance(item) == 45 / 38.5
+    assert by_tokens.imbalance(item) == 9 / 8.5
+
+
+def test_a_cost_reads_the_number_of_supervised_tokens(make_schedule):
+    asked = []
+    schedule = make_schedule([5, 3], sample_cost=lambda *counts: asked.append(counts) or 1)
+    schedule.shares(next(schedule.items(0)))
+    assert asked == [(5, 4), (3, 2)]
+
+
+def test_without_a_cost_of_the_draft_tokens_are_balanced(make_schedule):
+    settings = {"global_batch_tokens": 60, "ranks": 3, "accumulation": 2}
+    lengths = list(range(1, 30))
+    plain = make_schedule(lengths, **settings)
+    by_tokens = make_schedule(lengths, **settings, sample_cost=squares, balance="tokens")
+    for item in plain.items(0):
+        assert plain.shares(item) == by_tokens.shares(item)
+        assert plain.cost_imbalance(item) == plain.imbalance(item)
+
+
+def test_balance_changes_neither_the_batches_nor_their_order(make_schedule):
+    lengths = list(range(1, 30))
+    by_cost = make_schedule(lengths, shuffle=True, ranks=2, sample_cost=squares)
+    by_tokens = make_schedule(lengths, shuffle=True, ranks=2, sample_cost=squares, balance="tokens")
+    assert list(by_cost.items(0)) == list(by_tokens.items(0))
+    assert list(map(by_cost.captures, by_cost.items(0))) == list(map(by_tokens.captures, by_tokens.items(0)))
+
+
 def test_every_process_of_a_data_parallel_rank_gets_its_samples(make_schedule):
     """As the two ranks of each tensor-parallel group do."""
     schedule = make_schedule([3, 4, 5, 6], data_parallel_ranks=(0, 0, 1, 1))
@@ -131,5 +171,6 @@ def test_settings_come_from_the_configuration(resolved):
     ).config
     settings = BatchSettings.from_config(config, FsdpStrategy)
     assert (settings.global_batch_tokens, settings.accumulation, settings.seed) == (64, 3, 9)
+    assert settings.balance == "cost"
     assert (settings.shuffle, settings.total_steps, settings.data_parallel_ranks) == (False, 2, (0,))
     assert settings.capture_tokens == config.engine.batch_tokens

@@ -76,6 +76,7 @@ def plan_capture(parts: RunParts, dataset: Dataset) -> CaptureRun:
         seed=0,
         data_parallel_ranks=(0,),
         accumulation=1,
+        balance="tokens",
         capture_tokens=config.engine.batch_tokens,
         total_steps=None,
         epochs=1,

@@ -54,7 +54,7 @@ def resolve_follow(
     placement = parts.config.placement.model_copy(update={"window_bytes": window})
     config = parts.config.model_copy(update={"placement": placement})
     spec = replace(parts, config=config).with_schedule(
-        BatchSchedule(replayed, replace(settings, total_steps=_ENDLESS))
+        BatchSchedule(replayed, replace(settings, total_steps=_ENDLESS), sample_cost=parts.sample_cost)
     )
     spec.directory.check_owner(spec.identity)
     return spec

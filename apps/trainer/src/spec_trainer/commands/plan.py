@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.wording import counted
 from spec_trainer.push.servers import open_transports
+from spec_trainer.run.activations import activations_warning
 from spec_trainer.run.dispatch import sample_bytes
 from spec_trainer.run.expected_time import expected_time
 from spec_trainer.run.few_steps import few_steps_warning
@@ -23,6 +24,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "architecture": run.target.architecture,
         "draft": config.draft.name,
         "captured_layers": list(run.schema.layers),
+        **_layers_run(run),
         "features": config.data.features or f"from engine {config.engine.name}",
         "features_bytes_per_token": run.schema.bytes_per_token(),
         "features_bytes": sum(sample_bytes(run.schema, length) for length in run.dataset.lengths.values()),
@@ -44,10 +46,24 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         **({"serve": _measuring(run)} if config.train.serve_every else {}),
         **({"decode": _decoding(run)} if config.decode.every else {}),
         "frozen_tensor_bytes": sizes.frozen_bytes,
-        "warnings": [*filter(None, [few_steps_warning(config.train, run.schedule.total_steps)])],
+        "warnings": [
+            *filter(
+                None,
+                [few_steps_warning(config.train, run.schedule.total_steps), activations_warning(run, sizes)],
+            )
+        ],
         "output": str(config.output),
         "identity": run.identity,
     }
+
+
+def _layers_run(run: RunSpec) -> dict[str, str]:
+    """Return how many of the target's layers a capture runs, if the engine leaves some out."""
+    highest, every = max(run.schema.layers), run.target.num_layers
+    runs = run.config.data.features is None
+    if highest == every or not runs or not run.engine_type.abilities.stops_early:
+        return {}
+    return {"layers_run": f"{highest} of {every}, which saves {1 - highest / every:.1%} of them"}
 
 
 def _resources(run: RunSpec, sizes: RunSizes) -> dict[str, Any]:

@@ -125,21 +125,22 @@ def _borders(lengths: np.ndarray, budget: int) -> list[int]:
 
 
 def shares(
-    sample_ids: Sequence[int], lengths: Mapping[int, int], world_size: int, accumulation: int
+    sample_ids: Sequence[int], costs: Mapping[int, int], world_size: int, accumulation: int
 ) -> tuple[tuple[Ids, ...], ...]:
     """Return sample ids by [rank][micro-batch]; every sample occurs once, and micro-batches may be empty.
 
-    The token counts of all micro-batches are balanced, not only the sums of each rank, because ranks synchronize in
-    each micro-batch. Samples are assigned from the longest to the shortest, each to the micro-batch with the fewest
-    tokens. If several have the fewest, the earlier pass is taken, then the lower rank.
+    ``costs``: the cost of each sample, such as its number of tokens. The costs of all micro-batches are balanced, not
+    only the sums of each rank, because ranks synchronize in each micro-batch. Samples are assigned from the most
+    expensive to the cheapest, each to the cheapest micro-batch so far. If several are the cheapest, the earlier pass
+    is taken, then the lower rank.
     """
     parts: list[list[int]] = [[] for _ in range(world_size * accumulation)]
     loads = [(0, part) for part in range(len(parts))]
-    """Heap of (tokens, index) of each micro-batch."""
-    for sample_id in _longest_first(sample_ids, lengths):
-        tokens, lightest = loads[0]
+    """Heap of (cost, index) of each micro-batch."""
+    for sample_id in _largest_first(sample_ids, costs):
+        cost, lightest = loads[0]
         parts[lightest].append(sample_id)
-        heapq.heapreplace(loads, (tokens + lengths[sample_id], lightest))
+        heapq.heapreplace(loads, (cost + costs[sample_id], lightest))
     return tuple(
         tuple(tuple(sorted(parts[micro * world_size + rank])) for micro in range(accumulation))
         for rank in range(world_size)
@@ -152,7 +153,7 @@ def capture_batches(sample_ids: Sequence[int], lengths: Mapping[int, int], batch
     A batch has at most ``batch_tokens`` tokens, padding included; a longer sample goes alone.
     """
     batches: list[list[int]] = []
-    for sample_id in _longest_first(sample_ids, lengths):
+    for sample_id in _largest_first(sample_ids, lengths):
         # The first sample of a batch is its longest, hence its width.
         if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= batch_tokens:
             batches[-1].append(sample_id)
@@ -161,6 +162,6 @@ def capture_batches(sample_ids: Sequence[int], lengths: Mapping[int, int], batch
     return [tuple(batch) for batch in batches]
 
 
-def _longest_first(sample_ids: Sequence[int], lengths: Mapping[int, int]) -> list[int]:
-    """Return the sample ids by descending length, and samples of equal length by ascending id."""
-    return sorted(sorted(sample_ids), key=lengths.__getitem__, reverse=True)
+def _largest_first(sample_ids: Sequence[int], sizes: Mapping[int, int]) -> list[int]:
+    """Return the sample ids by descending size, and samples of equal size by ascending id."""
+    return sorted(sorted(sample_ids), key=sizes.__getitem__, reverse=True)

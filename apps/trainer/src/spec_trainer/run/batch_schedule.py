@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from spec_core.records import Supervision
 from spec_trainer.data.batching import EpochBatches, capture_batches, shares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -45,6 +47,8 @@ class BatchSettings:
     data_parallel_ranks: tuple[int, ...]
     """Data-parallel rank of each trainer process, which is the index of the share that the process trains."""
     accumulation: int
+    balance: Literal["cost", "tokens"]
+    """Quantity that is divided evenly over ranks and micro-batches."""
     capture_tokens: int
     """Most tokens of one capture batch of the engine."""
     total_steps: int | None
@@ -63,6 +67,7 @@ class BatchSettings:
                 strategy.data_parallel(config.strategy, process, len(processes)).rank for process in processes
             ),
             accumulation=config.train.accumulation,
+            balance=config.train.balance,
             capture_tokens=config.engine.batch_tokens,
             total_steps=config.train.steps,
             epochs=config.train.epochs,
@@ -73,13 +78,21 @@ class BatchSettings:
 class BatchSchedule:
     """The global batches of a run, in order, and their division among engines and trainer processes."""
 
-    def __init__(self, dataset: Dataset, settings: BatchSettings, part: range | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        settings: BatchSettings,
+        part: range | None = None,
+        sample_cost: Callable[[int, int], int] | None = None,
+    ) -> None:
         """Store the dataset and the settings; batches are computed on demand.
 
-        ``part``: the steps of the run that train on ``dataset``; None for all steps.
+        ``part``: the steps of the run that train on ``dataset``; None for all steps. ``sample_cost``: the function
+        of ``Draft.sample_cost``; None if a sample costs as much as it has tokens.
         """
         self.dataset = dataset
         self.settings = settings
+        self.sample_cost = sample_cost
         self._part = part
         self._train = EpochBatches(
             dataset.train, settings.global_batch_tokens, seed=settings.seed, shuffle=settings.shuffle
@@ -143,7 +156,8 @@ class BatchSchedule:
 
         Every sample occurs once, and every rank has the same number of micro-batches.
         """
-        return shares(item.sample_ids, self.dataset.lengths, self.num_shares, self.settings.accumulation)
+        sizes = self._costs(item) if self.settings.balance == "cost" else self.dataset.lengths
+        return shares(item.sample_ids, sizes, self.num_shares, self.settings.accumulation)
 
     def imbalance(self, item: GlobalBatch) -> float:
         """Return how unevenly the tokens of a batch are distributed over the ranks; 1 is even.
@@ -151,11 +165,27 @@ class BatchSchedule:
         Ranks wait for each other in every forward pass. So it is the sum, over passes, of the tokens of the largest
         micro-batch of any rank, divided by the mean number of tokens of a rank.
         """
-        lengths = self.dataset.lengths
-        tokens = [
-            [sum(lengths[sample_id] for sample_id in part) for part in share] for share in self.shares(item)
+        return self._max_over_mean(item, self.dataset.lengths)
+
+    def cost_imbalance(self, item: GlobalBatch) -> float:
+        """Return the same for the cost of the samples instead of their tokens."""
+        return self._max_over_mean(item, self._costs(item))
+
+    def _max_over_mean(self, item: GlobalBatch, sizes: Mapping[int, int]) -> float:
+        totals = [
+            [sum(sizes[sample_id] for sample_id in part) for part in share] for share in self.shares(item)
         ]
-        return sum(map(max, zip(*tokens, strict=True))) * self.num_shares / sum(map(sum, tokens))
+        return sum(map(max, zip(*totals, strict=True))) * self.num_shares / sum(map(sum, totals))
+
+    def _costs(self, item: GlobalBatch) -> Mapping[int, int]:
+        """Return sample id -> cost of training the sample."""
+        if self.sample_cost is None:
+            return self.dataset.lengths
+        samples = map(self.dataset.sample, item.sample_ids)
+        return {
+            sample.sample_id: self.sample_cost(len(sample), int(np.count_nonzero(sample.loss_mask)))
+            for sample in samples
+        }
 
     def share(self, item: GlobalBatch, process: int) -> tuple[tuple[int, ...], ...]:
         """Return the sample ids of each micro-batch that trainer process ``process`` trains."""

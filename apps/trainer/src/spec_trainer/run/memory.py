@@ -34,7 +34,7 @@ _STORED = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2
 """Safetensors' name of a dtype -> bytes of an element; any other dtype counts as one byte."""
 _CAST = ("F64", "F32", "F16", "BF16")
 """Stored dtypes that an engine casts to its compute dtype; other dtypes are quantised weights, which it keeps."""
-_TRAINING = "weights, gradients and optimizer state of the draft"
+TRAINING = "weights, gradients and optimizer state of the draft"
 _SMALLER_DRAFT = "choose a smaller draft (section draft)"
 _PROCESS_BYTES = 200 << 20
 """Host memory of a process that has imported torch."""
@@ -70,9 +70,9 @@ class Room:
             return
         biggest = max(self.parts, key=lambda part: part.num_bytes)
         raise ConfigError(
-            f"{self.name} does not hold the run: it takes {_size(self.least_bytes)} at least, "
-            f"{_size(self.free_bytes)} are free; the biggest part is {biggest.what} ({_size(biggest.num_bytes)}): "
-            f"{biggest.remedy}"
+            f"{self.name} does not hold the run: it takes {shown_size(self.least_bytes)} at least, "
+            f"{shown_size(self.free_bytes)} are free; the biggest part is {biggest.what} "
+            f"({shown_size(biggest.num_bytes)}): {biggest.remedy}"
         )
 
     def document(self) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _host(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
     else:
         parts.append(_target(run, sizes, engines))
         state = sizes.training_bytes * ranks // sizes.shards.weights
-        parts.append(MemoryPart(_TRAINING, state, _SMALLER_DRAFT))
+        parts.append(MemoryPart(TRAINING, state, _SMALLER_DRAFT))
     yield Room("this host's memory", free_host_bytes(), parts)
 
 
@@ -237,7 +237,7 @@ def rank_parts(run: RunSpec, sizes: RunSizes) -> list[MemoryPart]:
     tokens = min(tokens, run.source.total_tokens)
     parts = [
         MemoryPart(
-            _TRAINING,
+            TRAINING,
             sizes.training_bytes // sizes.shards.weights,
             f"raise train.ranks, or {_SMALLER_DRAFT}",
         ),
@@ -274,5 +274,6 @@ def _disk(run: RunSpec, sizes: RunSizes) -> Room:
     return Room(f"the disk of output {there}", shutil.disk_usage(there).free, parts)
 
 
-def _size(num_bytes: int) -> str:
+def shown_size(num_bytes: int) -> str:
+    """Return a number of bytes in GiB, or in MiB below one GiB."""
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / 2**20:.1f} MiB"

@@ -19,6 +19,8 @@ from spec_trainer.run.directory import RunDirectory, run_identity
 from spec_trainer.run.dispatch import sample_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from spec_core import Backend, Draft, Engine, Launcher, Optimizer, Strategy, TargetSpec
     from spec_core.records import FeatureSchema
     from spec_trainer.config import AnyRunConfig
@@ -64,12 +66,17 @@ class RunParts:
         room = min(positions, self.config.engine.batch_tokens) - self.config.decode.max_new_tokens
         return min(room, self.config.data.max_length)
 
+    @cached_property
+    def sample_cost(self) -> Callable[[int, int], int]:
+        """The function by which the draft estimates what a sample costs (``Draft.sample_cost``)."""
+        return self.draft.sample_cost(self.target)
+
     def with_dataset(self, dataset: Dataset) -> RunSpec:
         """Return the run that trains on ``dataset``."""
         settings = BatchSettings.from_config(self.config, self.strategy_type)
         if self.config.decode.every:
             settings = replace(settings, total_steps=decoded_steps(self.config, len(dataset.train)))
-        return self.with_schedule(BatchSchedule(dataset, settings))
+        return self.with_schedule(BatchSchedule(dataset, settings, sample_cost=self.sample_cost))
 
     def with_schedule(self, schedule: BatchSchedule) -> RunSpec:
         """Return the run with the global batches of ``schedule``."""
@@ -102,7 +109,7 @@ class RunSpec(RunParts):
 
     def cycle(self, answers: Dataset, steps: range) -> RunSpec:
         """Return one cycle of the run as a RunSpec, which trains the steps ``steps`` on ``answers``."""
-        schedule = BatchSchedule(answers, self.schedule.settings, steps)
+        schedule = BatchSchedule(answers, self.schedule.settings, steps, self.sample_cost)
         return replace(self, schedule=schedule, prompts=self.source)
 
     def resuming(self, checkpoint: str) -> RunSpec:

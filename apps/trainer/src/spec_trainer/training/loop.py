@@ -143,6 +143,7 @@ def _record(state: TrainState, item: GlobalBatch, result: TrainStep, rate: float
         "tokens": tokens,
         "samples": len(item.sample_ids),
         "tokens_max_over_mean": state.spec.schedule.imbalance(item),
+        "cost_max_over_mean": state.spec.schedule.cost_imbalance(item),
         "tokens_per_s": tokens / (data_s + step_s),
         "samples_per_s": len(item.sample_ids) / (data_s + step_s),
         "time_s": state.timer.wall_s,

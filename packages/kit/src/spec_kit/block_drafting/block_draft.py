@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spec_core.records import FeatureSchema, ShardHints
 from spec_kit.block_drafting.block_shape import BlockConfig, BlockShape, default_layers
 from spec_kit.block_drafting.mask_token import choose_mask_token
-from spec_kit.drafting import EMBEDDING, ServedDraft, as_served
+from spec_kit.drafting import (
+    EMBEDDING,
+    FROZEN,
+    TEACHER,
+    TRAINED,
+    ServedDraft,
+    StepCost,
+    as_served,
+    num_weights,
+)
 from spec_kit.targets import read_target_tensors
 
 if TYPE_CHECKING:
@@ -22,6 +32,7 @@ if TYPE_CHECKING:
     from spec_kit.block_drafting.blocks import BlockRule
     from spec_kit.drafting import Json
 
+_KEYS_VALUES = ("k_proj.weight", "v_proj.weight")
 C = TypeVar("C", bound=BlockConfig)
 S = TypeVar("S", bound=BlockShape)
 # Which channels turn, and by what for images. SGLang 0.5.16 turns all channels whatever a DFlash config says, so a
@@ -112,6 +123,33 @@ class BlockDraft(ServedDraft[C, S]):
         rule, reached_S = self.rule, self.guess_weights.cumsum(0)
         shares = [reached_S[rule.draw(sample)[1] - 1].sum() for sample in supervision]
         return sum(shares, torch.zeros((), dtype=torch.float64))[None]
+
+    def sample_cost(self, target: TargetSpec) -> StepCost:
+        """Return the cost of a sample (D15).
+
+        Every token is context, with keys and values in each layer. A row is a block: its slots go through the layers,
+        its guesses through the target's head. From ``num_anchors`` blocks on, a longer sample only has more context.
+        """
+        shape = self.shape(target)
+        weights = shape.tensor_shapes()
+        layers = num_weights(size for name, size in weights.items() if name.startswith("layers."))
+        keys = num_weights(size for name, size in weights.items() if name.endswith(_KEYS_VALUES))
+        head = (FROZEN + TEACHER * self.needs_teacher) * target.vocab_size * target.hidden_size
+        windows = [window for window in shape.windows if window is not None]
+        return StepCost(
+            per_token=TRAINED * (prod(weights["fc.weight"]) + keys),
+            per_row=shape.block_size * TRAINED * layers + self.num_guesses * head,
+            row_channels=shape.num_layers * shape.block_size * shape.num_heads * shape.head_dim,
+            window=max(windows) if len(windows) == shape.num_layers else None,
+            most_rows=self.options.num_anchors,
+        )
+
+    def saved_values(self, target: TargetSpec) -> StepCost:
+        """Return the number of values that a forward pass saves of a sample, at least: those of its blocks' slots."""
+        shape, options = self.shape(target), self.options
+        values = shape.hidden_size + shape.inner_values * (not options.checkpoint_activations)
+        per_row = shape.block_size * shape.num_layers * values
+        return StepCost(per_token=0, per_row=per_row, most_rows=options.num_anchors)
 
     def initialize(
         self, module: Any, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None

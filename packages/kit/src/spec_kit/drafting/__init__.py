@@ -29,6 +29,7 @@ from spec_kit.drafting.draft_files import (
 from spec_kit.drafting.draft_folder import recognise
 from spec_kit.drafting.draft_shape import DraftShape, head_fields, layer_range_problem, read_layers
 from spec_kit.drafting.served_draft import EMBEDDING, DraftCheckpoint, ServedDraft, head_problem
+from spec_kit.drafting.step_cost import FROZEN, TEACHER, TRAINED, StepCost, num_weights
 from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -70,9 +71,12 @@ else:
 __all__ = [
     "EMBEDDING",
     "FP8_MULTIPLE",
+    "FROZEN",
     "INIT_STD",
     "MAPPING",
     "ROW_LOSSES",
+    "TEACHER",
+    "TRAINED",
     "AttentionProjections",
     "BatchProposer",
     "CapturedLayers",
@@ -96,6 +100,7 @@ __all__ = [
     "ServedFolder",
     "Shapes",
     "Size",
+    "StepCost",
     "TargetOps",
     "Teacher",
     "Verdict",
@@ -117,6 +122,7 @@ __all__ = [
     "linear",
     "mapping",
     "new_positions",
+    "num_weights",
     "parallel_mask_token",
     "present",
     "read_config",

@@ -87,6 +87,14 @@ class DecoderShape(DraftShape):
             section(fields, key, folder)
         return {"rope": read_rope(fields)}
 
+    @property
+    def inner_values(self) -> int:
+        """Number of values inside a layer that the backward pass needs of each row, at least.
+
+        They are the queries, the attention's output, and three of the MLP's width.
+        """
+        return 2 * self.num_heads * self.head_dim + 3 * self.intermediate_size
+
     def layer_shapes(self, inputs: int) -> Shapes:
         """Return the name and shape of each tensor of a decoder layer: attention, Mlp, and their input norms.
 
