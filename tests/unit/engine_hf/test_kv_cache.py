@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from spec_engine_hf.hf_model import HfModel, Session
+from spec_engine_hf.hf_model import HfModel
+from spec_engine_hf.session import Session
 from spec_kit.targets.target_reader import read_target
 
 ROUNDS = 30
