@@ -76,7 +76,9 @@ class Session:
         longest = max(map(len, rows))
         self._num_new = [longest] * len(rows)
         own_BT = torch.ones(len(rows), longest, dtype=torch.bool)
-        return self._forward([[*row, *[0] * (longest - len(row))] for row in rows], own_BT, {}, last_only=False)
+        return self._forward(
+            [[*row, *[0] * (longest - len(row))] for row in rows], own_BT, {}, last_only=False
+        )
 
     def keep(self, counts: Sequence[int]) -> None:
         """Keep the first ``counts[i]`` of the tokens appended to sequence i. A sequence that keeps none ends.

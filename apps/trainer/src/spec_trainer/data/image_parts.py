@@ -9,7 +9,7 @@ from spec_core.wording import counted, shown
 from spec_trainer.data.errors import BadRow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 ROW_KEYS = ("image", "image_path", "images")
 """Fields of a row that hold one image or a list of them."""
@@ -64,6 +64,11 @@ def with_images(
     if len(references) > MOST_IMAGES:
         raise BadRow("bad image", f"{len(references)} images in a row, expected at most {MOST_IMAGES}")
     return placed, tuple(references)
+
+
+def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of images in the messages of a ``Chat``."""
+    return sum(part == PART for message in messages for part in _parts(message))
 
 
 def _row_images(fields: Mapping[str, Any]) -> list[Any]:
