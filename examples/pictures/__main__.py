@@ -155,20 +155,30 @@ def _call(*words: str) -> None:
 def _measured(example: Example, seed: int) -> dict[str, Any]:
     """Return the acceptance lengths of the drafts of one seed on the held-out pictures."""
     found: dict[str, Any] = {}
-    for name, rows in ((WITH, "train.jsonl"), (WITHOUT, "train-without-pictures.jsonl")):
-        output = example.folder / f"draft-{name.replace(' ', '-')}-{seed}"
-        settings = (f"train.steps={example.draft_steps}", f"seed={seed}", *DRAFT, *TRAINING)
-        features = f"data.features={example.features(name)}"
-        inputs = _inputs(example, example.folder / rows)
-        _call("train", *inputs, "--output", str(output), *settings, features)
-        document = _evaluated(example, output / "draft", seed, untrained=name == WITH)
+    for name in (WITH, WITHOUT, UNTRAINED):
+        document = _evaluated(example, _trained(example, name, seed), seed)
         found[name] = document["inputs"]["images"]["acceptance_length"]
-        found.setdefault(UNTRAINED, document["acceptance_length_before"])
         found[f"outputs_equal, {name}"] = document["outputs_equal"]
     return found
 
 
-def _evaluated(example: Example, draft: Path, seed: int, untrained: bool) -> dict[str, Any]:
+def _trained(example: Example, name: str, seed: int) -> Path:
+    """Return the folder of a draft, trained if it is not there; one step of no length leaves it untrained."""
+    output = example.folder / f"draft-{name.replace(' ', '-')}-{seed}"
+    features, rows = (WITHOUT, "train-without-pictures") if name == WITHOUT else (WITH, "train")
+    steps = (f"train.steps={example.draft_steps}",)
+    if name == UNTRAINED:
+        steps = ("train.steps=1", "train.lr=1e-30")
+    _call(
+        "train",
+        *_inputs(example, example.folder / f"{rows}.jsonl"),
+        *("--output", str(output), f"seed={seed}", f"data.features={example.features(features)}"),
+        *(*DRAFT, *TRAINING, *steps),
+    )
+    return output / "draft"
+
+
+def _evaluated(example: Example, draft: Path, seed: int) -> dict[str, Any]:
     request = EvaluationRequest(
         target=str(example.target),
         draft_model=draft,
@@ -176,7 +186,7 @@ def _evaluated(example: Example, draft: Path, seed: int, untrained: bool) -> dic
         num_draft_tokens=NUM_DRAFT_TOKENS,
         max_new_tokens=NEW_TOKENS,
         temperature=0.0,
-        untrained=untrained,
+        untrained=False,
         seed=seed,
     )
     return evaluate_draft(request, (f"data.media_root={example.folder}",))

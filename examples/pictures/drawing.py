@@ -36,7 +36,7 @@ class Scene:
 
     @property
     def caption(self) -> str:
-        """What a picture of the scene shows."""
+        """A sentence that names the shapes of a picture of the scene."""
         first, second, third, last = (f"a {colour} {shape}" for colour, shape in self.things)
         return f"{first}, {second}, {third} and {last}."
 
