@@ -225,6 +225,7 @@ def test_text_alone_has_no_figures_of_images(evaluation, tmp_path, capsys):
     ("part", "problem"),
     [
         ({"type": "image", "image": "nowhere.png"}, "prompts.jsonl:1: bad image: image 1, 'nowhere.png'"),
+        ({"type": "image_url", "image_url": {"url": "no.png"}}, "bad image: image 1, 'no.png'"),
         ({"type": "image", "image": "../out.png"}, "it lies outside data.media_root"),
         ({"type": "image", "image": "rows.jsonl"}, "not an image of one of the formats"),
         ({"type": "image", "image": "https://example.com/a.png"}, "nothing is downloaded"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from spec_core.records import MOST_IMAGES
@@ -9,7 +10,7 @@ from spec_core.wording import counted, shown
 from spec_trainer.data.errors import BadRow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 ROW_KEYS = ("image", "image_path", "images")
 """Fields of a row that hold one image or a list of them."""
@@ -139,4 +140,6 @@ def _parts(message: Mapping[str, Any]) -> list[Part]:
 
 def reference_name(reference: object) -> str:
     """Return a reference of an image for an error message; long ones, such as data: URIs, are shortened."""
+    if isinstance(reference, Mapping):
+        reference = next((reference[key] for key in ("url", "path") if reference.get(key)), reference)
     return shown(reference if isinstance(reference, str) else type(reference).__name__)
