@@ -73,6 +73,27 @@ CONFIGS = {
             "use_cache": True, "vocab_size": 248320,
         },
     },
+    "Qwen/Qwen3-VL-8B-Instruct": {
+        "architectures": ["Qwen3VLForConditionalGeneration"], "image_token_id": 151655, "model_type": "qwen3_vl",
+        "text_config": {
+            "attention_bias": False, "dtype": "bfloat16", "eos_token_id": 151645, "head_dim": 128,
+            "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 12288,
+            "max_position_embeddings": 262144, "model_type": "qwen3_vl_text", "num_attention_heads": 32,
+            "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+            "rope_scaling": {
+                "mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default",
+            },
+            "rope_theta": 5000000, "vocab_size": 151936,
+        },
+        "tie_word_embeddings": False, "video_token_id": 151656,
+        "vision_config": {
+            "deepstack_visual_indexes": [8, 16, 24], "depth": 27, "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 1152, "in_channels": 3, "intermediate_size": 4304, "model_type": "qwen3_vl",
+            "num_heads": 16, "num_position_embeddings": 2304, "out_hidden_size": 4096, "patch_size": 16,
+            "spatial_merge_size": 2, "temporal_patch_size": 2,
+        },
+        "vision_end_token_id": 151653, "vision_start_token_id": 151652,
+    },
     "deepseek-ai/DeepSeek-V3": _DEEPSEEK_V3
     | {
         "architectures": ["DeepseekV3ForCausalLM"], "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3,

@@ -38,16 +38,25 @@ def target_sizes(config: dict) -> tuple[float, float]:
         Path(folder, "config.json").write_text(json.dumps(config | known))
         text = transformers.AutoConfig.from_pretrained(folder).get_text_config()
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(text)
+        model = _text_model(text)
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     experts = next((getattr(text, name) for name in names if getattr(text, name, None)), 0)
     share = text.num_experts_per_tok / experts if experts else 1.0
     layers = sum(
         parameter.numel() * (share if ".experts." in name else 1)
         for name, parameter in model.named_parameters()
-        if ".layers." in name and parameter.ndim > 1
+        if ".layers." in f".{name}" and parameter.ndim > 1
     )
     return layers, sum(parameter.numel() for parameter in model.parameters())
+
+
+def _text_model(config: transformers.PretrainedConfig) -> torch.nn.Module:
+    """Return the text model; transformers has that of Qwen3-VL without a head, whose weights are added."""
+    if config.model_type != "qwen3_vl_text":
+        return transformers.AutoModelForCausalLM.from_config(config)
+    model = transformers.AutoModel.from_config(config)
+    model.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+    return model
 
 
 def draft_flops(values: dict, config: dict) -> float:

@@ -8,11 +8,13 @@ import shlex
 
 import pytest
 import yaml
+from PIL import Image
 
 from spec_trainer import cli
 
-from ..chat_templates import CONVERSATIONS, thinking_tokenizer
-from .recipes import CONFIGS, RECIPES, plan, write_tensors
+from ..chat_templates import CONVERSATIONS, byte_tokenizer, thinking_tokenizer
+from ..seeing_targets import IMAGE, IMAGE_ID, SPECIALS, TEMPLATE, VIDEO
+from .recipes import CONFIGS, EXAMPLES, RECIPES, plan, write_tensors
 
 
 def test_every_target_has_a_recipe() -> None:
@@ -48,6 +50,44 @@ def test_a_recipe_is_short_and_passes_plan(recipe, tmp_path, monkeypatch, capsys
     planned = plan(recipe, target, data, capsys)
     assert planned["architecture"] == config["architectures"][0]
     assert planned["samples"] > 0
+
+
+def test_the_recipe_for_qwen3_vl_takes_rows_as_llava_publishes_them(tmp_path, monkeypatch, capsys) -> None:
+    """The row is that of docs/targets.md; the target has the sizes of Qwen3-VL's own image processor."""
+    page = (EXAMPLES.parent / "docs/targets.md").read_text()
+    (row,) = json.loads(re.search(r"```json\n(\[.*?\])\n```", page, re.DOTALL)[1])
+    picture = tmp_path / "pictures" / row["image"]
+    picture.parent.mkdir(parents=True)
+    Image.new("RGB", (1280, 960), "red").save(picture)
+    question, answer = (turn["value"] for turn in row["conversations"])
+    rows = [
+        row | {"conversations": [row["conversations"][0], {"from": "gpt", "value": f"{answer} {number}"}]}
+        for number in range(10, 40)
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    target = tmp_path / "target"
+    target.mkdir()
+    config = CONFIGS["Qwen/Qwen3-VL-8B-Instruct"] | {"image_token_id": IMAGE_ID}
+    (target / "config.json").write_text(json.dumps(config))
+    write_tensors(target, config)
+    byte_tokenizer((*SPECIALS, IMAGE, VIDEO), TEMPLATE, "<|im_end|>").save_pretrained(target)
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2,
+        "size": {"shortest_edge": 65536, "longest_edge": 16777216},
+        "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    }  # fmt: skip
+    (target / "preprocessor_config.json").write_text(json.dumps(processor))
+    monkeypatch.chdir(tmp_path)
+    recipe = EXAMPLES / "qwen3-vl-8b-eagle3.yaml"
+    planned = plan(recipe, target, tmp_path / "rows.json", capsys)
+    assert planned["samples"] == 27
+    text = (
+        "<|im_start|>user\n<|vision_start|><|vision_end|>{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n"
+    )
+    filled = text.format(question.removeprefix("<image>\n"), f"{answer} 10")
+    tokens = byte_tokenizer((*SPECIALS, IMAGE, VIDEO), TEMPLATE, "<|im_end|>")(filled)
+    assert planned["tokens_per_epoch"] == 27 * (len(tokens["input_ids"]) + 1200)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 
 from spec_core.records import Availability
+from spec_engine_hf.engine import HfEngine
 from spec_engine_sglang.engine import SglangEngine
 from spec_trainer.cli import run
 
@@ -138,26 +140,113 @@ def test_what_does_not_take_images_says_so(words, tmp_path, capsys, monkeypatch,
     assert not (tmp_path / "run").exists()
 
 
-def test_regenerate_and_evaluate_answer_prompts_of_text_alone(
-    words, seeing_target, pictures, tmp_path, capsys
-):
+def test_regenerate_answers_prompts_of_text_alone(words, seeing_target, pictures, tmp_path, capsys):
     rows, target = str(pictures / "rows.jsonl"), str(seeing_target("qwen2_5_vl"))
     line = ["regenerate", "--target", target, "--data", rows, "--output", str(tmp_path / "a.jsonl")]
-    line += ["--max-new-tokens", "8"]
-    assert "prompts of text alone are answered" in refusal(line, capsys)
-    settings = ("train.steps=1", "data.eval_samples=0", *DRAFTS["eagle3"])
-    assert run(words("train", "qwen2_5_vl", tmp_path / "run", *settings)) == 0
-    line = [
-        "evaluate",
-        "--target",
-        target,
-        "--draft-model",
-        str(tmp_path / "run" / "draft"),
-        "--prompts",
-        rows,
+    assert "prompts of text alone are answered" in refusal([*line, "--max-new-tokens", "8"], capsys)
+
+
+@pytest.fixture(scope="module")
+def evaluation(seeing_target, pictures, tmp_path_factory):
+    """``evaluation(model_type, prompts, …)``: a command line that evaluates a draft of one step."""
+    drafts = {}
+
+    def line(model_type: str, prompts: Path, *more: str) -> list[str]:
+        target = str(seeing_target(model_type))
+        if model_type not in drafts:
+            drafts[model_type] = tmp_path_factory.mktemp(model_type) / "run"
+            data = ["--data", str(pictures / "rows.jsonl"), "--output", str(drafts[model_type])]
+            settings = (
+                "train.steps=1",
+                "data.eval_samples=0",
+                f"data.media_root={pictures}",
+                *DRAFTS["eagle3"],
+            )
+            assert run(["train", "--target", target, *data, *settings]) == 0
+        inputs = ["--target", target, "--draft-model", str(drafts[model_type] / "draft")]
+        return ["evaluate", *inputs, "--prompts", str(prompts), "--max-new-tokens", "8", *more]
+
+    return line
+
+
+@pytest.mark.parametrize("model_type", SEEING)
+def test_evaluate_counts_images_and_text_apart(evaluation, pictures, tmp_path, capsys, model_type):
+    report = tmp_path / "report.html"
+    options = (f"data.media_root={pictures}", "--no-stop-at-eos", "--temperature", "0")
+    line = evaluation(model_type, pictures / "rows.jsonl", *options, "--report", str(report))
+    capsys.readouterr()
+    assert run([*line, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["outputs_equal"] is True
+    text, images = document["inputs"]["text"], document["inputs"]["images"]
+    assert (text["prompts"], text["images"]) == (4, 0)
+    assert (images["prompts"], images["images"]) == (8, 12)
+    for key in ("rounds", "accepted", "generated_tokens"):
+        assert text[key] + images[key] == document[key]
+    for figures in (text, images):
+        assert figures["outputs_equal"] is True
+        assert figures["acceptance_length"] == 1 + figures["accepted"] / figures["rounds"]
+        assert figures["acceptance_length_before"] >= 1
+    assert "Text and images" in report.read_text()
+    # Each part by itself has the same rounds.
+    rows = [json.loads(line) for line in (pictures / "rows.jsonl").read_text().splitlines()]
+    seen = [row for row in rows if len(row["messages"][0]["content"]) > 1]
+    alone = tmp_path / "images.jsonl"
+    alone.write_text("".join(f"{json.dumps(row)}\n" for row in seen))
+    assert run([*evaluation(model_type, alone, *options, "--no-untrained"), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert list(again["inputs"]) == ["images"]
+    assert again["rounds"] == images["rounds"]
+    assert again["accepted"] == images["accepted"]
+
+
+def test_evaluate_prints_a_row_for_text_and_one_for_images(evaluation, pictures, capsys):
+    line = evaluation("qwen2_5_vl", pictures / "rows.jsonl", f"data.media_root={pictures}", "--no-untrained")
+    capsys.readouterr()
+    assert run([*line, "--temperature", "1"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    start = next(place for place, text in enumerate(printed) if text.startswith("prompts of"))
+    assert [text.split()[:3] for text in printed[start + 1 : start + 3]] == [
+        ["text", "4", "0"],
+        ["images", "8", "12"],
     ]
-    assert "prompts of text alone are answered" in refusal(line, capsys)
+
+
+def test_text_alone_has_no_figures_of_images(evaluation, tmp_path, capsys):
     text = tmp_path / "text.jsonl"
     text.write_text(json.dumps({"messages": [{"role": "user", "content": "What?"}]}) + "\n")
-    line[-1] = str(text)
-    assert run([*line, "--max-new-tokens", "8"]) == 0
+    line = evaluation("qwen2_5_vl", text, "--json")
+    capsys.readouterr()
+    assert run(line) == 0
+    assert json.loads(capsys.readouterr().out)["inputs"] == {}
+
+
+@pytest.mark.parametrize(
+    ("part", "problem"),
+    [
+        ({"type": "image", "image": "nowhere.png"}, "prompts.jsonl:1: bad image: image 1, 'nowhere.png'"),
+        ({"type": "image_url", "image_url": {"url": "no.png"}}, "bad image: image 1, 'no.png'"),
+        ({"type": "image", "image": "../out.png"}, "it lies outside data.media_root"),
+        ({"type": "image", "image": "rows.jsonl"}, "not an image of one of the formats"),
+        ({"type": "image", "image": "https://example.com/a.png"}, "nothing is downloaded"),
+        ({"type": "image"}, "has the place of an image, and no image is given"),
+        ({"type": "video", "video": "a.mp4"}, "has a part of type 'video'"),
+        ({"type": "text", "text": "<|image_pad|>"}, "texts must not hold this token"),
+    ],
+)
+def test_prompts_with_bad_images_are_refused_in_one_line(
+    evaluation, pictures, tmp_path, capsys, part, problem
+):
+    file = tmp_path / "prompts.jsonl"
+    content = [part, {"type": "text", "text": "What?"}]
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": content}]}) + "\n")
+    assert problem in refusal(evaluation("qwen3_vl", file, f"data.media_root={pictures}"), capsys)
+
+
+def test_prompts_with_images_need_the_folder_and_an_engine_that_takes_them(
+    evaluation, pictures, capsys, monkeypatch
+):
+    line = evaluation("qwen3_vl", pictures / "rows.jsonl")
+    assert "set data.media_root to the folder of the images" in refusal(line, capsys)
+    monkeypatch.setattr(HfEngine, "abilities", replace(HfEngine.abilities, image_prompts=False))
+    assert "with engine 'hf', prompts of text alone are answered" in refusal(line, capsys)

@@ -13,7 +13,7 @@ from spec_core.draft import Proposal, Proposer
 from spec_core.errors import EngineError
 from spec_core.records import SamplingParams
 from spec_engine_hf import decoding
-from spec_engine_hf.hf_model import Session
+from spec_engine_hf.session import Session
 from spec_kit.targets.target_reader import read_target
 from spec_trainer.quickstart.baselines import BigramModel, BigramProposer, PromptLookupProposer
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers
 
 from spec_core.errors import DataError, EngineError
-from spec_core.records import CaptureRequest, ImageSource, SamplingParams
+from spec_core.records import CaptureRequest, ImageSource, PromptWithImages, SamplingParams
+from spec_engine_hf import decoding
+from spec_trainer.quickstart.baselines import PromptLookupProposer
 
 from ...seeing_targets import IMAGE_ID, SEEING, picture, reference_states, request_of
 
@@ -97,3 +101,88 @@ def test_image_that_has_changed_since_the_data_was_read_is_refused(
     file.write_bytes(picture(SIZES[0], seed=1)[0].data)
     with pytest.raises(DataError, match=r"a\.png has changed since the data was read"):
         engine.capture([request], schema_of(2)).result(60)
+
+
+def prompts_of(folder, shown):
+    """Prompts about pictures; one without pictures is a plain list."""
+    requests = [request_of(folder, pictures) for pictures in shown]
+    return [PromptWithImages(r.input_ids, r.images) if r.images else list(r.input_ids) for r in requests]
+
+
+def reference_answer(folder, prompt, pictures, num_tokens):
+    """The greedy answer of the whole model without a cache, with the positions that it computes itself.
+
+    With each token comes the gap of the two largest logits.
+    """
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder).eval()
+    arrays, text, gaps = {}, list(prompt), []
+    if pictures:
+        processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        arrays = dict(processor([image for _, image in pictures], return_tensors="pt"))
+    for _ in range(num_tokens):
+        ids = torch.tensor([text])
+        kinds = {"mm_token_type_ids": (ids == IMAGE_ID).int()} if pictures else {}
+        with torch.no_grad():
+            best = model(ids, use_cache=False, **arrays, **kinds).logits[0, -1].topk(2)
+        text.append(int(best.indices[0]))
+        gaps.append(float(best.values[0] - best.values[1]))
+    return tuple(text[len(prompt) :]), gaps
+
+
+def assert_as_reference(folder, answers, prompts, shown):
+    for answer, prompt, pictures in zip(answers, prompts, shown, strict=True):
+        tokens, gaps = reference_answer(folder, prompt, pictures, len(answer.token_ids))
+        assert answer.token_ids == tokens
+        assert answer.top2_margin == pytest.approx(gaps, abs=1e-4)
+
+
+SHOWN = ([], [picture(SIZES[0])], [picture(size) for size in SIZES], [], [picture(SIZES[1])])
+GREEDY = SamplingParams(max_new_tokens=10, temperature=0.0, stop_at_eos=False)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 3])
+@pytest.mark.parametrize("model_type", SEEING)
+def test_greedy_answers_to_prompts_with_images_are_the_models(
+    seeing_target, open_engine, model_type, num_draft_tokens
+):
+    """Texts and images share the batches; while one is decoded, others begin and end."""
+    folder = seeing_target(model_type)
+    engine, prompts = open_engine(folder, max_num_seqs=3), prompts_of(folder, SHOWN)
+    engine.use_proposer(PromptLookupProposer)
+    sampling = replace(GREEDY, num_draft_tokens=num_draft_tokens)
+    assert_as_reference(folder, engine.generate(prompts, sampling), prompts, SHOWN)
+    assert engine.acceptance().accepted > 0 or not num_draft_tokens
+
+
+@pytest.mark.parametrize("model_type", SEEING)
+def test_near_ties_are_decided_by_text_and_images(seeing_target, open_engine, monkeypatch, model_type):
+    """Each choice is made anew by a forward pass of the text alone, which must see the images, too."""
+    monkeypatch.setattr(decoding, "_NEAR_TIE", 1e9)
+    folder = seeing_target(model_type)
+    prompts = prompts_of(folder, SHOWN[:3])
+    assert_as_reference(folder, open_engine(folder).generate(prompts, GREEDY), prompts, SHOWN[:3])
+
+
+def test_answer_depends_on_the_image_alone(seeing_target, open_engine):
+    """Equal tokens with other images have other logits."""
+    folder = seeing_target("qwen3_vl")
+    one, other = prompts_of(folder, [[picture((24, 24), seed)] for seed in (0, 1)])
+    assert one.token_ids == other.token_ids
+    engine = open_engine(folder)
+    first, second, again = engine.generate([one, other, one], GREEDY)
+    assert first.top2_margin == again.top2_margin
+    assert first.top2_margin != pytest.approx(second.top2_margin, abs=1e-2)
+
+
+def test_prompts_image_that_has_changed_is_refused(seeing_target, open_engine, tmp_path):
+    folder, file = seeing_target("qwen2_5_vl"), tmp_path / "a.png"
+    source, image = picture(SIZES[0])
+    file.write_bytes(source.data)
+    (prompt,) = prompts_of(folder, [[(ImageSource.of_file(str(file)), image)]])
+    engine = open_engine(folder)
+    (before,) = engine.generate([prompt], GREEDY)
+    file.write_bytes(picture(SIZES[0], seed=1)[0].data)
+    with pytest.raises(DataError, match=r"a\.png has changed since the data was read"):
+        engine.generate([prompt], GREEDY)
+    file.write_bytes(source.data)
+    assert engine.generate([prompt], GREEDY)[0].token_ids == before.token_ids

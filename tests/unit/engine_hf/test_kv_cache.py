@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from spec_engine_hf.hf_model import HfModel, Session
+from spec_engine_hf.hf_model import HfModel
 from spec_kit.targets.target_reader import read_target
+
+if TYPE_CHECKING:
+    from spec_engine_hf.session import Session
 
 ROUNDS = 30
 NEW = 4

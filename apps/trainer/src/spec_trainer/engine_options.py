@@ -12,7 +12,7 @@ from spec_core.validation import validate
 from spec_trainer.config import TimeoutsConfig
 from spec_trainer.configuration import read_configuration
 from spec_trainer.configuration.plugin_names import named_plugin
-from spec_trainer.data.chat_config import ChatConfig
+from spec_trainer.data.chat_config import PromptConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ class EngineSections(Config, Generic[B, E]):
     backend: B = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     engine: E = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     timeouts: TimeoutsConfig = TimeoutsConfig()
-    data: ChatConfig = ChatConfig()
+    data: PromptConfig = PromptConfig()
 
 
 @dataclass(frozen=True)

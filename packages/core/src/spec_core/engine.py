@@ -29,7 +29,7 @@ E12 ``Generation.verifications`` of all answers add up to the counters of ``acce
 E13 With ``SamplingParams.with_times``, each token of an answer has its time in ``Generation.times_s``,
     ascending, and no more than ``SamplingParams.concurrency`` prompts are answered at once. Optional: by
     default there are no times.
-E14 ``abilities`` declares what not every engine can do: E10, E11, E17, ``use_proposer`` and to run in this
+E14 ``abilities`` declares what not every engine can do: E10, E11, E17, E18, ``use_proposer`` and to run in this
     process. A declared ability works. Without an ability its method raises EngineError, or answers have no
     ``guess_depths``.
 E15 ``serving_command`` returns one line for a shell that starts the stock program with a draft folder and so
@@ -41,6 +41,8 @@ E16 ``server_counters`` reads the counters of a running stock program from the t
 E17 With the ability ``images``, the states of a request with images (``CaptureRequest.images``) are those of
     the target that sees them. Nothing computed for one image is used for another, even if their tokens are
     equal. DataError for an image that cannot be read or has changed.
+E18 With the ability ``image_prompts``, ``generate`` takes prompts with images (``PromptWithImages``) beside
+    others, and E4, E11 and E12 hold for them. Without it, no such prompt is given to the engine.
 """
 
 from __future__ import annotations
@@ -120,6 +122,8 @@ class EngineAbilities:
     """A capture runs no layer above the highest captured one."""
     images: bool = False
     """Captures take images, for targets that have a ``TargetSpec.image_token_id`` (E17)."""
+    image_prompts: bool = False
+    """Prompts may have images, for targets that have a ``TargetSpec.image_token_id`` (E18)."""
 
 
 class Engine(Resource):

@@ -1,10 +1,15 @@
-"""ImageSource: where an image of a sample lies, and the digest by which it is recognised."""
+"""ImageSource: where an image of a sample lies, and the digest by which it is recognised.
+
+PromptWithImages: a prompt whose tokens stand for images, too.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 from spec_core.errors import DataError
 from spec_core.foreign import read_bytes
@@ -47,6 +52,35 @@ class ImageSource:
                 f"image {self.path} has changed since the data was read; run the same command again"
             )
         return data
+
+
+@dataclass(frozen=True)
+class PromptWithImages(Sequence[int]):
+    """A prompt's token ids as a sequence, and its images. A slice of it has no images."""
+
+    token_ids: tuple[int, ...]
+    """``TargetSpec.image_token_id`` stands once for each row that an image takes."""
+    images: tuple[ImageSource, ...]
+    """The images, in the order of their tokens."""
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return len(self.token_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        """Return a token id, or those of a slice."""
+        return self.token_ids[index]
+
+
+def images_of(prompt: Sequence[int]) -> tuple[ImageSource, ...]:
+    """Return the images of a prompt; those of a plain sequence of token ids are none."""
+    return prompt.images if isinstance(prompt, PromptWithImages) else ()
 
 
 def _digest(data: bytes) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from spec_core.generation import AcceptanceCounters, Generation, SamplingParams, ServerCounters
 from spec_core.host_tensors import to_device_async
-from spec_core.image_source import MOST_IMAGES, ImageSource
+from spec_core.image_source import MOST_IMAGES, ImageSource, PromptWithImages, images_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,6 +34,7 @@ __all__ = [
     "FeatureSchema",
     "Generation",
     "ImageSource",
+    "PromptWithImages",
     "SamplingParams",
     "ServerCounters",
     "ShardHints",
@@ -41,6 +42,7 @@ __all__ = [
     "StepOutput",
     "Supervision",
     "TensorParallelHints",
+    "images_of",
 ]
 
 

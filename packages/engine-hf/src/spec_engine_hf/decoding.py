@@ -15,7 +15,7 @@ import torch
 
 from spec_core import Proposal
 from spec_core.errors import EngineError
-from spec_core.records import AcceptanceCounters, Generation
+from spec_core.records import AcceptanceCounters, Generation, images_of
 from spec_kit.drafting import (
     TargetOps,
     distribution,
@@ -197,7 +197,7 @@ class Decoder:
         guesses = sequence.proposal.token_ids
         for position in range(len(guesses) + 1 if any(close) else 0):
             if close[position]:
-                logits_V = self._model.next_logits([*sequence.text, *guesses[:position]])
+                logits_V = self._model.next_logits([*sequence.text, *guesses[:position]], sequence.images)
                 best[position] = int(logits_V.argmax())
             if position < len(guesses) and best[position] != guesses[position]:
                 break
@@ -249,10 +249,10 @@ class _Batch:
         return sum(not sequence.complete for sequence in self.live)
 
     def begin(self, sequences: Sequence[_Sequence]) -> Tensor:
-        """Run further sequences' texts through the target; return the logits after each text, [B, 1, V]."""
+        """Run further sequences' prompts through the target; return the logits after each prompt, [B, 1, V]."""
         if not self.num_running:
             self._empty()
-        logits_B1V, states = self._session.prefill([sequence.text for sequence in sequences])
+        logits_B1V, states = self._session.prefill([sequence.prompt for sequence in sequences])
         self.live += sequences
         self.states += states
         return logits_B1V
@@ -291,6 +291,7 @@ class _Sequence:
         num_guesses: int,
         proposer: Proposer | None,
     ) -> None:
+        self.prompt, self.images = prompt, images_of(prompt)
         self.text = list(prompt)
         """All known tokens. The target has not run the last of them yet."""
         self.generator, self.proposer = generator, proposer

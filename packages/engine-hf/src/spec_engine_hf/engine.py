@@ -59,7 +59,13 @@ class HfEngine(Engine):
     api_version: ClassVar[int] = 3
     Config: ClassVar[type[EngineConfig]] = HfConfig
     abilities: ClassVar[EngineAbilities] = EngineAbilities(
-        in_process=True, proposers=True, fresh_weights=True, guess_depths=True, stops_early=True, images=True
+        in_process=True,
+        proposers=True,
+        fresh_weights=True,
+        guess_depths=True,
+        stops_early=True,
+        images=True,
+        image_prompts=True,
     )
 
     @classmethod
@@ -100,7 +106,7 @@ class HfEngine(Engine):
         return self._submit(lambda: self._capture(list(requests), schema))
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Decode on the engine's thread, each prompt with the draft that is served when it begins (E4, E10)."""
+        """Decode on the engine's thread, each prompt with the draft that is served when it begins (E4, E10, E18)."""
         return self._submit(lambda: self._answers(prompts, sampling)).result()
 
     def load_draft(self, folder: Path) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from spec_core import TargetSpec
     from spec_core.records import ImageSource
+    from spec_engine_hf.session import Session
 
 # Kinds of layers whose cache can forget its last tokens again; recurrent states cannot.
 _REWINDABLE = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
@@ -80,18 +81,27 @@ class HfModel:
         def keep(index: int, state_BTH: Tensor) -> None:
             captured_TNH[:, index].copy_(state_BTH[0])
 
+        arguments = self.image_arguments(row, images)
+        with torch.no_grad(), self._captured(schema, keep):
+            self.causal_lm.base_model(input_ids=self._padded([row]), use_cache=False, **arguments)
+        return captured_TNH
+
+    def image_arguments(self, row: Sequence[int], images: Sequence[ImageSource]) -> dict[str, Tensor]:
+        """Return the arguments by which a forward pass over one row gets the row's images.
+
+        The positions are among them: the model then keeps no offset between tokens and positions for later passes.
+        Raise DataError if an image cannot be read, and EngineError if the row's tokens are not those of the images.
+        """
         ids_BT = self._padded([row])
         arrays = self._images.arrays([decoded_image(image.read()) for image in images])
         arrays = {name: array.to(self.device) for name, array in arrays.items()}
         kind_BT = (ids_BT == self.target.image_token_id).int()
         model: Any = self.causal_lm.base_model
-        with torch.no_grad(), self._captured(schema, keep):
-            # Given, so that the model does not keep an offset between tokens and positions for later passes.
+        with target_errors(self.target):
             position_3BT, _ = model.get_rope_index(
                 ids_BT, mm_token_type_ids=kind_BT, image_grid_thw=arrays["image_grid_thw"]
             )
-            model(input_ids=ids_BT, position_ids=position_3BT, use_cache=False, **arrays)
-        return captured_TNH
+        return {**arrays, "position_ids": position_3BT}
 
     @cached_property
     def _images(self) -> TargetImages:
@@ -107,7 +117,7 @@ class HfModel:
             if index == last:
                 raise _AllCaptured
 
-        with self.tapped(schema.layers, keep_and_end), _target_errors(self.target), suppress(_AllCaptured):
+        with self.tapped(schema.layers, keep_and_end), target_errors(self.target), suppress(_AllCaptured):
             yield
 
     @contextmanager
@@ -139,12 +149,15 @@ class HfModel:
 
     def session(self, layers: tuple[int, ...] = ()) -> Session:
         """Return a session with an empty KV cache. Its forward passes also return the states of ``layers``."""
+        from spec_engine_hf.session import Session
+
         return Session(self, layers)
 
-    def next_logits(self, token_ids: Sequence[int]) -> Tensor:
+    def next_logits(self, token_ids: Sequence[int], images: Sequence[ImageSource] = ()) -> Tensor:
         """Return the logits after a text's last token, float32 [V], by one forward pass without a cache."""
-        with torch.no_grad(), _target_errors(self.target):
-            output = self.causal_lm(self._padded([token_ids]), use_cache=False, logits_to_keep=1)
+        seen = self.image_arguments(token_ids, images) if images else {}
+        with torch.no_grad(), target_errors(self.target):
+            output = self.causal_lm(self._padded([token_ids]), use_cache=False, logits_to_keep=1, **seen)
         return output.logits[0, 0].float()
 
     def is_finite(self) -> bool:
@@ -205,7 +218,7 @@ class HfModel:
         states: list[Tensor] = []
         ids_BT = self._padded([range(min(8, self.target.vocab_size))])
         taps = self.tapped((self.target.num_layers,), lambda _, state_BTH: states.append(state_BTH[0]))
-        with torch.no_grad(), taps, _target_errors(self.target):
+        with torch.no_grad(), taps, target_errors(self.target):
             logits_RV = self.causal_lm(ids_BT, use_cache=False).logits[0].float()
         expected_RV = TargetOps(self.target, tensors, self.device, self.dtype).teacher_logits(states[0])
         if (expected_RV - logits_RV).abs().max() > _HEAD_TOLERANCE * logits_RV.abs().max():
@@ -214,91 +227,6 @@ class HfModel:
                 f"config.json says (norm {self.target.norm}, logit scale {self.target.logit_scale}, soft-cap "
                 f"{self.target.logit_softcap}); this architecture's head cannot be expressed"
             )
-
-
-class Session:
-    """Sequences that share the target's KV cache; only one sequence if its layers cannot drop tokens."""
-
-    def __init__(self, model: HfModel, layers: tuple[int, ...]) -> None:
-        """Start without tokens. Forward passes return the states that enter ``layers``."""
-        from spec_engine_hf.kv_cache import KvCache
-
-        self._model = model
-        self._layers = layers
-        config = model.causal_lm.config if model.unrewindable_layers() else None
-        self._cache = KvCache(config, gaps=model.counts_positions)
-        self._num_new: list[int] = []
-        """Number of tokens that each sequence has got since the last ``keep``."""
-
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
-        """Add prompts to the running sequences; return their last logits [B, 1, V] and their states [T, N, H].
-
-        The last token of each prompt counts as appended.
-        """
-        if len(self._cache):
-            begun = Session(self._model, self._layers)
-            found = begun.prefill(prompts)
-            self._cache.join(begun._cache)
-            self._num_new += begun._num_new
-            return found
-        longest = max(map(len, prompts))
-        rows = [[*[0] * (longest - len(prompt)), *prompt] for prompt in prompts]
-        own_BT = torch.arange(longest, 0, -1) <= torch.tensor([len(prompt) for prompt in prompts])[:, None]
-        logits_B1V, hidden_BTNH = self._forward(rows, own_BT, last_only=True)
-        hidden = [states[longest - len(p) :] for states, p in zip(hidden_BTNH, prompts, strict=True)]
-        self._num_new = [1] * len(prompts)
-        return logits_B1V, hidden
-
-    def forward(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Append T tokens to each sequence; return logits, float32 [B, T, V], and states [B, T, N, H].
-
-        A shorter row is padded on the right with tokens that its own tokens do not attend to.
-        """
-        longest = max(map(len, rows))
-        self._num_new = [longest] * len(rows)
-        own_BT = torch.ones(len(rows), longest, dtype=torch.bool)
-        return self._forward([[*row, *[0] * (longest - len(row))] for row in rows], own_BT, last_only=False)
-
-    def keep(self, counts: Sequence[int]) -> None:
-        """Keep the first ``counts[i]`` of the tokens appended to sequence i. A sequence that keeps none ends.
-
-        At least one sequence must continue.
-        """
-        live = [row for row, count in enumerate(counts) if count]
-        self._cache.keep(live, [self._num_new[row] - counts[row] for row in live])
-        self._num_new = [0] * len(live)
-
-    @torch.no_grad()
-    def _forward(
-        self, rows: Sequence[Sequence[int]], own_BT: Tensor, last_only: bool
-    ) -> tuple[Tensor, Tensor]:
-        model = self._model
-        states: list[Tensor] = []
-        ids_BT = torch.tensor(rows, dtype=torch.int64, device=model.device)
-        keep = 1 if last_only else 0  # 0: all
-        taps = model.tapped(self._layers, lambda _, state_BTH: states.append(state_BTH))
-        self._cache.extend(own_BT)
-        with taps, _target_errors(model.target):
-            output = model.causal_lm(
-                ids_BT,
-                use_cache=True,
-                logits_to_keep=keep,
-                **{model.cache_argument: self._cache.past},
-                **self._mask_and_positions(len(rows[0])),
-            )
-        empty_BTNH = torch.empty(*ids_BT.shape, 0, model.target.hidden_size, device=model.device)
-        return output.logits.float(), torch.stack(states, dim=2) if states else empty_BTNH
-
-    def _mask_and_positions(self, num_new: int) -> dict[str, Tensor]:
-        """Return the columns' attention mask and the new columns' positions; nothing if all columns hold tokens."""
-        own_BL = self._cache.own_BL
-        if own_BL.all():
-            return {}
-        arguments = {"attention_mask": own_BL.to(self._model.device, torch.int64)}
-        if self._model.takes_positions:
-            position_BL = (own_BL.cumsum(dim=1) - 1).clamp(min=0)
-            arguments["position_ids"] = position_BL[:, -num_new:].to(self._model.device)
-        return arguments
 
 
 def _load(target: TargetSpec, dtype: torch.dtype) -> Any:
@@ -345,7 +273,7 @@ def _find_stack(causal_lm: nn.Module, target: TargetSpec) -> tuple[nn.Module, nn
 
 
 @contextmanager
-def _target_errors(target: TargetSpec) -> Iterator[None]:
+def target_errors(target: TargetSpec) -> Iterator[None]:
     """Turn the errors that Transformers raises in a forward pass into EngineError."""
     try:
         yield

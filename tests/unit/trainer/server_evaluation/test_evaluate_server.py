@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from base64 import b64encode
+from io import BytesIO
 
 import pytest
+from PIL import Image
 
 from spec_trainer.cli import run
 
@@ -232,6 +235,36 @@ def test_prompts_of_a_file_are_chats_texts_and_tokens(evaluate, tmp_path):
     asked = [body for body in served.bodies if body["max_tokens"] == 128]
     assert asked[0]["messages"] == [{"role": "user", "content": "Hi"}]
     assert [body["prompt"] for body in asked[1:]] == ["Once upon", [5, 6]]
+
+
+def test_images_of_prompts_are_sent_as_data_uris(evaluate, tmp_path):
+    images = {name: BytesIO() for name in ("PNG", "JPEG")}
+    for name, file in images.items():
+        Image.new("RGB", (9, 7), "red").save(file, name)
+        (tmp_path / name).write_bytes(file.getvalue())
+    places = [{"type": "image"}, {"type": "text", "text": "What is seen?"}, {"type": "image"}]
+    rows = [
+        {"messages": [{"role": "user", "content": places}], "images": list(images)},
+        {"conversations": [{"from": "human", "value": "<image>\nAnd here?"}], "image": "PNG"},
+        {"messages": [{"role": "user", "content": "And here?"}]},
+    ]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with streaming() as (url, served):
+        words = ("--server", url, "--prompts", prompts, "--max-new-tokens", 9)
+        assert evaluate(*words, f"data.media_root={tmp_path}")[0] == 0
+        code, out, error = evaluate(*words)
+    assert (code, out) == (2, "")
+    assert "set data.media_root to the folder of the images" in error
+    png, jpeg = (
+        {
+            "type": "image_url",
+            "image_url": {"url": f"data:image/{name.lower()};base64,{b64encode(file.getvalue()).decode()}"},
+        }
+        for name, file in images.items()
+    )
+    sent = [body["messages"][0]["content"] for body in served.bodies if body["max_tokens"] == 9]
+    assert sent == [[png, places[1], jpeg], [png, {"type": "text", "text": "And here?"}], "And here?"]
 
 
 def test_the_key_is_the_one_in_the_environment(evaluate, bench, monkeypatch):

@@ -10,9 +10,10 @@ from spec_trainer.command_line.engine_output import engine_output_kept
 from spec_trainer.data.tokens import Encoder
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.evaluation.document import summarise
+from spec_trainer.evaluation.inputs import figures_by_input
 from spec_trainer.evaluation.measure import (
-    acceptance_length,
     ask_all,
+    decode_once_with,
     decode_with_draft,
     decode_without_draft,
 )
@@ -66,11 +67,16 @@ def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path |
     decode = None
     if any(number is not None for number in work.right):
         decode = Encoder(engine.target.folder, engine.target.vocab_size).decode
-    figures = summarise(work, plain, decode_with_draft(engine, draft_model, work), decode)
+    drafted = decode_with_draft(engine, draft_model, work)
+    figures = summarise(work, plain, drafted, decode)
     before = None
     if untrained is not None:
-        before = acceptance_length(engine, untrained, work, "an untrained draft")
-    return {"acceptance_length_before": before, **figures}
+        before = decode_once_with(engine, untrained, work, "an untrained draft")
+    return {
+        "acceptance_length_before": before and before.counters.acceptance_length,
+        **figures,
+        "inputs": figures_by_input(work, plain, drafted, before),
+    }
 
 
 def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:

@@ -18,7 +18,7 @@ from spec_trainer.server_evaluation.questions import read_questions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spec_trainer.data.chat_config import ChatConfig
+    from spec_trainer.data.chat_config import PromptConfig
     from spec_trainer.evaluation.request import EvaluationRequest
     from spec_trainer.server_evaluation.questions import Question
 
@@ -31,7 +31,7 @@ _ANSWERED_AT_ONCE = 8
 def evaluate_servers(request: EvaluationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
     """Return the document of ``evaluate --server --json``.
 
-    ``words``: command-line options ``data.chat_template_kwargs.NAME=VALUE``.
+    ``words``: command-line options ``data.chat_template_kwargs.NAME=VALUE`` and ``data.media_root=FOLDER``.
     """
     chat = _chat(request, words)
     for url in filter(None, (request.server, request.baseline_server)):
@@ -81,12 +81,12 @@ def evaluate_servers(request: EvaluationRequest, words: Sequence[str] = ()) -> d
     }
 
 
-def _chat(request: EvaluationRequest, words: Sequence[str]) -> ChatConfig:
-    """Return the chat-template settings in ``words``. Raise ConfigError if ``words`` has any other option."""
+def _chat(request: EvaluationRequest, words: Sequence[str]) -> PromptConfig:
+    """Return the settings of prompts in ``words``. Raise ConfigError if ``words`` has any other option."""
     for word in words:
-        if not word.startswith("data.chat_template_kwargs"):
+        if not word.startswith(("data.chat_template_kwargs", "data.media_root=")):
             raise ConfigError(
                 f"{shown(word)} is not for --server, which runs as it was started; expected "
-                "data.chat_template_kwargs.NAME=VALUE or nothing"
+                "data.chat_template_kwargs.NAME=VALUE, data.media_root=FOLDER or nothing"
             )
     return read_engine_options(request.engine, request.backend, words).config.data

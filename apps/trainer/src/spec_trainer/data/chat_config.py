@@ -77,6 +77,13 @@ class ChatConfig(Config):
         return completed
 
 
+class PromptConfig(ChatConfig):
+    """The keys of section ``data`` that decide how rows become prompts."""
+
+    media_root: Annotated[str, pydantic.Field(min_length=1)] | None = None
+    """Folder of the images that rows name by path; files outside it are not read, also not through a link."""
+
+
 def _shown(value: object) -> str:
     return "null (the target's own)" if value is None else shown(value)
 

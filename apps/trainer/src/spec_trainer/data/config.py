@@ -6,10 +6,10 @@ from typing import Annotated, Literal, Self
 
 import pydantic
 
-from spec_trainer.data.chat_config import ChatConfig
+from spec_trainer.data.chat_config import PromptConfig
 
 
-class DataConfig(ChatConfig):
+class DataConfig(PromptConfig):
     """Section ``data``: what is trained on, and how rows become samples."""
 
     path: str | None = None
@@ -21,8 +21,6 @@ class DataConfig(ChatConfig):
     """Samples of ``path`` held out where there is no ``eval_path``: by default 64, never more than a tenth of all."""
     features: Annotated[str, pydantic.Field(min_length=1)] | None = None
     """Folder that ``spec-trainer capture`` wrote: its features are read, and no engine starts."""
-    media_root: Annotated[str, pydantic.Field(min_length=1)] | None = None
-    """Folder of the images that rows name by path; files outside it are not read, also not through a link."""
     max_length: int = pydantic.Field(2048, ge=2)
     """Tokens that a sample keeps; what comes after them is cut off."""
     last_turn_only: bool = False

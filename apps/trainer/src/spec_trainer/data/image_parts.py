@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from spec_core.records import MOST_IMAGES
@@ -9,7 +10,7 @@ from spec_core.wording import counted, shown
 from spec_trainer.data.errors import BadRow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
 ROW_KEYS = ("image", "image_path", "images")
 """Fields of a row that hold one image or a list of them."""
@@ -64,6 +65,11 @@ def with_images(
     if len(references) > MOST_IMAGES:
         raise BadRow("bad image", f"{len(references)} images in a row, expected at most {MOST_IMAGES}")
     return placed, tuple(references)
+
+
+def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of images in the messages of a ``Chat``."""
+    return sum(part == PART for message in messages for part in _parts(message))
 
 
 def _row_images(fields: Mapping[str, Any]) -> list[Any]:
@@ -134,4 +140,6 @@ def _parts(message: Mapping[str, Any]) -> list[Part]:
 
 def reference_name(reference: object) -> str:
     """Return a reference of an image for an error message; long ones, such as data: URIs, are shortened."""
+    if isinstance(reference, Mapping):
+        reference = next((reference[key] for key in ("url", "path") if reference.get(key)), reference)
     return shown(reference if isinstance(reference, str) else type(reference).__name__)

@@ -6,33 +6,39 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from spec_core.errors import DataError
-from spec_trainer.data.chat_config import ChatConfig
+from spec_trainer.data.chat_config import PromptConfig
 from spec_trainer.data.errors import BadRow
-from spec_trainer.data.image_parts import TEXT_PROMPTS
+from spec_trainer.data.row_images import NO_PROMPT_IMAGES, ImageRules
 from spec_trainer.data.rows import parse_row
 from spec_trainer.data.sources import check_answers, read_rows
 from spec_trainer.data.tokens import Encoder, last_run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from spec_trainer.data.dataset import Dataset
 
 
 def load_prompts(
-    path: Path, tokenizer_folder: Path, vocab_size: int, max_length: int, chat: ChatConfig | None = None
-) -> list[list[int]]:
-    """Return the token ids of each row's prompt (``Encoder.prompt``), in the file's order.
+    path: Path,
+    tokenizer_folder: Path,
+    vocab_size: int,
+    max_length: int,
+    chat: PromptConfig | None = None,
+    images: ImageRules = NO_PROMPT_IMAGES,
+) -> list[Sequence[int]]:
+    """Return each row's prompt (``Encoder.prompt``), in the file's order.
 
     Raise DataError, with file and line, for a row whose prompt is empty or has more than ``max_length`` tokens.
     """
-    chat = chat or ChatConfig()
+    chat = chat or PromptConfig()
     check_answers(str(path), chat)
-    encoder = Encoder(tokenizer_folder, vocab_size, chat)
-    prompts: list[list[int]] = []
+    encoder = Encoder(tokenizer_folder, vocab_size, chat, images.token_id, chat.media_root)
+    prompts: list[Sequence[int]] = []
     for row in read_rows(str(path)):
         try:
-            prompts.append(encoder.prompt(parse_row(row.content, TEXT_PROMPTS)))
+            prompts.append(encoder.prompt(parse_row(row.content, images.refused)))
         except BadRow as bad:
             raise DataError(f"{row.where}: {bad}") from bad
         if not 0 < len(prompts[-1]) <= max_length:

@@ -1,4 +1,4 @@
-"""RowImages: reads the images of rows, checks that they can be used, and counts their tokens."""
+"""Read the images of rows, check that they can be used, and count their tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import base64
 import binascii
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -14,9 +15,9 @@ from urllib.parse import unquote
 from spec_core.errors import DataError
 from spec_core.records import ImageSource
 from spec_core.wording import printable, shortened, shown
-from spec_kit.targets import TargetImages, decoded_image
+from spec_kit.targets import TargetImages, decoded_image, media_type
 from spec_trainer.data.errors import BadRow
-from spec_trainer.data.image_parts import TEXT_ONLY, reference_name
+from spec_trainer.data.image_parts import TEXT_ONLY, TEXT_PROMPTS, reference_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +40,7 @@ class ImageRules:
 
 
 NO_IMAGES = ImageRules()
+NO_PROMPT_IMAGES = ImageRules(refused=TEXT_PROMPTS)
 
 
 class RowImages:
@@ -46,25 +48,36 @@ class RowImages:
 
     def __init__(self, media_root: str | None, target_folder: Path) -> None:
         """Read files below ``media_root`` only; None: no file at all."""
-        self._root = None if media_root is None else os.path.realpath(os.path.expanduser(media_root))
+        self._files = ImageFiles(media_root)
         self._target = TargetImages(target_folder)
 
     def read(self, references: Sequence[Any]) -> list[tuple[ImageSource, int]]:
         """Return the source and the number of tokens of each image. Raise BadRow for one that cannot be used."""
+        # One at a time: the pixels of a row's images are never in memory together.
         return [self._read(number, reference) for number, reference in enumerate(references, start=1)]
 
     def _read(self, number: int, reference: Any) -> tuple[ImageSource, int]:
-        try:
-            source = self._source(reference)
-            # One at a time: the pixels of a row's images are never in memory together.
+        with _as_bad_row(number, reference):
+            source = self._files.source(reference)
             return source, self._target.num_tokens(decoded_image(source.read()))
-        except BadRow:
-            raise
-        except DataError as error:
-            problem = printable(shortened(str(error), _PROBLEM).replace("\n", " "))
-            raise BadRow(_BAD, f"image {number}, {reference_name(reference)}: {problem}") from error
 
-    def _source(self, reference: Any) -> ImageSource:
+
+class ImageFiles:
+    """Finds images by the references of rows, whatever target sees them."""
+
+    def __init__(self, media_root: str | None) -> None:
+        """Read files below ``media_root`` only; None: no file at all."""
+        self._root = None if media_root is None else os.path.realpath(os.path.expanduser(media_root))
+
+    def data_uri(self, number: int, reference: Any) -> str:
+        """Return an image as a data: URI. Raise BadRow, with its ``number`` in the row, if it cannot be used."""
+        with _as_bad_row(number, reference):
+            data = self.source(reference).read()
+            decoded_image(data)
+            return f"data:{media_type(data)};base64,{base64.b64encode(data).decode()}"
+
+    def source(self, reference: Any) -> ImageSource:
+        """Return the source of an image. Raise DataError for one that is not there or not allowed."""
         if isinstance(reference, Mapping):  # Parquet's and OpenAI's objects
             found = [reference[key] for key in ("bytes", "url", "path") if reference.get(key) is not None]
             reference = found[0] if found else None
@@ -90,6 +103,18 @@ class RowImages:
         if os.path.commonpath([path, self._root]) != self._root:
             raise DataError(f"it lies outside data.media_root={shown(self._root)}")
         return path
+
+
+@contextmanager
+def _as_bad_row(number: int, reference: object) -> Iterator[None]:
+    """Raise BadRow, which names the image, in place of any other DataError."""
+    try:
+        yield
+    except BadRow:
+        raise
+    except DataError as error:
+        problem = printable(shortened(str(error), _PROBLEM).replace("\n", " "))
+        raise BadRow(_BAD, f"image {number}, {reference_name(reference)}: {problem}") from error
 
 
 def _data_of(uri: str) -> bytes:

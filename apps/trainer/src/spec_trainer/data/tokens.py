@@ -13,10 +13,12 @@ import numpy as np
 
 from spec_core.errors import DataError
 from spec_core.foreign import check_regular, foreign_errors
+from spec_core.records import PromptWithImages
 from spec_core.wording import counted, shown
 from spec_trainer.data.chat import ChatRenderer
 from spec_trainer.data.chat_config import ChatConfig
 from spec_trainer.data.errors import BadRow
+from spec_trainer.data.image_parts import count_images
 from spec_trainer.data.row_images import RowImages
 from spec_trainer.data.rows import Chat, Text, Tokens
 
@@ -55,6 +57,13 @@ class Opening:
     input_ids: list[int]
     offsets: np.ndarray
     """int [T, 2]: start and end of each token in ``text``, in characters."""
+    images: tuple[ImageSource, ...] = ()
+    """Images of the conversation, in the order of their tokens."""
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        """The token ids, with the images if there are any, as an engine takes them."""
+        return PromptWithImages(tuple(self.input_ids), self.images) if self.images else self.input_ids
 
 
 class Encoder:
@@ -92,14 +101,25 @@ class Encoder:
             last = last_turn_only if row.last_turn_only is None else row.last_turn_only
             ids, mask = self._chat(row, last) if isinstance(row, Chat) else _tokens(row, last)
         ids = self._checked(ids)
-        return self._with_images(ids, mask, row) if self._image_token_id is not None else Encoded(ids, mask)
+        images, counts = self._images(ids, row, row.images if isinstance(row, Chat) else ())
+        if not images:
+            return Encoded(ids, mask)
+        mask = mask & (ids != self._image_token_id)
+        ids, mask = np.repeat(ids, counts), np.repeat(mask, counts)
+        last = int(np.flatnonzero(ids == self._image_token_id)[-1])
+        return Encoded(ids, mask, images, last + 1)
 
-    def _with_images(self, ids: np.ndarray, mask: np.ndarray, row: Chat | Text | Tokens) -> Encoded:
-        """Return the row with its images' tokens: one for each row of an image, where the template has put one.
+    def _images(
+        self, ids: np.ndarray, row: Chat | Text | Tokens, references: Sequence[Any]
+    ) -> tuple[tuple[ImageSource, ...], np.ndarray]:
+        """Return the images of the tokens ``ids``, and how often each token stands, int [T].
 
-        Image tokens are not supervised. Raise BadRow if an image is missing or not placed, or cannot be used.
+        An image's token stands once for each row of the image; the template has written it once. Raise BadRow if an
+        image is missing or not placed, or cannot be used.
         """
-        references = row.images if isinstance(row, Chat) else ()
+        counts = np.ones(len(ids), dtype=np.int64)
+        if self._image_token_id is None:
+            return (), counts
         places = np.flatnonzero(ids == self._image_token_id)
         if len(places) != len(references) or (references and self._names_image_token(row)):
             raise BadRow(
@@ -108,23 +128,19 @@ class Encoder:
                 f"{counted(len(places), 'time')}: texts must not hold this token, "
                 "and the chat template must write it once for each image",
             )
-        if not references:
-            return Encoded(ids, mask)
-        found = self._row_images.read(references)
-        counts = np.ones(len(ids), dtype=np.int64)
-        counts[places] = [num_tokens for _, num_tokens in found]
-        mask = mask & (ids != self._image_token_id)
-        ids, mask = np.repeat(ids, counts), np.repeat(mask, counts)
-        last = int(np.flatnonzero(ids == self._image_token_id)[-1])
-        return Encoded(ids, mask, tuple(source for source, _ in found), last + 1)
+        if references:
+            found = self._row_images.read(references)
+            counts[places] = [num_tokens for _, num_tokens in found]
+            return tuple(source for source, _ in found), counts
+        return (), counts
 
     def _names_image_token(self, row: Chat | Text | Tokens) -> bool:
         """Return whether a text of the conversation holds the token that stands for images."""
         token = self._tokenizer.convert_ids_to_tokens(self._image_token_id)
         return isinstance(row, Chat) and token in json.dumps(row.messages, ensure_ascii=False, default=str)
 
-    def prompt(self, row: Chat | Text | Tokens) -> list[int]:
-        """Return the token ids of a row's prompt, which an engine is to answer. Raise BadRow.
+    def prompt(self, row: Chat | Text | Tokens) -> Sequence[int]:
+        """Return the token ids of a row's prompt, which an engine is to answer, with its images. Raise BadRow.
 
         A conversation's prompt is everything before the last answer, with the generation prompt. A tokenised row's
         prompt is all tokens before the last supervised run, or all tokens if none come before it. A text's prompt is
@@ -135,18 +151,25 @@ class Encoder:
             ids, _ = self._text(row)
         elif isinstance(row, Chat):
             before = row.messages[: row.answers[-1]] if row.answers else row.messages
-            return self.opening(row, before).input_ids
+            return self.opening(row, before).prompt
         else:
             start = int(last_run(row.loss_mask).argmax())
             ids = row.input_ids[: start or None]
-        return self._checked(ids).tolist()
+        ids = self._checked(ids)
+        self._images(ids, row, ())
+        return ids.tolist()
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> Opening:
-        """Return ``messages`` with the generation prompt, rendered with the tools and variables of ``chat``."""
+        """Return ``messages`` with the generation prompt, rendered with the tools and variables of ``chat``.
+
+        The messages are the first ones of ``chat``, answers apart, so that its images are theirs. Raise BadRow.
+        """
         self._check_variables(chat)
         text = self._renderer.opening(chat, messages)
         ids, offsets = self._rendered(text)
-        return Opening(text, self._checked(ids).tolist(), offsets)
+        ids = self._checked(ids)
+        images, counts = self._images(ids, chat, chat.images[: count_images(messages)])
+        return Opening(text, np.repeat(ids, counts).tolist(), np.repeat(offsets, counts, axis=0), images)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, special tokens included."""

@@ -96,7 +96,7 @@ class BenchmarkRow:
     questions: list[str]
     right: Decimal | None = None
     """The number that is the right answer, where the row has one (``grading``)."""
-    prompts: list[list[int]] = field(default_factory=list[list[int]])
+    prompts: list[Sequence[int]] = field(default_factory=list["Sequence[int]"])
     messages: list[dict[str, Any]] = field(default_factory=list["dict[str, Any]"])
 
     def ask(self, encoder: Encoder, longest: int) -> None:
@@ -172,7 +172,7 @@ class Questions:
             row.ask(encoder, longest)
 
     @property
-    def prompts(self) -> list[list[int]]:
+    def prompts(self) -> list[Sequence[int]]:
         """Token ids of the prompts so far: benchmark by benchmark, row by row, turn by turn."""
         return [prompt for row in self._rows for prompt in row.prompts]
 
@@ -191,7 +191,7 @@ class Questions:
         """Whether a row has a question that was not asked yet."""
         return any(row.is_open for row in self._rows)
 
-    def ask_all(self, answer: Callable[[list[list[int]]], Sequence[Sequence[int]]]) -> None:
+    def ask_all(self, answer: Callable[[list[Sequence[int]]], Sequence[Sequence[int]]]) -> None:
         """Make the prompts of all later questions, which contain the target's answers to the earlier questions.
 
         ``answer`` returns the tokens of the target's answers to prompts, without their end-of-text tokens. Answers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from spec_trainer.evaluation.inputs import input_lines
 from spec_trainer.evaluation.tables import benchmark_lines, break_even_sentence, load_lines
 from spec_trainer.report.html import figures, text
 from spec_trainer.report.page import origin, page, warnings
@@ -32,6 +33,7 @@ def evaluation_page(document: Document) -> str:
             f"<br>{text(origin(document))}</p>",
             _figures(document),
             warnings(document),
+            lines_under("Text and images", input_lines(document)),
             lines_under("Benchmarks", benchmark_lines(document)),
             position_plot(document),
             load_plots(document),

@@ -75,9 +75,14 @@ def decode_with_draft(engine: Engine, draft_model: Path, work: Workload) -> Pass
 
 def acceptance_length(engine: Engine, draft_model: Path, work: Workload, what: str) -> float:
     """Return the acceptance length of the draft in ``draft_model``, which is called ``what`` in the log."""
+    return decode_once_with(engine, draft_model, work, what).counters.acceptance_length
+
+
+def decode_once_with(engine: Engine, draft_model: Path, work: Workload, what: str) -> Pass:
+    """Decode the workload once with the draft in ``draft_model``, which is called ``what`` in the log."""
     engine.load_draft(draft_model)
     log.info("decoding prompts (%d) with %s", len(work.prompts), what)
-    return decode(engine, work.prompts, work.timed).counters.acceptance_length
+    return decode(engine, work.prompts, work.timed)
 
 
 def _decode_all(engine: Engine, work: Workload, how: str) -> Passes:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spec_core import Draft, TargetSpec
-    from spec_trainer.data.chat_config import ChatConfig
+    from spec_trainer.data.chat_config import PromptConfig
     from spec_trainer.engine_options import EngineOptions
     from spec_trainer.evaluation.benchmarks import Questions
     from spec_trainer.evaluation.request import EvaluationRequest
@@ -34,7 +34,7 @@ class Evaluation:
     options: EngineOptions
     target: TargetSpec
     draft: Draft
-    chat: ChatConfig
+    chat: PromptConfig
     """How conversations become prompts."""
     work: Workload
     """The prompts as far as they are known before the target has answered."""
@@ -76,7 +76,7 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     longest = _longest_prompt(request, target, num_draft_tokens)
     asked = _questions(request, target, longest, chat) if request.bench else None
     work = Workload(
-        prompts=_prompts(request, target, longest, chat) if asked is None else asked.prompts,
+        prompts=_prompts(request, options, target, longest, chat) if asked is None else asked.prompts,
         benchmarks=() if asked is None else asked.benchmarks,
         right=() if asked is None else asked.right,
         sampling=sampling,
@@ -108,14 +108,18 @@ def _longest_prompt(request: EvaluationRequest, target: TargetSpec, num_draft_to
     return room
 
 
-def _prompts(request: EvaluationRequest, target: TargetSpec, longest: int, chat: ChatConfig) -> Prompts:
+def _prompts(
+    request: EvaluationRequest, options: EngineOptions, target: TargetSpec, longest: int, chat: PromptConfig
+) -> Prompts:
     from spec_trainer.data.prompts import load_prompts
+    from spec_trainer.run.images import prompt_image_rules
 
     assert request.prompts is not None, "a request has prompts or benchmarks"
-    return load_prompts(request.prompts, target.folder, target.vocab_size, longest, chat)
+    images = prompt_image_rules(options.engine_type, target)
+    return load_prompts(request.prompts, target.folder, target.vocab_size, longest, chat, images)
 
 
-def _questions(request: EvaluationRequest, target: TargetSpec, longest: int, chat: ChatConfig) -> Questions:
+def _questions(request: EvaluationRequest, target: TargetSpec, longest: int, chat: PromptConfig) -> Questions:
     from spec_trainer.data.tokens import Encoder
     from spec_trainer.evaluation.benchmarks import Questions, parse_benchmarks, read_benchmarks
 

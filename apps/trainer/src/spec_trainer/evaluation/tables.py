@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from spec_trainer.evaluation.inputs import input_lines
 from spec_trainer.serving import closing_lines
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 def evaluation_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that are printed for a document of ``evaluate``."""
     yield from _setting_lines(document)
-    for lines in (_way_lines, benchmark_lines, load_lines):
+    for lines in (_way_lines, input_lines, benchmark_lines, load_lines):
         if table := list(lines(document)):
             yield from ("", *table)
     yield from ("", _comparison(document))

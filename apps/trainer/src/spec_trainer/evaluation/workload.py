@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
     from spec_core.records import SamplingParams
 
-Prompts = list[list[int]]
+Prompts = list[Sequence[int]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ class Conversation(ABC):
     def __init__(self, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
         """Start with an empty prompt; a subclass sets the first prompt."""
         self.encoder = encoder
-        self.prompt: list[int] = []
+        self.prompt: Sequence[int] = []
         """Token ids of the next prompt; empty if all turns are answered."""
         self.kept: list[tuple[int, int]] = []
         """(start, stop) of the earlier answers in ``prompt`` whose tokens are as they were generated."""

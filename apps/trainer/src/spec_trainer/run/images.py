@@ -1,4 +1,4 @@
-"""Decide whether a run takes rows with images."""
+"""Decide whether a run takes rows with images, and an engine prompts with images."""
 
 from __future__ import annotations
 
@@ -23,6 +23,18 @@ def image_rules(parts: RunParts) -> ImageRules:
         return NO_IMAGES
     answers = f"with decode.every or train.serve_every, {TEXT_PROMPTS}"
     return ImageRules(token_id, answers if parts.config.decodes else "")
+
+
+def prompt_image_rules(engine_type: type[Engine], target: TargetSpec) -> ImageRules:
+    """Return whether the prompts that an engine is to answer may have images, and if not, why."""
+    from spec_trainer.data.row_images import NO_PROMPT_IMAGES, ImageRules
+
+    if target.image_token_id is None:
+        return NO_PROMPT_IMAGES
+    refused = (
+        "" if engine_type.abilities.image_prompts else f"with engine {engine_type.name!r}, {TEXT_PROMPTS}"
+    )
+    return ImageRules(target.image_token_id, refused)
 
 
 def check_sight(config: AnyRunConfig, engine_type: type[Engine], target: TargetSpec) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DataError
 from spec_trainer.data.errors import BadRow
-from spec_trainer.data.image_parts import TEXT_PROMPTS
+from spec_trainer.data.image_parts import PART
+from spec_trainer.data.row_images import ImageFiles
 from spec_trainer.data.rows import Chat, Text, parse_row
 from spec_trainer.data.sources import check_answers, read_rows
 from spec_trainer.evaluation.benchmarks import parse_benchmarks, read_benchmarks
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
     from pathlib import Path
 
-    from spec_trainer.data.chat_config import ChatConfig
+    from spec_trainer.data.chat_config import ChatConfig, PromptConfig
     from spec_trainer.data.rows import Tokens
     from spec_trainer.evaluation.request import EvaluationRequest
 
@@ -37,7 +38,7 @@ class Question:
 
 
 def read_questions(
-    request: EvaluationRequest, chat: ChatConfig, answer: Callable[[Sequence[Question]], Sequence[str]]
+    request: EvaluationRequest, chat: PromptConfig, answer: Callable[[Sequence[Question]], Sequence[str]]
 ) -> list[Question]:
     """Return the questions of an evaluation request; ``answer`` returns the target's answers to questions.
 
@@ -61,12 +62,13 @@ def read_questions(
     ]
 
 
-def _of_file(path: Path, chat: ChatConfig) -> list[Question]:
+def _of_file(path: Path, chat: PromptConfig) -> list[Question]:
     check_answers(str(path), chat)
+    files = ImageFiles(chat.media_root)
     questions: list[Question] = []
     for row in read_rows(str(path)):
         try:
-            questions.append(_question(parse_row(row.content, TEXT_PROMPTS), chat))
+            questions.append(_question(parse_row(row.content, no_images=""), chat, files))
         except BadRow as bad:
             raise DataError(f"{row.where}: {bad}") from bad
     if not questions:
@@ -74,11 +76,12 @@ def _of_file(path: Path, chat: ChatConfig) -> list[Question]:
     return questions
 
 
-def _question(row: Chat | Text | Tokens, chat: ChatConfig) -> Question:
+def _question(row: Chat | Text | Tokens, chat: ChatConfig, files: ImageFiles) -> Question:
     if isinstance(row, Chat):
         messages = row.messages[: row.answers[-1]] if row.answers else row.messages
         if not messages:
             raise BadRow("nothing to answer")
+        messages = _with_images(messages, row.images, files)
         tools = {"tools": row.tools} if row.tools else {}
         return _conversation(messages, chat, {"chat_template_kwargs": row.chat_template_kwargs, **tools})
     if isinstance(row, Text):
@@ -95,6 +98,25 @@ def _conversation(
     fields = {"messages": list(messages), "chat_template_kwargs": chat.chat_template_kwargs or None}
     given = {**fields, **{name: value for name, value in (more or {}).items() if value}}
     return Question(path=CHAT, fields={name: value for name, value in given.items() if value})
+
+
+def _with_images(
+    messages: Sequence[Mapping[str, Any]], references: Sequence[Any], files: ImageFiles
+) -> list[Mapping[str, Any]]:
+    """Return the messages with each image as a data: URI, in OpenAI's form. Raise BadRow for a bad image."""
+    left = iter(enumerate(references, start=1))
+
+    def filled(part: Mapping[str, Any]) -> Mapping[str, Any]:
+        if part != PART:
+            return part
+        return {"type": "image_url", "image_url": {"url": files.data_uri(*next(left))}}
+
+    return [
+        {**message, "content": [filled(part) for part in content]}
+        if isinstance(content := message.get("content"), list)
+        else message
+        for message in messages
+    ]
 
 
 def _message(role: str, content: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Library to read a target from its folder: its configuration, weight files, frozen tensors and image processor."""
 
 from spec_kit.targets.safetensors_index import StoredTensor, stored_tensors
-from spec_kit.targets.target_images import FORMATS, TargetImages, decoded_image
+from spec_kit.targets.target_images import FORMATS, TargetImages, decoded_image, media_type
 from spec_kit.targets.target_reader import check_target_tensors, read_target, read_target_tensors
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "TargetImages",
     "check_target_tensors",
     "decoded_image",
+    "media_type",
     "read_target",
     "read_target_tensors",
     "stored_tensors",

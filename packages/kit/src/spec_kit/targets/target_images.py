@@ -100,3 +100,11 @@ def decoded_image(data: bytes) -> Image:
         raise DataError(f"not an image of one of the formats {', '.join(FORMATS)}") from None
     except Exception as error:
         raise DataError(f"the image cannot be decoded: {cause(error)}") from error
+
+
+def media_type(data: bytes) -> str:
+    """Return the media type, such as image/png, of an encoded image that ``decoded_image`` accepts."""
+    from PIL import Image
+
+    with Image.open(BytesIO(data), formats=FORMATS) as image:
+        return Image.MIME[image.format or ""]
