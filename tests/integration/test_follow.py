@@ -211,6 +211,34 @@ def test_it_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest(lab, ur
     assert (notes["serving_version"], notes["requests"]) == (1, 200)
 
 
+def test_acceptance_is_told_by_label_and_route_and_no_client_makes_up_a_label(
+    lab, monkeypatch, tmp_path, capsys
+) -> None:
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0, "labels": ["code", "chat"]}')
+    output = tmp_path / "run"
+    with draft_server.serving(lab.target, lab.drafts["old"], live_server.__file__, 0) as url:
+        live_server.ask(url, prompts("new", 60, 26), **{"x-draft-label": "code"})
+        live_server.ask(url, prompts("old", 60, 27), "/v1/completions")
+        for number in range(40):
+            live_server.ask(url, prompts("new", 1, 100 + number), **{"x-draft-label": f"secret-{number}"})
+        words = lab.follow_anew(url, output, "--draft-model", lab.drafts["old"], "follow.requests=160")
+        assert cli.run(words) == 0
+        assert cli.run(["serving", "--of", url, "--history", str(output)]) == 0
+    said = capsys.readouterr().out
+    (row,) = rows(output)
+    labels = row["labels"]
+    assert sorted(labels) == ["/v1/completions", "code", "other"]
+    assert sum(one["held_out"] for one in labels.values()) == row["held_out"]
+    served = {label: one["acceptance_length_served"] for label, one in labels.items()}
+    assert served["/v1/completions"] > served["code"], "the draft knows the first domain alone"
+    for label, one in labels.items():
+        assert f"  {label}: tau {one['acceptance_length']:.2f} (served {served[label]:.2f}" in said
+        assert label in (output / "report.html").read_text()
+    for file in output.rglob("*"):
+        assert not file.is_file() or b"secret-" not in file.read_bytes()
+    assert "secret-" not in said
+
+
 def test_without_data_it_learns_from_requests_alone(lab, url, tmp_path) -> None:
     live_server.ask(url, prompts("new", 130, 25))
     output = tmp_path / "run"

@@ -83,7 +83,7 @@ def client(requests) -> Client:
 @pytest.mark.parametrize("kind", ["FINAL_ONLY", "DELTA", "CUMULATIVE"])
 def test_an_answer_is_kept_however_it_comes(client, requests, kind) -> None:
     assert asked(client, requests, sampling(kind)) == asked(Client(), requests, sampling(kind))
-    assert requests.take()["requests"] == [{"prompt": [1, 2, 3], "answer": ANSWER}]
+    assert requests.take()["requests"] == [{"prompt": [1, 2, 3], "answer": ANSWER, "label": "other"}]
 
 
 @pytest.mark.parametrize(

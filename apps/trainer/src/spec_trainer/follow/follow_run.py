@@ -22,10 +22,11 @@ from spec_trainer.decode.cycles import first_weights
 from spec_trainer.decode.folder import DecodedFolder
 from spec_trainer.disk import new_folder, remove
 from spec_trainer.draft_trainer import export_draft
+from spec_trainer.follow.figures import Progress, run_metrics
 from spec_trainer.follow.finite_features import with_finite_features
 from spec_trainer.follow.judge import Gain, simulate
+from spec_trainer.follow.labels import lengths_by_label
 from spec_trainer.follow.latency_budget import LatencyBudget, giving_way
-from spec_trainer.follow.metrics_page import Metric
 from spec_trainer.follow.reservoir import Reservoir
 from spec_trainer.follow.traffic import Traffic
 from spec_trainer.follow.verdicts import first_target
@@ -99,6 +100,8 @@ class FollowRun:
         self._first_target = first_target(spec)
         self._acceptance_lengths: dict[str, float] = {}
         """Acceptance length of the drafts in the last verdict: served, trained, start."""
+        self._by_label: dict[str, float] = {}
+        """Acceptance length of the served draft in the last verdict, by the requests' label."""
         self._num_verdicts = self._num_pushes = 0
         self._again_s = time.monotonic()
         """Time (``time.monotonic``) from which a server with an earlier draft may be pushed to again."""
@@ -240,7 +243,8 @@ class FollowRun:
 
     def _judge(self) -> None:
         """Compare the current draft with the served and the start draft; push a significantly better draft."""
-        held_out, now, served = self._reservoir.held_out(), self._done_steps, self._served.step
+        held_out, labels = self._reservoir.held_out(), self._reservoir.held_out_labels()
+        now, served = self._done_steps, self._served.step
         if len(held_out.train) < _LEAST_HELD_OUT:
             log.info("too few held-out requests to judge by: %d of %d", len(held_out.train), _LEAST_HELD_OUT)
             return
@@ -262,11 +266,15 @@ class FollowRun:
         self._pause = 1 if pushed else min(2 * self._pause, _LONGEST_PAUSE)
         self._left = self._pause
         self._num_verdicts += 1
-        self._acceptance_lengths = {
-            "served": worth[self._served.step].acceptance_length,
-            "trained": worth[now].acceptance_length,
-            "start": worth[0].acceptance_length,
+        lengths = {
+            "acceptance_length": worth[now],
+            "acceptance_length_served": worth[served],
+            "acceptance_length_start": worth[0],
         }
+        names = dict(zip(lengths, ("trained", "served", "start"), strict=True))
+        self._acceptance_lengths = {names[name]: one.acceptance_length for name, one in lengths.items()}
+        labels = lengths_by_label(lengths, [label for at, label in enumerate(labels) if at not in not_finite])
+        self._by_label = {label: one["acceptance_length_served"] for label, one in labels.items()}
         self._note(
             {
                 "step": now,
@@ -275,14 +283,13 @@ class FollowRun:
                 "oldest_request": self._reservoir.oldest,
                 "requests": self._reservoir.num_seen,
                 "held_out": len(worth[now].tokens),
-                "acceptance_length": worth[now].acceptance_length,
-                "acceptance_length_served": worth[served].acceptance_length,
-                "acceptance_length_start": worth[0].acceptance_length,
+                **{name: one.acceptance_length for name, one in lengths.items()},
                 "saved": gain.saved,
                 "chance": gain.chance,
                 "served": self._served.step,
                 "version": self._served.version,
                 "target": self._spec.target.digest,
+                "labels": labels,
             }
         )
         self._folder.keep_only(0, self._served.step)
@@ -340,34 +347,16 @@ class FollowRun:
         """Update the figures on the page that Prometheus reads."""
         if self._page is None:
             return
-        traffic, answering = self._traffic, self._traffic.versions
-        self._page.show(
-            [
-                Metric("requests_total", "counter", "Live requests that came.", self._reservoir.num_seen),
-                Metric(
-                    "left_out_total", "counter", "Requests that nothing is learnt from.",
-                    traffic.left_out + self._reservoir.left_out, "reason"),
-                Metric("steps", "gauge", "Optimizer steps of the run.", self._done_steps),
-                Metric("verdicts_total", "counter", "Comparisons of drafts.", self._num_verdicts),
-                Metric("pushes_total", "counter", "Drafts that servers took.", self._num_pushes),
-                Metric(
-                    "waited_seconds_total", "counter", "Seconds that training waited for the latency budget.",
-                    0.0 if self._budget is None else self._budget.waited_s),
-                Metric("served_step", "gauge", "Steps of the served draft.", self._served.step),
-                Metric(
-                    "acceptance_length", "gauge", "Simulated tokens per verification, by the last verdict.",
-                    self._acceptance_lengths, "draft"),
-                Metric(
-                    "server_up", "gauge", "Whether the server answered last.",
-                    {url: int(url in answering) for url in self._config.servers}, "server"),
-                Metric(
-                    "server_version", "gauge", "Version of the draft that the server serves; 0 is the first one.",
-                    {url: version or 0 for url, version in answering.items()}, "server"),
-                Metric(
-                    "server_acceptance_length", "gauge", "Tokens per verification since the server's draft changed.",
-                    traffic.acceptance_lengths, "server"),
-            ]
-        )  # fmt: skip
+        progress = Progress(
+            steps=self._done_steps,
+            verdicts=self._num_verdicts,
+            pushes=self._num_pushes,
+            waited_s=0.0 if self._budget is None else self._budget.waited_s,
+            served_step=self._served.step,
+            acceptance_lengths=self._acceptance_lengths,
+            by_label=self._by_label,
+        )
+        self._page.show(run_metrics(self._config.servers, self._traffic, self._reservoir, progress))
 
     def _finish(self) -> None:
         """Write a copy of the served draft, a summary and a report into the run directory."""

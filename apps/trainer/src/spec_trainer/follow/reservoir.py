@@ -12,6 +12,7 @@ import numpy as np
 
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
+from spec_trainer.follow.labels import LabelCounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,6 +27,7 @@ class _Kept:
     """Number of requests that arrived before this request."""
     input_ids: np.ndarray
     num_prompt: int
+    label: str
 
 
 class Reservoir:
@@ -36,6 +38,8 @@ class Reservoir:
         self._config, self._longest, self._vocab_size, self._seed = config, longest, vocab_size, seed
         self._train: dict[bytes, _Kept] = {}
         self._held_out: dict[bytes, _Kept] = {}
+        self.labels = LabelCounts()
+        """Labels of the requests added so far."""
         self.num_seen = 0
         """Number of requests added so far."""
         self.num_fresh = 0
@@ -51,6 +55,7 @@ class Reservoir:
     def add(self, request: LiveRequest) -> None:
         """Add a request; it replaces an earlier request with the same prompt, or the oldest request if full."""
         self.num_seen += 1
+        label = self.labels.add(request.label)
         tokens = [*request.prompt, *request.answer]
         if max(tokens) >= self._vocab_size:
             self.left_out["other_vocabulary"] += 1
@@ -58,7 +63,7 @@ class Reservoir:
             self.left_out["long_prompt"] += 1
         else:
             ids = np.array(tokens[: self._longest], dtype=np.int32)
-            self._keep(request.prompt, _Kept(self.num_seen - 1, ids, len(request.prompt)))
+            self._keep(request.prompt, _Kept(self.num_seen - 1, ids, len(request.prompt), label))
 
     def draw(self, replayed: Sequence[Sample], done_steps: int) -> Dataset:
         """Return a cycle's training samples: a draw that favours recent requests, and a share of ``replayed``.
@@ -86,6 +91,10 @@ class Reservoir:
         """Return the held-out requests, oldest first, as the training samples (``train``) of a Dataset."""
         kept = list(self._held_out.values())
         return _dataset([one.input_ids for one in kept], [_answer_mask(one) for one in kept])
+
+    def held_out_labels(self) -> list[str]:
+        """Return the label of each held-out request, in the same order."""
+        return [one.label for one in self._held_out.values()]
 
     def leave_out(self, dataset: Dataset, not_finite: Iterable[int]) -> None:
         """Drop the requests whose features are not finite.

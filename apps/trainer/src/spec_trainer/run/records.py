@@ -68,6 +68,18 @@ class StepRow(Row, PushFigures):
     serve_wait_s: float = 0.0
 
 
+class LabelFigures(Figures):
+    """Figures of the held-out requests with one label."""
+
+    held_out: _Count
+    acceptance_length: float
+    acceptance_length_served: float
+    acceptance_length_start: float
+
+
+_Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9/][A-Za-z0-9/._-]{0,63}$")]
+
+
 class VersionRow(Row):
     """A row of versions.jsonl."""
 
@@ -84,6 +96,7 @@ class VersionRow(Row):
     time: Annotated[float, Field(ge=0, le=1e11)] = 0.0
     oldest_request: _Count = 0
     target: str = ""
+    labels: Annotated[dict[_Label, LabelFigures], Field(max_length=64)] = {}
 
 
 class MeasurementRow(Row):

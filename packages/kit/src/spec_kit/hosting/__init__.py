@@ -8,7 +8,13 @@ from spec_kit.hosting.draft_rank import DraftRank
 from spec_kit.hosting.draft_ranks import DraftRanks
 from spec_kit.hosting.engine_subprocess import EngineSubprocess
 from spec_kit.hosting.feature_exporter import FeatureExporter
-from spec_kit.hosting.live_requests import LIVE_REQUESTS_VARIABLE, LiveRequest, LiveRequests, TakenRequests
+from spec_kit.hosting.live_requests import (
+    LIVE_REQUESTS_VARIABLE,
+    OTHER_LABEL,
+    LiveRequest,
+    LiveRequests,
+    TakenRequests,
+)
 from spec_kit.hosting.modes import CaptureMode, Fields, Mode, PlainMode, SpeculativeMode
 from spec_kit.hosting.program_arguments import unreserved
 from spec_kit.hosting.program_version import installed_version, probe_version
@@ -21,6 +27,7 @@ __all__ = [
     "CAPTURE_VARIABLE",
     "DRAFT_TOKEN_VARIABLE",
     "LIVE_REQUESTS_VARIABLE",
+    "OTHER_LABEL",
     "AnswerCounts",
     "AnswerRounds",
     "CaptureMode",

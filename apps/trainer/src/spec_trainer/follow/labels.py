@@ -1,0 +1,45 @@
+"""Acceptance of drafts by the label of the requests: the label that a client has given, or the request's path."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from spec_kit.hosting import OTHER_LABEL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from spec_trainer.follow.judge import DraftRounds
+
+MOST_LABELS = 32
+"""Most labels that a run tells apart, besides ``other``. Servers name only labels that their operator has listed."""
+
+
+class LabelCounts:
+    """Counts requests by label; a label beyond the first ``MOST_LABELS`` is counted as ``other``."""
+
+    def __init__(self) -> None:
+        """Count nothing yet."""
+        self.requests: Counter[str] = Counter()
+        """Number of requests by label."""
+
+    def add(self, label: str) -> str:
+        """Count a request, and return the label that it has in this run."""
+        if label not in self.requests and len(self.requests.keys() - {OTHER_LABEL}) >= MOST_LABELS:
+            label = OTHER_LABEL
+        self.requests[label] += 1
+        return label
+
+
+def lengths_by_label(drafts: Mapping[str, DraftRounds], labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return label -> the number of held-out requests with it, and the acceptance length of each draft on them.
+
+    ``drafts``: name of the figure -> rounds of a draft. ``labels`` has the label of each of their answers.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for label in sorted(set(labels)):
+        places = [place for place, one in enumerate(labels) if one == label]
+        lengths = {name: rounds.of(places).acceptance_length for name, rounds in drafts.items()}
+        found[label] = {"held_out": len(places), **lengths}
+    return found
