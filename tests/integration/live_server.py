@@ -3,8 +3,8 @@
 ``python live_server.py TARGET DRAFT PORT`` serves until it is killed; port 0 is any free one. POST ``/ask`` with
 ``{"prompts": [[…], …]}`` answers greedily, with the draft that serves; so does POST ``/v1/completions``. GET
 ``/metrics`` are those of a vLLM that has answered with the latency that GET ``/latency/MS`` has set, 100 tokens since
-the last look. What it keeps is what ``SPEC_LIVE_REQUESTS`` says, labelled by path and header, but for the other headers
-and the fields of a request, which this protocol has not.
+the last look. What it keeps is what ``SPEC_LIVE_REQUESTS`` says, labelled by path and header, but for
+the other headers and the fields of a request, which this protocol has not.
 """
 
 from __future__ import annotations
