@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -30,6 +31,7 @@ from . import draft_server, launching, live_server
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+ROOT = Path(__file__).parents[2]
 DOMAINS = {"old": range(3, 50), "new": range(50, 97)}
 """Tokens of each domain: each token has one successor, in its domain."""
 TOO_LARGE = 2
@@ -357,6 +359,15 @@ def test_a_draft_begins_with_neither_data_nor_weights_and_a_server_that_returns_
     finally:
         process.kill()
     assert (output / "draft" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_neither_process_nor_the_run_directory_grows_with_the_number_of_cycles() -> None:
+    """A part of what ``make test-soak`` does for as many cycles as a day has."""
+    command = [sys.executable, "-m", "tests.integration.long_follow", "--cycles", "24"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "grew: nothing" in done.stdout
 
 
 def scraped(address: str) -> ServerMetrics:
