@@ -46,12 +46,19 @@ WORDS = [
     "follow.kept=64",
     "follow.window=32",
     "follow.poll_s=0.05",
+    "follow.retention.rows=64",
     "train.lr=5e-3",
     "train.global_batch_tokens=256",
     "draft.num_steps=2",
     "data.eval_samples=0",
 ]
-MAY_GROW = {"follow: MiB": 48.0, "server: MiB": 48.0, "follow: descriptors": 2, "server: descriptors": 2}
+MAY_GROW = {
+    "retained requests: KiB": 8,
+    "follow: MiB": 48.0,
+    "server: MiB": 48.0,
+    "follow: descriptors": 2,
+    "server: descriptors": 2,
+}
 """Growth that is none: what allocators keep, and a connection that is open at the moment of one look."""
 
 
@@ -111,8 +118,13 @@ def followed(folder: Path, cycles: int, stack: ExitStack) -> list[dict[str, floa
 
 
 def figures(output: Path, **processes: psutil.Process) -> dict[str, float]:
-    files = [file for file in output.rglob("*") if not file.name.startswith(".")]
-    found: dict[str, float] = {"run directory: files": len(files)}
+    files = [
+        file for file in output.rglob("*") if not file.name.startswith(".") and "-journal" not in file.name
+    ]
+    found: dict[str, float] = {
+        "run directory: files": len(files),
+        "retained requests: KiB": (output / "requests.sqlite3").stat().st_size / 1024,
+    }
     for name, process in processes.items():
         with process.oneshot():
             found |= {

@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ from spec_core.records import AcceptanceCounters
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, ServerMetrics
 from spec_kit.targets import read_target
 from spec_trainer import cli
+from spec_trainer.configuration.follow import RetentionConfig
+from spec_trainer.follow.retention import RetainedRequests
 
 from . import draft_server, launching, live_server
 
@@ -268,15 +271,75 @@ def test_no_request_is_found_in_files_or_logs(lab, url, tmp_path, caplog, capfd)
     assert cli.run(lab.follow(url, output, "follow.requests=61", "--verbose")) == 0
     said = capfd.readouterr()
     texts = [caplog.text.encode(), said.out.encode(), said.err.encode()]
-    files = [file for file in output.rglob("*") if file.is_file()]
-    assert {"metrics.jsonl", "report.html", "config.yaml"} <= {file.name for file in files}
+    found = files(output)
+    assert {"metrics.jsonl", "report.html", "config.yaml"} <= {file.name for file in found}
     for tokens in (CANARY, answer[:10]):
         needles = [separator.join(map(str, tokens)).encode() for separator in (",", ", ", " ", "\n")]
         needles += [
             torch.tensor(tokens, dtype=dtype).numpy().tobytes() for dtype in (torch.int32, torch.int64)
         ]
-        for text in (*texts, *(file.read_bytes() for file in files)):
+        for text in (*texts, *(file.read_bytes() for file in found)):
             assert not any(needle in text for needle in needles)
+
+
+RETAINED = ["follow.retention.rows=1000", "follow.retention.age_s=3600"]
+
+
+def test_with_retention_a_restart_judges_by_requests_of_before_and_without_it_they_are_gone(
+    lab, url, tmp_path
+) -> None:
+    output = tmp_path / "run"
+    words = lab.follow_anew(url, output, "--draft-model", lab.drafts["old"])
+    live_server.ask(url, [CANARY, *prompts("new", 110, 35)])
+    assert cli.run([*words, *RETAINED, "follow.requests=111"]) == 0
+    file = output / "requests.sqlite3"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    needle = torch.tensor(CANARY, dtype=torch.int32).numpy().tobytes()
+    assert [found for found in files(output) if needle in found.read_bytes()] == [file]
+    live_server.ask(url, prompts("new", 5, 36))
+    assert cli.run([*words, *RETAINED, "follow.requests=5"]) == 0
+    first, second = rows(output)
+    assert second["requests"] == 116
+    assert second["oldest_request"] == first["oldest_request"]
+    assert second["held_out"] >= first["held_out"] >= 8
+
+    live_server.ask(url, prompts("new", 5, 37))
+    assert cli.run([*words, "follow.requests=5"]) == 0
+    assert len(rows(output)) == 2, "five requests are too few to judge by"
+    assert not any(
+        "requests.sqlite3" in found.name or needle in found.read_bytes() for found in files(output)
+    )
+
+
+def size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def files(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file()]
+
+
+@pytest.mark.slow
+def test_a_command_killed_at_any_moment_has_its_requests_again(lab, url, tmp_path) -> None:
+    output, log = tmp_path / "run", tmp_path / "log"
+    words = lab.follow_anew(url, output, "--draft-model", lab.drafts["old"], *RETAINED)
+    seen = 0
+    for kill, moment in enumerate(("requests.sqlite3", "metrics.jsonl", "versions.jsonl")):
+        live_server.ask(url, prompts("new", 130, 38 + kill))
+        before = size(output / moment)
+        with log.open("wb") as errors:
+            process = subprocess.Popen([*launching.program(), *words], stdout=errors, stderr=errors)
+        until(lambda moment=moment, before=before: size(output / moment) != before)
+        process.kill()
+        process.wait()
+        with RetainedRequests(output / "requests.sqlite3", RetentionConfig(rows=1000)) as retained:
+            kept = retained.read(64, 97)
+        assert kept.num_seen >= seen
+        assert len({one.number for one in (*kept.train, *kept.held_out)}) <= kept.num_seen
+        seen = kept.num_seen
+    live_server.ask(url, prompts("new", 70, 44))
+    assert cli.run([*words, "follow.requests=70"]) == 0
+    assert rows(output)[-1]["requests"] >= seen + 70
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def run_metrics(
 def _request_metrics(traffic: Traffic, reservoir: Reservoir) -> list[Metric]:
     left_out = traffic.left_out + reservoir.left_out
     return [
-        Metric("requests_total", "counter", "Live requests that came.", reservoir.num_seen),
+        Metric("requests_total", "counter", "Live requests that came.", reservoir.num_new),
         Metric(
             "label_requests_total", "counter", "Live requests that came, by label.",
             reservoir.labels.requests, "label"),

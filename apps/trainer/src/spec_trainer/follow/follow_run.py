@@ -1,6 +1,7 @@
 """FollowRun repeats a cycle: take live requests, train on them, judge the draft, push it if it is better.
 
-The training of each cycle starts from a checkpoint and ends with a checkpoint. Requests are held in memory only.
+The training of each cycle starts from a checkpoint and ends with a checkpoint. Requests are held in memory, and in a
+file only if ``follow.retention`` is on.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from spec_trainer.command_line.stop_request import StopRequest
     from spec_trainer.decode.inline_driver import InlineDriver
     from spec_trainer.follow.metrics_page import MetricsPage
+    from spec_trainer.follow.retention import RetainedRequests
     from spec_trainer.run.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -78,18 +80,21 @@ class FollowRun:
         stop: StopRequest,
         done_steps: int,
         page: MetricsPage | None = None,
+        retained: RetainedRequests | None = None,
     ) -> None:
         """Continue after ``done_steps`` steps, with the draft that was pushed last; show figures on ``page``.
 
         ``open_driver`` returns a driver whose engine runs the target of a run.
         """
         self._spec, self._open_driver, self._stop, self._done_steps = spec, open_driver, stop, done_steps
-        self._page = page
+        self._page, self._retained = page, retained
         self._config = spec.config.follow
         longest = min(spec.config.data.max_length, spec.target.max_positions)
         self._reservoir = Reservoir(
             self._config, longest=longest, vocab_size=spec.target.vocab_size, seed=spec.config.seed
         )
+        if retained is not None:
+            self._reservoir.restore(retained.read(longest, spec.target.vocab_size))
         self._traffic = Traffic(self._config.servers, ANSWER_S)
         budget_ms = self._config.latency_budget_ms
         self._budget = (
@@ -124,12 +129,14 @@ class FollowRun:
     def _follow(self) -> bool:
         """Repeat cycles; return True if enough requests have arrived, False if the target has changed."""
         while True:
+            self._retain()
             if self._reservoir.num_fresh >= (1 if self._is_complete() else self._config.every):
                 if self._has_new_target():
                     return False
                 if self._budget is not None:
                     self._budget.wait(lambda: self._stop.requested)
                 self._train()
+                self._retain()
                 self._left -= 1
                 if self._left <= 0 or self._is_complete():
                     self._judge()
@@ -172,7 +179,7 @@ class FollowRun:
             self._wait()
 
     def _is_complete(self) -> bool:
-        return self._config.requests is not None and self._reservoir.num_seen >= self._config.requests
+        return self._config.requests is not None and self._reservoir.num_new >= self._config.requests
 
     def _prepare(self) -> None:
         """Export the start draft if its folder does not exist, and remove drafts that were not pushed."""
@@ -210,6 +217,10 @@ class FollowRun:
     def _check_stop(self) -> None:
         if self._stop.requested:
             raise Interrupted("interrupted; the same command goes on with the requests that come then")
+
+    def _retain(self) -> None:
+        if self._retained is not None:
+            self._retained.write(self._reservoir.kept)
 
     def _lags_behind(self) -> bool:
         """Return whether a server that answers serves an earlier version than the last pushed version."""

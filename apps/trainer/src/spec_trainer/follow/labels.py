@@ -23,12 +23,19 @@ class LabelCounts:
         """Count nothing yet."""
         self.requests: Counter[str] = Counter()
         """Number of requests by label."""
+        self._known = {OTHER_LABEL}
 
     def add(self, label: str) -> str:
         """Count a request, and return the label that it has in this run."""
-        if label not in self.requests and len(self.requests.keys() - {OTHER_LABEL}) >= MOST_LABELS:
-            label = OTHER_LABEL
+        label = self.bounded(label)
         self.requests[label] += 1
+        return label
+
+    def bounded(self, label: str) -> str:
+        """Return the label that requests with ``label`` have in this run."""
+        if label not in self._known and len(self._known) > MOST_LABELS:
+            return OTHER_LABEL
+        self._known.add(label)
         return label
 
 

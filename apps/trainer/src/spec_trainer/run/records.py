@@ -13,6 +13,7 @@ from pydantic import Field
 
 from spec_core.errors import ArtifactError
 from spec_core.foreign import check_regular, foreign_errors, read_bytes
+from spec_kit.hosting import Label
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,9 +78,6 @@ class LabelFigures(Figures):
     acceptance_length_start: float
 
 
-_Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9/][A-Za-z0-9/._-]{0,63}$")]
-
-
 class VersionRow(Row):
     """A row of versions.jsonl."""
 
@@ -96,7 +94,7 @@ class VersionRow(Row):
     time: Annotated[float, Field(ge=0, le=1e11)] = 0.0
     oldest_request: _Count = 0
     target: str = ""
-    labels: Annotated[dict[_Label, LabelFigures], Field(max_length=64)] = {}
+    labels: Annotated[dict[Label, LabelFigures], Field(max_length=64)] = {}
 
 
 class MeasurementRow(Row):

@@ -11,9 +11,11 @@ from spec_kit.hosting.feature_exporter import FeatureExporter
 from spec_kit.hosting.live_requests import (
     LIVE_REQUESTS_VARIABLE,
     OTHER_LABEL,
+    Label,
     LiveRequest,
     LiveRequests,
     TakenRequests,
+    is_label,
 )
 from spec_kit.hosting.modes import CaptureMode, Fields, Mode, PlainMode, SpeculativeMode
 from spec_kit.hosting.program_arguments import unreserved
@@ -39,6 +41,7 @@ __all__ = [
     "FeatureExporter",
     "Fields",
     "HttpReplica",
+    "Label",
     "LiveRequest",
     "LiveRequests",
     "Mode",
@@ -50,6 +53,7 @@ __all__ = [
     "TakenRequests",
     "backend_for",
     "installed_version",
+    "is_label",
     "probe_version",
     "unreserved",
 ]

@@ -177,7 +177,7 @@ class LiveRequests:
     ) -> None:
         """Store requests as ``config`` says. ``timed``: a timer drops too old ones even if no call comes."""
         self._config, self._clock, self._timed = config, clock, timed
-        self._paths = {*_LABELLED_PATHS, *filter(_is_label, config.routes)}
+        self._paths = {*_LABELLED_PATHS, *filter(is_label, config.routes)}
         self._lock = threading.Lock()
         self._rows: deque[_Row] = deque()
         self._num_bytes = self._stored = 0
@@ -334,7 +334,8 @@ def _is_sampled(request_id: str, share: float) -> bool:
     return int.from_bytes(digest, "little") < share * 2**64
 
 
-def _is_label(text: str) -> bool:
+def is_label(text: str) -> bool:
+    """Return whether a text has the form of a label."""
     try:
         return bool(_LABEL.validate_python(text))
     except pydantic.ValidationError:
