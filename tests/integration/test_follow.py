@@ -361,6 +361,21 @@ def test_random_tokens_and_one_users_flood_get_no_worse_draft_served(lab, url, t
     assert live_server.ask(url, prompts("old", 2, 42))["versions"] == [None, None]
 
 
+@pytest.mark.slow
+def test_random_tokens_in_most_requests_cost_the_others_nothing(lab, url, tmp_path) -> None:
+    before, output, draw = (
+        lab.acceptance_length(lab.drafts["old"], "old"),
+        tmp_path / "run",
+        random.Random(43),
+    )
+    poison = [[draw.randrange(3, 97) for _ in range(draw.randrange(2, 12))] for _ in range(150)]
+    live_server.ask(url, poison + prompts("old", 100, 47))
+    assert cli.run(lab.follow(url, output, "follow.requests=250")) == 0
+    (row,) = rows(output)
+    assert row["served"] in (0, row["step"])
+    assert lab.acceptance_length(output / "draft", "old") >= 0.95 * before
+
+
 def test_requests_whose_features_are_nan_are_left_out_and_the_rest_is_learnt(lab, url, tmp_path) -> None:
     output = tmp_path / "run"
     poison = [[TOO_LARGE, *prompt] for prompt in prompts("new", 30, 45)]
