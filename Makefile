@@ -73,9 +73,10 @@ test-chaos: install ## kills and stops of every process of a run, and damage to 
 	$(BIN)/python -m tests.integration.chaos --placement disaggregated
 	$(BIN)/python -m tests.integration.chaos --launcher ray
 
-test-soak: install ## what make test does some dozen times, done thousands of times: damaged input, killed pushes
+test-soak: install ## what make test does some dozen times, done thousands of times: damaged input, killed pushes, cycles of follow
 	$(BIN)/python -m tests.fuzz.run --cases 2000 --seed 12
 	$(BIN)/python -m tests.integration.killed_pushes --every
+	$(BIN)/python -m tests.integration.long_follow
 
 test-parts: install ## what CI runs of test-slow, test-ray, test-megatron and test-chaos: some minutes
 	SPEC_TEST_ALL_OF_RAY=1 SPEC_TEST_ALL_OF_MEGATRON=1 $(BIN)/pytest -n 2 --dist loadgroup $(PARTS)

@@ -1,9 +1,10 @@
 """A server that answers what it is asked and keeps requests to be learnt from: engine hf behind HttpReplica's routes.
 
 ``python live_server.py TARGET DRAFT PORT`` serves until it is killed; port 0 is any free one. POST ``/ask`` with
-``{"prompts": [[…], …]}`` answers greedily, with the draft that serves. GET ``/metrics`` are those of a vLLM that has
-answered with the latency that GET ``/latency/MS`` has set, 100 tokens since the last look. What it keeps is what
-``SPEC_LIVE_REQUESTS`` says, but for the header and the fields of a request, which this protocol has not.
+``{"prompts": [[…], …]}`` answers greedily, with the draft that serves; so does POST ``/v1/completions``. GET
+``/metrics`` are those of a vLLM that has answered with the latency that GET ``/latency/MS`` has set, 100 tokens since
+the last look. What it keeps is what ``SPEC_LIVE_REQUESTS`` says, labelled by path and header, but for
+the other headers and the fields of a request, which this protocol has not.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class Served(draft_server.Served):
         self.latency_ms = 1
         self._latencies = dict.fromkeys((10, 100, 1000), 0)
 
-    def ask(self, prompts: list[list[int]]) -> dict[str, Any]:
+    def ask(self, prompts: list[list[int]], label: str) -> dict[str, Any]:
         """Return the answers, and the versions that they name."""
         with self._asking:
             answers = self.engine.generate(prompts, draft_server.DRAFTING)
         for prompt, answer in zip(prompts, answers, strict=True):
             if self.requests is not None:
-                self.requests.add(prompt, answer.token_ids)
+                self.requests.add(prompt, answer.token_ids, label)
         return {
             "answers": draft_server.tokens(answers),
             "versions": [answer.draft_version for answer in answers],
@@ -78,10 +79,17 @@ class Routes(draft_server.Routes):
         return None
 
     def do_POST(self) -> None:
-        if self.path == "/ask":
+        if self.path in ("/ask", "/v1/completions"):
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            return self._send(200, self.served.ask(json.loads(body)["prompts"]))
+            return self._send(200, self.served.ask(json.loads(body)["prompts"], self._label()))
         return super().do_POST()
+
+    def _label(self) -> str:
+        if self.served.requests is None:
+            return ""
+        headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
+        self.served.requests.begin({"path": self.path, "headers": headers}, no_more)
+        return self.served.requests.label
 
     def _answer(self, body: str) -> None:
         is_admitted = self.headers.get("Authorization", "") == f"Bearer {draft_server.TOKEN}"
@@ -90,11 +98,15 @@ class Routes(draft_server.Routes):
         return super()._answer(body)
 
 
-def ask(url: str, prompts: list[list[int]]) -> dict[str, Any]:
+async def no_more() -> dict[str, Any]:
+    return {}
+
+
+def ask(url: str, prompts: list[list[int]], path: str = "/ask", **headers: str) -> dict[str, Any]:
     """Return what ``/ask`` answers."""
     connection = HTTPConnection(url.removeprefix("http://"), timeout=120)
     with closing(connection):
-        connection.request("POST", "/ask", json.dumps({"prompts": prompts}))
+        connection.request("POST", path, json.dumps({"prompts": prompts}), headers)
         response = connection.getresponse()
         assert response.status == 200
         return json.loads(response.read())

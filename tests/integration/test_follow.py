@@ -8,7 +8,9 @@ import random
 import re
 import signal
 import socket
+import stat
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -24,12 +26,15 @@ from spec_core.records import AcceptanceCounters
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, ServerMetrics
 from spec_kit.targets import read_target
 from spec_trainer import cli
+from spec_trainer.configuration.follow import RetentionConfig
+from spec_trainer.follow.retention import RetainedRequests
 
 from . import draft_server, launching, live_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+ROOT = Path(__file__).parents[2]
 DOMAINS = {"old": range(3, 50), "new": range(50, 97)}
 """Tokens of each domain: each token has one successor, in its domain."""
 TOO_LARGE = 2
@@ -211,6 +216,34 @@ def test_it_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest(lab, ur
     assert (notes["serving_version"], notes["requests"]) == (1, 200)
 
 
+def test_acceptance_is_told_by_label_and_route_and_no_client_makes_up_a_label(
+    lab, monkeypatch, tmp_path, capsys
+) -> None:
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0, "labels": ["code", "chat"]}')
+    output = tmp_path / "run"
+    with draft_server.serving(lab.target, lab.drafts["old"], live_server.__file__, 0) as url:
+        live_server.ask(url, prompts("new", 60, 26), **{"x-draft-label": "code"})
+        live_server.ask(url, prompts("old", 60, 27), "/v1/completions")
+        for number in range(40):
+            live_server.ask(url, prompts("new", 1, 100 + number), **{"x-draft-label": f"secret-{number}"})
+        words = lab.follow_anew(url, output, "--draft-model", lab.drafts["old"], "follow.requests=160")
+        assert cli.run(words) == 0
+        assert cli.run(["serving", "--of", url, "--history", str(output)]) == 0
+    said = capsys.readouterr().out
+    (row,) = rows(output)
+    labels = row["labels"]
+    assert sorted(labels) == ["/v1/completions", "code", "other"]
+    assert sum(one["held_out"] for one in labels.values()) == row["held_out"]
+    served = {label: one["acceptance_length_served"] for label, one in labels.items()}
+    assert served["/v1/completions"] > served["code"], "the draft knows the first domain alone"
+    for label, one in labels.items():
+        assert f"  {label}: tau {one['acceptance_length']:.2f} (served {served[label]:.2f}" in said
+        assert label in (output / "report.html").read_text()
+    for file in output.rglob("*"):
+        assert not file.is_file() or b"secret-" not in file.read_bytes()
+    assert "secret-" not in said
+
+
 def test_without_data_it_learns_from_requests_alone(lab, url, tmp_path) -> None:
     live_server.ask(url, prompts("new", 130, 25))
     output = tmp_path / "run"
@@ -238,15 +271,75 @@ def test_no_request_is_found_in_files_or_logs(lab, url, tmp_path, caplog, capfd)
     assert cli.run(lab.follow(url, output, "follow.requests=61", "--verbose")) == 0
     said = capfd.readouterr()
     texts = [caplog.text.encode(), said.out.encode(), said.err.encode()]
-    files = [file for file in output.rglob("*") if file.is_file()]
-    assert {"metrics.jsonl", "report.html", "config.yaml"} <= {file.name for file in files}
+    found = files(output)
+    assert {"metrics.jsonl", "report.html", "config.yaml"} <= {file.name for file in found}
     for tokens in (CANARY, answer[:10]):
         needles = [separator.join(map(str, tokens)).encode() for separator in (",", ", ", " ", "\n")]
         needles += [
             torch.tensor(tokens, dtype=dtype).numpy().tobytes() for dtype in (torch.int32, torch.int64)
         ]
-        for text in (*texts, *(file.read_bytes() for file in files)):
+        for text in (*texts, *(file.read_bytes() for file in found)):
             assert not any(needle in text for needle in needles)
+
+
+RETAINED = ["follow.retention.rows=1000", "follow.retention.age_s=3600"]
+
+
+def test_with_retention_a_restart_judges_by_requests_of_before_and_without_it_they_are_gone(
+    lab, url, tmp_path
+) -> None:
+    output = tmp_path / "run"
+    words = lab.follow_anew(url, output, "--draft-model", lab.drafts["old"])
+    live_server.ask(url, [CANARY, *prompts("new", 110, 35)])
+    assert cli.run([*words, *RETAINED, "follow.requests=111"]) == 0
+    file = output / "requests.sqlite3"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    needle = torch.tensor(CANARY, dtype=torch.int32).numpy().tobytes()
+    assert [found for found in files(output) if needle in found.read_bytes()] == [file]
+    live_server.ask(url, prompts("new", 5, 36))
+    assert cli.run([*words, *RETAINED, "follow.requests=5"]) == 0
+    first, second = rows(output)
+    assert second["requests"] == 116
+    assert second["oldest_request"] == first["oldest_request"]
+    assert second["held_out"] >= first["held_out"] >= 8
+
+    live_server.ask(url, prompts("new", 5, 37))
+    assert cli.run([*words, "follow.requests=5"]) == 0
+    assert len(rows(output)) == 2, "five requests are too few to judge by"
+    assert not any(
+        "requests.sqlite3" in found.name or needle in found.read_bytes() for found in files(output)
+    )
+
+
+def size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def files(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file()]
+
+
+@pytest.mark.slow
+def test_a_command_killed_at_any_moment_has_its_requests_again(lab, url, tmp_path) -> None:
+    output, log = tmp_path / "run", tmp_path / "log"
+    words = lab.follow_anew(url, output, "--draft-model", lab.drafts["old"], *RETAINED)
+    seen = 0
+    for kill, moment in enumerate(("requests.sqlite3", "metrics.jsonl", "versions.jsonl")):
+        live_server.ask(url, prompts("new", 130, 38 + kill))
+        before = size(output / moment)
+        with log.open("wb") as errors:
+            process = subprocess.Popen([*launching.program(), *words], stdout=errors, stderr=errors)
+        until(lambda moment=moment, before=before: size(output / moment) != before)
+        process.kill()
+        process.wait()
+        with RetainedRequests(output / "requests.sqlite3", RetentionConfig(rows=1000)) as retained:
+            kept = retained.read(64, 97)
+        assert kept.num_seen >= seen
+        assert len({one.number for one in (*kept.train, *kept.held_out)}) <= kept.num_seen
+        seen = kept.num_seen
+    live_server.ask(url, prompts("new", 70, 44))
+    assert cli.run([*words, "follow.requests=70"]) == 0
+    assert rows(output)[-1]["requests"] >= seen + 70
 
 
 @pytest.mark.slow
@@ -266,6 +359,21 @@ def test_random_tokens_and_one_users_flood_get_no_worse_draft_served(lab, url, t
     summary = json.loads((output / "summary.json").read_text())
     assert summary["left_out"]["same_prompt"] >= 119 - 1
     assert live_server.ask(url, prompts("old", 2, 42))["versions"] == [None, None]
+
+
+@pytest.mark.slow
+def test_random_tokens_in_most_requests_cost_the_others_nothing(lab, url, tmp_path) -> None:
+    before, output, draw = (
+        lab.acceptance_length(lab.drafts["old"], "old"),
+        tmp_path / "run",
+        random.Random(43),
+    )
+    poison = [[draw.randrange(3, 97) for _ in range(draw.randrange(2, 12))] for _ in range(150)]
+    live_server.ask(url, poison + prompts("old", 100, 47))
+    assert cli.run(lab.follow(url, output, "follow.requests=250")) == 0
+    (row,) = rows(output)
+    assert row["served"] in (0, row["step"])
+    assert lab.acceptance_length(output / "draft", "old") >= 0.95 * before
 
 
 def test_requests_whose_features_are_nan_are_left_out_and_the_rest_is_learnt(lab, url, tmp_path) -> None:
@@ -329,6 +437,15 @@ def test_a_draft_begins_with_neither_data_nor_weights_and_a_server_that_returns_
     finally:
         process.kill()
     assert (output / "draft" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_neither_process_nor_the_run_directory_grows_with_the_number_of_cycles() -> None:
+    """A part of what ``make test-soak`` does for as many cycles as a day has."""
+    command = [sys.executable, "-m", "tests.integration.long_follow", "--cycles", "24"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "grew: nothing" in done.stdout
 
 
 def scraped(address: str) -> ServerMetrics:

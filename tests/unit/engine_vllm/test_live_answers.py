@@ -83,7 +83,7 @@ def client(requests) -> Client:
 @pytest.mark.parametrize("kind", ["FINAL_ONLY", "DELTA", "CUMULATIVE"])
 def test_an_answer_is_kept_however_it_comes(client, requests, kind) -> None:
     assert asked(client, requests, sampling(kind)) == asked(Client(), requests, sampling(kind))
-    assert requests.take()["requests"] == [{"prompt": [1, 2, 3], "answer": ANSWER}]
+    assert requests.take()["requests"] == [{"prompt": [1, 2, 3], "answer": ANSWER, "label": "other"}]
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,49 @@ def test_a_server_that_could_not_keep_them_does_not_start(monkeypatch) -> None:
     monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0}')
     with pytest.raises(ConfigError, match="keeps no requests; remove SPEC_LIVE_REQUESTS"):
         Deaf(lambda *_: None)
+
+
+def test_no_client_makes_up_a_label_or_makes_what_is_counted_grow(monkeypatch) -> None:
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0, "labels": ["code"], "rows": 50}')
+    client = Client()
+    client.vllm_config = SimpleNamespace(speculative_config=None)
+    monkeypatch.setattr("spec_engine_vllm.draft_routes.rounds_of", lambda llm: None)
+
+    async def inner(scope: dict, receive: Any, send: Any) -> None:
+        await receive()
+        async for _ in client.generate(PROMPT, sampling(), request_id="cmpl-1"):
+            await send({"type": "http.response.start", "status": 200})
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": b"{}"}
+
+    async def send(message: dict) -> None:
+        assert b"made-up" not in repr(message).encode()
+
+    app = DraftRoutes(inner)
+    app._asked_s = float("inf")  # the headers of answers are not looked for
+
+    async def ask(path: str, *labels: bytes) -> None:
+        headers = [(b"x-draft-label", label) for label in labels]
+        state = SimpleNamespace(state=SimpleNamespace(engine_client=client))
+        await app(
+            {"type": "http", "method": "POST", "path": path, "headers": headers, "app": state}, receive, send
+        )
+
+    async def run() -> None:
+        for number in range(2000):
+            await ask(f"/made-up/{number}", *([b"made-up-%d" % number] if number % 2 else []))
+        await ask("/v1/completions", b"made-up" * 100_000)
+        await ask("/v1/completions", b"code\r\nmade-up: yes", b"\xff\xfe")
+        await ask("/v1/completions", b"code")
+        await ask("/v1/completions")
+
+    asyncio.run(run())
+    assert app.live_requests is not None
+    taken = app.live_requests.take()
+    labels = [row["label"] for row in taken["requests"]]
+    assert (labels[-2:], set(labels[:-2])) == (["code", "/v1/completions"], {"other"})
+    assert (len(labels), taken["left_out"]) == (50, {"overrun": 1954})
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -30,7 +30,9 @@ def keep_answers(llm: Any, requests: LiveRequests) -> None:
             asked = signature.bind(*args, **kwargs)
             if requests.admits(asked.arguments["request_id"]):
                 if not (reason := _reason(asked)):
-                    return _noted(answers, requests, _Answer(asked.arguments["sampling_params"]))
+                    return _noted(
+                        answers, requests, _Answer(asked.arguments["sampling_params"], requests.label)
+                    )
                 requests.leave_out(reason)
         return answers
 
@@ -64,7 +66,7 @@ async def _noted(
     finally:
         with requests.guarded():
             if seen.has_ended:
-                requests.add(seen.prompt, seen.tokens)
+                requests.add(seen.prompt, seen.tokens, seen.label)
             else:
                 requests.leave_out("unfinished")
 
@@ -72,7 +74,8 @@ async def _noted(
 class _Answer:
     """The tokens of a request and its answer so far."""
 
-    def __init__(self, sampling: Any) -> None:
+    def __init__(self, sampling: Any, label: str) -> None:
+        self.label = label
         self._comes_in_parts = sampling.output_kind.name == "DELTA"
         self.prompt: list[int] = []
         self.tokens: list[int] = []

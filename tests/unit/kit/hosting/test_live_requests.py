@@ -85,6 +85,56 @@ def test_who_is_left_out_and_why(fields, request_, reason) -> None:
     assert left_out(requests) == ({reason: 1} if reason else {})
 
 
+HOSTILE = [
+    b"x" * 100_000,
+    "smörgåsbord".encode(),
+    b"\xff\xfe\x00",
+    b"code\r\nx-draft-learn: yes",
+    b"code\n",
+    b'code"} 1\nspec_follow_pushes_total 7',
+    b"<script>alert(1)</script>",
+    b"../../etc/passwd",
+    b"_hidden",
+    b"CODE",
+    b"",
+]
+
+
+def labelled(requests: LiveRequests, label: bytes | None, path: str = "/ask") -> str:
+    async def receive() -> dict:
+        return {"body": b"{}"}
+
+    async def answer() -> None:
+        headers = [] if label is None else [(b"x-draft-label", label)]
+        await requests.begin({"path": path, "headers": headers}, receive)()
+        if requests.admits("a"):
+            requests.add([1], [2], requests.label)
+
+    asyncio.run(answer())
+    (row,) = TakenRequests.decode(json.dumps(requests.take())).requests
+    return row.label
+
+
+def test_a_label_is_one_that_the_configuration_lists_and_otherwise_the_path() -> None:
+    requests = kept(labels=["code", "team-7/chat"], routes=["/ask", "/v1/completions", "/a b", "/v1/x"])
+    assert labelled(requests, b"code") == "code"
+    assert labelled(requests, b" team-7/chat ", "/v1/completions") == "team-7/chat"
+    assert labelled(requests, None) == "/ask"
+    assert labelled(requests, None, "/v1/completions") == "/v1/completions"
+    assert labelled(requests, None, "/a b") == "other", "a path that is no label is none"
+    assert labelled(kept(), None) == "other"
+    assert labelled(kept(), b"code") == "other"
+
+
+@pytest.mark.parametrize("label", HOSTILE)
+def test_no_client_makes_up_a_label(label) -> None:
+    assert labelled(kept(labels=["code"]), label) in ("other", "code")
+
+
+def test_a_request_of_no_task_has_no_label() -> None:
+    assert kept().label == "other"
+
+
 def test_every_prompt_of_a_request_is_asked_for_alike() -> None:
     requests = kept()
 
@@ -147,7 +197,7 @@ def test_an_answer_to_who_takes_is_one_that_the_client_reads() -> None:
     requests = kept(rows=50_000)
     ids = [2_000_000] * 100
     for number in range(20_000):
-        requests.add(ids if number % 40 == 0 else [2_000_000], [2_000_000])
+        requests.add(ids if number % 40 == 0 else [2_000_000], [2_000_000], "x" * 64)
     total, left = 0, 1
     while left:
         answer = requests.take()
@@ -200,6 +250,10 @@ def test_nothing_is_kept_unless_the_environment_asks_for_it(monkeypatch) -> None
         ('{"share": 1.5}', "share=1.5"),
         ("{}", "share"),
         ('{"share": 1, "optin": true}', "did you mean 'opt_in'"),
+        ('{"share": 1, "labels": ["a b"]}', "labels"),
+        ('{"share": 1, "labels": ["ok\\n"]}', "labels"),
+        (json.dumps({"share": 1, "labels": ["x" * 65]}), "labels"),
+        (json.dumps({"share": 1, "labels": [f"l{number}" for number in range(17)]}), "labels"),
     ],
 )
 def test_a_wrong_value_is_refused(monkeypatch, value, problem) -> None:

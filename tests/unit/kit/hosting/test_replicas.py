@@ -206,7 +206,8 @@ def test_a_backend_is_found_by_its_devices() -> None:
 
 
 def test_requests_are_taken(server, url) -> None:
-    taken = {"requests": [{"prompt": [1], "answer": [2]}], "left": 3, "stored": 4, "left_out": {"route": 1}}
+    row = {"prompt": [1], "answer": [2], "label": "chat"}
+    taken = {"requests": [row], "left": 3, "stored": 4, "left_out": {"route": 1}}
     with HttpReplica(url, "secret") as replica:
         server.answer = (200, taken)
         assert replica.take_requests().model_dump() == taken
@@ -216,7 +217,15 @@ def test_requests_are_taken(server, url) -> None:
             replica.take_requests()
 
 
-@pytest.mark.parametrize("row", [{"prompt": [31337], "answer": [-31337]}, {"prompt": [31337]}, 31337])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [31337], "answer": [-31337]},
+        {"prompt": [31337]},
+        31337,
+        {"prompt": [1], "answer": [2], "label": "31337 31337"},
+    ],
+)
 def test_what_is_no_request_is_not_quoted(server, url, row) -> None:
     with HttpReplica(url, "secret") as replica:
         server.answer = (200, {"requests": [row], "left": 0, "stored": 0, "left_out": {}})

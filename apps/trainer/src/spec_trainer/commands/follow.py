@@ -15,6 +15,7 @@ from spec_trainer.command_line.stop_request import StopRequest
 from spec_trainer.decode.inline_driver import inline_driver
 from spec_trainer.follow.follow_run import FollowRun
 from spec_trainer.follow.metrics_page import MetricsPage
+from spec_trainer.follow.retention import open_retained
 from spec_trainer.push.servers import check_sender
 from spec_trainer.resolve import read_inputs
 from spec_trainer.run.batch_schedule import BatchSchedule, BatchSettings
@@ -74,14 +75,17 @@ def run_follow(spec: RunSpec) -> dict[str, Any]:
             check_strategy(spec.strategy_type, first)
         done_steps = step_of(first) if first else 0
         cut_records(spec.directory, done_steps)
-        metrics = spec.config.follow.metrics
+        follow = spec.config.follow
 
         def open_driver(spec: RunSpec) -> AbstractContextManager[InlineDriver]:
             return inline_driver(spec, stop, StepProgress(None, "following"))
 
         try:
-            with nullcontext() if metrics is None else MetricsPage(metrics) as page:
-                FollowRun(spec, open_driver, stop, done_steps, page).run()
+            with (
+                open_retained(spec.directory, follow.retention) or nullcontext() as retained,
+                nullcontext() if follow.metrics is None else MetricsPage(follow.metrics) as page,
+            ):
+                FollowRun(spec, open_driver, stop, done_steps, page, retained).run()
         finally:
             spec.directory.remove_unfinished()
     return spec.directory.read_summary()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from spec_core import Config
 from spec_core.config import Seconds
@@ -12,6 +12,17 @@ from spec_trainer.configuration.server_url import ServerUrl
 
 FOLLOW_DEFAULTS = {"train.schedule": "constant", "data.eval_samples": 0}
 """Defaults of ``spec-trainer follow``: training has no end, and drafts are judged by held-out requests."""
+
+
+class RetentionConfig(Config):
+    """Section ``follow.retention``: requests are kept in the run directory, too, so that a restart has them."""
+
+    rows: NonNegativeInt = 0
+    """Most requests that are kept on disk, the newest; 0 keeps none, and removes those of a command before."""
+    bytes: PositiveInt = 64 << 20
+    """Most bytes of their token ids, four for each token."""
+    age_s: Seconds = 86_400.0
+    """Longest time for which a request is kept on disk while the command runs."""
 
 
 class FollowConfig(Config):
@@ -37,6 +48,7 @@ class FollowConfig(Config):
     """Most requests that drafts are judged by, the newest."""
     poll_s: Seconds = 2.0
     """Time between two looks at servers that had too few requests."""
+    retention: RetentionConfig = RetentionConfig()
     latency_budget_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Training waits while the p99 inter-token latency of a server is above this; by default it never waits."""
     new_target: Literal["stop", "learn"] = "stop"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ class InlineDriver(RunDriver):
             self.consume(part, 0, self.device, links)
         finally:
             dispatcher.stop()
+        gc.collect()  # modules refer to themselves, and hold their memory and the sockets of their process group
         return dispatcher.busy_s
 
     def serve(self, version: int, folder: Path) -> None:

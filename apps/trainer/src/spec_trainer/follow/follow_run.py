@@ -1,6 +1,7 @@
 """FollowRun repeats a cycle: take live requests, train on them, judge the draft, push it if it is better.
 
-The training of each cycle starts from a checkpoint and ends with a checkpoint. Requests are held in memory only.
+The training of each cycle starts from a checkpoint and ends with a checkpoint. Requests are held in memory, and in a
+file only if ``follow.retention`` is on.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from spec_trainer.decode.cycles import first_weights
 from spec_trainer.decode.folder import DecodedFolder
 from spec_trainer.disk import new_folder, remove
 from spec_trainer.draft_trainer import export_draft
+from spec_trainer.follow.figures import Progress, run_metrics
 from spec_trainer.follow.finite_features import with_finite_features
 from spec_trainer.follow.judge import Gain, simulate
+from spec_trainer.follow.labels import lengths_by_label
 from spec_trainer.follow.latency_budget import LatencyBudget, giving_way
-from spec_trainer.follow.metrics_page import Metric
 from spec_trainer.follow.reservoir import Reservoir
 from spec_trainer.follow.traffic import Traffic
 from spec_trainer.follow.verdicts import first_target
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from spec_trainer.command_line.stop_request import StopRequest
     from spec_trainer.decode.inline_driver import InlineDriver
     from spec_trainer.follow.metrics_page import MetricsPage
+    from spec_trainer.follow.retention import RetainedRequests
     from spec_trainer.run.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -77,18 +80,21 @@ class FollowRun:
         stop: StopRequest,
         done_steps: int,
         page: MetricsPage | None = None,
+        retained: RetainedRequests | None = None,
     ) -> None:
         """Continue after ``done_steps`` steps, with the draft that was pushed last; show figures on ``page``.
 
         ``open_driver`` returns a driver whose engine runs the target of a run.
         """
         self._spec, self._open_driver, self._stop, self._done_steps = spec, open_driver, stop, done_steps
-        self._page = page
+        self._page, self._retained = page, retained
         self._config = spec.config.follow
         longest = min(spec.config.data.max_length, spec.target.max_positions)
         self._reservoir = Reservoir(
             self._config, longest=longest, vocab_size=spec.target.vocab_size, seed=spec.config.seed
         )
+        if retained is not None:
+            self._reservoir.restore(retained.read(longest, spec.target.vocab_size))
         self._traffic = Traffic(self._config.servers, ANSWER_S)
         budget_ms = self._config.latency_budget_ms
         self._budget = (
@@ -99,6 +105,8 @@ class FollowRun:
         self._first_target = first_target(spec)
         self._acceptance_lengths: dict[str, float] = {}
         """Acceptance length of the drafts in the last verdict: served, trained, start."""
+        self._by_label: dict[str, float] = {}
+        """Acceptance length of the served draft in the last verdict, by the requests' label."""
         self._num_verdicts = self._num_pushes = 0
         self._again_s = time.monotonic()
         """Time (``time.monotonic``) from which a server with an earlier draft may be pushed to again."""
@@ -121,12 +129,14 @@ class FollowRun:
     def _follow(self) -> bool:
         """Repeat cycles; return True if enough requests have arrived, False if the target has changed."""
         while True:
+            self._retain()
             if self._reservoir.num_fresh >= (1 if self._is_complete() else self._config.every):
                 if self._has_new_target():
                     return False
                 if self._budget is not None:
                     self._budget.wait(lambda: self._stop.requested)
                 self._train()
+                self._retain()
                 self._left -= 1
                 if self._left <= 0 or self._is_complete():
                     self._judge()
@@ -169,7 +179,7 @@ class FollowRun:
             self._wait()
 
     def _is_complete(self) -> bool:
-        return self._config.requests is not None and self._reservoir.num_seen >= self._config.requests
+        return self._config.requests is not None and self._reservoir.num_new >= self._config.requests
 
     def _prepare(self) -> None:
         """Export the start draft if its folder does not exist, and remove drafts that were not pushed."""
@@ -208,6 +218,10 @@ class FollowRun:
         if self._stop.requested:
             raise Interrupted("interrupted; the same command goes on with the requests that come then")
 
+    def _retain(self) -> None:
+        if self._retained is not None:
+            self._retained.write(self._reservoir.kept)
+
     def _lags_behind(self) -> bool:
         """Return whether a server that answers serves an earlier version than the last pushed version."""
         newest, versions = self._served.version, self._traffic.versions.values()
@@ -240,7 +254,8 @@ class FollowRun:
 
     def _judge(self) -> None:
         """Compare the current draft with the served and the start draft; push a significantly better draft."""
-        held_out, now, served = self._reservoir.held_out(), self._done_steps, self._served.step
+        held_out, labels = self._reservoir.held_out(), self._reservoir.held_out_labels()
+        now, served = self._done_steps, self._served.step
         if len(held_out.train) < _LEAST_HELD_OUT:
             log.info("too few held-out requests to judge by: %d of %d", len(held_out.train), _LEAST_HELD_OUT)
             return
@@ -262,11 +277,15 @@ class FollowRun:
         self._pause = 1 if pushed else min(2 * self._pause, _LONGEST_PAUSE)
         self._left = self._pause
         self._num_verdicts += 1
-        self._acceptance_lengths = {
-            "served": worth[self._served.step].acceptance_length,
-            "trained": worth[now].acceptance_length,
-            "start": worth[0].acceptance_length,
+        lengths = {
+            "acceptance_length": worth[now],
+            "acceptance_length_served": worth[served],
+            "acceptance_length_start": worth[0],
         }
+        names = dict(zip(lengths, ("trained", "served", "start"), strict=True))
+        self._acceptance_lengths = {names[name]: one.acceptance_length for name, one in lengths.items()}
+        labels = lengths_by_label(lengths, [label for at, label in enumerate(labels) if at not in not_finite])
+        self._by_label = {label: one["acceptance_length_served"] for label, one in labels.items()}
         self._note(
             {
                 "step": now,
@@ -275,14 +294,13 @@ class FollowRun:
                 "oldest_request": self._reservoir.oldest,
                 "requests": self._reservoir.num_seen,
                 "held_out": len(worth[now].tokens),
-                "acceptance_length": worth[now].acceptance_length,
-                "acceptance_length_served": worth[served].acceptance_length,
-                "acceptance_length_start": worth[0].acceptance_length,
+                **{name: one.acceptance_length for name, one in lengths.items()},
                 "saved": gain.saved,
                 "chance": gain.chance,
                 "served": self._served.step,
                 "version": self._served.version,
                 "target": self._spec.target.digest,
+                "labels": labels,
             }
         )
         self._folder.keep_only(0, self._served.step)
@@ -340,34 +358,16 @@ class FollowRun:
         """Update the figures on the page that Prometheus reads."""
         if self._page is None:
             return
-        traffic, answering = self._traffic, self._traffic.versions
-        self._page.show(
-            [
-                Metric("requests_total", "counter", "Live requests that came.", self._reservoir.num_seen),
-                Metric(
-                    "left_out_total", "counter", "Requests that nothing is learnt from.",
-                    traffic.left_out + self._reservoir.left_out, "reason"),
-                Metric("steps", "gauge", "Optimizer steps of the run.", self._done_steps),
-                Metric("verdicts_total", "counter", "Comparisons of drafts.", self._num_verdicts),
-                Metric("pushes_total", "counter", "Drafts that servers took.", self._num_pushes),
-                Metric(
-                    "waited_seconds_total", "counter", "Seconds that training waited for the latency budget.",
-                    0.0 if self._budget is None else self._budget.waited_s),
-                Metric("served_step", "gauge", "Steps of the served draft.", self._served.step),
-                Metric(
-                    "acceptance_length", "gauge", "Simulated tokens per verification, by the last verdict.",
-                    self._acceptance_lengths, "draft"),
-                Metric(
-                    "server_up", "gauge", "Whether the server answered last.",
-                    {url: int(url in answering) for url in self._config.servers}, "server"),
-                Metric(
-                    "server_version", "gauge", "Version of the draft that the server serves; 0 is the first one.",
-                    {url: version or 0 for url, version in answering.items()}, "server"),
-                Metric(
-                    "server_acceptance_length", "gauge", "Tokens per verification since the server's draft changed.",
-                    traffic.acceptance_lengths, "server"),
-            ]
-        )  # fmt: skip
+        progress = Progress(
+            steps=self._done_steps,
+            verdicts=self._num_verdicts,
+            pushes=self._num_pushes,
+            waited_s=0.0 if self._budget is None else self._budget.waited_s,
+            served_step=self._served.step,
+            acceptance_lengths=self._acceptance_lengths,
+            by_label=self._by_label,
+        )
+        self._page.show(run_metrics(self._config.servers, self._traffic, self._reservoir, progress))
 
     def _finish(self) -> None:
         """Write a copy of the served draft, a summary and a report into the run directory."""

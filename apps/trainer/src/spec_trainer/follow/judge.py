@@ -42,6 +42,12 @@ class DraftRounds:
         """Mean number of tokens per verification."""
         return sum(self.tokens) / sum(self.rounds)
 
+    def of(self, places: Sequence[int]) -> DraftRounds:
+        """Return the answers at ``places`` alone."""
+        return DraftRounds(
+            tuple(self.tokens[place] for place in places), tuple(self.rounds[place] for place in places)
+        )
+
 
 @dataclass(frozen=True)
 class Gain:

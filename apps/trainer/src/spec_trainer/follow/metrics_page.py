@@ -1,6 +1,7 @@
 """MetricsPage serves a run's figures at ``/metrics``, in Prometheus' text format, while it follows servers.
 
-Whoever reaches the address can read the page. It holds counts and addresses of servers, nothing of a request.
+Whoever reaches the address can read the page. It holds counts, addresses of servers and labels, nothing
+else of a request.
 """
 
 from __future__ import annotations

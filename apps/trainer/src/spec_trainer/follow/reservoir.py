@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
+from spec_trainer.follow.kept_request import KeptRequest, KeptRequests
+from spec_trainer.follow.labels import LabelCounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,24 +22,18 @@ if TYPE_CHECKING:
     from spec_trainer.configuration.follow import FollowConfig
 
 
-@dataclass(frozen=True)
-class _Kept:
-    number: int
-    """Number of requests that arrived before this request."""
-    input_ids: np.ndarray
-    num_prompt: int
-
-
 class Reservoir:
     """Keeps the newest requests, one per prompt. A hash of the prompt decides whether a request is held out."""
 
     def __init__(self, config: FollowConfig, *, longest: int, vocab_size: int, seed: int) -> None:
         """Start without requests; ``longest``: the largest number of tokens of a sample."""
         self._config, self._longest, self._vocab_size, self._seed = config, longest, vocab_size, seed
-        self._train: dict[bytes, _Kept] = {}
-        self._held_out: dict[bytes, _Kept] = {}
-        self.num_seen = 0
-        """Number of requests added so far."""
+        self._train: dict[bytes, KeptRequest] = {}
+        self._held_out: dict[bytes, KeptRequest] = {}
+        self.labels = LabelCounts()
+        """Labels of the requests added so far."""
+        self.num_seen = self.num_new = 0
+        """Number of requests added so far; ``num_new``: without those of a command before."""
         self.num_fresh = 0
         """Number of training requests added since the last draw."""
         self.left_out: Counter[str] = Counter()
@@ -48,9 +44,30 @@ class Reservoir:
         """Number of requests that arrived before the oldest one that is kept for training."""
         return next((one.number for one in self._train.values()), self.num_seen)
 
+    def restore(self, kept: KeptRequests) -> None:
+        """Add the requests of an earlier command to a reservoir that is empty.
+
+        A request that ``follow.held_out`` now gives another purpose is left out.
+        """
+        for was_held_out, requests in enumerate((kept.train, kept.held_out)):
+            for one in requests:
+                digest, is_held_out = self._purpose(one.input_ids[: one.num_prompt].tolist())
+                if is_held_out == was_held_out:
+                    labelled = replace(one, label=self.labels.bounded(one.label))
+                    self._place(digest, is_held_out, labelled)
+        self.num_seen, self.num_fresh = kept.num_seen, min(kept.num_fresh, len(self._train))
+
+    @property
+    def kept(self) -> KeptRequests:
+        """Every request that is kept, oldest first, and the counters."""
+        train, held_out = tuple(self._train.values()), tuple(self._held_out.values())
+        return KeptRequests(train, held_out, self.num_seen, self.num_fresh)
+
     def add(self, request: LiveRequest) -> None:
         """Add a request; it replaces an earlier request with the same prompt, or the oldest request if full."""
         self.num_seen += 1
+        self.num_new += 1
+        label = self.labels.add(request.label)
         tokens = [*request.prompt, *request.answer]
         if max(tokens) >= self._vocab_size:
             self.left_out["other_vocabulary"] += 1
@@ -58,7 +75,7 @@ class Reservoir:
             self.left_out["long_prompt"] += 1
         else:
             ids = np.array(tokens[: self._longest], dtype=np.int32)
-            self._keep(request.prompt, _Kept(self.num_seen - 1, ids, len(request.prompt)))
+            self._keep(request.prompt, KeptRequest(self.num_seen - 1, ids, len(request.prompt), label))
 
     def draw(self, replayed: Sequence[Sample], done_steps: int) -> Dataset:
         """Return a cycle's training samples: a draw that favours recent requests, and a share of ``replayed``.
@@ -87,6 +104,10 @@ class Reservoir:
         kept = list(self._held_out.values())
         return _dataset([one.input_ids for one in kept], [_answer_mask(one) for one in kept])
 
+    def held_out_labels(self) -> list[str]:
+        """Return the label of each held-out request, in the same order."""
+        return [one.label for one in self._held_out.values()]
+
     def leave_out(self, dataset: Dataset, not_finite: Iterable[int]) -> None:
         """Drop the requests whose features are not finite.
 
@@ -99,19 +120,30 @@ class Reservoir:
                 for digest in [digest for digest, one in place.items() if one.input_ids is ids]:
                     del place[digest]
 
-    def _keep(self, prompt: Sequence[int], one: _Kept) -> None:
+    def _keep(self, prompt: Sequence[int], one: KeptRequest) -> None:
+        digest, is_held_out = self._purpose(prompt)
+        is_new = self._place(digest, is_held_out, one)
+        if not is_held_out:
+            if is_new:
+                self.num_fresh += 1
+            else:
+                self.left_out["same_prompt"] += 1
+
+    def _purpose(self, prompt: Sequence[int]) -> tuple[bytes, bool]:
+        """Return a digest of the prompt, and whether requests with it are held out."""
         digest = hashlib.blake2b(array("i", prompt).tobytes(), digest_size=16).digest()
-        is_held_out = int.from_bytes(digest[:8], "little") < self._config.held_out * 2**64
+        return digest, int.from_bytes(digest[:8], "little") < self._config.held_out * 2**64
+
+    def _place(self, digest: bytes, is_held_out: bool, one: KeptRequest) -> bool:
+        """Keep a request, and drop the oldest one if there are too many; return whether its prompt is new."""
         place, most = (
             (self._held_out, self._config.window) if is_held_out else (self._train, self._config.kept)
         )
-        if place.pop(digest, None) is None and not is_held_out:
-            self.num_fresh += 1
-        elif not is_held_out:
-            self.left_out["same_prompt"] += 1
+        is_new = place.pop(digest, None) is None
         place[digest] = one
         if len(place) > most:
             del place[next(iter(place))]
+        return is_new
 
     def _chosen(self, weights: np.ndarray, num: int, *stream: int) -> list[int]:
         """Return ``num`` different indices in ascending order, drawn by weight (Efraimidis and Spirakis, 2006)."""
@@ -121,7 +153,7 @@ class Reservoir:
         return sorted(np.argsort(-keys, kind="stable")[:num].tolist())
 
 
-def _answer_mask(one: _Kept) -> np.ndarray:
+def _answer_mask(one: KeptRequest) -> np.ndarray:
     return np.arange(len(one.input_ids)) >= one.num_prompt
 
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ArtifactError
+from spec_core.wording import counted
 from spec_trainer.run.directory import RunDirectory
 from spec_trainer.run.records import VersionRow, read_records
 
@@ -27,7 +28,7 @@ def read_verdicts(folder: Path) -> list[dict[str, Any]]:
 
 
 def verdict_lines(verdicts: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """Yield a line of text for each verdict."""
+    """Yield a line of text for each verdict, and one for each label of its requests."""
     for row in verdicts:
         pushed = row["served"] != row["parent"]
         version = "none yet" if row.get("version") is None else f"version {row['version']}"
@@ -41,6 +42,11 @@ def verdict_lines(verdicts: Sequence[Mapping[str, Any]]) -> Iterable[str]:
             f"saves {row['saved']:.1%}, by chance {row['chance']:.1%}",
         ]
         yield "  ".join(parts)
+        for label, one in row.get("labels", {}).items():
+            yield (
+                f"  {label}: tau {one['acceptance_length']:.2f} (served {one['acceptance_length_served']:.2f}, start "
+                f"{one['acceptance_length_start']:.2f}) on {counted(one['held_out'], 'request')}"
+            )
 
 
 def first_target(spec: RunSpec) -> TargetSpec:

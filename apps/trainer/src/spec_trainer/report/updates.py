@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.report.html import number, table
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Record = dict[str, Any]
+
+_PLOTTED_LABELS = 8
+"""Most labels of one plot: those with the most held-out requests."""
+_LENGTHS = ("acceptance_length", "acceptance_length_served", "acceptance_length_start")
 
 
 def pushes(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
@@ -66,7 +71,36 @@ def judged_drafts(judged: Sequence[Record]) -> str:
         axes[0].set(title="simulated τ on the newest requests", xlabel="requests")
         axes[0].legend(frameon=False)
 
-    return f"<h2>Drafts judged on live requests</h2>{svg(draw, panels=1)}{table(heads, rows)}"
+    shown = f"{svg(draw, panels=1)}{table(heads, rows)}{_by_label(judged)}"
+    return f"<h2>Drafts judged on live requests</h2>{shown}"
+
+
+def _by_label(judged: Sequence[Record]) -> str:
+    """Return a plot of the served draft's τ over time by the requests' label, and a table of the last verdict."""
+    counts = Counter[str]()
+    for verdict in judged:
+        counts.update({label: one["held_out"] for label, one in verdict.get("labels", {}).items()})
+    if not counts:
+        return ""
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for label, _ in counts.most_common(_PLOTTED_LABELS):
+            points = [
+                (one["requests"], one["labels"][label]["acceptance_length_served"])
+                for one in judged
+                if label in one.get("labels", {})
+            ]
+            axes[0].plot(*zip(*points, strict=True), "o-", ms=4, lw=1.2, label=label)
+        axes[0].set(title="simulated τ of the served draft by label", xlabel="requests")
+        axes[0].legend(frameon=False)
+
+    columns = {"held_out": "{:,}", **dict.fromkeys(_LENGTHS, "{:.2f}")}
+    last = next(verdict["labels"] for verdict in reversed(judged) if verdict.get("labels"))
+    rows = [
+        (label, *(number(one, key, form) for key, form in columns.items())) for label, one in last.items()
+    ]
+    heads = ("label, in the last verdict", "judged by", "τ", "τ, served", "τ, start")
+    return f"{svg(draw, panels=1)}{table(heads, rows, words=1)}"
 
 
 def _fate(outcome: Record) -> str:

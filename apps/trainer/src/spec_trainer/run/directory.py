@@ -84,6 +84,10 @@ class RunDirectory:
         """Folder of the checkpoints."""
         self.versions = root / "versions.jsonl"
         """File with a JSON object for each draft that was judged on live requests (``spec-trainer follow``)."""
+        self.requests = root / "requests.sqlite3"
+        """File of live requests; it exists only with ``follow.retention``."""
+        self.requests_journal = root / "requests.sqlite3-journal"
+        """File with which SQLite undoes an unfinished write of ``requests``."""
         self.draft = root / "draft"
         """Folder of the exported draft."""
         self.decoded = root / "decoded"
@@ -162,6 +166,7 @@ class RunDirectory:
         """
         folders = (self.checkpoints, self.decoded, self.logs)
         files = (self.config, self.metrics, self.versions, self.summary, self.report, self._owner)
+        files += (self.requests, self.requests_journal)
         for path in filter(os.path.lexists, (*folders, *files)):
             check_own(path, is_folder=path in folders)
         for folder in (self.decoded, self.logs):

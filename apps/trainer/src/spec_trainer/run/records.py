@@ -13,6 +13,7 @@ from pydantic import Field
 
 from spec_core.errors import ArtifactError
 from spec_core.foreign import check_regular, foreign_errors, read_bytes
+from spec_kit.hosting import Label
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +69,15 @@ class StepRow(Row, PushFigures):
     serve_wait_s: float = 0.0
 
 
+class LabelFigures(Figures):
+    """Figures of the held-out requests with one label."""
+
+    held_out: _Count
+    acceptance_length: float
+    acceptance_length_served: float
+    acceptance_length_start: float
+
+
 class VersionRow(Row):
     """A row of versions.jsonl."""
 
@@ -84,6 +94,7 @@ class VersionRow(Row):
     time: Annotated[float, Field(ge=0, le=1e11)] = 0.0
     oldest_request: _Count = 0
     target: str = ""
+    labels: Annotated[dict[Label, LabelFigures], Field(max_length=64)] = {}
 
 
 class MeasurementRow(Row):

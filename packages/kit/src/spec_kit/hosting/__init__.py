@@ -8,7 +8,15 @@ from spec_kit.hosting.draft_rank import DraftRank
 from spec_kit.hosting.draft_ranks import DraftRanks
 from spec_kit.hosting.engine_subprocess import EngineSubprocess
 from spec_kit.hosting.feature_exporter import FeatureExporter
-from spec_kit.hosting.live_requests import LIVE_REQUESTS_VARIABLE, LiveRequest, LiveRequests, TakenRequests
+from spec_kit.hosting.live_requests import (
+    LIVE_REQUESTS_VARIABLE,
+    OTHER_LABEL,
+    Label,
+    LiveRequest,
+    LiveRequests,
+    TakenRequests,
+    is_label,
+)
 from spec_kit.hosting.modes import CaptureMode, Fields, Mode, PlainMode, SpeculativeMode
 from spec_kit.hosting.program_arguments import unreserved
 from spec_kit.hosting.program_version import installed_version, probe_version
@@ -21,6 +29,7 @@ __all__ = [
     "CAPTURE_VARIABLE",
     "DRAFT_TOKEN_VARIABLE",
     "LIVE_REQUESTS_VARIABLE",
+    "OTHER_LABEL",
     "AnswerCounts",
     "AnswerRounds",
     "CaptureMode",
@@ -32,6 +41,7 @@ __all__ = [
     "FeatureExporter",
     "Fields",
     "HttpReplica",
+    "Label",
     "LiveRequest",
     "LiveRequests",
     "Mode",
@@ -43,6 +53,7 @@ __all__ = [
     "TakenRequests",
     "backend_for",
     "installed_version",
+    "is_label",
     "probe_version",
     "unreserved",
 ]

@@ -39,6 +39,18 @@ LIVE_REQUESTS_VARIABLE = "SPEC_LIVE_REQUESTS"
 """Environment variable of a server: the fields of LiveRequestsConfig as JSON. If unset, nothing is stored."""
 LEARN_HEADER = b"x-draft-learn"
 """Header of a request: ``no`` prevents that it is stored, ``yes`` stores it whatever the share is."""
+LABEL_HEADER = b"x-draft-label"
+"""Header of a request: one of the labels of the configuration, by which acceptance is reported."""
+OTHER_LABEL = "other"
+"""Label of requests whose header or path the configuration does not know."""
+_LABELLED_PATHS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/inference/v1/generate",
+)
+"""Paths that are the label of a request without the header; so are the configuration's ``routes``."""
 _LONGEST_BODY = 1 << 18
 """Largest body of a request, in bytes, that is parsed."""
 _LONGEST_ROW = 16_384
@@ -46,9 +58,14 @@ _LONGEST_ROW = 16_384
 _TAKEN_TOKENS = 24_576
 """Largest number of tokens of one ``take``. As ids of seven digits with commas they fit the largest response that
 a client reads."""
-_ROW_TOKENS = 4
-"""Size of the field names of one request in a response, in tokens."""
+_ROW_TOKENS = 13
+"""Size of the field names and the label of one request in a response, in tokens."""
 _TOKEN_BYTES = 4
+
+
+Label = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9/][A-Za-z0-9/._-]{0,63}$")]
+"""A label of requests: up to 64 letters, digits and ``/._-``, so that it fits every page, plot and file."""
+_LABEL: pydantic.TypeAdapter[str] = pydantic.TypeAdapter(Label)
 
 
 class LiveRequestsConfig(Config):
@@ -62,6 +79,8 @@ class LiveRequestsConfig(Config):
     """Store only requests whose field ``model`` is one of these; empty: all. No request to an adapter is stored."""
     routes: list[str] = pydantic.Field(default_factory=list)
     """Store only requests to these paths, such as /v1/chat/completions; empty: all."""
+    labels: Annotated[list[Label], pydantic.Field(max_length=16)] = pydantic.Field(default_factory=list)
+    """Values of the header ``x-draft-label`` that are kept with a request; any other value becomes ``other``."""
     rows: Annotated[int, pydantic.Field(ge=1)] = 1024
     """Largest number of stored requests; the oldest is dropped first."""
     bytes: Annotated[int, pydantic.Field(ge=1)] = 64 << 20
@@ -78,6 +97,8 @@ class LiveRequest(WireRecord):
 
     prompt: Annotated[list[Token], pydantic.Field(min_length=1)]
     answer: Annotated[list[Token], pydantic.Field(min_length=1)]
+    label: Label = OTHER_LABEL
+    """Label of the request, by which acceptance is reported; never text that a client chose freely."""
 
 
 class TakenRequests(WireRecord):
@@ -98,6 +119,8 @@ class _AskedRequest:
     route: str
     learn: str
     """Value of the header ``x-draft-learn``, lower-case; empty if it is absent."""
+    label: str
+    """Label under which the request is reported."""
     body: bytearray = field(default_factory=bytearray)
     is_long: bool = False
 
@@ -135,6 +158,7 @@ class _Row(NamedTuple):
     stored_s: float
     prompt: array[int]
     answer: array[int]
+    label: str
 
     @property
     def num_bytes(self) -> int:
@@ -153,6 +177,7 @@ class LiveRequests:
     ) -> None:
         """Store requests as ``config`` says. ``timed``: a timer drops too old ones even if no call comes."""
         self._config, self._clock, self._timed = config, clock, timed
+        self._paths = {*_LABELLED_PATHS, *filter(is_label, config.routes)}
         self._lock = threading.Lock()
         self._rows: deque[_Row] = deque()
         self._num_bytes = self._stored = 0
@@ -181,8 +206,10 @@ class LiveRequests:
 
     def begin(self, scope: Message, receive: Receive) -> Receive:
         """Record the request of an ASGI scope for ``admits`` in this task; return a wrapped ``receive``."""
-        learn = dict(scope["headers"]).get(LEARN_HEADER, b"").decode("latin-1").strip().lower()
-        asked = _AskedRequest(scope["path"], learn)
+        headers = dict(scope["headers"])
+        learn = headers.get(LEARN_HEADER, b"").decode("latin-1").strip().lower()
+        label = self._label(scope["path"], headers.get(LABEL_HEADER))
+        asked = _AskedRequest(scope["path"], learn, label)
         _ASKED.set(asked)
 
         async def noting() -> Message:
@@ -202,6 +229,12 @@ class LiveRequests:
             self.leave_out(reason)
         return not reason
 
+    @property
+    def label(self) -> str:
+        """The label of the request that this task answers."""
+        asked = _ASKED.get()
+        return OTHER_LABEL if asked is None else asked.label
+
     def leave_out(self, reason: str) -> None:
         """Count a request that is not stored, by the reason."""
         with self._lock:
@@ -215,9 +248,9 @@ class LiveRequests:
         except Exception:  # noqa: BLE001 (whatever it is, the request is answered; a message could quote it)
             self.leave_out("error")
 
-    def add(self, prompt: Iterable[int], answer: Iterable[int]) -> None:
+    def add(self, prompt: Iterable[int], answer: Iterable[int], label: str = OTHER_LABEL) -> None:
         """Store a finished request; drop the oldest ones if a limit is exceeded."""
-        row = _Row(self._clock(), array("i", prompt), array("i", answer))
+        row = _Row(self._clock(), array("i", prompt), array("i", answer), label)
         is_long = row.num_tokens > _LONGEST_ROW or row.num_bytes > self._config.bytes
         if is_long or not row.prompt or not row.answer:
             self.leave_out("too_long" if is_long else "empty")
@@ -242,7 +275,10 @@ class LiveRequests:
                 self._num_bytes -= row.num_bytes
                 taken.append(row)
             return {
-                "requests": [{"prompt": row.prompt.tolist(), "answer": row.answer.tolist()} for row in taken],
+                "requests": [
+                    {"prompt": row.prompt.tolist(), "answer": row.answer.tolist(), "label": row.label}
+                    for row in taken
+                ],
                 "left": len(self._rows),
                 "stored": self._stored,
                 "left_out": dict(self._left_out),
@@ -271,6 +307,13 @@ class LiveRequests:
             return asked.problem
         return "model" if config.models and asked.model not in config.models else ""
 
+    def _label(self, path: str, header: bytes | None) -> str:
+        """Return one of the labels that the configuration knows, or OTHER_LABEL: never a client's own text."""
+        if header is None:
+            return path if path in self._paths else OTHER_LABEL
+        claimed = header.decode("latin-1").strip()
+        return claimed if claimed in self._config.labels else OTHER_LABEL
+
     def _expire(self) -> None:
         """Drop requests that are too old, and set a timer for the next one. The caller holds the lock."""
         while self._rows and self._clock() - self._rows[0].stored_s >= self._config.age_s:
@@ -289,3 +332,11 @@ class LiveRequests:
 def _is_sampled(request_id: str, share: float) -> bool:
     digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") < share * 2**64
+
+
+def is_label(text: str) -> bool:
+    """Return whether a text has the form of a label."""
+    try:
+        return bool(_LABEL.validate_python(text))
+    except pydantic.ValidationError:
+        return False
