@@ -1,4 +1,4 @@
-"""EngineImagesSuite: E17 of spec_core.engine as tests, for an engine with the ability ``images``.
+"""EngineImagesSuite: E17 and E18 of spec_core.engine as tests, for an engine with the ability ``images``.
 
 ::
 
@@ -23,7 +23,9 @@ import torch
 
 from spec_core.engine import EngineContext
 from spec_core.errors import DataError
-from spec_core.records import CaptureRequest, FeatureSchema, ImageSource
+from spec_core.records import CaptureRequest, FeatureSchema, ImageSource, PromptWithImages, SamplingParams
+from spec_kit.drafting import TargetOps
+from spec_kit.targets import read_target_tensors
 from spec_testing.conformance import ConformanceSuite
 from spec_testing.limits import patient
 from spec_testing.reference import reference_backend
@@ -128,6 +130,25 @@ class EngineImagesSuite(ConformanceSuite):
         assert isinstance(engine.capture([request], schema).exception(_LIMIT_S), DataError)
         files[0].write_bytes(sample.images[0])
         engine.capture([request], schema).result(_LIMIT_S)
+
+    def test_e18_first_tokens_are_those_of_the_target_that_sees(
+        self, engine: Engine, samples: Sequence[SampleWithImages]
+    ) -> None:
+        """E18: prompts with images beside others get the token that the target's head prefers at the last state."""
+        if not engine.abilities.image_prompts:
+            pytest.skip("the engine takes no prompts with images")
+        target = engine.target
+        ops = TargetOps(target, read_target_tensors(target), torch.device("cpu"), torch.float32)
+        prompts = [
+            PromptWithImages(sample.input_ids, tuple(map(ImageSource.of_data, sample.images)))
+            if sample.images
+            else sample.input_ids
+            for sample in samples
+        ]
+        answers = engine.generate(prompts, SamplingParams(max_new_tokens=1, stop_at_eos=False))
+        for answer, sample in zip(answers, samples, strict=True):
+            best = ops.teacher_logits(sample.hidden_TNH[-1:, -1]).argmax(dim=-1)
+            assert answer.token_ids == tuple(best.tolist())
 
 
 def _request(index: int, sample: SampleWithImages, address: str) -> CaptureRequest:
