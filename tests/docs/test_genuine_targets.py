@@ -14,7 +14,7 @@ import pytest
 import transformers
 import yaml
 
-from spec_trainer.data.chat_config import ChatConfig
+from spec_trainer.data.chat_config import PromptConfig
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.prompts import load_prompts
@@ -183,7 +183,7 @@ def test_what_is_trained_is_what_the_target_says(recipe, values, target, rows, d
 
 def test_prompts_are_what_the_template_makes_of_them(values, target, rows, data) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
-    chat = ChatConfig(chat_template_kwargs=values["data"].get("chat_template_kwargs", {}))
+    chat = PromptConfig(chat_template_kwargs=values["data"].get("chat_template_kwargs", {}))
     prompts = load_prompts(data, target, _vocabulary(values), 4096, chat)
     for prompt, row in zip(prompts, rows, strict=False):
         messages = row["messages"][:-1]

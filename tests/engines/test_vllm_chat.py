@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from spec_trainer.data.chat_config import ChatConfig
+from spec_trainer.data.chat_config import PromptConfig
 from spec_trainer.data.prompts import load_prompts
 
 from ..chat_templates import CONVERSATIONS, READS_PARTS, THINKING, thinking_tokenizer
@@ -58,7 +58,7 @@ def test_prompts_are_what_the_chat_endpoint_makes_of_them(target: Path, tmp_path
     ]
     requests = [row | chat for chat in formats for row in CONVERSATIONS]
     ours = [
-        prompt for chat in formats for prompt in load_prompts(file, target, VOCAB, 512, ChatConfig(**chat))
+        prompt for chat in formats for prompt in load_prompts(file, target, VOCAB, 512, PromptConfig(**chat))
     ]
     assert ours == tokenized(target, requests)
     number = len(CONVERSATIONS)

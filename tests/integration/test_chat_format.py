@@ -141,9 +141,9 @@ def test_a_template_of_ones_own_serves_a_target_without_one(make_target, tmp_pat
     tokenizer = thinking_tokenizer()
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path)
-    from spec_trainer.data.chat_config import ChatConfig
+    from spec_trainer.data.chat_config import PromptConfig
 
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps(CONVERSATIONS[0]) + "\n")
-    (prompt,) = load_prompts(file, tmp_path, VOCAB, 512, ChatConfig(chat_template=THINKING))
+    (prompt,) = load_prompts(file, tmp_path, VOCAB, 512, PromptConfig(chat_template=THINKING))
     assert tokenizer.decode(prompt).endswith("<|im_start|>assistant\n")

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from spec_core import Draft, plugins
@@ -84,6 +85,24 @@ def _merged(fields, changes):
         if value is None:
             del merged[key]
     return merged
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("eagle3", {"layers": (1, 2, 3), "num_layers": 2}), ("peagle", {"layers": (1, 4), "num_layers": 1})],
+)
+def test_an_untrained_draft_has_the_shape_of_the_trained_one_and_other_weights(
+    target, tmp_path, name, options
+):
+    plugin = plugins.load(Draft, name)
+    trained = export_untrained(plugin(plugin.Config(name=name, **options)), target, tmp_path / "trained")
+    untrained = export_untrained(plugin.from_folder(trained), target, tmp_path / "untrained")
+    assert (untrained / "config.json").read_text() == (trained / "config.json").read_text()
+    first, second = (load_file(folder / "model.safetensors") for folder in (trained, untrained))
+    assert first.keys() == second.keys()
+    drawn = [name for name, tensor in first.items() if tensor.dim() > 1]
+    assert drawn
+    assert not any(torch.equal(first[name], second[name]) for name in drawn)
 
 
 @pytest.mark.parametrize("case", OPTIONS)

@@ -73,7 +73,7 @@ def _balanced_as_begun(config: AnyRunConfig) -> AnyRunConfig:
     A directory that began before the key existed balances tokens: its batches stay the same bit for bit.
     """
     file = RunDirectory(config.output).config
-    if "balance" in config.train.model_fields_set or not file.is_file():
+    if "balance" in config.train.model_fields_set or not os.path.isfile(file):
         return config
     with suppress(ConfigError):  # no run depends on that file
         begun = read_resolved(file).get("train")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from spec_trainer.evaluation.request import EvaluationRequest
     from spec_trainer.evaluation.workload import Workload
 
+_UNTRAINED_STD = 0.02
+
 
 def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
     """Return the document of ``evaluate --json``; ``words`` are arguments such as ``engine.key=value``."""
@@ -80,13 +82,19 @@ def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path |
 
 
 def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:
-    """Export a draft of the same shape with random initial weights into ``folder``, and return the folder."""
+    """Export a draft of the same shape with random weights into ``folder``, and return the folder.
+
+    The matrices of a draft from a folder (``init_from``) are drawn anew: its options do not tell its whole shape.
+    """
     import torch
 
     from spec_kit.targets.target_reader import read_target_tensors
 
-    fresh = type(draft)(draft.config.model_copy(update={"init_from": None}))
-    with torch.random.fork_rng(devices=[]):
-        module = fresh.build(target, read_target_tensors(target), None)
-    export_draft(fresh, module.state_dict(), target, folder)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        module = draft.build(target, read_target_tensors(target), None)
+        if draft.config.init_from is not None:
+            for weights in module.parameters():
+                if weights.dim() > 1:
+                    weights.normal_(std=_UNTRAINED_STD)
+    export_draft(draft, module.state_dict(), target, folder)
     return folder
