@@ -142,6 +142,7 @@ def test_an_evaluation_is_shown_as_tables():
         **figures(0.0, 2.3),
         "greedy": figures(0.0, 2.3),
         "sampled": figures(0.7, 2.1),
+        "inputs": {},
         "benchmarks": {},
         "throughput": [],
         "warnings": ["few tokens"],
