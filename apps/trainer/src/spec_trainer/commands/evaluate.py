@@ -84,7 +84,7 @@ def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path |
 def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:
     """Export a draft of the same shape with random weights into ``folder``, and return the folder.
 
-    The matrices of a draft from a folder (``init_from``) are drawn anew: its options do not tell its whole shape.
+    The matrices of a draft from a folder (``init_from``) are drawn anew. Its options alone do not fix its shape.
     """
     import torch
 
