@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
@@ -272,3 +273,17 @@ def write_answers(target: Path, prompts: list[list[int]], file: Path) -> None:
         for prompt, answer in zip(prompts, answers, strict=True):
             mask = [0] * len(prompt) + [1] * len(answer.token_ids)
             rows.write(json.dumps({"input_ids": [*prompt, *answer.token_ids], "loss_mask": mask}) + "\n")
+
+
+@pytest.fixture(scope="session")
+def whole_target(trained_draft: Callable[[str], Trained], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target of the MTP head, with the trained head among its tensors."""
+    trained = trained_draft("mtp")
+    folder = shutil.copytree(trained.target, tmp_path_factory.mktemp("whole") / "target")
+    tensors = load_file(folder / "model.safetensors") | load_file(trained.folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    fields = json.loads((folder / "config.json").read_text())
+    head = json.loads((trained.folder / "config.json").read_text())
+    fields |= {"architectures": head["architectures"], "mtp_num_hidden_layers": 1}
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder

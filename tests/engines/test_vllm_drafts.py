@@ -101,3 +101,19 @@ def test_twenty_thousand_sampled_answers_follow_the_targets_distribution(trained
         distance = float((ordered - uniform).abs().max()) * len(ordered) ** 0.5
         print(f"{trained.name}: token {step + 1}: {distance:.2f}")
         assert distance < KOLMOGOROV_LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_whole_target_is_served_with_its_own_head(whole_target, trained_draft, sharing_engine) -> None:
+    """Texts and acceptance are those of the target with the head as a draft of its own."""
+    trained = trained_draft("mtp")
+    apart, whole = sharing_engine(trained.target), sharing_engine(whole_target)
+    apart.load_draft(trained.folder)
+    whole.load_draft(whole_target)
+    answers = [
+        [answer.token_ids for answer in engine.generate(trained.prompts, DRAFTED)]
+        for engine in (apart, whole)
+    ]
+    assert answers[0] == answers[1]
+    assert whole.acceptance() == apart.acceptance()
