@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from typing import TYPE_CHECKING
 
@@ -49,12 +50,15 @@ def words(rows_file):
     return ["--data", str(rows_file), *keys]
 
 
-def test_a_target_is_exported_with_its_trained_head(command_line, shipped, words, rows_file, tmp_path):
+def test_a_target_is_exported_with_its_trained_head(
+    command_line, shipped, words, rows_file, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     head_words = ["draft.name=mtp", "draft.num_steps=2", f"draft.init_from={shipped}"]
     assert command_line(*words, "--target", shipped, "--output", tmp_path / "run", *head_words).code == 0
     copy = tmp_path / "copy"
     export = ["export", "--checkpoint", tmp_path / "run" / "checkpoints" / "step-4", "--whole-target"]
-    outcome = command_line(*export, "--output", copy)
+    outcome = command_line(*export, "--output", "copy")
     assert (outcome.code, outcome.err) == (0, "")
     trained = load_file(tmp_path / "run" / "draft" / "model.safetensors")
     written = load_file(copy / HEAD)
@@ -66,13 +70,12 @@ def test_a_target_is_exported_with_its_trained_head(command_line, shipped, words
     assert all((copy / name).read_bytes() == (shipped / name).read_bytes() for name in others)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
-    lines = outcome.out.splitlines()
-    assert lines[0] == f"draft: {copy}"
-    assert f"serve {copy} --speculative-config" in outcome.out
-    assert (
-        f"--model-path {copy} --speculative-algorithm NEXTN --speculative-draft-model-path {copy}"
-        in outcome.out
-    )
+    assert outcome.out.splitlines()[0] == "draft: copy"
+    sglang, vllm = (shlex.split(line) for line in outcome.out.splitlines() if line.startswith("  "))
+    algorithm = ["--speculative-algorithm", "NEXTN", "--speculative-draft-model-path", "copy"]
+    assert sglang[3:9] == ["--model-path", "copy", *algorithm]
+    assert vllm[-3:-1] == ["copy", "--speculative-config"]
+    assert json.loads(vllm[-1]) == {"method": "mtp", "model": "copy", "num_speculative_tokens": 2}
 
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(rows_file.read_text().splitlines(keepends=True)[:3]))

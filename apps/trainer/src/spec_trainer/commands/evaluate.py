@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from spec_trainer.evaluation.request import EvaluationRequest
     from spec_trainer.evaluation.workload import Workload
 
-_UNTRAINED_STD = 0.02
-
 
 def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
     """Return the document of ``evaluate --json``; ``words`` are arguments such as ``engine.key=value``."""
@@ -88,6 +86,7 @@ def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:
     """
     import torch
 
+    from spec_kit.drafting import INIT_STD
     from spec_kit.targets.target_reader import read_target_tensors
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -95,6 +94,6 @@ def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:
         if draft.config.init_from is not None:
             for weights in module.parameters():
                 if weights.dim() > 1:
-                    weights.normal_(std=_UNTRAINED_STD)
+                    weights.normal_(std=INIT_STD)
     export_draft(draft, module.state_dict(), target, folder)
     return folder

@@ -177,6 +177,7 @@ class BatchSchedule:
         ]
         return sum(map(max, zip(*totals, strict=True))) * self.num_shares / sum(map(sum, totals))
 
+    @lru_cache(maxsize=64)  # noqa: B019
     def _costs(self, item: GlobalBatch) -> Mapping[int, int]:
         """Return sample id -> cost of training the sample."""
         if self.sample_cost is None:

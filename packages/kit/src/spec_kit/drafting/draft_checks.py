@@ -57,7 +57,7 @@ def check_served(engine: str, flaws: Iterable[Flaw], folder: Path, target: Targe
     if fields is None:
         raise ArtifactError(f"draft {folder} cannot be served by {engine}: it has no config.json")
     # A draft inside its target has the target's files, of which there may be many.
-    tensors = stored_tensors(folder) if folder == target.folder else read_shapes(folder)
+    tensors = stored_tensors(folder) if folder.resolve() == target.folder.resolve() else read_shapes(folder)
     served = ServedFolder(fields, frozenset(tensors), target)
     for flaw in flaws:
         if flaw.found(served):
