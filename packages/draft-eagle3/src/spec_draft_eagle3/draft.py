@@ -24,7 +24,7 @@ from spec_kit.drafting import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -189,13 +189,13 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
             row_channels=(steps - 1) * width,
         )
 
-    def saved_values(self, target: TargetSpec) -> StepCost:
+    def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
         """Return the number of values that a forward pass saves of a sample, at least: of its unrolled steps."""
         shape, options = self.shape(target), self.options
         keys = shape.cache_shape[0] * shape.cache_shape[1]
         values = shape.hidden_size + 2 * keys + shape.inner_values * (not options.checkpoint_activations)
-        step = shape.num_layers * values + 2 * shape.hidden_size
-        return StepCost(per_token=0, per_row=options.num_steps * step)
+        row = options.num_steps * (shape.num_layers * values + 2 * shape.hidden_size)
+        return lambda _, num_supervised: row * num_supervised
 
     @classmethod
     def kernels(cls) -> type[ChainKernels]:

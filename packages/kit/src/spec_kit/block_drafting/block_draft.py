@@ -22,7 +22,7 @@ from spec_kit.drafting import (
 from spec_kit.targets import read_target_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -144,12 +144,12 @@ class BlockDraft(ServedDraft[C, S]):
             most_rows=self.options.num_anchors,
         )
 
-    def saved_values(self, target: TargetSpec) -> StepCost:
+    def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
         """Return the number of values that a forward pass saves of a sample, at least: those of its blocks' slots."""
         shape, options = self.shape(target), self.options
         values = shape.hidden_size + shape.inner_values * (not options.checkpoint_activations)
-        per_row = shape.block_size * shape.num_layers * values
-        return StepCost(per_token=0, per_row=per_row, most_rows=options.num_anchors)
+        block = shape.block_size * shape.num_layers * values
+        return lambda _, num_supervised: block * min(num_supervised, options.num_anchors)
 
     def initialize(
         self, module: Any, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
