@@ -13,6 +13,7 @@ import argparse
 import json
 import logging
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,9 +29,12 @@ from spec_processes import collect_rarely
 from spec_testing.processes import run_ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
     from trainer_step_case import Problem
 
+    from spec_core import Backend
     from spec_core.records import DraftBatch
     from spec_testing.processes import Rank
 
@@ -107,19 +111,40 @@ def _row(case: Case, way: Way) -> dict[str, Any]:
 
 def measure_rank(me: Rank, case: Case, way: Way, folder: Path) -> dict[str, Any]:
     """Return time and memory of one rank's steps; the first rank starts as the second does."""
+    with process_group(me, case, folder) as backend:
+        return measure_way(me, case, way, backend)
+
+
+@contextmanager
+def process_group(me: Rank, case: Case, folder: Path) -> Iterator[Backend]:
+    """Yield the backend of ``case``, with torch's process group of all ranks."""
     import torch
     import torch.distributed as dist
-    from trainer_step_case import default_optimizer, make_problem
 
-    from spec_core import Backend, StepConfig, Strategy
+    from spec_core import Backend
 
     torch.set_num_threads(case.threads)
     plugin = plugins.load_available(Backend, case.backend)
     backend = plugin(plugin.Config(name=case.backend))
-    device = backend.device(me.rank)
+    backend.device(me.rank)
+    init_method = f"file://{folder}/group"
     dist.init_process_group(
-        backend.dist_backend, init_method=f"file://{folder}/group", rank=me.rank, world_size=me.world_size
+        backend.dist_backend, init_method=init_method, rank=me.rank, world_size=me.world_size
     )
+    try:
+        yield backend
+    finally:
+        dist.destroy_process_group()
+
+
+def measure_way(me: Rank, case: Case, way: Way, backend: Backend) -> dict[str, Any]:
+    """Return time and memory of this rank's steps, in the process group that there is."""
+    import torch
+    from trainer_step_case import default_optimizer, make_problem
+
+    from spec_core import StepConfig, Strategy
+
+    device = backend.device(me.rank)
     imported, _ = memory_mib(device)
     problem = make_problem(case, device)
     chosen = plugins.load_available(Strategy, way.strategy)
@@ -144,7 +169,6 @@ def measure_rank(me: Rank, case: Case, way: Way, folder: Path) -> dict[str, Any]
         timed(step, case.warmup)
         timing = timed(step, case.repeats).summary()
     _, peak = memory_mib(device)
-    dist.destroy_process_group()
     return {
         "device": device_name(device),
         **timing,

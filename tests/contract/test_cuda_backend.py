@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from spec_backend_cuda import mps_owner
-from spec_backend_cuda.attention import flash_attention, flash_attention_backward
+from spec_backend_cuda.attention import (
+    flash_attention,
+    flash_attention_backward,
+    prefixed_attention,
+    prefixed_attention_backward,
+)
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_backend_cuda.device_segment import DeviceSegment
 from spec_core.errors import ConfigError
@@ -100,3 +105,30 @@ def test_fused_attention_equals_dense_attention(bounds, dtype, width):
     torch.testing.assert_close(got_lse.cpu().double()[rows], lse[rows], rtol=1e-3, atol=1e-3)
     outside = sorted(set(range(300)) - set(rows))
     assert not got_out[outside].any()
+
+
+@pytest.mark.parametrize(
+    "pieces", [[(0, 0, 40), (0, 260, 300)], [(0, 70, 130), (140, 140, 141), (140, 200, 300)]]
+)
+@pytest.mark.parametrize("width", [64, 128])
+def test_fused_attention_of_pieces_equals_dense_attention(pieces, width):
+    """The kernel aligns the causal mask of a piece to the last of its keys."""
+    bounds = sorted(
+        {(start, max(stop for other, _, stop in pieces if other == start)) for start, _, _ in pieces}
+    )
+    rows = [row for _, first, stop in pieces for row in range(first, stop)]
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad = (torch.randn(300, h, width, generator=generator).bfloat16() for h in (8, 2, 2, 8))
+    wide = tuple(tensor.double().requires_grad_() for tensor in (q, k, v))
+    out, lse = _dense_attention(*wide, bounds)
+    expected = list(torch.autograd.grad(out[rows], wide, grad[rows].double()))
+    expected[0] = expected[0][rows]
+    device = torch.device("cuda", 0)
+    q, k, v, grad = (tensor.to(device) for tensor in (q[rows], k, v, grad[rows]))
+    got_out, got_lse = prefixed_attention(q, k, v, pieces)
+    got = prefixed_attention_backward(grad, (q, k, v, got_out, got_lse), pieces)
+    tolerance = 3 * torch.finfo(torch.bfloat16).eps
+    for actual, reference in zip((got_out, *got), (out[rows], *expected), strict=True):
+        scale = max(1.0, reference.abs().max().item())
+        assert (actual.cpu().double() - reference).abs().max().item() < tolerance * scale
+    torch.testing.assert_close(got_lse.cpu().double(), lse[rows], rtol=1e-3, atol=1e-3)

@@ -11,7 +11,7 @@ import pytest
 from spec_backend_cpu.backend import CpuBackend
 from spec_trainer.commands.plan import describe_run
 from spec_trainer.resolve import read_inputs
-from spec_trainer.run.activations import largest_pass_bytes
+from spec_trainer.run.activations import largest_pass_bytes, with_passes_that_fit
 from spec_trainer.run.memory import RunSizes, rank_parts, rooms
 
 from .recipes import CONFIGS
@@ -87,7 +87,7 @@ def planned(folder: Path, *words: str):
     here = [f"target={folder}", f"data.path={folder / 'rows.jsonl'}", f"output={folder / 'out'}"]
     here += ["data.eval_samples=0", "backend.name=cpu", "engine.name=hf", "placement.kind=colocated"]
     parts, dataset = read_inputs(None, {}, [*here, "train.dtype=bfloat16", *words])
-    return replace(parts, backend=Gpu(Gpu.Config(name="cpu"))).with_dataset(dataset)
+    return with_passes_that_fit(replace(parts, backend=Gpu(Gpu.Config(name="cpu"))).with_dataset(dataset))
 
 
 def figures(run) -> list[str]:
@@ -115,8 +115,8 @@ ROWS = {
 WORDS = {
     "Eagle3": [],
     "Eagle3, draft.vocab_size=32000": ["draft.vocab_size=32000"],
+    "DFlash, train.accumulation=1": ["draft.name=dflash", "train.accumulation=1"],
     "DFlash": ["draft.name=dflash"],
-    "DFlash, train.accumulation=2": ["draft.name=dflash", "train.accumulation=2"],
 }
 
 
@@ -126,7 +126,8 @@ def test_the_table_says_what_plan_computes(folder, name):
     assert ROWS.keys() == WORDS.keys()
     assert ROWS[name] == figures(run)
     warnings = [text for text in describe_run(run)["warnings"] if "activations" in text]
-    assert bool(warnings) == (name == "DFlash")
+    assert bool(warnings) == (name == "DFlash, train.accumulation=1")
+    assert describe_run(run)["passes_per_step"] == (2 if name == "DFlash" else 1)
     assert all(" ".join(text.split()) in " ".join(PAGE.split()) for text in warnings)
 
 

@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from spec_backend_cuda import dense_attention
-from spec_backend_cuda.attention import flash_attention, flash_attention_backward
+from spec_backend_cuda.attention import (
+    flash_attention,
+    flash_attention_backward,
+    prefixed_attention,
+    prefixed_attention_backward,
+)
 from spec_testing.backend_suite import _dense_attention
 
 
@@ -50,3 +55,22 @@ def test_backward_takes_a_merged_result():
     _, got_dk, got_dv = flash_attention_backward(grad, saved, [(0, 5)])
     torch.testing.assert_close(got_dk, dk)
     torch.testing.assert_close(got_dv, dv)
+
+
+def test_pieces_equal_the_same_rows_of_dense_attention(chunks):
+    """Pieces at the front, in the middle and at the end of documents; two of one document share keys."""
+    torch.manual_seed(0)
+    bounds, pieces = [(0, 7), (8, 13)], [(0, 0, 2), (0, 5, 7), (8, 9, 11)]
+    rows = [row for _, first, stop in pieces for row in range(first, stop)]
+    q, k, v, grad = (torch.randn(13, heads, 8, dtype=torch.float64) for heads in (4, 2, 2, 4))
+    wide = tuple(tensor.requires_grad_() for tensor in (q, k, v))
+    out, lse = _dense_attention(*wide, bounds)
+    expected = list(torch.autograd.grad(out[rows], wide, grad[rows]))
+    expected[0] = expected[0][rows]
+    own = (q[rows].detach(), k.detach(), v.detach())
+    got_out, got_lse = prefixed_attention(*own, pieces)
+    got = prefixed_attention_backward(grad[rows], (*own, got_out, got_lse), pieces)
+    for actual, reference in zip((got_out, got_lse, *got), (out[rows], lse[rows], *expected), strict=True):
+        torch.testing.assert_close(actual, reference)
+    nothing, _ = prefixed_attention(own[0][:0], *own[1:], [])
+    assert nothing.shape == (0, 4, 8)

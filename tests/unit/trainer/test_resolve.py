@@ -262,3 +262,11 @@ def test_a_directory_that_balances_costs_goes_on_so(resolved):
     begun(resolved())
     assert resolved().schedule.settings.balance == "cost"
     assert resolved("train.balance=tokens").schedule.settings.balance == "tokens"
+
+
+def test_a_directory_keeps_its_number_of_passes(resolved):
+    begun(resolved(), accumulation=3)
+    assert resolved().schedule.settings.accumulation == 3
+    assert resolved("train.accumulation=2").schedule.settings.accumulation == 2
+    begun(resolved(), accumulation=None)
+    assert resolved().schedule.settings.accumulation == 1

@@ -86,7 +86,8 @@ class TrainConfig(StepConfig):
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Learning rate at the end, as a share of the peak."""
     accumulation: Annotated[int, Field(ge=1, le=1 << 20)] = 1
-    """Forward/backward passes that each rank cuts its share of a global batch into."""
+    """Forward/backward passes that each rank cuts its share of a global batch into. If not set, a new run takes more
+    than 1 where it is known that the activations of fewer passes do not fit the device."""
     global_batch_tokens: PositiveInt = 16384
     """Real tokens of one optimizer step, over all ranks and passes."""
     balance: Literal["cost", "tokens"] = "cost"

@@ -21,6 +21,7 @@ from spec_trainer.configuration.push_options import absolute, anchor_options, tr
 from spec_trainer.configuration.track import track_config_type
 from spec_trainer.hub import resolve_target
 from spec_trainer.offline.store import open_features
+from spec_trainer.run.activations import with_passes_that_fit
 from spec_trainer.run.directory import RunDirectory
 from spec_trainer.run.dispatch import check_sizes, sample_bytes
 from spec_trainer.run.fp8 import check_fp8
@@ -53,7 +54,7 @@ def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Se
     parts, dataset = read_inputs(config_file, flags, overrides)
     run = parts.with_dataset(dataset)
     with _one_line():
-        _check(run := _as_begun(run))
+        _check(run := with_passes_that_fit(_as_begun(run)))
     return run
 
 
@@ -67,19 +68,23 @@ def _as_begun(run: RunSpec) -> RunSpec:
     return before if before.identity == run.directory.begun_as() else run
 
 
-def _balanced_as_begun(config: AnyRunConfig) -> AnyRunConfig:
-    """Return the configuration with the run directory's ``train.balance``, unless the user has set this key.
+def _divided_as_begun(config: AnyRunConfig) -> AnyRunConfig:
+    """Return the configuration with the run directory's division of batches, unless the user has set its keys.
 
-    A directory that began before the key existed balances tokens: its batches stay the same bit for bit.
+    So its batches stay the same bit for bit. A directory that began before ``train.balance`` existed balances tokens.
     """
     file = RunDirectory(config.output).config
-    if "balance" in config.train.model_fields_set or not os.path.isfile(file):
+    before = {"balance": "tokens", "accumulation": 1}
+    if not os.path.isfile(file):
         return config
     with suppress(ConfigError):  # no run depends on that file
         begun = read_resolved(file).get("train")
-        if isinstance(begun, dict) and begun.get("balance", "tokens") == "tokens":
-            train = config.train.model_copy(update={"balance": "tokens"})
-            return config.model_copy(update={"train": train})
+        if isinstance(begun, dict):
+            wanted = {
+                key: begun.get(key, before[key]) for key in before.keys() - config.train.model_fields_set
+            }
+            values = validate(type(config.train), wanted, f"config {file}").model_dump(include=set(wanted))
+            return config.model_copy(update={"train": config.train.model_copy(update=values)})
     return config
 
 
@@ -94,7 +99,7 @@ def read_inputs(
         config, types = resolve_config(config_file, flags, overrides, FOLLOW_DEFAULTS if follows else None)
         if not follows:
             check_source(config)
-        parts = _load_parts(_balanced_as_begun(config), types)
+        parts = _load_parts(_divided_as_begun(config), types)
         if parts.config.draft.init_from is not None:
             check_finite(parts.config.draft.init_from)
         if parts.config.decodes:

@@ -6,7 +6,7 @@ It supports half precision; wider dtypes use the slower ``dense_attention``. Row
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from spec_backend_cuda import dense_attention
 from spec_core import to_device_async
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -30,58 +30,117 @@ MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
 
 
-class Documents(NamedTuple):
-    """The documents of a batch in the form that the kernel takes."""
+Pair = tuple[int, int]
+
+
+class Sequences(NamedTuple):
+    """Consecutive rows of documents, as queries or as keys, in the form that the kernel takes."""
 
     rows: slice | Tensor
-    """Rows of the token axis that belong to documents; a slice if the documents are adjacent."""
+    """Their rows of the token axis; a slice if they are adjacent. Keys may be in several sequences."""
     starts: Tensor
-    """int32 [documents + 1]: first row of each document among ``rows``, then the number of rows."""
+    """int32 [sequences + 1]: first row of each sequence among ``rows``, then the number of rows."""
     longest: int
 
 
-def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
-) -> tuple[Tensor, Tensor]:
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[Pair]) -> tuple[Tensor, Tensor]:
     """Return causal self-attention inside each document, and its log-sum-exp; for any dtype and shape."""
-    if bounds and _is_fused(q):
-        documents = _documents(tuple(bounds), q.device)
-        inputs = (tensor[documents.rows] for tensor in (q, k, v))
-        out, lse, *_ = _forward(*inputs, *_lengths(documents), 0.0, True, False)
-        return _spread(out, documents, len(q)), _spread(lse.T, documents, len(q))
-    out = torch.zeros_like(q)
-    lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
-    for rows in (slice(*bound) for bound in bounds):
-        out[rows], lse[rows] = dense_attention.dense_forward(q[rows], k[rows], v[rows])
-    return out, lse
+    return _attend(q, k, v, bounds, bounds)
 
 
 def flash_attention_backward(
-    grad_out: Tensor,
-    saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    bounds: Sequence[tuple[int, int]],
+    grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], bounds: Sequence[Pair]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (dq, dk, dv). ``saved``: (q, k, v, out, lse); out and lse may be over these and further keys."""
-    if bounds and _is_fused(grad_out):
-        documents = _documents(tuple(bounds), grad_out.device)
-        *inputs, lse = (tensor[documents.rows] for tensor in (grad_out, *saved))
-        no_dropout = _no_dropout(grad_out.device)
-        parts = _backward(*inputs, lse.T.contiguous(), *_lengths(documents), 0.0, True, *no_dropout)
-        dq, dk, dv = (_spread(part, documents, len(grad_out)) for part in parts)
-        return dq, dk, dv
-    grads = torch.zeros_like(saved[0]), torch.zeros_like(saved[1]), torch.zeros_like(saved[2])
-    for rows in (slice(*bound) for bound in bounds):
-        q, k, v, out, lse = (tensor[rows] for tensor in saved)
-        parts = dense_attention.dense_backward(grad_out[rows], (q, k, v, out, lse))
-        for grad, part in zip(grads, parts, strict=True):
-            grad[rows] = part
-    return grads
+    return _gradients(grad_out, saved, bounds, bounds)
+
+
+def prefixed_attention(
+    q: Tensor, k: Tensor, v: Tensor, pieces: Sequence[tuple[int, int, int]]
+) -> tuple[Tensor, Tensor]:
+    """Return causal attention for the tokens of some pieces of documents, and its log-sum-exp; any dtype and shape.
+
+    ``q`` has the queries of these tokens, one piece after the other. A piece is (first token of its document, first
+    token, last token + 1), as indices of ``k`` and ``v``.
+    """
+    return _attend(q, k, v, *_of_pieces(pieces))
+
+
+def prefixed_attention_backward(
+    grad_out: Tensor,
+    saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    pieces: Sequence[tuple[int, int, int]],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (dq, dk, dv). ``saved``: (q, k, v, out, lse); out and lse may be over these and further keys."""
+    return _gradients(grad_out, saved, *_of_pieces(pieces))
 
 
 KERNELS: Mapping[str, Kernel] = {
     "causal_attention": flash_attention,
     "causal_attention_backward": flash_attention_backward,
+    "prefixed_attention": prefixed_attention,
+    "prefixed_attention_backward": prefixed_attention_backward,
 }
+
+
+def _of_pieces(pieces: Sequence[tuple[int, int, int]]) -> tuple[list[Pair], list[Pair]]:
+    """Return the rows of each piece's queries, and the rows of the keys that they attend to."""
+    stops = list(accumulate((stop - first for _, first, stop in pieces), initial=0))
+    return list(pairwise(stops)), [(start, stop) for start, _, stop in pieces]
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, queries: Sequence[Pair], keys: Sequence[Pair]
+) -> tuple[Tensor, Tensor]:
+    """Return the attention of each sequence of queries over its keys, whose last rows are those of the queries."""
+    if queries and _is_fused(q):
+        asking, seen = _sequences(tuple(queries), q.device), _sequences(tuple(keys), q.device)
+        inputs = q[asking.rows], k[seen.rows], v[seen.rows]
+        # With fewer queries than keys, the kernel aligns the causal mask to the last of both.
+        out, lse, *_ = _forward(*inputs, *_lengths(asking, seen), 0.0, True, False)
+        return _spread(out, asking, len(q)), _spread(lse.T, asking, len(q))
+    out = torch.zeros_like(q)
+    lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+    for rows, read in _slices(queries, keys):
+        out[rows], lse[rows] = dense_attention.dense_forward(q[rows], k[read], v[read])
+    return out, lse
+
+
+def _gradients(
+    grad_out: Tensor,
+    saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    queries: Sequence[Pair],
+    keys: Sequence[Pair],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (dq, dk, dv) of ``_attend``; a key in several sequences gets the sum of its gradients."""
+    q, k, v, out, lse = saved
+    if queries and _is_fused(grad_out):
+        asking, seen = _sequences(tuple(queries), q.device), _sequences(tuple(keys), q.device)
+        inputs = (grad_out[asking.rows], q[asking.rows], k[seen.rows], v[seen.rows], out[asking.rows])
+        dq, dk, dv = _backward(
+            *inputs,
+            lse[asking.rows].T.contiguous(),
+            *_lengths(asking, seen),
+            0.0,
+            True,
+            *_no_dropout(q.device),
+        )
+        if queries is keys:
+            return _spread(dq, asking, len(q)), _spread(dk, seen, len(k)), _spread(dv, seen, len(k))
+        return _spread(dq, asking, len(q)), _summed(dk, keys, k), _summed(dv, keys, v)
+    grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for rows, read in _slices(queries, keys):
+        parts = dense_attention.dense_backward(
+            grad_out[rows], (q[rows], k[read], v[read], out[rows], lse[rows])
+        )
+        for grad, place, part in zip(grads, (rows, read, read), parts, strict=True):
+            grad[place] += part
+    return grads
+
+
+def _slices(queries: Sequence[Pair], keys: Sequence[Pair]) -> Iterator[tuple[slice, slice]]:
+    for rows, read in zip(queries, keys, strict=True):
+        yield slice(*rows), slice(*read)
 
 
 def _is_fused(q: Tensor) -> bool:
@@ -93,28 +152,37 @@ def _is_fused(q: Tensor) -> bool:
     )
 
 
-def _spread(part: Tensor, documents: Documents, num_tokens: int) -> Tensor:
-    """Scatter the documents' rows to their indices among all tokens; other rows are 0."""
-    if isinstance(documents.rows, slice) and documents.rows == slice(0, num_tokens):
+def _spread(part: Tensor, sequences: Sequences, num_tokens: int) -> Tensor:
+    """Scatter the sequences' rows to their indices among all tokens; other rows are 0."""
+    if isinstance(sequences.rows, slice) and sequences.rows == slice(0, num_tokens):
         return part
     whole = part.new_zeros(num_tokens, *part.shape[1:])
-    whole[documents.rows] = part
+    whole[sequences.rows] = part
     return whole
 
 
-def _lengths(documents: Documents) -> tuple[Tensor, Tensor, int, int]:
-    return documents.starts, documents.starts, documents.longest, documents.longest
+def _summed(part: Tensor, bounds: Sequence[Pair], whole: Tensor) -> Tensor:
+    """Add the rows of each sequence at their indices among all tokens, in one order, so that results repeat."""
+    total, row = torch.zeros_like(whole), 0
+    for start, stop in bounds:
+        total[start:stop] += part[row : row + stop - start]
+        row += stop - start
+    return total
+
+
+def _lengths(queries: Sequences, keys: Sequences) -> tuple[Tensor, Tensor, int, int]:
+    return queries.starts, keys.starts, queries.longest, keys.longest
 
 
 @lru_cache(maxsize=16)  # a step asks again and again for the same few
-def _documents(bounds: tuple[tuple[int, int], ...], device: torch.device) -> Documents:
+def _sequences(bounds: tuple[Pair, ...], device: torch.device) -> Sequences:
     lengths = [stop - start for start, stop in bounds]
     starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     touching = all(left[1] == right[0] for left, right in pairwise(bounds))
     rows: slice | Tensor = slice(bounds[0][0], bounds[-1][1])
     if not touching:
         rows = to_device_async(torch.cat([torch.arange(*bound) for bound in bounds]), device)
-    return Documents(rows, to_device_async(starts, device), max(lengths))
+    return Sequences(rows, to_device_async(starts, device), max(lengths))
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,6 @@
 """Causal attention by matrix multiplications, a few queries at a time, for dtypes without a fused kernel.
 
-Shapes: L tokens of one document, C of them a chunk of queries, h heads, d head_dim.
+Shapes: L tokens of one document, Q queries of its last Q tokens, C of them a chunk, h heads, d head_dim.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SCORE_BYTES = 1 << 28
 
 
 def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the attention within one document, shaped like ``q``, and its log-sum-exp [L, heads].
+    """Return the attention within one document, shaped like ``q``, and its log-sum-exp [Q, heads].
 
-    q: [L, heads, d]; k and v: [L, kv_heads, d].
+    q: [Q, heads, d]; k and v: [L, kv_heads, d].
     """
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2], dtype=q.dtype, device=q.device)
-    for rows, score_hCL in _scores(q, k):
+    for rows, seen, score_hCL in _scores(q, k):
         lse[rows] = score_hCL.logsumexp(-1).T
-        _, values = _by_head(q[rows], v[: rows.stop])
+        _, values = _by_head(q[rows], v[seen])
         out[rows] = (score_hCL.softmax(-1) @ values).transpose(0, 1)
     return out, lse
 
@@ -37,27 +37,30 @@ def dense_backward(
     """Return (dq, dk, dv). ``saved``: (q, k, v, out, lse); out and lse may be over these and further keys."""
     q, k, v, out, lse = saved
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for rows, score_hCL in _scores(q, k):
-        queries, keys = _by_head(q[rows], k[: rows.stop])
-        grads, values = _by_head(grad_out[rows], v[: rows.stop])
+    for rows, seen, score_hCL in _scores(q, k):
+        queries, keys = _by_head(q[rows], k[seen])
+        grads, values = _by_head(grad_out[rows], v[seen])
         probability_hCL = (score_hCL - lse[rows].T[..., None]).exp()
         drift_hC1 = (grad_out[rows] * out[rows]).sum(-1).T[..., None]
         dscore_hCL = probability_hCL * (grads @ values.mT - drift_hC1) * q.shape[-1] ** -0.5
         dq[rows] = (dscore_hCL @ keys).transpose(0, 1)
-        dk[: rows.stop] += _per_kv_head(dscore_hCL.mT @ queries, k.shape[1])
-        dv[: rows.stop] += _per_kv_head(probability_hCL.mT @ grads, k.shape[1])
+        dk[seen] += _per_kv_head(dscore_hCL.mT @ queries, k.shape[1])
+        dv[seen] += _per_kv_head(probability_hCL.mT @ grads, k.shape[1])
     return dq, dk, dv
 
 
-def _scores(q: Tensor, k: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield chunks of queries and their masked scores [h, C, L'] over the keys up to the chunk's last query."""
+def _scores(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Yield chunks of queries, the keys up to the chunk's last query, and the masked scores [h, C, L'] of the two."""
     length, heads, width = q.shape
-    chunk = max(1, SCORE_BYTES // max(1, heads * length * q.element_size()))
+    before = len(k) - length
+    chunk = max(1, SCORE_BYTES // max(1, heads * len(k) * q.element_size()))
     for start in range(0, length, chunk):
         rows = slice(start, min(start + chunk, length))
-        queries, keys = _by_head(q[rows], k[: rows.stop])
-        ahead = torch.ones(rows.stop - start, rows.stop, dtype=torch.bool, device=q.device).triu(start + 1)
-        yield rows, (queries @ keys.mT * width**-0.5).masked_fill(ahead, float("-inf"))
+        seen = slice(0, before + rows.stop)
+        queries, keys = _by_head(q[rows], k[seen])
+        ahead = torch.ones(rows.stop - start, seen.stop, dtype=torch.bool, device=q.device)
+        score_hCL = queries @ keys.mT * width**-0.5
+        yield rows, seen, score_hCL.masked_fill(ahead.triu(before + start + 1), float("-inf"))
 
 
 def _by_head(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:

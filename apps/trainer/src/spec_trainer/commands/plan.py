@@ -33,6 +33,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "tokens_per_epoch": run.dataset.total_tokens,
         "data": str(run.dataset.report),
         "steps": run.schedule.total_steps,
+        "passes_per_step": config.train.accumulation,
         "optimizer": config.optimizer.model_dump(mode="json"),
         "strategy": config.strategy.model_dump(mode="json"),
         "placement": config.placement.kind,

@@ -1,4 +1,4 @@
-"""Warn of a forward pass whose activations do not fit beside the weights. Imports no torch."""
+"""Divide a batch into forward passes whose activations fit beside the weights, or warn. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,37 @@ import numpy as np
 from spec_trainer.run.memory import TRAINING, RunSizes, rooms, shown_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from spec_trainer.run.memory import Room
     from spec_trainer.run.spec import RunSpec
 
 _STEPS = 20
 """Steps of the run whose forward passes are looked at."""
+_MARGIN, _WORKSPACE = 1.25, 2 << 30
+"""A forward and backward pass takes at most about so many times the bytes that it saves, and so many bytes more: most
+of what ``benchmarks/results/h200-document-length.json`` has of Eagle3 and DFlash without checkpointing."""
+
+
+def with_passes_that_fit(run: RunSpec) -> RunSpec:
+    """Return the run with as many forward passes in a step (``train.accumulation``) as the device's memory needs.
+
+    A number that the user or the run directory has set stays. So does 1 where nothing is known
+    (``activations_warning``).
+    """
+    if "accumulation" in run.config.train.model_fields_set or not _is_known(run):
+        return run
+    left = min(
+        (_left(room, sizes) for sizes in [RunSizes(run)] for room in _trainers(run, sizes)), default=None
+    )
+    if left is None:
+        return run
+    fitting = run
+    for passes in range(1, _most_samples(run) + 1):
+        fitting = run if passes == 1 else run.with_accumulation(passes)
+        if _MARGIN * largest_pass_bytes(fitting) + _WORKSPACE <= left:
+            break
+    return fitting
 
 
 def activations_warning(run: RunSpec, sizes: RunSizes) -> str | None:
@@ -24,12 +50,10 @@ def activations_warning(run: RunSpec, sizes: RunSizes) -> str | None:
     Nothing is known of a run that generates its data or divides samples over ranks, and of a draft without
     ``saved_values``.
     """
-    divides = run.schedule.num_shares != run.config.train.ranks
-    if run.config.decode.every or divides or run.backend.capabilities().device_bytes is None:
+    if not _is_known(run):
         return None
     saved = largest_pass_bytes(run)
-    trained = [room for room in rooms(run, sizes) if any(part.what == TRAINING for part in room.parts)]
-    for room in trained:
+    for room in _trainers(run, sizes):
         if saved > (left := _left(room, sizes)):
             passes = ceil(run.config.train.accumulation * saved / max(left, 1))
             advice = f"set train.accumulation={passes} or more" if left > 0 else "lower the draft's size"
@@ -48,9 +72,29 @@ def largest_pass_bytes(run: RunSpec) -> int:
         sample = run.dataset.sample(sample_id)
         return of_sample(len(sample), int(np.count_nonzero(sample.loss_mask)))
 
-    steps = islice(run.schedule.steps, _STEPS)
-    shares = (share for step in steps for share in run.schedule.shares(run.schedule.train_item(step)))
-    return itemsize * max(sum(map(saved, part)) for share in shares for part in share)
+    return itemsize * max(sum(map(saved, part)) for share in _shares(run) for part in share)
+
+
+def _is_known(run: RunSpec) -> bool:
+    """Return whether the memory of a device and the samples of a rank's passes are known."""
+    divides = run.schedule.num_shares != run.config.train.ranks
+    return not (run.config.decode.every or divides or run.backend.capabilities().device_bytes is None)
+
+
+def _trainers(run: RunSpec, sizes: RunSizes) -> list[Room]:
+    """Return the devices, or parts of devices, that train."""
+    return [room for room in rooms(run, sizes) if any(part.what == TRAINING for part in room.parts)]
+
+
+def _most_samples(run: RunSpec) -> int:
+    """Return the most samples that a rank trains in a step."""
+    return max(sum(map(len, share)) for share in _shares(run))
+
+
+def _shares(run: RunSpec) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Yield each rank's share of each of the first steps: the samples of its forward passes."""
+    for step in islice(run.schedule.steps, _STEPS):
+        yield from run.schedule.shares(run.schedule.train_item(step))
 
 
 def _left(room: Room, sizes: RunSizes) -> int:

@@ -117,6 +117,13 @@ class RunSpec(RunParts):
         train = self.config.train.model_copy(update={"resume_from": checkpoint})
         return replace(self, config=self.config.model_copy(update={"train": train}))
 
+    def with_accumulation(self, passes: int) -> RunSpec:
+        """Return the same run with ``passes`` forward passes in a step of each rank."""
+        train = self.config.train.model_copy(update={"accumulation": passes})
+        return replace(self, config=self.config.model_copy(update={"train": train})).with_dataset(
+            self.dataset
+        )
+
     def with_room(self) -> RunSpec:
         """Return the same run with as many trainer ranks as the devices available now allow, at least one.
 
