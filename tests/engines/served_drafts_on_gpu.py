@@ -33,6 +33,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from sampled_answers import kolmogorov_distances
 from sglang_updates_on_gpu import Pushes, with_noise
 from transformers_target import Transformer
 from vllm_updates_on_gpu import RIG, STREAMS, TOKEN, ask
@@ -46,6 +47,7 @@ from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_hf.hf_model import HfModel
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.targets import read_target
+from spec_testing.answer_checks import KOLMOGOROV_LIMIT
 from spec_trainer.draft_folder import check_draft
 
 log = logging.getLogger("served")
@@ -53,6 +55,8 @@ log = logging.getLogger("served")
 NEW_TOKENS = 80
 SWITCHES = ("VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER", "VLLM_USE_FLASHINFER_SAMPLER")
 """Variables of vLLM that the document names if they are set."""
+SAMPLED_TOKENS, TEMPERATURE, SAMPLES_EACH = 4, 0.4, 200
+"""Tokens of a sampled answer, its temperature, and answers of a request. At 1, hardly a guess is accepted."""
 COMPARED_PROMPTS = 4
 """Prompts whose rounds are compared one by one, and to which the pushed drafts answer."""
 FLAGS = {
@@ -95,6 +99,7 @@ def main() -> None:
     words.add_argument("--dtype", default="bfloat16")
     words.add_argument("--backend", default="cuda")
     words.add_argument("--transport", default="ipc")
+    words.add_argument("--sampled", type=int, default=0, help="sampled answers to the first prompt")
     words.add_argument("--start-s", type=float, default=250.0, help="longest start of a server")
     words.add_argument("words", nargs="*", help="of the server")
     given = words.parse_args()
@@ -109,7 +114,7 @@ def main() -> None:
     document["environment"] = {name: os.environ[name] for name in SWITCHES if name in os.environ}
     document["words"] = given.words
     if not is_waiting:
-        plain(given, prompts)
+        plain(given, prompts, document)
     for folder in given.draft:
         found = document[str(folder)] = {}
         try:
@@ -133,12 +138,13 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
-def plain(given, prompts) -> None:
+def plain(given, prompts, document) -> None:
     target = str(given.target.resolve())
     start = ["vllm", "serve", target] if given.engine == "vllm" else ["python", "-m", "sglang.launch_server"]
     start += [] if given.engine == "vllm" else ["--model-path", target]
     with serving(given, start, given.output / "plain") as server:
         texts = [server.answer(prompt)[0] for prompt in prompts]
+        document["sampled"] = sampled(given, server, prompts[0])
     part = given.texts.with_suffix(".part")
     part.write_text(json.dumps(texts))
     part.rename(given.texts)
@@ -164,6 +170,8 @@ def measure(given, folder: Path, prompts, found) -> None:
         rounds = after.rounds - before.rounds
         found["acceptance_length"] = 1 + (after.accepted - before.accepted) / max(1, rounds)
         found["server_rounds"] = rounds
+        with suppress_into(found, "sampled_error"):
+            found["sampled"] = sampled(given, server, prompts[0])
         if "refused" not in found:
             with suppress_into(found, "push_error"):
                 found["push"] = push(given, server, folder, output, prompts, answers)
@@ -179,6 +187,21 @@ def suppress_into(found, key):
     except Exception as error:  # the other figures are kept
         log.exception("%s", key)
         found[key] = f"{type(error).__name__}: {error}"[:600]
+
+
+def sampled(given, server, prompt) -> dict:
+    """Return how far sampled answers are from the target's distribution in float32 (``sampled_answers.py``)."""
+    if not given.sampled:
+        return {}
+    answers = server.sample(prompt, given.sampled)
+    distances = kolmogorov_distances(Transformer(given.reference), prompt, answers, TEMPERATURE)
+    return {
+        "answers": len(answers),
+        "different": len(set(map(tuple, answers))),
+        "temperature": TEMPERATURE,
+        "kolmogorov_distances": distances,
+        "limit": KOLMOGOROV_LIMIT,
+    }
 
 
 def counters(engine_type, server):
@@ -371,6 +394,22 @@ class Server:
         body = self._ask("/inference/v1/generate", {"token_ids": prompt, "sampling_params": sampling})
         rounds = [guessed for line in self._noted()[already:] for guessed in json.loads(line).values()]
         return body["choices"][0]["token_ids"], rounds
+
+    def sample(self, prompt, number: int):
+        """Return ``number`` sampled answers of a few tokens."""
+        each = {"n": SAMPLES_EACH, "temperature": TEMPERATURE, "ignore_eos": True}
+        answers = []
+        while len(answers) < number:
+            if self._engine == "sglang":
+                sampling = {**each, "max_new_tokens": SAMPLED_TOKENS}
+                body = self._ask("/generate", {"input_ids": prompt, "sampling_params": sampling})
+                answers += [answer["output_ids"] for answer in body]
+            else:
+                sampling = {**each, "max_tokens": SAMPLED_TOKENS, "seed": len(answers)}
+                fields = {"token_ids": prompt, "sampling_params": sampling}
+                body = self._ask("/inference/v1/generate", fields)
+                answers += [choice["token_ids"] for choice in body["choices"]]
+        return answers[:number]
 
     def _ask(self, path: str, fields):
         status, body = ask(self.port, "POST", path, fields)

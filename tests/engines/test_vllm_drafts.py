@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
@@ -18,6 +17,7 @@ from spec_testing.answer_checks import KOLMOGOROV_LIMIT
 from ..transformers_target import Transformer
 from .conftest import DRAFTS, NEW_TOKENS, NUM_DRAFT_TOKENS
 from .replay import Replay
+from .sampled_answers import kolmogorov_distances
 from .vllm_here import needs_vllm
 
 if TYPE_CHECKING:
@@ -86,21 +86,10 @@ def test_twenty_thousand_sampled_answers_follow_the_targets_distribution(trained
     served.load_draft(trained.folder)
     answers = served.generate([prompt] * 20_000, SAMPLED)
     assert served.acceptance().acceptance_length > 1.05
-    tokens_BT = torch.tensor([[*prompt, *answer.token_ids] for answer in answers])
-    new_BT = tokens_BT[:, len(prompt) :]
-    model = Transformer(trained.target).model
-    with torch.no_grad():
-        logits = [model(part).logits[:, len(prompt) - 1 : -1] for part in tokens_BT.split(500)]
-    probs_BTV = (torch.cat(logits).double() / SAMPLED.temperature).softmax(-1)
-    own_BT1 = probs_BTV.gather(2, new_BT[..., None])
-    draw = torch.rand(new_BT.shape, generator=torch.Generator().manual_seed(5))
-    values = probs_BTV.where(probs_BTV > own_BT1, 0).sum(-1) + own_BT1[..., 0] * draw
-    for step in range(SAMPLED.max_new_tokens):
-        ordered = values[:, step].sort()[0]
-        uniform = (torch.arange(len(ordered)) + 0.5) / len(ordered)
-        distance = float((ordered - uniform).abs().max()) * len(ordered) ** 0.5
-        print(f"{trained.name}: token {step + 1}: {distance:.2f}")
-        assert distance < KOLMOGOROV_LIMIT
+    texts = [answer.token_ids for answer in answers]
+    distances = kolmogorov_distances(Transformer(trained.target), prompt, texts, SAMPLED.temperature)
+    print(f"{trained.name}: {distances}")
+    assert max(distances) < KOLMOGOROV_LIMIT
 
 
 @pytest.mark.slow
