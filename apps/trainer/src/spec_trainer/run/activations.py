@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,19 +28,8 @@ def with_passes_that_fit(run: RunSpec) -> RunSpec:
     A number that the user or the run directory has set stays. So does 1 where nothing is known
     (``activations_warning``).
     """
-    if "accumulation" in run.config.train.model_fields_set or not _is_known(run):
-        return run
-    left = min(
-        (_left(room, sizes) for sizes in [RunSizes(run)] for room in _trainers(run, sizes)), default=None
-    )
-    if left is None:
-        return run
-    fitting = run
-    for passes in range(1, _most_samples(run) + 1):
-        fitting = run if passes == 1 else run.with_accumulation(passes)
-        if _MARGIN * largest_pass_bytes(fitting) + _WORKSPACE <= left:
-            break
-    return fitting
+    is_set = "accumulation" in run.config.train.model_fields_set
+    return run if is_set or not _is_known(run) else _fitting(run)
 
 
 def activations_warning(run: RunSpec, sizes: RunSizes) -> str | None:
@@ -54,14 +42,30 @@ def activations_warning(run: RunSpec, sizes: RunSizes) -> str | None:
         return None
     saved = largest_pass_bytes(run)
     for room in _trainers(run, sizes):
-        if saved > (left := _left(room, sizes)):
-            passes = ceil(run.config.train.accumulation * saved / max(left, 1))
-            advice = f"set train.accumulation={passes} or more" if left > 0 else "lower the draft's size"
+        if saved > (left := _left(run, room, sizes)):
+            fitting = _fitting(run)
+            passes = f"set train.accumulation={fitting.config.train.accumulation}"
+            advice = passes if _fits(fitting) else "lower the draft's size"
             return (
                 f"a forward pass saves {shown_size(saved)} at least for the backward pass, and {room.name} has "
                 f"{shown_size(max(left, 0))} left for it: {advice}, or save fewer activations (docs/scaling.md)"
             )
     return None
+
+
+def _fitting(run: RunSpec) -> RunSpec:
+    """Return the run with the fewest passes that fit, at least as many as it has; one sample a pass if none fit."""
+    most = _most_samples(run)
+    while not _fits(run) and run.config.train.accumulation < most:
+        run = run.with_accumulation(run.config.train.accumulation + 1)
+    return run
+
+
+def _fits(run: RunSpec) -> bool:
+    """Return whether each device that trains has room for the largest forward and backward pass."""
+    sizes = RunSizes(run)
+    needed = _MARGIN * largest_pass_bytes(run) + _WORKSPACE
+    return all(needed <= _left(run, room, sizes) for room in _trainers(run, sizes))
 
 
 def largest_pass_bytes(run: RunSpec) -> int:
@@ -97,6 +101,7 @@ def _shares(run: RunSpec) -> Iterator[tuple[tuple[int, ...], ...]]:
         yield from run.schedule.shares(run.schedule.train_item(step))
 
 
-def _left(room: Room, sizes: RunSizes) -> int:
-    """Return the bytes that are left when the backward pass begins, before there are gradients."""
-    return room.free_bytes - room.least_bytes + 4 * sizes.num_trained // sizes.shards.weights
+def _left(run: RunSpec, room: Room, sizes: RunSizes) -> int:
+    """Return the bytes that are left when a backward pass begins; before a step's first one, without gradients."""
+    gradients = 4 * sizes.num_trained // sizes.shards.weights
+    return room.free_bytes - room.least_bytes + (gradients if run.config.train.accumulation == 1 else 0)
