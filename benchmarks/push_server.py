@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DRAFT_TOKENS = {"eagle3": 3, "dflash": 7}
 LEAVING_S = 20.0
+ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 
 
 def vllm_command(options: argparse.Namespace, draft: str, folder: Path, port: int) -> list[str]:
@@ -73,19 +74,28 @@ SERVERS = {"vllm": vllm_command, "sglang": sglang_command}
 @contextmanager
 def serving(options: argparse.Namespace, draft: str, folder: Path) -> Iterator[str]:
     """Yield the address of a server with that draft, on the first device."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     command = [*SERVERS[options.server](options, draft, folder, port), *options.words]
     file = options.output / f"{draft}-server.log"
-    env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    with program(command, file, on_device(0) | env, answers=False) as server:
-        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + options.limit_s
-        while not _is_ready(url):
-            server.check()
-            if time.monotonic() > deadline:
-                raise SystemExit(f"the server was not ready within {options.limit_s:.0f} s; see {file}")
-            time.sleep(0.5)
-        yield url
+    with program(command, file, on_device(0) | ENVIRONMENT, answers=False) as server:
+        yield ready(server, port, file, options.limit_s)
+
+
+def free_port() -> int:
+    """Return a port that no program of this host uses."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def ready(server: Program, port: int, log: Path, limit_s: float) -> str:
+    """Return the address of a server once it answers."""
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + limit_s
+    while not _is_ready(url):
+        server.check()
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the server was not ready within {limit_s:.0f} s; see {log}")
+        time.sleep(0.5)
+    return url
 
 
 def on_device(number: int) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 python benchmarks/random_target.py qwen3-8b /dev/shm/qwen3-8b
 
-With ``--fp8`` the layers' matrices are in 8-bit floating point with a scale per row.
+With ``--fp8`` the layers' matrices are in 8-bit floating point with a scale per row. With ``--shallow`` the layers
+change hidden states by next to nothing. So the most probable token is a fixed function of the token before, and long
+answers of many prompts run into the same sequences: a draft can learn them, and prompt lookup finds few.
 """
 
 from __future__ import annotations
@@ -61,7 +63,13 @@ FP8: dict[str, object] = {
 """The layout of published FP8 models: a scale per row of a weight, and one per token that the engine computes."""
 
 
-def write_random_target(shape: str, folder: Path, dtype: str = "bfloat16", *, fp8: bool = False) -> Path:
+SHALLOW = 1e-4
+"""Factor of what the layers of a shallow target add to hidden states."""
+
+
+def write_random_target(
+    shape: str, folder: Path, dtype: str = "bfloat16", *, fp8: bool = False, shallow: bool = False
+) -> Path:
     """Write config.json and sharded safetensors; leave a folder that is complete already as it is."""
     if (folder / "model.safetensors.index.json").exists():
         return folder
@@ -78,11 +86,13 @@ def write_random_target(shape: str, folder: Path, dtype: str = "bfloat16", *, fp
         model.config.quantization_config = FP8
     model.config.save_pretrained(folder)
     weights = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    _write_shards(weights, folder, getattr(torch, dtype), fp8=fp8)
+    _write_shards(weights, folder, getattr(torch, dtype), fp8=fp8, shallow=shallow)
     return folder
 
 
-def _write_shards(shapes: dict[str, torch.Size], folder: Path, dtype: torch.dtype, *, fp8: bool) -> None:
+def _write_shards(
+    shapes: dict[str, torch.Size], folder: Path, dtype: torch.dtype, *, fp8: bool, shallow: bool
+) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -100,6 +110,8 @@ def _write_shards(shapes: dict[str, torch.Size], folder: Path, dtype: torch.dtyp
     for name, size in shapes.items():
         values = torch.randn(size, generator=generator, device=device, dtype=torch.float32)
         values = 1 + 0.02 * values if len(size) == 1 else 0.02 * values
+        if shallow and name.endswith(("o_proj.weight", "down_proj.weight")):
+            values *= SHALLOW
         if fp8 and name.endswith("_proj.weight"):
             scale_R1 = values.abs().amax(1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
             shard[f"{name}_scale"] = scale_R1.to(dtype).cpu()
@@ -121,8 +133,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--fp8", action="store_true")
+    parser.add_argument("--shallow", action="store_true")
     arguments = parser.parse_args()
-    write_random_target(arguments.shape, arguments.folder, arguments.dtype, fp8=arguments.fp8)
+    kind = {"fp8": arguments.fp8, "shallow": arguments.shallow}
+    write_random_target(arguments.shape, arguments.folder, arguments.dtype, **kind)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 python benchmarks/serving_load.py http://127.0.0.1:8000 '{"streams": 16, "new_tokens": 256, "vocab_size": 512}'
 
 runs until its standard input ends, then prints JSON: for each request its status, the draft that the answer named,
-and the time of each of its tokens by the clock that every process of this host shares (``time.monotonic``).
+and the time of each of its messages by the clock that every process of this host shares (``time.monotonic``), with
+the number of its tokens where the server is vLLM. ``seed`` draws other prompts, ``rows`` is a file of token ids to
+cut them from, and ``headers`` go with each request.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import random
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +32,7 @@ class Answer:
     status: int = 0
     draft_version: str = ""
     times_s: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     complete: bool = False
 
 
@@ -39,26 +43,45 @@ def main() -> None:
 
 
 async def load(
-    url: str, streams: int, new_tokens: int, vocab_size: int, server: str = "vllm"
+    url: str,
+    streams: int,
+    new_tokens: int,
+    vocab_size: int,
+    server: str = "vllm",
+    prompt_tokens: int = PROMPT_TOKENS,
+    seed: str = "",
+    rows: str | None = None,
+    headers: dict[str, str] | None = None,
 ) -> list[Answer]:
     """Keep ``streams`` requests under way until standard input ends; return the answers of those that have ended."""
     parts = urlsplit(url)
     over, answers = asyncio.Event(), list[Answer]()
+    texts = [] if rows is None else json.loads(Path(rows).read_text())
+    more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
 
     async def stream(number: int) -> None:
-        draw = random.Random(number)
+        draw = random.Random(f"{seed} {number}" if seed else number)
         await asyncio.sleep(number * 0.05)  # they do not end together either
         while not over.is_set():
-            prompt = [draw.randrange(vocab_size) for _ in range(PROMPT_TOKENS)]
+            prompt = drawn_prompt(draw, texts, prompt_tokens, vocab_size)
             answers.append(Answer(time.monotonic()))
             body = json.dumps(request(server, prompt, new_tokens)).encode()
-            head = f"POST {PATHS[server]} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+            head = f"POST {PATHS[server]} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n{more}"
             await ask(parts.hostname or "", parts.port or 80, head, body, answers[-1])
 
     loop = asyncio.get_running_loop()
     loop.run_in_executor(None, sys.stdin.read).add_done_callback(lambda _: over.set())
     await asyncio.gather(*(stream(number) for number in range(streams)))
     return answers
+
+
+def drawn_prompt(draw: random.Random, texts: list[list[int]], length: int, vocab_size: int) -> list[int]:
+    """Return random tokens, or ``length`` tokens of a random text from a random place on."""
+    if not texts:
+        return [draw.randrange(vocab_size) for _ in range(length)]
+    text = draw.choice(texts)
+    start = draw.randrange(max(1, len(text) - length))
+    return text[start : start + length]
 
 
 async def ask(host: str, port: int, head: str, body: bytes, answer: Answer) -> None:
@@ -71,12 +94,19 @@ async def ask(host: str, port: int, head: str, body: bytes, answer: Answer) -> N
         async for line in reader:
             if line.startswith(b"data: {"):
                 answer.times_s.append(time.monotonic())
+                answer.tokens.append(num_tokens(line))
             elif line.startswith(b"data: [DONE]"):
                 answer.complete = True
             elif line.lower().startswith(b"x-draft-version:"):
                 answer.draft_version = line.split(b":", 1)[1].strip().decode()
     finally:
         writer.close()
+
+
+def num_tokens(line: bytes) -> int:
+    """Return the number of tokens in a message of vLLM; 0 for another server's."""
+    choices = json.loads(line[len(b"data: ") :]).get("choices") or [{}]
+    return len(choices[0].get("token_ids") or ())
 
 
 def request(server: str, prompt: list[int], new_tokens: int) -> dict[str, Any]:

@@ -1,0 +1,157 @@
+"""Figures of ``follow_serving``: what clients have seen in a window, and when a series crosses a line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import time
+import urllib.request
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from push_gaps import gap_figures, gaps_of
+
+from spec_engine_vllm.server_counters import vllm_counters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from spec_core.records import ServerCounters
+
+CROSSED = 3
+"""Windows in a row that have to be above a line that is called crossed."""
+
+
+@dataclass
+class Window:
+    """What the server has counted, and where the trainer was, at one moment or between two."""
+
+    begun_s: float
+    counters: ServerCounters
+    steps: dict[str, int]
+
+
+def moment(url: str, run: Path | None) -> Window:
+    """Return the counters of the server at ``url`` and of the run directory of ``follow``, now."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as page:
+        text = page.read().decode()
+    counters = vllm_counters(text)
+    assert counters is not None
+    return Window(time.monotonic(), counters, trained(run))
+
+
+def trained(run: Path | None) -> dict[str, int]:
+    """Return steps, tokens and samples that the run has trained so far, verdicts and pushes."""
+    rows = list(records(run, "metrics.jsonl"))
+    verdicts = list(records(run, "versions.jsonl"))
+    return {
+        "steps": len(rows),
+        "tokens": sum(row.get("tokens", 0) for row in rows),
+        "samples": sum(row.get("samples", 0) for row in rows),
+        "verdicts": len(verdicts),
+        "pushes": sum(row["served"] == row["step"] for row in verdicts),
+    }
+
+
+def records(run: Path | None, name: str) -> Iterable[dict[str, Any]]:
+    """Yield the rows of a file of a run directory; one that is being written is left out."""
+    file = None if run is None else run / name
+    if file is not None and file.exists():
+        for line in file.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                return
+
+
+def figures(answers: Sequence[dict[str, Any]], begun: Window, ended: Window) -> dict[str, Any]:
+    """Return what clients and server have counted between two moments."""
+    first, last = begun.begun_s, ended.begun_s
+    elapsed, since = last - first, ended.counters - begun.counters
+    whole = [answer for answer in answers if answer["complete"] and first <= answer["times_s"][-1] < last]
+    asked = [answer for answer in answers if answer["times_s"] and first <= answer["begun_s"] < last]
+    quantile = since.latency_quantile(0.99)
+    trained = {name: count - begun.steps[name] for name, count in ended.steps.items()}
+    return {
+        "seconds": elapsed,
+        "output_tokens_per_s": tokens_between(answers, first, last) / elapsed,
+        "requests": len(whole),
+        "inter_token_ms": gap_figures([gap for answer in whole for gap in token_times(answer)]),
+        "message_gap_ms": gap_figures(gaps_of(answers, first, last)),
+        "first_token_ms": gap_figures([answer["times_s"][0] - answer["begun_s"] for answer in asked]),
+        "failed_requests": sum(
+            (answer["status"] not in (0, 200)) or (answer["status"] == 200 and not answer["complete"])
+            for answer in answers
+        ),
+        "versions_in_answers": sorted({int(answer["draft_version"] or 0) for answer in whole}),
+        "server": {
+            "output_tokens_per_s": since.generated_tokens / elapsed,
+            "acceptance_length": since.acceptance and since.acceptance.acceptance_length,
+            "cached_prompt_tokens": since.cached_tokens,
+            "inter_token_p99_ms": None if quantile is None else 1e3 * quantile,
+        },
+        "trainer": {**trained, "tokens_per_s": trained["tokens"] / elapsed},
+    }
+
+
+def token_times(answer: dict[str, Any]) -> list[float]:
+    """Return seconds per token: the time from message to message over the tokens of the later."""
+    times, tokens = answer["times_s"], answer["tokens"]
+    return [
+        (later - earlier) / number
+        for earlier, later, number in zip(times, times[1:], tokens[1:], strict=False)
+        for _ in range(number)
+    ]
+
+
+def tokens_between(answers: Sequence[dict[str, Any]], begun_s: float, ended_s: float) -> int:
+    """Return the tokens that came in that time."""
+    return sum(
+        number
+        for answer in answers
+        for at, number in zip(answer["times_s"], answer["tokens"], strict=True)
+        if begun_s <= at < ended_s
+    )
+
+
+def series(answers: Sequence[dict[str, Any]], moments: Sequence[Window]) -> list[dict[str, Any]]:
+    """Return throughput, acceptance and training between each moment and the next, over seconds since the first."""
+    rows = []
+    for begun, ended in itertools.pairwise(moments):
+        since, elapsed = ended.counters - begun.counters, ended.begun_s - begun.begun_s
+        rows.append(
+            {
+                "at_s": ended.begun_s - moments[0].begun_s,
+                "output_tokens_per_s": tokens_between(answers, begun.begun_s, ended.begun_s) / elapsed,
+                "acceptance_length": since.acceptance and since.acceptance.acceptance_length,
+                "trained_tokens_per_s": (ended.steps["tokens"] - begun.steps["tokens"]) / elapsed,
+                **{name: ended.steps[name] for name in ("steps", "verdicts", "pushes")},
+            }
+        )
+    return rows
+
+
+def crossing_s(rows: Sequence[dict[str, Any]], line: float) -> float | None:
+    """Return the time of the first of several windows in a row that are above ``line``; None if there are none."""
+    above = [row["output_tokens_per_s"] > line for row in rows]
+    for number in range(len(rows) - CROSSED + 1):
+        if all(above[number : number + CROSSED]):
+            return rows[number]["at_s"]
+    return None
+
+
+def device_memory() -> list[dict[str, int]]:
+    """Return used memory in MiB and utilization of each GPU, as its driver reports them; nothing without one."""
+    command = ["nvidia-smi", "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.split(",") for line in done.stdout.strip().splitlines()]
+    return [{"used_mib": _number(used), "utilization": _number(utilization)} for used, utilization in rows]
+
+
+def _number(text: str) -> int:
+    return int(text) if text.strip().isdecimal() else 0

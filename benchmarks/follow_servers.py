@@ -1,0 +1,259 @@
+"""The processes of ``follow_serving``: servers of vLLM with and without a draft, their load, and ``follow``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commands import output_of
+from follow_figures import device_memory, moment, trained
+from push_server import DRAFT_TOKENS, ENVIRONMENT, free_port, on_device, program, ready
+from random_dataset import write_random_dataset
+from real_run import SPEC_TRAINER
+
+from spec_kit.hosting import LIVE_REQUESTS_VARIABLE
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from follow_figures import Window
+    from push_server import Program
+
+HERE = Path(__file__).parent
+SHARE = 0.1
+"""``share`` of the server that stores requests; a header of the load makes it all of them."""
+ALL = {"x-draft-learn": "yes"}
+SPARE_POSITIONS = 64
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+
+
+def write_inputs(options: argparse.Namespace) -> Path:
+    """Write target, data and a draft of fresh weights where they are not there yet; return the draft's folder."""
+    random = [options.shape, str(options.target), "--dtype", options.dtype]
+    if not (options.target / "config.json").exists():
+        command = [sys.executable, str(HERE / "random_target.py"), *random]
+        output_of(command + ["--shallow"] * options.shallow, options.folder / "target.log", 600.0)
+    if options.draft_vocab_size and options.data is None:
+        options.data = options.folder / "data.jsonl"
+        write_random_dataset(
+            options.data, 2048, options.prompt_tokens + options.new_tokens, vocab_size(options), 0.5
+        )
+    if options.draft_model is None:
+        options.draft_model = options.folder / "fresh"
+        if not options.draft_model.exists():
+            words = [*draft_words(options), f"output={options.folder / 'unused'}"]
+            command = [sys.executable, str(HERE / "follow_draft.py"), str(options.draft_model)]
+            output_of([*command, json.dumps(words)], options.folder / "fresh.log", 600.0)
+    return options.draft_model
+
+
+def vocab_size(options: argparse.Namespace) -> int:
+    """Return the number of tokens of the target."""
+    return json.loads((options.target / "config.json").read_text())["vocab_size"]
+
+
+def draft_words(options: argparse.Namespace) -> list[str]:
+    """Return the configuration that the fresh draft and every ``follow`` share."""
+    words = [
+        f"target={options.target}",
+        f"draft.name={options.draft}",
+        f"backend.name={options.backend}",
+        f"train.dtype={options.dtype}",
+        f"data.max_length={options.prompt_tokens + options.new_tokens}",
+    ]
+    if options.data is not None:
+        words.append(f"data.path={options.data}")
+    if options.draft_vocab_size:
+        words.append(f"draft.vocab_size={options.draft_vocab_size}")
+    return words
+
+
+class Servers:
+    """Servers of vLLM on the first device; those that are not asked do nothing there but hold memory."""
+
+    def __init__(self, options: argparse.Namespace, environment: Mapping[str, str]) -> None:
+        """Start nothing yet."""
+        self._options, self._environment = options, environment
+        self._running: dict[str, tuple[ExitStack, Program, int, Path]] = {}
+
+    def __enter__(self) -> Servers:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End every server."""
+        self.stop(*self._running)
+
+    def start(self, *names: str) -> None:
+        """Start the servers that do not run, at the same time."""
+        for name in names:
+            if name not in self._running:
+                port, log = free_port(), self._options.folder / f"server-{name}.log"
+                stack = ExitStack()
+                command = _command(self._options, name, port)
+                env = {**on_device(0), **self._environment, **_environment(self._options, name)}
+                server = stack.enter_context(program(command, log, env, answers=False))
+                self._running[name] = stack, server, port, log
+
+    def stop(self, *names: str) -> None:
+        """End some servers."""
+        for name in names:
+            stack, *_ = self._running.pop(name)
+            stack.close()
+
+    def url(self, name: str) -> str:
+        """Return the address of a server, which answers; start it if it does not run, alone if so chosen."""
+        if self._options.one_at_a_time:
+            self.stop(*(other for other in list(self._running) if other != name))
+        self.start(name)
+        _, server, port, log = self._running[name]
+        return ready(server, port, log, self._options.limit_s)
+
+
+def _command(options: argparse.Namespace, name: str, port: int) -> list[str]:
+    draft = {
+        "method": options.draft,
+        "model": str(options.draft_model),
+        "num_speculative_tokens": DRAFT_TOKENS[options.draft],
+    }
+    has_draft = name in ("plain", "live")
+    speculation = {"ngram": NGRAM, "no-draft": None}.get(name, draft)
+    flags: dict[str, Any] = {
+        "model": options.target,
+        "host": "127.0.0.1",
+        "port": port,
+        "dtype": options.dtype,
+        "max-model-len": options.prompt_tokens + options.new_tokens + SPARE_POSITIONS,
+        "max-num-seqs": options.streams,
+        "kv-cache-memory-bytes": int(options.kv_gib * (1 << 30)),
+    }
+    if speculation is not None:
+        flags["speculative-config"] = json.dumps(speculation)
+    if has_draft:
+        flags["worker-extension-cls"] = "spec_engine_vllm.worker_extension.WorkerExtension"
+        flags["middleware"] = "spec_engine_vllm.draft_routes.DraftRoutes"
+    if options.backend != "cpu":
+        flags["gpu-memory-utilization"] = options.gpu_memory_utilization
+    switches = ["--tokens-only", *(["--enforce-eager"] if options.backend == "cpu" else [])]
+    words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, *switches, *options.words]
+
+
+def _environment(options: argparse.Namespace, name: str) -> dict[str, str]:
+    cache = {
+        "VLLM_CACHE_ROOT": str(options.cache / name)
+    }  # two servers that compile the same never share a file
+    env = {**ENVIRONMENT, **cache, "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    env[LIVE_REQUESTS_VARIABLE] = json.dumps({"share": SHARE}) if name == "live" else ""
+    return env
+
+
+@contextmanager
+def loaded(options: argparse.Namespace, url: str, phase: str, *, everything: bool) -> Iterator[list[Any]]:
+    """Keep the load on a server during the block; fill the list that it gets with the answers at its end."""
+    load = {
+        "streams": options.streams,
+        "new_tokens": options.new_tokens,
+        "prompt_tokens": options.prompt_tokens,
+        "vocab_size": vocab_size(options),
+        "seed": phase,
+        "rows": None if options.text is None else str(options.text),
+        "headers": ALL if everything else {},
+    }
+    command = [sys.executable, str(HERE / "serving_load.py"), url, json.dumps(load)]
+    answers: list[Any] = []
+    with program(command, options.folder / f"load-{phase}.log") as running:
+        yield answers
+        answers += running.finish(options.limit_s)
+
+
+class Follower:
+    """``spec-trainer follow`` under way."""
+
+    def __init__(self, process: Program, run: Path, log: Path) -> None:
+        """Watch a process by its run directory and log."""
+        self._process, self.run, self._log = process, run, log
+
+    def wait(self, limit_s: float) -> float:
+        """Wait until it has trained its first step; return the seconds that it took."""
+        begun = time.monotonic()
+        while not trained(self.run)["steps"]:
+            self._process.check()
+            if time.monotonic() - begun > limit_s:
+                raise SystemExit(f"follow has trained nothing within {limit_s:.0f} s; see {self._log}")
+            time.sleep(0.5)
+        return time.monotonic() - begun
+
+    def check(self) -> None:
+        """End the benchmark where the command has ended."""
+        self._process.check()
+
+    def notes(self) -> list[str]:
+        """Return what it has logged about waits, pushes and problems."""
+        words = (" W ", " E ", "training waits", "training goes on", "servers have the draft", "after ")
+        lines = self._log.read_text(errors="replace").splitlines()
+        return [line for line in lines if any(word in line for word in words)][-60:]
+
+
+@contextmanager
+def following(
+    options: argparse.Namespace,
+    url: str,
+    phase: str,
+    device: int,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+) -> Iterator[Follower]:
+    """Run ``spec-trainer follow`` on a device during the block."""
+    run, log = options.folder / f"run-{phase}", options.folder / f"follow-{phase}.log"
+    settings = [
+        *draft_words(options),
+        f"output={run}",
+        f"draft.init_from={options.draft_model}",
+        f"follow.servers=[{url}]",
+        f"follow.every={options.every}",
+        f"follow.passes={options.passes}",
+        "follow.poll_s=1",
+        f"train.lr={options.lr}",
+        "train.warmup_steps=0",
+        f"train.global_batch_tokens={options.batch_tokens}",
+        *words,
+        *options.set,
+    ]
+    env = on_device(device) | environment
+    with program([*SPEC_TRAINER, "follow", *settings], log, env, answers=False) as process:
+        yield Follower(process, run, log)
+
+
+def watched(
+    url: str, run: Path | None, seconds: float, check: Follower | None
+) -> tuple[Window, Window, list[dict[str, int]]]:
+    """Return the moments before and after ``seconds``, and the largest memory of each GPU in between."""
+    begun, memory = moment(url, run), list[list[dict[str, int]]]()
+    while (left_s := begun.begun_s + seconds - time.monotonic()) > 0:
+        memory.append(device_memory())
+        if check is not None:
+            check.check()
+        time.sleep(min(left_s, 5.0))
+    largest = [
+        {key: max(row[key] for row in rows) for key in rows[0]} for rows in zip(*memory, strict=False) if rows
+    ]
+    return begun, moment(url, run), largest
+
+
+def chosen_mps(options: argparse.Namespace, stack: ExitStack) -> tuple[dict[str, str], dict[str, str]]:
+    """Return variables of the servers and of ``follow``: they share the GPU at the same time under ``--mps``."""
+    if options.mps is None:
+        return {}, {}
+    from spec_backend_cuda.mps import mps_daemon
+
+    daemon = stack.enter_context(mps_daemon())
+    shared = dict(daemon.environment)
+    os.environ.pop("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", None)
+    return shared, {**shared, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(options.mps)}
