@@ -35,6 +35,18 @@ SHAPES: dict[str, dict[str, object]] = {
         "max_position_embeddings": 40_960,
         "tie_word_embeddings": False,
     },
+    "small": {
+        "model_type": "qwen3",
+        "vocab_size": 4096,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+    },
     "toy": {
         "model_type": "qwen3",
         "vocab_size": 512,

@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 from spec_core.records import CaptureRequest, ImageSource
-from spec_testing import SampleWithImages
 
 from .chat_templates import byte_tokenizer
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+    from spec_testing import SampleWithImages
 
 SEEING = ("qwen2_5_vl", "qwen3_vl")
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
@@ -49,7 +50,9 @@ _PROCESSOR = {
 }
 
 
-def save_seeing_target(folder: Path, model_type: str, hidden_size: int = 32, head_dim: int = 8) -> Path:
+def save_seeing_target(
+    folder: Path, model_type: str, hidden_size: int = 32, head_dim: int = 8, vision_size: int = 16
+) -> Path:
     """Save a target of eight layers and 263 tokens, and return its folder."""
     import torch
     import transformers
@@ -75,7 +78,7 @@ def save_seeing_target(folder: Path, model_type: str, hidden_size: int = 32, hea
     }
     vision = {
         "depth": 2,
-        "hidden_size": 16,
+        "hidden_size": vision_size,
         "intermediate_size": 24,
         "num_heads": 2,
         "out_hidden_size": hidden_size,
@@ -128,9 +131,15 @@ def request_of(folder: Path, pictures: Sequence[tuple[ImageSource, Image.Image]]
 
 
 def reference_states(
-    folder: Path, request: CaptureRequest, pictures: Sequence[tuple[ImageSource, Image.Image]]
+    folder: Path,
+    request: CaptureRequest,
+    pictures: Sequence[tuple[ImageSource, Image.Image]],
+    **arguments: Tensor,
 ) -> Tensor:
-    """Return every layer's input and the final norm's, [T, N + 1, H], from the whole model with its own positions."""
+    """Return every layer's input and the final norm's, [T, N + 1, H], from the whole model with its own positions.
+
+    ``arguments`` are further ones of its forward pass.
+    """
     import torch
     import transformers
 
@@ -149,7 +158,7 @@ def reference_states(
         arrays = dict(processor([image for _, image in pictures], return_tensors="pt"))
         arrays["mm_token_type_ids"] = (ids == IMAGE_ID).int()
     with torch.no_grad():
-        model(ids, **arrays)
+        model(ids, **arrays, **arguments)
     return torch.stack(seen, dim=1)
 
 
@@ -157,6 +166,8 @@ def samples_with_images(
     folder: Path, shown: Sequence[Sequence[tuple[ImageSource, Image.Image]]]
 ) -> list[SampleWithImages]:
     """Return a sample for each list of pictures, with the states that Transformers computes."""
+    from spec_testing import SampleWithImages
+
     requests = [request_of(folder, pictures) for pictures in shown]
     return [
         SampleWithImages(

@@ -15,6 +15,7 @@ from spec_core.records import CaptureRequest, FeatureSchema, SamplingParams
 from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
 from spec_kit.targets.target_reader import read_target
 
+from ..quantised_targets import distance, write_dequantised
 from ..transformers_target import Transformer
 from .vllm_here import needs_vllm
 
@@ -55,17 +56,7 @@ def original(make_target) -> Path:
 @pytest.fixture
 def quantised(original, tmp_path) -> Path:
     """The original with weights in int8; embedding, head and norms are as they were."""
-    return _write(original, tmp_path / "quantised", is_quantised=True)
-
-
-@pytest.fixture
-def dequantised(original, tmp_path) -> Path:
-    """The quantised target's weights in bfloat16."""
-    return _write(original, tmp_path / "dequantised", is_quantised=False)
-
-
-def _write(original: Path, folder: Path, *, is_quantised: bool) -> Path:
-    shutil.copytree(original, folder)
+    folder = shutil.copytree(original, tmp_path / "quantised")
     weights: dict[str, Tensor] = {}
     for name, weight in load_file(original / "model.safetensors").items():
         if not name.endswith("_proj.weight"):
@@ -73,15 +64,17 @@ def _write(original: Path, folder: Path, *, is_quantised: bool) -> Path:
             continue
         scale_R1 = (weight.float().abs().amax(dim=1, keepdim=True) / LARGEST).bfloat16()
         values = (weight.float() / scale_R1.float()).round().clamp(-LARGEST, LARGEST)
-        if is_quantised:
-            weights[name], weights[f"{name}_scale"] = values.to(torch.int8), scale_R1
-        else:
-            weights[name] = (values * scale_R1.float()).bfloat16()
+        weights[name], weights[f"{name}_scale"] = values.to(torch.int8), scale_R1
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    if is_quantised:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": QUANTIZATION}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": QUANTIZATION}))
     return folder
+
+
+@pytest.fixture
+def dequantised(quantised, tmp_path) -> Path:
+    """The quantised target with its weights in float32."""
+    return write_dequantised(quantised, tmp_path / "dequantised")
 
 
 def test_states_and_teacher_of_a_quantised_target_are_those_that_it_serves_by(
@@ -105,7 +98,8 @@ def test_states_and_teacher_of_a_quantised_target_are_those_that_it_serves_by(
             receiver.release(sample)
     near, far = Transformer(dequantised), Transformer(original)
     for index, ids in enumerate(prompts):
-        to_near, to_far = (_distance(hidden[index], one.hidden(ids)) for one in (near, far))
+        states = [one.hidden(ids)[:, list(LAYERS)] for one in (near, far)]
+        to_near, to_far = (distance(hidden[index], expected) for expected in states)
         assert to_near < 0.5 * to_far, (to_near, to_far)
 
     target = read_target(quantised)
@@ -117,9 +111,3 @@ def test_states_and_teacher_of_a_quantised_target_are_those_that_it_serves_by(
         logits_V = norm(hidden[index][-1, -1]) @ head_VH.T
         (served,) = answer.token_ids
         assert logits_V[served] >= logits_V.max() - 0.02 * logits_V.abs().max()
-
-
-def _distance(got_TNH: Tensor, reference_TNH: Tensor) -> float:
-    """Return the distance of two samples' states in units of the reference's norm."""
-    expected_TNH = reference_TNH[:, list(LAYERS)]
-    return float((got_TNH - expected_TNH).norm() / expected_TNH.norm())

@@ -32,7 +32,7 @@ class SglangEngine(SubprocessEngine):
 
     name: ClassVar[str] = "sglang"
     api_version: ClassVar[int] = 3
-    abilities: ClassVar[EngineAbilities] = EngineAbilities(fresh_weights=True)
+    abilities: ClassVar[EngineAbilities] = EngineAbilities(fresh_weights=True, images=True)
     Config: ClassVar[type[EngineConfig]] = SglangConfig
 
     @classmethod

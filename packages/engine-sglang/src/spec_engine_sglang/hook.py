@@ -16,12 +16,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from spec_core import TargetSpec
+
 log = logging.getLogger(__name__)
 
 PLUGIN = "spec-trainer"
 """Name of the entry point."""
 NORM_VARIABLE = "SPEC_TRAINER_SGLANG_NORM"
 """Environment variable of a capturing SGLang: name of the decoder's attribute that is the final norm."""
+IMAGE_VARIABLE = "SPEC_TRAINER_SGLANG_IMAGE_TOKEN"
+"""Environment variable of a capturing SGLang whose target sees: the size of the vocabulary, and the id of the token
+that stands for a row of an image, as in ``1000 17``."""
 _TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
 """``spec_kit.hosting.DRAFT_TOKEN_VARIABLE``: set if the draft takes fresh weights."""
 _WHITELIST = "SGLANG_PLUGINS"
@@ -32,9 +37,14 @@ _SWITCH_S = 5e-4
 the scheduler and the capture threads in its process would wait up to 5 ms for each other each time."""
 
 
-def hook_environment(norm: str, inherited: Mapping[str, str]) -> dict[str, str]:
+def hook_environment(target: TargetSpec, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of a capturing SGLang, apart from the capture controller's address."""
-    return {NORM_VARIABLE: norm, **_admission(inherited)}
+    image = "" if target.image_token_id is None else f"{target.vocab_size} {target.image_token_id}"
+    return {
+        NORM_VARIABLE: target.norm_name.split(".")[-2],
+        IMAGE_VARIABLE: image,
+        **_admission(inherited),
+    }
 
 
 def update_environment(inherited: Mapping[str, str]) -> dict[str, str]:
@@ -118,6 +128,12 @@ def attach_capture(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> N
     sys.setswitchinterval(_SWITCH_S)
     exporter = FeatureExporter(os.environ[CAPTURE_VARIABLE])
     runner = scheduler.tp_worker.model_runner
-    capture = StateCapture(runner.model, exporter, exporter.schema, os.environ[NORM_VARIABLE])
+    capture = StateCapture(
+        runner.model,
+        exporter,
+        exporter.schema,
+        os.environ[NORM_VARIABLE],
+        [int(number) for number in os.environ[IMAGE_VARIABLE].split()],
+    )
     runner.forward = capture.around(runner.forward)
     log.info("capture of layers %s: %s", list(exporter.schema.layers), capture.description)

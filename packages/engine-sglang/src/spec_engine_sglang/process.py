@@ -11,7 +11,7 @@ from spec_core.records import AcceptanceCounters
 from spec_engine_sglang import hook
 from spec_engine_sglang.arguments import ENVIRONMENT, server_arguments
 from spec_engine_sglang.request_names import Assignment, name_of
-from spec_kit.hosting import CaptureMode, EngineSubprocess, SpeculativeMode
+from spec_kit.hosting import CaptureMode, EngineSubprocess, SpeculativeMode, image_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ class SglangProcess(EngineSubprocess):
         self._counted = AcceptanceCounters()
         env = {**os.environ, **ENVIRONMENT}
         if isinstance(mode, CaptureMode):
-            env |= hook.hook_environment(target.norm_name.split(".")[-2], os.environ)
+            env |= hook.hook_environment(target, os.environ)
         elif isinstance(mode, SpeculativeMode):
             env |= hook.update_environment(os.environ)
         arguments = server_arguments(config, target, context.memory_fraction, mode)
@@ -50,7 +50,8 @@ class SglangProcess(EngineSubprocess):
         """Send the requests of a capture batch; the returned future is done when SGLang has answered all of them."""
         names = [name_of(Assignment(r.request_id, len(r.input_ids), r.destinations)) for r in requests]
         sampling = {"max_new_tokens": 0, "temperature": 0.0}
-        return self._run(names, [request.input_ids for request in requests], sampling)
+        images = [[image_fields(image) for image in request.images] for request in requests]
+        return self._run(names, [request.input_ids for request in requests], sampling, images=images)
 
     def decode(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Fields]:
         """Return SGLang's answers in the order of the prompts."""
@@ -88,10 +89,11 @@ class SglangProcess(EngineSubprocess):
         ids: Sequence[Sequence[int]],
         sampling: dict[str, Any],
         gaps: bool = False,
+        images: Sequence[Sequence[Fields]] = (),
         **load: int,
     ) -> Future[Fields]:
         ids = [list(row) for row in ids]
-        return self.ask("run", names=names, ids=ids, sampling=sampling, gaps=gaps, **load)
+        return self.ask("run", names=names, ids=ids, sampling=sampling, gaps=gaps, images=images, **load)
 
     def _sampling(self, sampling: SamplingParams) -> dict[str, Any]:
         return {

@@ -20,7 +20,7 @@ from spec_engine_sglang.request_names import Assignment, read_name
 from spec_engine_sglang.stream_taps import StreamTaps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor, nn
 
@@ -55,9 +55,20 @@ class _Partial:
 class StateCapture:
     """Captures states in one scheduler process."""
 
-    def __init__(self, model: nn.Module, exporter: FeatureExporter, schema: FeatureSchema, norm: str) -> None:
-        """Hook the layers of ``schema`` and the final norm in ``model``."""
+    def __init__(
+        self,
+        model: nn.Module,
+        exporter: FeatureExporter,
+        schema: FeatureSchema,
+        norm: str,
+        image: Sequence[int] = (),
+    ) -> None:
+        """Hook the layers of ``schema`` and the final norm in ``model``.
+
+        ``image``: if the target sees, its vocabulary's size and the id of the token that stands for an image's row.
+        """
         self._exporter = exporter
+        self._image = tuple(image)
         self._schema = schema
         self._taps = StreamTaps(model, schema, norm)
         self._partial: dict[int, _Partial] = {}
@@ -75,6 +86,11 @@ class StateCapture:
             with torch.inference_mode(False):  # as in StreamTaps.open
                 ids_R = torch.empty(num_rows, dtype=torch.int64, device=forward_batch.input_ids.device)
             ids_R.copy_(forward_batch.input_ids[:num_rows])
+            if (
+                self._image
+            ):  # SGLang writes digests of images in the place of their tokens, for its prefix cache
+                vocab_size, image_token_id = self._image
+                ids_R.masked_fill_(ids_R >= vocab_size, image_token_id)
             self._taps.open(num_rows, ids_R.device)
             result = forward(forward_batch, *args, **kwargs)
             self._collect(pieces, ids_R)

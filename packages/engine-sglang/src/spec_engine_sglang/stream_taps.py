@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 
 
+_LATE = "post_residual_addition"
+"""Argument with a summand of the stream: what Qwen3-VL adds behind a layer for images, in 0.5.16."""
+
+
 class StreamTaps:
     """Hooks that capture the residual stream; idle until ``open``.
 
@@ -81,10 +85,18 @@ class StreamTaps:
             raise EngineError(self._problem or "no forward pass was opened")
         return states_RNH
 
-    def _take(self, index: int, hidden: Tensor, residual: Tensor | None = None, **_: object) -> None:
+    def _take(
+        self,
+        index: int,
+        hidden: Tensor,
+        residual: Tensor | None = None,
+        late: Tensor | None = None,
+        **_: object,
+    ) -> None:
         """Store the stream that enters a layer; ``index`` is the layer's index in the schema.
 
-        Other arguments come from SGLang's callback (``owned``) and are ignored.
+        ``late``: what the model adds to the stream only inside this layer. Other arguments come from SGLang's
+        callback (``owned``) and are ignored.
         """
         if self._buffer_RNH is None:
             return
@@ -97,6 +109,8 @@ class StreamTaps:
                 out_RH.copy_(hidden[:rows])
             else:
                 torch.add(hidden[:rows], residual[:rows], out=out_RH)
+            if late is not None:
+                out_RH += late[:rows]
 
 
 def _find_decoder(model: nn.Module, norm: str) -> tuple[str, Any]:
@@ -131,7 +145,7 @@ def _before_layer(layer: nn.Module, tap: Tap) -> PreHook:
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = signature.bind(*args, **kwargs).arguments
-        tap(given["hidden_states"], given.get("residual"))
+        tap(given["hidden_states"], given.get("residual"), late=given.get(_LATE))
 
     return hook
 
@@ -151,7 +165,7 @@ def _pass_callback(
 def _before_norm(tap: Tap) -> PreHook:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         residual = args[1] if len(args) > 1 else kwargs.get("residual")
-        tap(args[0], residual)
+        tap(args[0], residual, late=kwargs.get(_LATE))
 
     return hook
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import EngineError
+from spec_engine_sglang.image_inputs import ImageInputs
 from spec_kit.hosting import EngineLink
 
 if TYPE_CHECKING:
@@ -34,15 +35,16 @@ def main() -> None:
 
             engine = sglang.Engine(**link.arguments)
             link.ready(files=files_of(engine.port_args))
+            inputs = ImageInputs(Path(link.arguments["model_path"]))
             # In the main thread, where SGLang puts its signal handlers.
-            engine.loop.run_until_complete(link.serve(_handlers(engine)))
+            engine.loop.run_until_complete(link.serve(_handlers(engine, inputs)))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os.killpg(0, signal.SIGKILL)
 
 
-def _handlers(engine: Any) -> dict[str, Handler]:
+def _handlers(engine: Any, inputs: ImageInputs) -> dict[str, Handler]:
     from spec_engine_sglang.draft_ranks import SglangRanks
 
     ranks = SglangRanks(engine.tokenizer_manager)
@@ -50,10 +52,10 @@ def _handlers(engine: Any) -> dict[str, Handler]:
     async def draft(message: Fields) -> Fields:
         return await ranks.call(message["call"], message["argument"])
 
-    return {"run": partial(_run, engine, ranks), "draft": draft}
+    return {"run": partial(_run, engine, inputs, ranks), "draft": draft}
 
 
-async def _run(engine: Any, ranks: DraftRanks, message: Fields) -> Fields:
+async def _run(engine: Any, inputs: ImageInputs, ranks: DraftRanks, message: Fields) -> Fields:
     """Run a batch of requests in one call, so that the scheduler gets them at once and they share forward passes.
 
     If their times or their concurrency matter, each request is streamed separately.
@@ -61,18 +63,24 @@ async def _run(engine: Any, ranks: DraftRanks, message: Fields) -> Fields:
     if message.get("times") or message.get("concurrency"):
         answers = await _stream_all(engine, message)
     else:
-        answers = await _run_at_once(engine, message)
+        answers = await _run_at_once(engine, inputs, message)
     for refusal in filter(None, (refusal_of(answer["meta_info"]) for answer in answers)):
         raise EngineError(refusal)
     served = {"draft": [ranks.served.version, ranks.served.digest]}
     return {"answers": [read_answer(answer) | served for answer in answers]}
 
 
-async def _run_at_once(engine: Any, message: Fields) -> list[Fields]:
+async def _run_at_once(engine: Any, inputs: ImageInputs, message: Fields) -> list[Fields]:
+    items = await asyncio.to_thread(
+        lambda: [
+            inputs.item(ids, images) for ids, images in zip(message["ids"], message["images"], strict=False)
+        ]
+    )
     return await engine.async_generate(
         input_ids=message["ids"],
         rid=message["names"],
         sampling_params=[dict(message["sampling"]) for _ in message["ids"]],
+        **({"image_data": [[item] for item in items]} if any(items) else {}),
         **({"return_logprob": True, "top_logprobs_num": 2} if message["gaps"] else {}),
     )
 

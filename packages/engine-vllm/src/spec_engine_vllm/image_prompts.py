@@ -6,11 +6,10 @@ the result with the trainer's token ids.
 
 from __future__ import annotations
 
-import base64
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from spec_core.records import ImageSource
+from spec_kit.hosting import image_of_fields
 from spec_kit.targets import TargetImages, decoded_image, read_target
 
 if TYPE_CHECKING:
@@ -34,11 +33,7 @@ class ImagePrompts:
 
         Raise DataError if an image cannot be read, or has changed since the request was made.
         """
-        sources = [
-            ImageSource(digest=image["digest"], path=image["path"], data=base64.b64decode(image["data"]))
-            for image in images
-        ]
-        pictures = [decoded_image(source.read()) for source in sources]
+        pictures = [decoded_image(image_of_fields(image).read()) for image in images]
         counts = [self._images.num_tokens(picture) for picture in pictures]
         assert self._target.image_token_id is not None
         return {

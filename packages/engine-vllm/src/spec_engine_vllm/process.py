@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 import tempfile
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from spec_core.errors import DeadlineExceeded
 from spec_core.records import AcceptanceCounters
 from spec_engine_vllm.arguments import CAPTURE_ENVIRONMENT, DEFAULT_ENVIRONMENT, engine_arguments
-from spec_kit.hosting import CaptureMode, EngineSubprocess
+from spec_kit.hosting import CaptureMode, EngineSubprocess, image_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -110,7 +109,7 @@ class VllmProcess(EngineSubprocess):
             {"ids": list(ids), "sampling": sampling} for ids, sampling in zip(prompts, samplings, strict=True)
         ]
         for request, shown in zip(requests, images, strict=False):
-            request["images"] = [_fields(image) for image in shown]
+            request["images"] = [image_fields(image) for image in shown]
         return self.ask("run", requests=requests, **(load or {}))
 
     def _sampling(self, sampling: SamplingParams, index: int) -> dict[str, Any]:
@@ -134,10 +133,6 @@ class VllmProcess(EngineSubprocess):
         if not causes or not _POINTER.search(message):
             return message
         return f"{message}: {causes[-1]}" if "exit code" in message else causes[-1]
-
-
-def _fields(image: ImageSource) -> Fields:
-    return {"digest": image.digest, "path": image.path, "data": base64.b64encode(image.data).decode()}
 
 
 def _socket_folder() -> tempfile.TemporaryDirectory[str]:

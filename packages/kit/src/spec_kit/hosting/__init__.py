@@ -8,6 +8,7 @@ from spec_kit.hosting.draft_rank import DraftRank
 from spec_kit.hosting.draft_ranks import DraftRanks
 from spec_kit.hosting.engine_subprocess import EngineSubprocess
 from spec_kit.hosting.feature_exporter import FeatureExporter
+from spec_kit.hosting.image_fields import image_fields, image_of_fields
 from spec_kit.hosting.live_requests import (
     LIVE_REQUESTS_VARIABLE,
     OTHER_LABEL,
@@ -52,6 +53,8 @@ __all__ = [
     "SubprocessEngine",
     "TakenRequests",
     "backend_for",
+    "image_fields",
+    "image_of_fields",
     "installed_version",
     "is_label",
     "probe_version",

@@ -1,0 +1,55 @@
+"""SGLang captures targets that see, against Transformers driven by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spec_engine_sglang.config import SglangConfig
+from spec_engine_sglang.engine import SglangEngine
+from spec_kit.targets.target_reader import read_target
+from spec_testing import EngineImagesSuite, SampleWithImages
+
+from ..made_once import made_once
+from ..seeing_targets import SEEING, picture, samples_with_images, save_seeing_target
+from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from spec_core import Engine
+    from spec_core.engine import EngineContext
+
+pytestmark = [
+    *needs_sglang,
+    pytest.mark.usefixtures("sglang_environment"),
+    pytest.mark.xdist_group("sglang images"),
+    pytest.mark.timeout(600),
+]
+SIZES = ((24, 24), (33, 47), (8, 90))
+"""The image processor keeps the first, and scales the others."""
+
+
+@pytest.fixture(scope="module", params=SEEING)
+def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kind = request.param
+    return made_once(tmp_path_factory, f"seeing-{kind}", lambda to: save_seeing_target(to, kind, 64, 32))
+
+
+class TestSglangEngineSees(EngineImagesSuite):
+    placement = "colocated"
+
+    @pytest.fixture
+    def new_engine(self, seeing: Path) -> Callable[[EngineContext], Engine]:
+        config = SglangConfig(name="sglang", dtype="float32", batch_tokens=64, args=ARGS)
+        return lambda context: SglangEngine.create(config, read_target(seeing), context)
+
+    @pytest.fixture
+    def samples(self, seeing: Path) -> list[SampleWithImages]:
+        """Samples without images, with one and with three; the last ones take more than a batch."""
+        pictures = [[picture(size, seed) for size in SIZES] for seed in range(2)]
+        return samples_with_images(
+            seeing, [[], pictures[0][:1], pictures[1][:1], pictures[0], pictures[1], pictures[0]]
+        )
