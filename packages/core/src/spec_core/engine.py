@@ -171,6 +171,13 @@ class Engine(Resource):
         """
 
     @classmethod
+    def check_schema(cls, config: EngineConfig, schema: FeatureSchema) -> None:
+        """Raise ConfigError if this engine, as configured, would capture wrong states of a layer of ``schema``.
+
+        Optional: by default every schema is accepted. Called before anything starts; imports nothing heavy.
+        """
+
+    @classmethod
     def check_draft(
         cls, config: EngineConfig, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from spec_core import EngineAbilities
+from spec_core.errors import ConfigError
 from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import Draft, EngineConfig, TargetSpec
-    from spec_core.records import Availability, ServerCounters
+    from spec_core.records import Availability, FeatureSchema, ServerCounters
     from spec_kit.hosting import Mode, ProgramReplica
 
 
@@ -58,6 +59,19 @@ class VllmEngine(SubprocessEngine):
         """Raise UsageError if vLLM cannot serve the draft as configured (E8)."""
         check_vllm_folder(folder, target, is_cpu_build=is_cpu_build(), is_before_28=is_before_28())
         cls.serving_method(config, draft, folder)
+
+    @classmethod
+    def check_schema(cls, config: EngineConfig, schema: FeatureSchema) -> None:
+        """Refuse layer 0 on accelerators: the kernels of the layers that follow add to the stored embeddings.
+
+        vLLM stores a reference to the embeddings (``EagleModelMixin`` of vLLM 0.26 to 0.33), which
+        ``fused_add_rms_norm`` changes in place. The CPU build's does not.
+        """
+        if 0 in schema.layers and not is_cpu_build():
+            raise ConfigError(
+                f"engine {cls.name!r} cannot capture the embeddings (layer 0), because vLLM changes them in place; "
+                "leave 0 out of draft.layers, or set engine.name=hf or engine.name=sglang"
+            )
 
     @classmethod
     def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:
