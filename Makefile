@@ -102,6 +102,7 @@ bench: install ## benchmarks at toy size
 	$(BIN)/python benchmarks/trainer_step.py --toy --drafts
 	$(BIN)/python benchmarks/trainer_step.py --toy --lengths
 	$(BIN)/python benchmarks/tensor_parallel.py --toy
+	$(BIN)/python benchmarks/context_parallel.py --toy
 	$(BIN)/python benchmarks/transport.py --sizes-mb 0.25 1 4 --repeats 3
 	$(BIN)/python benchmarks/colocated.py --toy
 	$(BIN)/python benchmarks/disaggregated.py --toy

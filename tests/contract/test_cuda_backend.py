@@ -13,8 +13,8 @@ from spec_backend_cuda import mps_owner
 from spec_backend_cuda.attention import (
     flash_attention,
     flash_attention_backward,
-    prefixed_attention,
-    prefixed_attention_backward,
+    flash_attention_of_pieces,
+    flash_attention_of_pieces_backward,
 )
 from spec_backend_cuda.backend import CudaBackend, CudaConfig
 from spec_backend_cuda.device_segment import DeviceSegment
@@ -125,8 +125,8 @@ def test_fused_attention_of_pieces_equals_dense_attention(pieces, width):
     expected[0] = expected[0][rows]
     device = torch.device("cuda", 0)
     q, k, v, grad = (tensor.to(device) for tensor in (q[rows], k, v, grad[rows]))
-    got_out, got_lse = prefixed_attention(q, k, v, pieces)
-    got = prefixed_attention_backward(grad, (q, k, v, got_out, got_lse), pieces)
+    got_out, got_lse = flash_attention_of_pieces(q, k, v, pieces)
+    got = flash_attention_of_pieces_backward(grad, (q, k, v, got_out, got_lse), pieces)
     tolerance = 3 * torch.finfo(torch.bfloat16).eps
     for actual, reference in zip((got_out, *got), (out[rows], *expected), strict=True):
         scale = max(1.0, reference.abs().max().item())

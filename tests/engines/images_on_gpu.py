@@ -165,9 +165,13 @@ def features(given, folder: Path) -> dict:
     shown = [[], pictures[0][:1], pictures[1][:1], pictures[0], pictures[1], pictures[0][1:2]]
     requests = [request_of(folder, own) for own in shown]
     target = read_target(folder)
-    layers = tuple(range(target.num_layers + 1))
+    first = 1 if given.engine == "vllm" and given.backend != "cpu" else 0  # VllmEngine.check_capture
+    layers = tuple(range(first, target.num_layers + 1))
     schema = FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=given.dtype)
-    exact = [reference_states(folder, request, own) for request, own in zip(requests, shown, strict=True)]
+    exact = [
+        reference_states(folder, request, own)[:, first:]
+        for request, own in zip(requests, shown, strict=True)
+    ]
     backend = backend_of(given)
     backend.device(0)
     transport = InlineTransport()
@@ -198,7 +202,9 @@ def features(given, folder: Path) -> dict:
             row["other_images"] = distance(exact[others], exact[index])
         if own:
             position_1T = torch.arange(len(request.input_ids))[None]
-            wrong = reference_states(folder, request, own, position_ids=position_1T.expand(3, 1, -1))
+            wrong = reference_states(folder, request, own, position_ids=position_1T.expand(3, 1, -1))[
+                :, first:
+            ]
             row["index_positions"] = distance(wrong, exact[index])
         wrong = min(row.get(name, float("inf")) for name in ("other_images", "index_positions"))
         nearest = min(row["engine_to_float32"], row["again_to_float32"])

@@ -10,8 +10,8 @@ from spec_backend_cuda import dense_attention
 from spec_backend_cuda.attention import (
     flash_attention,
     flash_attention_backward,
-    prefixed_attention,
-    prefixed_attention_backward,
+    flash_attention_of_pieces,
+    flash_attention_of_pieces_backward,
 )
 from spec_testing.backend_suite import _dense_attention
 
@@ -68,9 +68,9 @@ def test_pieces_equal_the_same_rows_of_dense_attention(chunks):
     expected = list(torch.autograd.grad(out[rows], wide, grad[rows]))
     expected[0] = expected[0][rows]
     own = (q[rows].detach(), k.detach(), v.detach())
-    got_out, got_lse = prefixed_attention(*own, pieces)
-    got = prefixed_attention_backward(grad[rows], (*own, got_out, got_lse), pieces)
+    got_out, got_lse = flash_attention_of_pieces(*own, pieces)
+    got = flash_attention_of_pieces_backward(grad[rows], (*own, got_out, got_lse), pieces)
     for actual, reference in zip((got_out, got_lse, *got), (out[rows], lse[rows], *expected), strict=True):
         torch.testing.assert_close(actual, reference)
-    nothing, _ = prefixed_attention(own[0][:0], *own[1:], [])
+    nothing, _ = flash_attention_of_pieces(own[0][:0], *own[1:], [])
     assert nothing.shape == (0, 4, 8)

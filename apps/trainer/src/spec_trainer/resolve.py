@@ -226,7 +226,7 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
     if config.data.features is None:
         check_sight(config, types["engine"], target)
         types["engine"].check_target(config.engine, target)
-        types["engine"].check_schema(config.engine, draft.required_features(target))
+        types["engine"].check_capture(config.engine, draft.required_features(target))
     types["strategy"].check(config.strategy, target, draft.shard_hints(target))
     if config.train.fp8 is not None:
         check_fp8(config, backend, types["strategy"], target)

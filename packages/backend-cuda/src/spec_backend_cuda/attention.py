@@ -55,7 +55,7 @@ def flash_attention_backward(
     return _gradients(grad_out, saved, bounds, bounds)
 
 
-def prefixed_attention(
+def flash_attention_of_pieces(
     q: Tensor, k: Tensor, v: Tensor, pieces: Sequence[tuple[int, int, int]]
 ) -> tuple[Tensor, Tensor]:
     """Return causal attention for the tokens of some pieces of documents, and its log-sum-exp; any dtype and shape.
@@ -66,7 +66,7 @@ def prefixed_attention(
     return _attend(q, k, v, *_of_pieces(pieces))
 
 
-def prefixed_attention_backward(
+def flash_attention_of_pieces_backward(
     grad_out: Tensor,
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     pieces: Sequence[tuple[int, int, int]],
@@ -78,8 +78,8 @@ def prefixed_attention_backward(
 KERNELS: Mapping[str, Kernel] = {
     "causal_attention": flash_attention,
     "causal_attention_backward": flash_attention_backward,
-    "prefixed_attention": prefixed_attention,
-    "prefixed_attention_backward": prefixed_attention_backward,
+    "prefixed_attention": flash_attention_of_pieces,
+    "prefixed_attention_backward": flash_attention_of_pieces_backward,
 }
 
 

@@ -61,7 +61,7 @@ class VllmEngine(SubprocessEngine):
         cls.serving_method(config, draft, folder)
 
     @classmethod
-    def check_schema(cls, config: EngineConfig, schema: FeatureSchema) -> None:
+    def check_capture(cls, config: EngineConfig, schema: FeatureSchema) -> None:
         """Refuse layer 0 on accelerators: the kernels of the layers that follow add to the stored embeddings.
 
         vLLM stores a reference to the embeddings (``EagleModelMixin`` of vLLM 0.26 to 0.33), which
