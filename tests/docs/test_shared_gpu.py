@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
+from spec_core import Draft, plugins
 from spec_trainer.commands.plan import describe_run
 from spec_trainer.resolve import read_inputs
 from spec_trainer.run.activations import largest_pass_bytes, with_passes_that_fit
@@ -151,3 +153,23 @@ def test_what_is_counted_is_less_than_an_h200_has_taken(folder, draft, saves):
     for row in json.loads(MEASURED.read_text())["lengths"][key]["rows"]:
         counted = static + 2 * saved(row["tokens"], int(0.7 * row["tokens"]))
         assert 0.5 < counted / (row["peak_mib"] * 2**20) < 1
+
+
+DRAFTS = json.loads(MEASURED.with_name("h200-drafts.json").read_text())["drafts"]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "options"),
+    [
+        ("mtp", "mtp, 3 steps, 2048 x 4", {"num_steps": 3}),
+        ("peagle", "peagle, 4 layers, 2048 x 4", {"vocab_size": 32000}),
+        ("eagle3", "eagle3, 2 layers, 2048 x 4", {"num_layers": 2, "vocab_size": 32000}),
+    ],
+)
+def test_what_other_drafts_save_is_less_than_a_step_has_taken(folder, name, row, options):
+    """With Adam's state a step has taken up to three times as much on an H200."""
+    target, plugin = planned(folder).target, plugins.load_available(Draft, name)
+    draft = plugin(plugin.Config.model_validate({"name": name, **options}))
+    adam = 8 * sum(map(prod, draft.weight_shapes(target).values()))
+    saved = 4 * 2 * draft.saved_values(target)(2048, int(0.7 * 2048))
+    assert 1 < DRAFTS[row]["step_mib"] * 2**20 / (adam + saved) < 3

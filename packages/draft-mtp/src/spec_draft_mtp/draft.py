@@ -20,7 +20,7 @@ from spec_kit.drafting import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -129,6 +129,13 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
             token_channels=width,
             row_channels=(steps - 1) * width,
         )
+
+    def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
+        """Return the number of values that a forward pass saves of a sample, at least: of its unrolled steps."""
+        shape = self.shape(target)
+        keys = shape.num_kv_heads * shape.head_dim
+        row = self.options.num_steps * (3 * shape.hidden_size + 2 * keys + shape.inner_values)
+        return lambda _, num_supervised: row * num_supervised
 
     @classmethod
     def kernels(cls) -> type[ChainKernels]:

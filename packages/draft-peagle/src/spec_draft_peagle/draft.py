@@ -24,7 +24,7 @@ from spec_kit.drafting import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -156,12 +156,11 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         Every token goes through all layers but the last. A supervised token goes through the last one, too, and the
         mask tokens of its chain, about as many as the random drop leaves, through all layers.
         """
-        shape, options = self.shape(target), self.options
+        shape = self.shape(target)
         weights = shape.tensor_shapes()
         layers = num_weights(size for name, size in weights.items() if name.startswith("layers."))
         last = layers // shape.num_layers
-        kept = (options.retention**guess for guess in range(1, options.num_guesses))
-        masks = sum(max(share, options.least_retention) for share in kept)
+        masks = self._masks()
         width, head = shape.num_heads * shape.head_dim, target.vocab_size * target.hidden_size
         trained = masks * layers + last + (1 + masks) * prod(weights["lm_head.weight"])
         return StepCost(
@@ -170,6 +169,26 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
             token_channels=(shape.num_layers - 1) * width,
             row_channels=round((masks * shape.num_layers + 1) * width),
         )
+
+    def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
+        """Return the number of values that a forward pass saves of a sample, at least.
+
+        Without segments they are those of its tokens and of the mask tokens of its chains, in each layer. With
+        segments they are the keys and values of its tokens, and the head's inputs.
+        """
+        shape, masks = self.shape(target), self._masks()
+        keys = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+        row = shape.num_layers * (shape.hidden_size + shape.inner_values)
+        if self.options.segment_tokens is None:
+            return lambda num_tokens, num_supervised: round(row * (num_tokens + masks * num_supervised))
+        guess = (1 + masks) * shape.hidden_size
+        return lambda num_tokens, num_supervised: round(keys * num_tokens + guess * num_supervised)
+
+    def _masks(self) -> float:
+        """Return the mean number of mask tokens that the random drop leaves in a chain."""
+        options = self.options
+        kept = (options.retention**guess for guess in range(1, options.num_guesses))
+        return sum(max(share, options.least_retention) for share in kept)
 
     @classmethod
     def kernels(cls) -> type[PEagleKernels]:
