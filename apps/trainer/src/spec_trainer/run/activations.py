@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -55,10 +56,12 @@ def activations_warning(run: RunSpec, sizes: RunSizes) -> str | None:
 
 def _fitting(run: RunSpec) -> RunSpec:
     """Return the run with the fewest passes that fit, at least as many as it has; one sample a pass if none fit."""
-    most = _most_samples(run)
-    while not _fits(run) and run.config.train.accumulation < most:
-        run = run.with_accumulation(run.config.train.accumulation + 1)
-    return run
+    if _fits(run):
+        return run
+    least, most = run.config.train.accumulation, _most_samples(run)
+    more = range(least, max(least, most))
+    found = bisect_left(more, True, key=lambda passes: _fits(run.with_accumulation(passes)))
+    return run.with_accumulation(least + found)
 
 
 def _fits(run: RunSpec) -> bool:
