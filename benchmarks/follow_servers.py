@@ -31,6 +31,8 @@ SHARE = 0.1
 ALL = {"x-draft-learn": "yes"}
 SPARE_POSITIONS = 64
 NUM_ROWS = 2048
+SAVING_S = 60.0
+"""Time that ``follow`` has for its last checkpoint and the copy of the served draft."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
 
@@ -235,7 +237,8 @@ def following(
         *options.set,
     ]
     env = on_device(device) | environment
-    with program([*SPEC_TRAINER, "follow", *settings], log, env, answers=False) as process:
+    command = [*SPEC_TRAINER, "follow", *settings]
+    with program(command, log, env, answers=False, leaving_s=SAVING_S) as process:
         yield Follower(process, run, log)
 
 
