@@ -273,7 +273,7 @@ class ServedDraft(Draft, Generic[C, S]):
             module = self.new_module(target, tensors, kernels)
             self.initialize(module, target, tensors, token_counts)
             return module
-        with UnsetWeights():  # for a draft of an 8B model, drawing them takes longer than reading the stored ones
+        with UnsetWeights():  # drawing random weights takes longer than reading the stored ones
             module = self.new_module(target, tensors, kernels)
         module.load_state_dict(self.stored_state(self.checkpoint))
         return module
