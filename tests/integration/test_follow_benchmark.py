@@ -1,4 +1,4 @@
-"""What ``follow_serving`` computes from the times of tokens, and that a shallow target answers as is computed."""
+"""``follow_serving`` computes its figures from the times of tokens, and a shallow target answers as its rows say."""
 
 from __future__ import annotations
 
