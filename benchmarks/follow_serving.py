@@ -118,7 +118,7 @@ def main() -> int:
             "settings": {
                 key: value
                 for key, value in vars(options).items()
-                if isinstance(value, str | float | list | None)
+                if isinstance(value, str | int | float | list | None)
             },
         }
         write_inputs(options)
