@@ -1,4 +1,4 @@
-"""Figures of ``follow_serving``: what clients have seen in a window, and when a series crosses a line."""
+"""Compute the figures of ``follow_serving``: what clients have seen in a window, and when a line is crossed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CROSSED = 3
 
 @dataclass
 class Window:
-    """What the server has counted, and where the trainer was, at one moment or between two."""
+    """The counters of the server and the progress of the trainer at one moment."""
 
     begun_s: float
     counters: ServerCounters

@@ -30,27 +30,36 @@ SHARE = 0.1
 """``share`` of the server that stores requests; a header of the load makes it all of them."""
 ALL = {"x-draft-learn": "yes"}
 SPARE_POSITIONS = 64
+NUM_ROWS = 2048
+SAVING_S = 60.0
+"""Time that ``follow`` has for its last checkpoint and the copy of the served draft."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
 
 def write_inputs(options: argparse.Namespace) -> Path:
     """Write target, data and a draft of fresh weights where they are not there yet; return the draft's folder."""
-    random = [options.shape, str(options.target), "--dtype", options.dtype]
     if not (options.target / "config.json").exists():
-        command = [sys.executable, str(HERE / "random_target.py"), *random]
-        output_of(command + ["--shallow"] * options.shallow, options.folder / "target.log", 600.0)
+        random = [options.shape, str(options.target), "--dtype", options.dtype]
+        _write(options, "random_target.py", *random, *["--shallow"] * options.shallow)
     if options.draft_vocab_size and options.data is None:
         options.data = options.folder / "data.jsonl"
-        write_random_dataset(
-            options.data, 2048, options.prompt_tokens + options.new_tokens, vocab_size(options), 0.5
-        )
+        length = options.prompt_tokens + options.new_tokens
+        if options.shallow:
+            _write(options, "shallow_answers.py", options.target, options.data, NUM_ROWS, length)
+        else:
+            write_random_dataset(options.data, NUM_ROWS, length, vocab_size(options), 0.5)
     if options.draft_model is None:
         options.draft_model = options.folder / "fresh"
         if not options.draft_model.exists():
             words = [*draft_words(options), f"output={options.folder / 'unused'}"]
-            command = [sys.executable, str(HERE / "follow_draft.py"), str(options.draft_model)]
-            output_of([*command, json.dumps(words)], options.folder / "fresh.log", 600.0)
+            _write(options, "follow_draft.py", options.draft_model, json.dumps(words))
     return options.draft_model
+
+
+def _write(options: argparse.Namespace, program: str, *words: object) -> None:
+    """Run another program of this folder to its end."""
+    command = [sys.executable, str(HERE / program), *map(str, words)]
+    output_of(command, (options.folder / program).with_suffix(".log"), options.limit_s)
 
 
 def vocab_size(options: argparse.Namespace) -> int:
@@ -222,12 +231,14 @@ def following(
         "follow.poll_s=1",
         f"train.lr={options.lr}",
         "train.warmup_steps=0",
+        "train.keep=1",
         f"train.global_batch_tokens={options.batch_tokens}",
         *words,
         *options.set,
     ]
     env = on_device(device) | environment
-    with program([*SPEC_TRAINER, "follow", *settings], log, env, answers=False) as process:
+    command = [*SPEC_TRAINER, "follow", *settings]
+    with program(command, log, env, answers=False, leaving_s=SAVING_S) as process:
         yield Follower(process, run, log)
 
 

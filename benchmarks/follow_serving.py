@@ -118,7 +118,7 @@ def main() -> int:
             "settings": {
                 key: value
                 for key, value in vars(options).items()
-                if isinstance(value, str | float | list | None)
+                if isinstance(value, str | int | float | list | None)
             },
         }
         write_inputs(options)
@@ -161,9 +161,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--every", type=int, help="follow.every; default 256")
     parser.add_argument("--passes", type=int, default=4, help="follow.passes")
     parser.add_argument("--batch-tokens", type=int, help="train.global_batch_tokens; default 8192")
-    parser.add_argument("--lr", type=float, help="default 1e-9, so that the draft stays; 1e-4 in --day-0")
+    parser.add_argument("--lr", type=float, help="default 1e-9, so that the draft stays; 3e-4 in --day-0")
     parser.add_argument("--budget-ms", type=float, help="follow.latency_budget_ms; default 25")
-    parser.add_argument("--draft-vocab-size", type=int, help="default 32000; 0: the target's, as in --day-0")
+    parser.add_argument(
+        "--draft-vocab-size", type=int, help="rows of the draft's head; default 32000; 0: the target's"
+    )
     parser.add_argument("--trainer-device", type=int, default=1, help="device of follow-other-gpu")
     parser.add_argument("--mps", type=int, help="share the GPU by MPS; this percentage of it for the trainer")
     parser.add_argument("--kv-gib", type=float, help="of each server; default 4")
@@ -182,11 +184,11 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     defaults = dict(TOY if options.toy else USUAL)
     if options.day_0:
-        defaults["draft_vocab_size"] = 0
+        defaults |= {} if options.toy else {"prompt_tokens": 64, "every": 128, "batch_tokens": 4096}
     for name, value in defaults.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    options.lr = options.lr or (1e-9 if not options.day_0 else 3e-3 if options.toy else 1e-4)
+    options.lr = options.lr or (1e-9 if not options.day_0 else 3e-3 if options.toy else 3e-4)
     options.shape = options.shape or "toy"
     options.dtype = "float32" if options.backend == "cpu" else "bfloat16"
     return options
@@ -219,13 +221,24 @@ def measured(
             around = following(options, url, name, device, budget, trainer)
             follower = stack.enter_context(around)
             found["first_step_s"] = follower.wait(options.limit_s)
-        time.sleep(options.warm_s)
+        warm_up(options, url)
         begun, ended, memory = watched(url, follower and follower.run, options.seconds, follower)
     found |= figures(answers, begun, ended) | {"devices": memory}
     if follower is not None:
         found["notes"] = follower.notes()
     log.info("%s: %s", name, brief(found))
     return found
+
+
+def warm_up(options: argparse.Namespace, url: str) -> None:
+    """Return once each stream may have had a token, and some seconds later."""
+    begun, deadline = moment(url, None), time.monotonic() + options.limit_s
+    while time.monotonic() < deadline:
+        since = moment(url, None).counters - begun.counters
+        if since.generated_tokens >= options.streams:
+            break
+        time.sleep(0.5)
+    time.sleep(options.warm_s)
 
 
 def brief(found: dict[str, Any]) -> str:
@@ -271,9 +284,9 @@ def day_0(options: argparse.Namespace, servers: Servers, trainer: dict[str, str]
     marks: dict[str, int] = {}
     with ExitStack() as stack:
         answers = stack.enter_context(loaded(options, url, "day-0", everything=True))
-        time.sleep(options.warm_s)
+        warm_up(options, url)
         _watch(options, url, None, 3 * options.window_s, moments)
-        with following(options, url, "day-0", device, [], trainer) as follower:
+        with following(options, url, "day-0", device, ["follow.replay=0"], trainer) as follower:
             marks["follow_starts"] = len(moments) - 1
             _watch(options, url, follower, options.day_s, moments)
         marks["follow_ended"] = len(moments) - 1

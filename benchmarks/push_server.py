@@ -148,7 +148,12 @@ class Program:
 
 @contextmanager
 def program(
-    command: Sequence[str], log: Path, env: dict[str, str] | None = None, *, answers: bool = True
+    command: Sequence[str],
+    log: Path,
+    env: dict[str, str] | None = None,
+    *,
+    answers: bool = True,
+    leaving_s: float = LEAVING_S,
 ) -> Iterator[Program]:
     """Yield a process; it and what it has started end with the block. It prints ``answers``, or into the log."""
     with log.open("w") as stderr:
@@ -167,7 +172,7 @@ def program(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(LEAVING_S)
+            process.wait(leaving_s)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -265,12 +265,17 @@ class ServedDraft(Draft, Generic[C, S]):
         kernel: FindKernel = no_kernel,
     ) -> nn.Module:
         """Return the network: fresh, or with the weights of ``init_from`` (D3)."""
+        from spec_kit.drafting.unset_weights import UnsetWeights
+
         self.check_target(target)
-        module = self.new_module(target, tensors, self.kernels().of(kernel))
+        kernels = self.kernels().of(kernel)
         if self.checkpoint is None:
+            module = self.new_module(target, tensors, kernels)
             self.initialize(module, target, tensors, token_counts)
-        else:
-            module.load_state_dict(self.stored_state(self.checkpoint))
+            return module
+        with UnsetWeights():  # drawing random weights takes longer than reading the stored ones
+            module = self.new_module(target, tensors, kernels)
+        module.load_state_dict(self.stored_state(self.checkpoint))
         return module
 
     @abstractmethod

@@ -1,0 +1,31 @@
+"""UnsetWeights: a context in which modules are built without random weights, because stored weights replace them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+_DRAWS = (nn.init.kaiming_uniform_, nn.init.normal_, nn.init.uniform_, Tensor.normal_, Tensor.uniform_)
+"""Functions by which modules draw their weights."""
+
+
+class UnsetWeights(TorchFunctionMode):
+    """Leaves out random initial values, which torch draws on one core of the CPU. Other values are set as usual."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Return the tensor as it is instead of drawing its values; call any other function."""
+        kwargs = kwargs or {}
+        if func in _DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)

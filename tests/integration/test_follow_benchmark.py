@@ -1,0 +1,149 @@
+"""``follow_serving`` computes its figures from the times of tokens, and a shallow target answers as its rows say."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from spec_backend_cpu.backend import CpuBackend
+from spec_core import EngineContext
+from spec_core.records import AcceptanceCounters, SamplingParams, ServerCounters
+from spec_engine_hf.engine import HfConfig, HfEngine
+from spec_kit.targets import read_target
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def on_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def answer(begun_s, times_s, tokens, **fields):
+    usual = {"status": 200, "draft_version": "2", "complete": True}
+    return {"begun_s": begun_s, "times_s": times_s, "tokens": tokens, **usual, **fields}
+
+
+def moment(at_s, generated, rounds, accepted, trained):
+    from follow_figures import Window
+
+    acceptance = AcceptanceCounters(rounds=rounds, drafted=3 * rounds, accepted=accepted)
+    latency = ((0.01, generated // 2), (0.025, generated), (float("inf"), generated))
+    steps = {"steps": trained // 100, "tokens": trained, "samples": 1, "verdicts": 0, "pushes": 0}
+    counters = ServerCounters(generated_tokens=generated, acceptance=acceptance, inter_token_latency=latency)
+    return Window(at_s, counters, steps)
+
+
+def test_figures_are_of_the_window_alone():
+    from follow_figures import figures
+
+    answers = [
+        answer(9.0, [9.5, 10.5, 11.0], [1, 2, 1]),  # begun before the window
+        answer(12.0, [12.25, 12.5, 13.0], [1, 4, 1]),
+        answer(19.0, [19.5, 20.5], [1, 1], status=200, complete=False),  # ends after it, and is cut off
+    ]
+    found = figures(answers, moment(10.0, 100, 10, 5, 1000), moment(20.0, 300, 60, 105, 3000))
+    assert found["output_tokens_per_s"] == pytest.approx((2 + 1 + 1 + 4 + 1 + 1) / 10)
+    assert found["requests"] == 2
+    assert found["failed_requests"] == 1
+    assert found["versions_in_answers"] == [2]
+    assert found["first_token_ms"]["count"] == 2
+    assert found["first_token_ms"]["longest_ms"] == pytest.approx(500)
+    # Two tokens in 1 s, one in 0.5 s; four in 0.25 s, one in 0.5 s.
+    assert found["inter_token_ms"]["count"] == 8
+    assert found["inter_token_ms"]["longest_ms"] == pytest.approx(500)
+    assert found["server"]["output_tokens_per_s"] == pytest.approx(20)
+    assert found["server"]["acceptance_length"] == pytest.approx(3)
+    assert found["trainer"]["tokens_per_s"] == pytest.approx(200)
+
+
+def test_a_line_is_crossed_where_the_throughput_stays_above_it():
+    from follow_figures import crossing_s, series
+
+    moments = [moment(5.0 * number, 0, number, number, 0) for number in range(8)]
+    tokens = [10, 60, 10, 40, 60, 60, 60]
+    answers = [
+        answer(5.0 * place, [5.0 * place + 1], [number], complete=True) for place, number in enumerate(tokens)
+    ]
+    rows = series(answers, moments)
+    assert [row["output_tokens_per_s"] for row in rows] == pytest.approx([number / 5 for number in tokens])
+    assert [row["acceptance_length"] for row in rows] == pytest.approx([2.0] * 7)
+    assert crossing_s(rows, 11.0) == rows[4]["at_s"] == 25.0
+    assert crossing_s(rows, 7.0) == 20.0
+    assert crossing_s(rows, 13.0) is None
+
+
+def test_the_run_directory_says_what_has_been_trained(tmp_path):
+    from follow_figures import trained
+
+    steps = [{"step": 1, "tokens": 30, "samples": 2}, {"step": 2, "tokens": 50, "samples": 3}]
+    lines = [json.dumps(row) for row in steps] + ['{"step": 3, "tok']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    verdicts = [{"step": 2, "served": 2}, {"step": 4, "served": 2}]
+    (tmp_path / "versions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in verdicts))
+    assert trained(tmp_path) == {"steps": 2, "tokens": 80, "samples": 5, "verdicts": 2, "pushes": 1}
+    assert not any(trained(None).values())
+
+
+def test_prompts_are_parts_of_the_texts_and_differ_by_seed():
+    from serving_load import drawn_prompt
+
+    texts = [list(range(100)), list(range(200, 230))]
+    prompts = [drawn_prompt(random.Random(seed), texts, 8, 512) for seed in range(20)]
+    assert all(
+        any(prompt == text[at : at + 8] for text in texts for at in range(len(text))) for prompt in prompts
+    )
+    assert len({tuple(prompt) for prompt in prompts}) > 15
+    assert len(drawn_prompt(random.Random(1), [], 8, 512)) == 8
+
+
+def test_tokens_of_a_message_are_counted():
+    from serving_load import num_tokens
+
+    assert num_tokens(b'data: {"choices": [{"index": 0, "token_ids": [4, 5, 6]}]}\n') == 3
+    assert num_tokens(b'data: {"choices": [], "usage": {}}\n') == 0
+    assert num_tokens(b'data: {"output_ids": [1, 2]}\n') == 0
+
+
+def test_a_shallow_target_answers_what_its_rows_say(tmp_path):
+    from random_target import write_random_target
+    from shallow_answers import shallow_answers
+
+    folder = write_random_target("toy", tmp_path / "target", "float32", shallow=True)
+    rows = shallow_answers(folder, 6, 12).tolist()
+    context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
+    with HfEngine.create(HfConfig(), read_target(folder), context) as engine:
+        sampling = SamplingParams(max_new_tokens=11, stop_at_eos=False)
+        answers = engine.generate([row[:1] for row in rows], sampling)
+    assert [list(one.token_ids) for one in answers] == [row[1:] for row in rows]
+    assert len({tuple(row) for row in rows}) == 6
+
+
+def test_servers_differ_by_their_draft_and_by_what_they_store(tmp_path):
+    from follow_servers import _command, _environment
+
+    options = SimpleNamespace(
+        draft="eagle3",
+        draft_model=tmp_path / "fresh",
+        target=tmp_path / "target",
+        dtype="float32",
+        prompt_tokens=24,
+        new_tokens=40,
+        streams=4,
+        kv_gib=0.0625,
+        backend="cpu",
+        cache=tmp_path,
+        words=[],
+    )
+    commands = {name: _command(options, name, 8000) for name in ("plain", "live", "no-draft", "ngram")}
+    assert commands["plain"] == commands["live"]
+    assert commands["plain"][0] == sys.executable
+    assert "--speculative-config" not in commands["no-draft"]
+    assert "--middleware" not in commands["ngram"]
+    assert json.loads(_environment(options, "live")["SPEC_LIVE_REQUESTS"]) == {"share": 0.1}
+    assert _environment(options, "plain")["SPEC_LIVE_REQUESTS"] == ""
