@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from spec_core.records import FeatureSchema
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
 from spec_kit.targets.target_reader import read_target
@@ -43,8 +44,19 @@ class TestSglangEngineSees(EngineImagesSuite):
 
     @pytest.fixture
     def new_engine(self, seeing: Path) -> Callable[[EngineContext], Engine]:
-        config = SglangConfig(name="sglang", dtype="float32", batch_tokens=64, args=ARGS)
-        return lambda context: SglangEngine.create(config, read_target(seeing), context)
+        """Return a function that creates the engine and starts SGLang, which may take minutes on a busy machine."""
+        target = read_target(seeing)
+        args = ARGS | {"mm_attention_backend": "sdpa"}
+        config = SglangConfig(name="sglang", dtype="float32", batch_tokens=128, args=args)
+        layers = tuple(range(target.num_layers + 1))
+        schema = FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype="float32")
+
+        def make(context: EngineContext) -> Engine:
+            engine = SglangEngine.create(config, target, context)
+            engine.start(schema)
+            return engine
+
+        return make
 
     @pytest.fixture
     def samples(self, seeing: Path) -> list[SampleWithImages]:

@@ -40,7 +40,9 @@ class SglangProcess(EngineSubprocess):
         self._counted = AcceptanceCounters()
         env = {**os.environ, **ENVIRONMENT}
         if isinstance(mode, CaptureMode):
-            env |= hook.hook_environment(target, os.environ)
+            norm, token = target.norm_name.split(".")[-2], target.image_token_id
+            image = () if token is None else (target.vocab_size, token)
+            env |= hook.hook_environment(norm, os.environ, image)
         elif isinstance(mode, SpeculativeMode):
             env |= hook.update_environment(os.environ)
         arguments = server_arguments(config, target, context.memory_fraction, mode)
