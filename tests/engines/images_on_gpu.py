@@ -79,10 +79,10 @@ ENGINE_ARGUMENTS = {
     ("sglang", "cuda"): {
         "attention_backend": "triton",
         "sampling_backend": "pytorch",
+        "mm_attention_backend": "triton_attn",
         "disable_cuda_graph": True,
         "max_total_tokens": 8192,
     },
-    ("sglang", "cpu"): {"max_total_tokens": 8192},
 }
 SERVER_FLAGS = {
     "cuda": ["--kv-cache-memory-bytes=268435456", "--gpu-memory-utilization=0.05"],
@@ -224,8 +224,7 @@ def new_engine(given, folder: Path, target, context):
         if given.backend == "cpu":
             os.environ.update(variables(given, folder.with_name("capture")))
     else:
-        arguments["dtype"] = given.dtype
-        arguments["disable_radix_cache"] = given.no_shared_prefixes
+        more = {"dtype": given.dtype}
     config = engine_type.Config(name=given.engine, batch_tokens=BATCH_TOKENS, args=arguments, **more)
     return engine_type.create(config, target, context)
 
