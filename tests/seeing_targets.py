@@ -36,24 +36,30 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _VISION: dict[str, dict[str, Any]] = {
-    "qwen2_5_vl": {"fullatt_block_indexes": [1], "window_size": 16},
+    "qwen2_5_vl": {"fullatt_block_indexes": [1]},
     "qwen3_vl": {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
 }
-_PROCESSOR = {
+_PROCESSOR: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessor",
-    "patch_size": PATCH,
     "temporal_patch_size": 2,
     "merge_size": MERGE,
-    "size": {"shortest_edge": 64, "longest_edge": 1600},
     "image_mean": [0.5] * 3,
     "image_std": [0.5] * 3,
 }
 
 
 def save_seeing_target(
-    folder: Path, model_type: str, hidden_size: int = 32, head_dim: int = 8, vision_size: int = 16
+    folder: Path,
+    model_type: str,
+    hidden_size: int = 32,
+    head_dim: int = 8,
+    vision_size: int = 16,
+    patch: int = PATCH,
 ) -> Path:
-    """Save a target of eight layers and 263 tokens, and return its folder."""
+    """Save a target of eight layers and 263 tokens, and return its folder.
+
+    An image has at most 25 tokens, which are squares of 2 x 2 patches of ``patch`` x ``patch`` pixels.
+    """
     import torch
     import transformers
 
@@ -82,9 +88,10 @@ def save_seeing_target(
         "intermediate_size": 24,
         "num_heads": 2,
         "out_hidden_size": hidden_size,
-        "patch_size": PATCH,
+        "patch_size": patch,
         "spatial_merge_size": MERGE,
         **_VISION[model_type],
+        **({"window_size": 4 * patch} if model_type == "qwen2_5_vl" else {}),
     }
     config = transformers.AutoConfig.for_model(
         model_type,
@@ -102,7 +109,9 @@ def save_seeing_target(
             parameter += (0.1 if parameter.dim() == 1 else 0.05) * torch.randn_like(parameter)
     model.save_pretrained(folder)
     byte_tokenizer((*SPECIALS, IMAGE, VIDEO), TEMPLATE, "<|im_end|>").save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR))
+    edges = {"shortest_edge": 4 * patch**2, "longest_edge": 100 * patch**2}  # they are areas
+    fields = {**_PROCESSOR, "patch_size": patch, "size": edges}
+    (folder / "preprocessor_config.json").write_text(json.dumps(fields))
     return folder
 
 

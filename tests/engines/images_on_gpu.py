@@ -62,7 +62,9 @@ PROMPTS = 40
 COMPARED_PROMPTS = 6
 """Prompts whose rounds are compared with our proposer's."""
 NUM_DRAFT_TOKENS = 3
-SIZES = ((24, 24), (33, 47), (8, 90), (8, 8))
+PATCH = 14
+"""The size that SGLang expects."""
+SIZES = ((84, 84), (116, 165), (28, 315), (28, 28))
 """The image processor keeps the first, and scales the others."""
 MOST_TIMES = 2.0
 LEAST_TIMES = 2.5
@@ -115,7 +117,7 @@ def main() -> None:
         found = document[kind] = {}
         target = given.output / kind
         target.mkdir(exist_ok=True)
-        save_seeing_target(target, kind, 128, 64, 128)
+        save_seeing_target(target, kind, 128, 64, 128, PATCH)
         phases = {} if given.no_features else {"features": features}
         if given.engine == "vllm" and given.draft:
             phases["drafts"] = drafts
