@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from spec_testing import SampleWithImages
 
-SEEING = ("qwen2_5_vl", "qwen3_vl")
+SEEING = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 PATCH, MERGE = 4, 2
@@ -38,7 +38,12 @@ TEMPLATE = (
 _VISION: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"fullatt_block_indexes": [1]},
     "qwen3_vl": {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    "qwen3_5": {"num_position_embeddings": 16},
 }
+_TEXT: dict[str, dict[str, Any]] = {"qwen3_5": {"layer_types": ["full_attention"] * 8}}
+"""Qwen3.5 without recurrent layers, so that engine ``hf`` drafts for it."""
+_ROTATED = {"qwen3_5": 0.5}
+"""Share of a head's channels that positions rotate; 1 for others."""
 _PROCESSOR: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "temporal_patch_size": 2,
@@ -63,6 +68,7 @@ def save_seeing_target(
     import torch
     import transformers
 
+    pairs = int(head_dim * _ROTATED.get(model_type, 1.0)) // 2
     text = {
         "vocab_size": VOCABULARY,
         "hidden_size": hidden_size,
@@ -75,12 +81,14 @@ def save_seeing_target(
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": 1e4,
-            "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8],
-            **({"mrope_interleaved": True} if model_type == "qwen3_vl" else {}),
+            "partial_rotary_factor": _ROTATED.get(model_type, 1.0),
+            "mrope_section": [pairs // 2, pairs // 2 - pairs // 4, pairs // 4],
+            **({"mrope_interleaved": True} if model_type != "qwen2_5_vl" else {}),
         },
         "bos_token_id": None,
         "eos_token_id": 258,
         "pad_token_id": 256,
+        **_TEXT.get(model_type, {}),
     }
     vision = {
         "depth": 2,
