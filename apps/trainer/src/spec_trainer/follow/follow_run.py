@@ -91,7 +91,11 @@ class FollowRun:
         self._config = spec.config.follow
         longest = min(spec.config.data.max_length, spec.target.max_positions)
         self._reservoir = Reservoir(
-            self._config, longest=longest, vocab_size=spec.target.vocab_size, seed=spec.config.seed
+            self._config,
+            longest=longest,
+            vocab_size=spec.target.vocab_size,
+            seed=spec.config.seed,
+            image_token_id=spec.target.image_token_id,
         )
         if retained is not None:
             self._reservoir.restore(retained.read(longest, spec.target.vocab_size))
