@@ -217,7 +217,7 @@ def new_engine(given, folder: Path, target, context):
     arguments = dict(ENGINE_ARGUMENTS[given.engine, given.backend])
     more = {}
     if given.engine == "vllm":
-        more = {"dtype": given.dtype, "max_model_len": MAX_LENGTH, "kv_cache_bytes": 64 << 20}
+        more = {"dtype": given.dtype, "max_model_len": MAX_LENGTH, "kv_cache_bytes": 1 << 28}
         more["enforce_eager"] = True
         # Samples of equal ids and different images lie in the same blocks' places.
         arguments |= (
