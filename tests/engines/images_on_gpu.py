@@ -221,7 +221,9 @@ def new_engine(given, folder: Path, target, context):
         more["enforce_eager"] = True
         # Samples of equal ids and different images lie in the same blocks' places.
         arguments |= (
-            {"enable_prefix_caching": True} if "qwen3" in folder.name and not given.no_shared_prefixes else {}
+            {"enable_prefix_caching": True}
+            if "qwen3_vl" in folder.name and not given.no_shared_prefixes
+            else {}
         )
         if given.backend == "cpu":
             os.environ.update(variables(given, folder.with_name("capture")))
