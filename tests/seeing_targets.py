@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from spec_testing import SampleWithImages
 
-SEEING = ("qwen2_5_vl", "qwen3_vl")
+SEEING = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 PATCH, MERGE = 4, 2
@@ -36,27 +36,39 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _VISION: dict[str, dict[str, Any]] = {
-    "qwen2_5_vl": {"fullatt_block_indexes": [1], "window_size": 16},
+    "qwen2_5_vl": {"fullatt_block_indexes": [1]},
     "qwen3_vl": {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    "qwen3_5": {"num_position_embeddings": 16},
 }
-_PROCESSOR = {
+_TEXT: dict[str, dict[str, Any]] = {"qwen3_5": {"layer_types": ["full_attention"] * 8}}
+"""Qwen3.5 without recurrent layers, so that engine ``hf`` drafts for it."""
+_ROTATED = {"qwen3_5": 0.5}
+"""Share of a head's channels that positions rotate; 1 for others."""
+_PROCESSOR: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessor",
-    "patch_size": PATCH,
     "temporal_patch_size": 2,
     "merge_size": MERGE,
-    "size": {"shortest_edge": 64, "longest_edge": 1600},
     "image_mean": [0.5] * 3,
     "image_std": [0.5] * 3,
 }
 
 
 def save_seeing_target(
-    folder: Path, model_type: str, hidden_size: int = 32, head_dim: int = 8, vision_size: int = 16
+    folder: Path,
+    model_type: str,
+    hidden_size: int = 32,
+    head_dim: int = 8,
+    vision_size: int = 16,
+    patch: int = PATCH,
 ) -> Path:
-    """Save a target of eight layers and 263 tokens, and return its folder."""
+    """Save a target of eight layers and 263 tokens, and return its folder.
+
+    An image has at most 25 tokens, which are squares of 2 x 2 patches of ``patch`` x ``patch`` pixels.
+    """
     import torch
     import transformers
 
+    pairs = int(head_dim * _ROTATED.get(model_type, 1.0)) // 2
     text = {
         "vocab_size": VOCABULARY,
         "hidden_size": hidden_size,
@@ -69,12 +81,14 @@ def save_seeing_target(
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": 1e4,
-            "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8],
-            **({"mrope_interleaved": True} if model_type == "qwen3_vl" else {}),
+            "partial_rotary_factor": _ROTATED.get(model_type, 1.0),
+            "mrope_section": [pairs // 2, pairs // 2 - pairs // 4, pairs // 4],
+            **({"mrope_interleaved": True} if model_type != "qwen2_5_vl" else {}),
         },
         "bos_token_id": None,
         "eos_token_id": 258,
         "pad_token_id": 256,
+        **_TEXT.get(model_type, {}),
     }
     vision = {
         "depth": 2,
@@ -82,9 +96,10 @@ def save_seeing_target(
         "intermediate_size": 24,
         "num_heads": 2,
         "out_hidden_size": hidden_size,
-        "patch_size": PATCH,
+        "patch_size": patch,
         "spatial_merge_size": MERGE,
         **_VISION[model_type],
+        **({"window_size": 4 * patch} if model_type == "qwen2_5_vl" else {}),
     }
     config = transformers.AutoConfig.for_model(
         model_type,
@@ -102,7 +117,9 @@ def save_seeing_target(
             parameter += (0.1 if parameter.dim() == 1 else 0.05) * torch.randn_like(parameter)
     model.save_pretrained(folder)
     byte_tokenizer((*SPECIALS, IMAGE, VIDEO), TEMPLATE, "<|im_end|>").save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR))
+    edges = {"shortest_edge": 4 * patch**2, "longest_edge": 100 * patch**2}  # they are areas
+    fields = {**_PROCESSOR, "patch_size": patch, "size": edges}
+    (folder / "preprocessor_config.json").write_text(json.dumps(fields))
     return folder
 
 

@@ -81,10 +81,10 @@ def fragments(tree: ast.Module, pattern: re.Pattern[str] = FRAGMENT) -> list[int
 
 FOREIGN = re.compile(
     r"\bllm\.output_processor\b|(?:image|video)[ _]?processor\w*|\w+VLProcessor|ProcessorMixin|\bprocessor_config\b"
-    r"|mm_processor_cache_gb",
+    r"|mm_processor_cache_gb|\bprocessor_output\b",
     re.IGNORECASE,
 )
-"""Names that are vLLM's and transformers'."""
+"""Names that are vLLM's, SGLang's and transformers'."""
 
 
 def dropped_words(text: str) -> list[tuple[int, str]]:

@@ -62,7 +62,9 @@ PROMPTS = 40
 COMPARED_PROMPTS = 6
 """Prompts whose rounds are compared with our proposer's."""
 NUM_DRAFT_TOKENS = 3
-SIZES = ((24, 24), (33, 47), (8, 90), (8, 8))
+PATCH = 14
+"""The size that SGLang expects."""
+SIZES = ((84, 84), (116, 165), (28, 315), (28, 28))
 """The image processor keeps the first, and scales the others."""
 MOST_TIMES = 2.0
 LEAST_TIMES = 2.5
@@ -79,10 +81,10 @@ ENGINE_ARGUMENTS = {
     ("sglang", "cuda"): {
         "attention_backend": "triton",
         "sampling_backend": "pytorch",
+        "mm_attention_backend": "triton_attn",
         "disable_cuda_graph": True,
         "max_total_tokens": 8192,
     },
-    ("sglang", "cpu"): {"max_total_tokens": 8192},
 }
 SERVER_FLAGS = {
     "cuda": ["--kv-cache-memory-bytes=268435456", "--gpu-memory-utilization=0.05"],
@@ -115,7 +117,7 @@ def main() -> None:
         found = document[kind] = {}
         target = given.output / kind
         target.mkdir(exist_ok=True)
-        save_seeing_target(target, kind, 128, 64, 128)
+        save_seeing_target(target, kind, 128, 64, 128, PATCH)
         phases = {} if given.no_features else {"features": features}
         if given.engine == "vllm" and given.draft:
             phases["drafts"] = drafts
@@ -221,17 +223,18 @@ def new_engine(given, folder: Path, target, context):
     arguments = dict(ENGINE_ARGUMENTS[given.engine, given.backend])
     more = {}
     if given.engine == "vllm":
-        more = {"dtype": given.dtype, "max_model_len": MAX_LENGTH, "kv_cache_bytes": 64 << 20}
+        more = {"dtype": given.dtype, "max_model_len": MAX_LENGTH, "kv_cache_bytes": 1 << 28}
         more["enforce_eager"] = True
         # Samples of equal ids and different images lie in the same blocks' places.
         arguments |= (
-            {"enable_prefix_caching": True} if "qwen3" in folder.name and not given.no_shared_prefixes else {}
+            {"enable_prefix_caching": True}
+            if "qwen3_vl" in folder.name and not given.no_shared_prefixes
+            else {}
         )
         if given.backend == "cpu":
             os.environ.update(variables(given, folder.with_name("capture")))
     else:
-        arguments["dtype"] = given.dtype
-        arguments["disable_radix_cache"] = given.no_shared_prefixes
+        more = {"dtype": given.dtype}
     config = engine_type.Config(name=given.engine, batch_tokens=BATCH_TOKENS, args=arguments, **more)
     return engine_type.create(config, target, context)
 

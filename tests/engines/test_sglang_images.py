@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from spec_core.records import FeatureSchema
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
 from spec_kit.targets.target_reader import read_target
@@ -28,14 +29,18 @@ pytestmark = [
     pytest.mark.xdist_group("sglang images"),
     pytest.mark.timeout(600),
 ]
-SIZES = ((24, 24), (33, 47), (8, 90))
+PATCH = 14
+"""SGLang takes Qwen2.5-VL's images for features, and no pixels, if its patches have another size."""
+SIZES = ((84, 84), (116, 165), (28, 315))
 """The image processor keeps the first, and scales the others."""
 
 
 @pytest.fixture(scope="module", params=SEEING)
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     kind = request.param
-    return made_once(tmp_path_factory, f"seeing-{kind}", lambda to: save_seeing_target(to, kind, 64, 32))
+    return made_once(
+        tmp_path_factory, f"seeing-{kind}-{PATCH}", lambda to: save_seeing_target(to, kind, 64, 32, 32, PATCH)
+    )
 
 
 class TestSglangEngineSees(EngineImagesSuite):
@@ -43,8 +48,19 @@ class TestSglangEngineSees(EngineImagesSuite):
 
     @pytest.fixture
     def new_engine(self, seeing: Path) -> Callable[[EngineContext], Engine]:
-        config = SglangConfig(name="sglang", dtype="float32", batch_tokens=64, args=ARGS)
-        return lambda context: SglangEngine.create(config, read_target(seeing), context)
+        """Return a function that creates the engine and starts SGLang, which may take minutes on a busy machine."""
+        target = read_target(seeing)
+        args = ARGS | {"mm_attention_backend": "sdpa"}
+        config = SglangConfig(name="sglang", dtype="float32", batch_tokens=128, args=args)
+        layers = tuple(range(target.num_layers + 1))
+        schema = FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype="float32")
+
+        def make(context: EngineContext) -> Engine:
+            engine = SglangEngine.create(config, target, context)
+            engine.start(schema)
+            return engine
+
+        return make
 
     @pytest.fixture
     def samples(self, seeing: Path) -> list[SampleWithImages]:

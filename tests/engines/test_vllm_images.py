@@ -44,9 +44,10 @@ class TestVllmEngineSees(EngineImagesSuite):
 
     @pytest.fixture
     def config(self, config: VllmConfig, seeing: Path) -> VllmConfig:
-        """Blocks of 32 tokens, which Qwen3-VL's samples may share; by default, as for Qwen2.5-VL, none do."""
-        shared = {"enable_prefix_caching": True} if "qwen3" in seeing.name else {}
-        return config.model_copy(update={"args": config.args | {"block_size": 32} | shared})
+        """Blocks of 32 tokens, which Qwen3-VL's samples may share; by default, as for the others, none do."""
+        shared = {"enable_prefix_caching": True} if "qwen3_vl" in seeing.name else {}
+        args = config.args | {"block_size": 32} | shared
+        return config.model_copy(update={"args": args, "kv_cache_bytes": 1 << 28})
 
     @pytest.fixture
     def new_engine(self, vllm_environment, seeing, sharing_engine) -> Callable[[EngineContext], Engine]:

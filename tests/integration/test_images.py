@@ -125,11 +125,10 @@ def refusal(line: list[str], capsys) -> str:
 @pytest.mark.parametrize(
     ("command", "more", "problem"),
     [
-        ("plan", ("--engine", "sglang"), "sees images, which engine 'sglang' does not capture"),
         ("plan", ("decode.every=1",), "or train.serve_every, prompts of text alone are answered"),
         ("plan", ("train.serve_every=1",), "prompts of text alone are answered"),
         ("plan", ("data.media_root=/nowhere",), "cannot be read"),
-        ("follow", ("follow.servers=[http://127.0.0.1:9]",), "and follow trains on requests of text alone"),
+        ("follow", ("follow.servers=[http://127.0.0.1:9]",), "follow trains on text alone"),
     ],
 )
 def test_what_does_not_take_images_says_so(words, tmp_path, capsys, monkeypatch, command, more, problem):
@@ -138,6 +137,21 @@ def test_what_does_not_take_images_says_so(words, tmp_path, capsys, monkeypatch,
     line = words(command, "qwen2_5_vl", tmp_path / "run", *DRAFTS["eagle3"], *more)
     assert problem in refusal(line, capsys)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_engine_takes_images_for_the_types_that_it_names(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(SglangEngine, "probe", classmethod(lambda _: Availability(ok=True)))
+    line = words("plan", "qwen3_5", tmp_path / "run", *DRAFTS["eagle3"], "--engine", "sglang")
+    assert "takes images for targets of the types qwen2_5_vl_text, qwen3_vl_text alone" in refusal(
+        line, capsys
+    )
+
+
+def test_an_engine_without_images_takes_no_target_that_sees(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(SglangEngine, "probe", classmethod(lambda _: Availability(ok=True)))
+    monkeypatch.setattr(SglangEngine, "abilities", replace(SglangEngine.abilities, images=False))
+    line = words("plan", "qwen2_5_vl", tmp_path / "run", *DRAFTS["eagle3"], "--engine", "sglang")
+    assert "sees images, which engine 'sglang' does not capture" in refusal(line, capsys)
 
 
 def test_regenerate_answers_prompts_of_text_alone(words, seeing_target, pictures, tmp_path, capsys):

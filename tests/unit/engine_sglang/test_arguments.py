@@ -178,7 +178,8 @@ def test_versions_outside_the_tested_range_are_not_available(monkeypatch, versio
 @pytest.mark.parametrize("destinations", [("3", "10"), ()])
 def test_names_carry_id_length_and_destinations(destinations):
     assignment = Assignment(request_id=12, num_tokens=345, destinations=destinations)
-    assert read_name(name_of(assignment)) == assignment
+    assert read_name(name_of(assignment)) == assignment == read_name(name_of(assignment, 17))
+    assert name_of(assignment, 1) != name_of(assignment, 2)
     assert read_name("spec-capture-12") is None
     assert read_name("HEALTH_CHECK_spec-capture-1-2-3") is None
 

@@ -45,6 +45,17 @@ class Layer(nn.Module):
         return self.linear(hidden_states) * (1 + positions[:, None]), residual
 
 
+class LateLayer(Layer):
+    """Qwen3-VL in 0.5.16: what images add behind a layer is given to the next one."""
+
+    LATE = 0.5
+
+    def forward(self, positions, hidden_states, forward_batch, residual, post_residual_addition=None):
+        if post_residual_addition is not None:
+            residual = residual + post_residual_addition
+        return super().forward(positions, hidden_states, forward_batch, residual)
+
+
 class NewLayer(Layer):
     """SGLang 0.5.23: the batch carries the residual; a callback is given the sum, which it must copy."""
 
@@ -70,6 +81,11 @@ class Decoder(nn.Module):
         for layer in self.layers:
             if isinstance(layer, NewLayer):
                 hidden, residual = layer(positions, hidden, forward_batch), forward_batch.residual
+            elif isinstance(layer, LateLayer) and residual is not None:
+                late = torch.full_like(residual, LateLayer.LATE)
+                hidden, residual = layer(
+                    positions, hidden, forward_batch, residual, post_residual_addition=late
+                )
             else:
                 hidden, residual = layer(positions, hidden, forward_batch, residual)
         return self.norm(hidden, residual)[0]
@@ -134,10 +150,10 @@ def batch_of(*parts, mode=None):
 class Runner:
     """As much of SGLang's ModelRunner as a pass needs."""
 
-    def __init__(self, layer_type=Layer, schema=SCHEMA):
+    def __init__(self, layer_type=Layer, schema=SCHEMA, image=()):
         torch.manual_seed(0)
         self.model, self.exporter = Model(layer_type), Exported()
-        self.capture = StateCapture(self.model, self.exporter, schema, "norm")
+        self.capture = StateCapture(self.model, self.exporter, schema, "norm", image)
         self.forward = self.capture.around(self._forward)
         self.extra_rows = 0
 
@@ -159,8 +175,8 @@ class Runner:
             return self.model.model(ids, positions, batch)
 
 
-def expected(runner, ids):
-    """The stream computed out of place, from the same weights."""
+def expected(runner, ids, late=0.0):
+    """The stream computed out of place, from the same weights; ``late`` is added behind all layers but the last."""
     decoder = runner.model.model
     with torch.no_grad():
         stream = decoder.embed_tokens(torch.tensor(ids))
@@ -168,7 +184,7 @@ def expected(runner, ids):
         for layer in decoder.layers:
             normed = states[-1] / states[-1].norm(dim=-1, keepdim=True)
             update = layer.linear(normed) * (1 + torch.arange(len(ids))[:, None])
-            states.append(states[-1] + update)
+            states.append(states[-1] + update + (late if layer is not decoder.layers[-1] else 0))
     return torch.stack([states[layer] for layer in SCHEMA.layers], dim=1)
 
 
@@ -184,6 +200,22 @@ def test_requests_of_a_batch_get_their_own_rows(layer_type):
     assert runner.exporter.ids == requests
     for key, ids in requests.items():
         torch.testing.assert_close(runner.exporter.states[key], expected(runner, ids))
+
+
+def test_what_images_add_behind_a_layer_is_in_the_states():
+    runner, ids = Runner(LateLayer), ids_of(1, 5)
+    runner.forward(batch_of((1, ids, 0, 5)))
+    torch.testing.assert_close(runner.exporter.states[1], expected(runner, ids, LateLayer.LATE))
+
+
+def test_digests_of_images_become_their_token_again():
+    """SGLang writes numbers beyond the vocabulary in the place of an image's tokens."""
+    runner = Runner(image=(TOKENS, 7))
+    runner.model.model.embed_tokens = nn.Embedding(2 * TOKENS, WIDTH)
+    ids = [3, TOKENS + 4, TOKENS + 4, 5, TOKENS + 20]
+    runner.forward(batch_of((1, ids, 0, 5)))
+    assert runner.exporter.ids == {1: [3, 7, 7, 5, 7]}
+    torch.testing.assert_close(runner.exporter.states[1], expected(runner, ids))
 
 
 @pytest.mark.parametrize("layer_type", [Layer, NewLayer])

@@ -112,7 +112,7 @@ def read_inputs(
             longest_prompt,
             with_questions=parts.config.train.serve_every > 0,
             run_directory=parts.config.output,
-            images=image_rules(parts),
+            images=image_rules(parts, follows=follows),
         )
         _check_positions(parts.target, dataset)
         return parts, dataset

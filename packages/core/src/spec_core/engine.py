@@ -122,6 +122,8 @@ class EngineAbilities:
     """A capture runs no layer above the highest captured one."""
     images: bool = False
     """Captures take images, for targets that have a ``TargetSpec.image_token_id`` (E17)."""
+    image_types: frozenset[str] | None = None
+    """``TargetSpec.model_type`` of the targets whose images captures take. None: all that ``images`` speaks of."""
     image_prompts: bool = False
     """Prompts may have images, for targets that have a ``TargetSpec.image_token_id`` (E18)."""
 

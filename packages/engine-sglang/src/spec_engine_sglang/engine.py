@@ -32,7 +32,9 @@ class SglangEngine(SubprocessEngine):
 
     name: ClassVar[str] = "sglang"
     api_version: ClassVar[int] = 3
-    abilities: ClassVar[EngineAbilities] = EngineAbilities(fresh_weights=True, images=True)
+    abilities: ClassVar[EngineAbilities] = EngineAbilities(
+        fresh_weights=True, images=True, image_types=frozenset({"qwen2_5_vl_text", "qwen3_vl_text"})
+    )
     Config: ClassVar[type[EngineConfig]] = SglangConfig
 
     @classmethod

@@ -14,9 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from spec_core import TargetSpec
+    from collections.abc import Mapping, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +23,7 @@ PLUGIN = "spec-trainer"
 NORM_VARIABLE = "SPEC_TRAINER_SGLANG_NORM"
 """Environment variable of a capturing SGLang: name of the decoder's attribute that is the final norm."""
 IMAGE_VARIABLE = "SPEC_TRAINER_SGLANG_IMAGE_TOKEN"
-"""Environment variable of a capturing SGLang whose target sees: the size of the vocabulary, and the id of the token
-that stands for a row of an image, as in ``1000 17``."""
+"""Environment variable of a capturing SGLang: ``StateCapture``'s argument ``image``, with spaces between numbers."""
 _TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
 """``spec_kit.hosting.DRAFT_TOKEN_VARIABLE``: set if the draft takes fresh weights."""
 _WHITELIST = "SGLANG_PLUGINS"
@@ -37,12 +34,14 @@ _SWITCH_S = 5e-4
 the scheduler and the capture threads in its process would wait up to 5 ms for each other each time."""
 
 
-def hook_environment(target: TargetSpec, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a capturing SGLang, apart from the capture controller's address."""
-    image = "" if target.image_token_id is None else f"{target.vocab_size} {target.image_token_id}"
+def hook_environment(norm: str, inherited: Mapping[str, str], image: Sequence[int] = ()) -> dict[str, str]:
+    """Return the environment variables of a capturing SGLang, apart from the capture controller's address.
+
+    ``norm`` and ``image`` are arguments of ``StateCapture``.
+    """
     return {
-        NORM_VARIABLE: target.norm_name.split(".")[-2],
-        IMAGE_VARIABLE: image,
+        NORM_VARIABLE: norm,
+        IMAGE_VARIABLE: " ".join(map(str, image)),
         **_admission(inherited),
     }
 

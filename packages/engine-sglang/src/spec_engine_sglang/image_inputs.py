@@ -1,7 +1,7 @@
 """ImageInputs: images in the form in which SGLang takes them prepared.
 
 SGLang's own preparation decodes the prompt's tokens and encodes the text anew, which may give other tokens. With
-prepared images it runs the token ids as they are. (``multimodal/processors/base_processor.py``, ``load_mm_data``.)
+prepared images it runs the token ids as they are. (SGLang's function ``load_mm_data``.)
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,9 +39,12 @@ class SglangProcess(EngineSubprocess):
         self._config = config
         self._target = target
         self._counted = AcceptanceCounters()
+        self._calls = count()
         env = {**os.environ, **ENVIRONMENT}
         if isinstance(mode, CaptureMode):
-            env |= hook.hook_environment(target, os.environ)
+            norm, token = target.norm_name.split(".")[-2], target.image_token_id
+            image = () if token is None else (target.vocab_size, token)
+            env |= hook.hook_environment(norm, os.environ, image)
         elif isinstance(mode, SpeculativeMode):
             env |= hook.update_environment(os.environ)
         arguments = server_arguments(config, target, context.memory_fraction, mode)
@@ -48,7 +52,8 @@ class SglangProcess(EngineSubprocess):
 
     def prefill(self, requests: Sequence[CaptureRequest]) -> Future[Fields]:
         """Send the requests of a capture batch; the returned future is done when SGLang has answered all of them."""
-        names = [name_of(Assignment(r.request_id, len(r.input_ids), r.destinations)) for r in requests]
+        call = next(self._calls)
+        names = [name_of(Assignment(r.request_id, len(r.input_ids), r.destinations), call) for r in requests]
         sampling = {"max_new_tokens": 0, "temperature": 0.0}
         images = [[image_fields(image) for image in request.images] for request in requests]
         return self._run(names, [request.input_ids for request in requests], sampling, images=images)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_NAME = re.compile(r"spec-capture-(\d+)-(\d+)-([\d.]*)")
+_NAME = re.compile(r"spec-capture-(\d+)-(\d+)-([\d.]*)(?:-\d+)?")
 
 
 class Assignment(NamedTuple):
@@ -17,9 +17,13 @@ class Assignment(NamedTuple):
     """Short names of the request's destinations; each is a number."""
 
 
-def name_of(assignment: Assignment) -> str:
-    """Return the request's name for SGLang."""
-    return f"spec-capture-{assignment.request_id}-{assignment.num_tokens}-{'.'.join(assignment.destinations)}"
+def name_of(assignment: Assignment, call: int = 0) -> str:
+    """Return the request's name for SGLang, which refuses a name whose last request it has not yet answered.
+
+    ``call``: number of the capture. States are there before SGLang's answer, so a request may come again by then.
+    """
+    places = ".".join(assignment.destinations)
+    return f"spec-capture-{assignment.request_id}-{assignment.num_tokens}-{places}-{call}"
 
 
 def read_name(name: str) -> Assignment | None:

@@ -198,3 +198,11 @@ def copy_all_layer_kv_cache_cpu(data_ptrs, strides, to, source) -> None:
         rows = [ctypes.string_at(start + index * size, size) for index in source.tolist()]
         for index, row in zip(to.tolist(), rows, strict=True):
             ctypes.memmove(start + index * size, row, size)
+
+
+_IMPORTED = """fused_sigmoid_mul_cpu fused_qk_gemma_rmsnorm_cpu fused_qk_gemma_rmsnorm_with_gate_cpu
+fused_gdn_gating_cpu flash_attn_varlen_func apply_rotary_pos_emb_cpu causal_conv1d_fwd_cpu causal_conv1d_update_cpu
+chunk_gated_delta_rule_cpu fused_sigmoid_gating_delta_rule_update_cpu fused_qkvzba_split_reshape_cat_contiguous_cpu"""
+for _name in _IMPORTED.split():  # models look these up when they are imported
+    if not hasattr(torch.ops.sgl_kernel, _name):
+        torch.library.define(f"sgl_kernel::{_name}", "(Tensor absent) -> Tensor")

@@ -25,7 +25,11 @@ from spec_trainer.data.store import open_dataset, saved_dataset
 
 from ....seeing_targets import IMAGE, IMAGE_ID, SEEING, TEMPLATE, VOCABULARY
 
-PROCESSORS = {"qwen2_5_vl": Qwen2_5_VLProcessor, "qwen3_vl": Qwen3VLProcessor}
+PROCESSORS = {
+    "qwen2_5_vl": Qwen2_5_VLProcessor,
+    "qwen3_vl": Qwen3VLProcessor,
+    "qwen3_5": Qwen3VLProcessor,
+}
 ANSWER = {"role": "assistant", "content": "A cat."}
 
 

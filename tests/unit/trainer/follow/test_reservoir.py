@@ -72,6 +72,13 @@ def test_what_is_of_no_use_is_counted() -> None:
     assert sample.input_ids.tolist() == [2] * (LONGEST - 1) + [1]
 
 
+def test_requests_with_tokens_of_images_are_left_out() -> None:
+    kept = Reservoir(FollowConfig(held_out=1e-9), longest=9, vocab_size=VOCABULARY, seed=1, image_token_id=8)
+    for prompt, answer in (([8, 2], [1]), ([1, 2], [8]), ([1, 2], [3])):
+        kept.add(LiveRequest(prompt=prompt, answer=answer))
+    assert (kept.left_out, kept.num_fresh) == ({"images": 2}, 1)
+
+
 def test_both_are_bounded_and_keep_the_newest() -> None:
     kept = filled(1000, kept=50, window=8, passes=1000, replay=0.0)
     judged, trained = firsts(kept.held_out()), firsts(kept.draw((), 0))

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import ConfigError, TargetError
+from spec_core.errors import ConfigError
 from spec_trainer.checkpoint.folder import step_of
 from spec_trainer.checkpoint.resume import CommandCheckpoints
 from spec_trainer.checkpoint.store import check_strategy
@@ -41,11 +41,6 @@ def resolve_follow(
     """Return the run that a command line describes; create nothing. Raise UsageError, in one line."""
     parts, replayed = read_inputs(config_file, flags, overrides, follows=True)
     _check(parts.config)
-    if parts.target.image_token_id is not None:
-        raise TargetError(
-            f"target {parts.target.folder} sees images, and follow trains on requests of text alone; train on rows "
-            "with images instead (docs/data.md)"
-        )
     check_sender(parts)
     if parts.config.follow.metrics is not None:
         MetricsPage(parts.config.follow.metrics).close()

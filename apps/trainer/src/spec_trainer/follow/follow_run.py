@@ -89,12 +89,14 @@ class FollowRun:
         self._spec, self._open_driver, self._stop, self._done_steps = spec, open_driver, stop, done_steps
         self._page, self._retained = page, retained
         self._config = spec.config.follow
-        longest = min(spec.config.data.max_length, spec.target.max_positions)
+        target = spec.target
+        longest = min(spec.config.data.max_length, target.max_positions)
+        sizes = {"longest": longest, "vocab_size": target.vocab_size}
         self._reservoir = Reservoir(
-            self._config, longest=longest, vocab_size=spec.target.vocab_size, seed=spec.config.seed
+            self._config, **sizes, seed=spec.config.seed, image_token_id=target.image_token_id
         )
         if retained is not None:
-            self._reservoir.restore(retained.read(longest, spec.target.vocab_size))
+            self._reservoir.restore(retained.read(**sizes))
         self._traffic = Traffic(self._config.servers, ANSWER_S)
         budget_ms = self._config.latency_budget_ms
         self._budget = (

@@ -25,9 +25,18 @@ if TYPE_CHECKING:
 class Reservoir:
     """Keeps the newest requests, one per prompt. A hash of the prompt decides whether a request is held out."""
 
-    def __init__(self, config: FollowConfig, *, longest: int, vocab_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        config: FollowConfig,
+        *,
+        longest: int,
+        vocab_size: int,
+        seed: int,
+        image_token_id: int | None = None,
+    ) -> None:
         """Start without requests; ``longest``: the largest number of tokens of a sample."""
         self._config, self._longest, self._vocab_size, self._seed = config, longest, vocab_size, seed
+        self._image_token_id = image_token_id
         self._train: dict[bytes, KeptRequest] = {}
         self._held_out: dict[bytes, KeptRequest] = {}
         self.labels = LabelCounts()
@@ -71,6 +80,8 @@ class Reservoir:
         tokens = [*request.prompt, *request.answer]
         if max(tokens) >= self._vocab_size:
             self.left_out["other_vocabulary"] += 1
+        elif self._image_token_id in tokens:  # the image is not known
+            self.left_out["images"] += 1
         elif len(request.prompt) >= self._longest:
             self.left_out["long_prompt"] += 1
         else:

@@ -14,15 +14,22 @@ if TYPE_CHECKING:
     from spec_trainer.run.spec import RunParts
 
 
-def image_rules(parts: RunParts) -> ImageRules:
+def image_rules(parts: RunParts, *, follows: bool = False) -> ImageRules:
     """Return whether the rows of a run may have images, and if not, why."""
     from spec_trainer.data.row_images import NO_IMAGES, ImageRules
 
     token_id = parts.target.image_token_id
     if token_id is None:
         return NO_IMAGES
-    answers = f"with decode.every or train.serve_every, {TEXT_PROMPTS}"
-    return ImageRules(token_id, answers if parts.config.decodes else "")
+    if follows:
+        return ImageRules(token_id, "follow trains on text alone")
+    if parts.config.decodes:
+        return ImageRules(token_id, f"with decode.every or train.serve_every, {TEXT_PROMPTS}")
+    known, engine = parts.engine_type.abilities.image_types, parts.engine_type.name
+    if known is None or parts.target.model_type in known:
+        return ImageRules(token_id, "")
+    types = ", ".join(sorted(known))
+    return ImageRules(token_id, f"engine {engine!r} takes images for targets of the types {types} alone")
 
 
 def prompt_image_rules(engine_type: type[Engine], target: TargetSpec) -> ImageRules:
