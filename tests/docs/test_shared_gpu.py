@@ -167,7 +167,7 @@ DRAFTS = json.loads(MEASURED.with_name("h200-drafts.json").read_text())["drafts"
     ],
 )
 def test_what_other_drafts_save_is_less_than_a_step_has_taken(folder, name, row, options):
-    """With Adam's state a step has taken up to three times as much on an H200."""
+    """A step on an H200 has taken at most three times as much, with the state of Adam."""
     target, plugin = planned(folder).target, plugins.load_available(Draft, name)
     draft = plugin(plugin.Config.model_validate({"name": name, **options}))
     adam = 8 * sum(map(prod, draft.weight_shapes(target).values()))
