@@ -14,6 +14,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import cache
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,20 +100,29 @@ def answers(target: Path) -> Callable[[list[list[int]]], list[list[int]]]:
 
 
 class Lab:
-    """The target, the drafts of both domains, and what a draft is worth."""
+    """The target, the drafts of both domains, each trained once it is asked for, and what a draft is worth."""
 
     def __init__(self, folder: Path, target: Path, answers: Any) -> None:
         self.folder, self.target, self.answers = folder, target, answers
-        self.rows = {domain: self._write_rows(domain) for domain in DOMAINS}
-        for domain in DOMAINS:
-            words = [
-                *self.words(),
-                f"data.path={self.rows[domain]}",
-                "train.steps=100",
-                f"output={folder / domain}",
-            ]
-            assert cli.run(["train", *words]) == 0
-        self.drafts = {domain: folder / domain / "draft" for domain in DOMAINS}
+
+    @cache  # noqa: B019 (a module has one)
+    def rows(self, domain: str) -> Path:
+        """File of training data of a domain."""
+        file = self.folder / f"{domain}.jsonl"
+        asked = prompts(domain, 150, 1)
+        with file.open("w") as rows:
+            for prompt, answer in zip(asked, self.answers(asked), strict=True):
+                mask = [0] * len(prompt) + [1] * len(answer)
+                rows.write(json.dumps({"input_ids": prompt + answer, "loss_mask": mask}) + "\n")
+        return file
+
+    @cache  # noqa: B019 (a module has one)
+    def draft(self, domain: str) -> Path:
+        """Draft that has learnt a domain alone."""
+        output = self.folder / domain
+        words = [*self.words(), f"data.path={self.rows(domain)}", "train.steps=100", f"output={output}"]
+        assert cli.run(["train", *words]) == 0
+        return output / "draft"
 
     def words(self) -> list[str]:
         return [
@@ -126,15 +136,6 @@ class Lab:
             "draft.layers=[1,2,3]",
         ]
 
-    def _write_rows(self, domain: str) -> Path:
-        file = self.folder / f"{domain}.jsonl"
-        asked = prompts(domain, 150, 1)
-        with file.open("w") as rows:
-            for prompt, answer in zip(asked, self.answers(asked), strict=True):
-                mask = [0] * len(prompt) + [1] * len(answer)
-                rows.write(json.dumps({"input_ids": prompt + answer, "loss_mask": mask}) + "\n")
-        return file
-
     def acceptance_length(self, draft: Path, domain: str) -> float:
         """Decode with a draft and return its acceptance length; the answers are the target's own."""
         asked = prompts(domain, 40, 2)
@@ -146,8 +147,8 @@ class Lab:
 
     def follow(self, url: str, output: Path, *words: object, start: str = "old") -> list[str]:
         """Words of the command, with data to replay."""
-        drafts = ["--draft-model", str(self.drafts[start])]
-        data = f"data.path={self.rows['old']}"
+        drafts = ["--draft-model", str(self.draft(start))]
+        data = f"data.path={self.rows('old')}"
         return self.follow_anew(url, output, *drafts, data, *words)
 
     def follow_anew(self, url: str, output: Path, *words: object) -> list[str]:
@@ -169,7 +170,7 @@ def _server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def url(lab: Lab) -> Iterator[str]:
-    with draft_server.serving(lab.target, lab.drafts["old"], live_server.__file__, 0) as url:
+    with draft_server.serving(lab.target, lab.draft("old"), live_server.__file__, 0) as url:
         yield url
 
 
@@ -179,8 +180,8 @@ def rows(output: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_it_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest(lab, url, tmp_path, capsys) -> None:
-    old, new = (lab.acceptance_length(lab.drafts["old"], domain) for domain in DOMAINS)
-    trained = lab.acceptance_length(lab.drafts["new"], "new")
+    old, new = (lab.acceptance_length(lab.draft("old"), domain) for domain in DOMAINS)
+    trained = lab.acceptance_length(lab.draft("new"), "new")
     assert new < trained - 0.2, "the change of traffic costs too little to show anything"
     output = tmp_path / "run"
     for part in range(2):  # the same command goes on, from the checkpoint before
@@ -221,12 +222,12 @@ def test_acceptance_is_told_by_label_and_route_and_no_client_makes_up_a_label(
 ) -> None:
     monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0, "labels": ["code", "chat"]}')
     output = tmp_path / "run"
-    with draft_server.serving(lab.target, lab.drafts["old"], live_server.__file__, 0) as url:
+    with draft_server.serving(lab.target, lab.draft("old"), live_server.__file__, 0) as url:
         live_server.ask(url, prompts("new", 60, 26), **{"x-draft-label": "code"})
         live_server.ask(url, prompts("old", 60, 27), "/v1/completions")
         for number in range(40):
             live_server.ask(url, prompts("new", 1, 100 + number), **{"x-draft-label": f"secret-{number}"})
-        words = lab.follow_anew(url, output, "--draft-model", lab.drafts["old"], "follow.requests=160")
+        words = lab.follow_anew(url, output, "--draft-model", lab.draft("old"), "follow.requests=160")
         assert cli.run(words) == 0
         assert cli.run(["serving", "--of", url, "--history", str(output)]) == 0
     said = capsys.readouterr().out
@@ -247,7 +248,7 @@ def test_acceptance_is_told_by_label_and_route_and_no_client_makes_up_a_label(
 def test_without_data_it_learns_from_requests_alone(lab, url, tmp_path) -> None:
     live_server.ask(url, prompts("new", 130, 25))
     output = tmp_path / "run"
-    words = lab.follow_anew(url, output, "--draft-model", lab.drafts["old"], "follow.requests=130")
+    words = lab.follow_anew(url, output, "--draft-model", lab.draft("old"), "follow.requests=130")
     assert cli.run(words) == 0
     (row,) = rows(output)
     assert row["acceptance_length"] > row["acceptance_length_start"]
@@ -289,7 +290,7 @@ def test_with_retention_a_restart_judges_by_requests_of_before_and_without_it_th
     lab, url, tmp_path
 ) -> None:
     output = tmp_path / "run"
-    words = lab.follow_anew(url, output, "--draft-model", lab.drafts["old"])
+    words = lab.follow_anew(url, output, "--draft-model", lab.draft("old"))
     live_server.ask(url, [CANARY, *prompts("new", 110, 35)])
     assert cli.run([*words, *RETAINED, "follow.requests=111"]) == 0
     file = output / "requests.sqlite3"
@@ -322,7 +323,7 @@ def files(folder: Path) -> list[Path]:
 @pytest.mark.slow
 def test_a_command_killed_at_any_moment_has_its_requests_again(lab, url, tmp_path) -> None:
     output, log = tmp_path / "run", tmp_path / "log"
-    words = lab.follow_anew(url, output, "--draft-model", lab.drafts["old"], *RETAINED)
+    words = lab.follow_anew(url, output, "--draft-model", lab.draft("old"), *RETAINED)
     seen = 0
     for kill, moment in enumerate(("requests.sqlite3", "metrics.jsonl", "versions.jsonl")):
         live_server.ask(url, prompts("new", 130, 38 + kill))
@@ -364,7 +365,7 @@ def test_random_tokens_and_one_users_flood_get_no_worse_draft_served(lab, url, t
 @pytest.mark.slow
 def test_random_tokens_in_most_requests_cost_the_others_nothing(lab, url, tmp_path) -> None:
     before, output, draw = (
-        lab.acceptance_length(lab.drafts["old"], "old"),
+        lab.acceptance_length(lab.draft("old"), "old"),
         tmp_path / "run",
         random.Random(43),
     )
@@ -494,7 +495,7 @@ def test_without_a_secret_or_a_server_it_does_not_begin(command_line, lab, tmp_p
 
 
 def test_servers_that_no_other_command_learns_from_are_refused(command_line, lab, tmp_path) -> None:
-    words = [*lab.words(), f"data.path={lab.rows['old']}", f"output={tmp_path / 'run'}"]
+    words = [*lab.words(), f"data.path={lab.rows('old')}", f"output={tmp_path / 'run'}"]
     error = command_line("plan", *words, "follow.servers=[http://127.0.0.1:1]").error
     assert "only spec-trainer follow learns from servers" in error
 
@@ -534,7 +535,7 @@ def test_a_policy_that_changes_is_noticed(lab, command_line, tmp_path, new_targe
     model = transformers.AutoModelForCausalLM.from_pretrained(lab.target, dtype=torch.float32)
     loop["publish_policy"](policy, 0, model)
     first_digest = read_target(policy).digest
-    with draft_server.serving(policy, lab.drafts["old"], live_server.__file__, 0) as url:
+    with draft_server.serving(policy, lab.draft("old"), live_server.__file__, 0) as url:
         keys = [
             f"target={policy}",
             f"follow.new_target={new_target}",

@@ -38,8 +38,9 @@ def test_the_loss_falls_by_a_third_in_the_steps_that_are_compared(inline: list[f
     assert inline[-1] < 0.7 * inline[0]
 
 
-def test_one_engine_and_two_trainers(inline: list[float], uninterrupted: Path) -> None:
-    assert_same_curve(uninterrupted, inline)
+def test_one_engine_and_two_trainers(lab: Lab, inline: list[float]) -> None:
+    run = lab.train(lab.folder / "one-two", **lab.one_and_two, train__steps=SHOWN)
+    assert_same_curve(run.output, inline)
 
 
 @pytest.fixture(scope="module")
