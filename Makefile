@@ -135,22 +135,23 @@ $(VENV)/installed: $(VENV)/product
 	$(INSTALL) --constraint constraints.txt --group dev
 	touch $@
 
+# Nothing is compiled here either: of vLLM's, SGLang's and torch-npu's packages the tests import a part.
 # vLLM's build for the CPU wants exactly this torch; the vision and sound packages that it names do not go with it.
 $(ENGINES)/installed: pyproject.toml constraints.txt tests/engines/requirements.txt $(addsuffix /pyproject.toml,$(MEMBERS))
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/pip install --quiet --upgrade "pip>=25.1"
-	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt torch
-	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt --requirement tests/engines/requirements.txt
+	$(ENGINES)/bin/pip install --quiet --no-compile --constraint constraints.txt torch
+	$(ENGINES)/bin/pip install --quiet --no-compile --constraint constraints.txt --requirement tests/engines/requirements.txt
 	$(ENGINES)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(ENGINES)/bin/pip install --quiet --constraint constraints.txt $(EDITABLE)
+	$(ENGINES)/bin/pip install --quiet --no-compile --constraint constraints.txt $(EDITABLE)
 	touch $@
 
 # The main environment, lent, with SGLang on top: its own requirements are CUDA builds for the most part.
 $(SGLANG)/installed: $(VENV)/installed tests/engines/requirements-sglang.txt
 	$(BIN)/python -m venv $(SGLANG)
 	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($(SGLANG)/bin/python $(SITE))/lent.pth"
-	$(SGLANG)/bin/pip install --quiet --no-deps sglang==0.5.23 xgrammar==0.2.7
-	$(SGLANG)/bin/pip install --quiet --no-warn-conflicts --constraint constraints.txt --requirement tests/engines/requirements-sglang.txt
+	$(SGLANG)/bin/pip install --quiet --no-compile --no-deps sglang==0.5.23 xgrammar==0.2.7
+	$(SGLANG)/bin/pip install --quiet --no-compile --no-warn-conflicts --constraint constraints.txt --requirement tests/engines/requirements-sglang.txt
 	touch $@
 
 # About 150 MB of packages for 70 MB of files: neither belongs into the repository or into every run of the tests.
@@ -163,6 +164,6 @@ SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 $(ASCEND)/installed: $(VENV)/installed
 	$(BIN)/python -m venv $(ASCEND)
 	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($(ASCEND)/bin/python $(SITE))/lent.pth"
-	$(ASCEND)/bin/pip install --quiet --constraint constraints.txt torch-npu==2.13.0
-	$(ASCEND)/bin/pip install --quiet --no-deps --editable apps/trainer
+	$(ASCEND)/bin/pip install --quiet --no-compile --constraint constraints.txt torch-npu==2.13.0
+	$(ASCEND)/bin/pip install --quiet --no-compile --no-deps --editable apps/trainer
 	touch $@

@@ -73,6 +73,7 @@ class TestVllmEngineSees(EngineImagesSuite):
         engine.capture([request], schema).result(LIMIT_S)
 
 
+@pytest.mark.slow
 def test_a_run_on_pictures_does_what_one_with_the_reference_engine_does(
     vllm_environment, tmp_path_factory, tmp_path
 ) -> None:

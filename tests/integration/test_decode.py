@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,6 +22,9 @@ from spec_trainer.quickstart.tiny_target import TinyTargetConfig
 from spec_trainer.run.records import MeasurementRow, read_records
 
 from . import launching
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 EVERY, STEPS = 10, 30
 SIZE = quickstart.QuickstartSize(
@@ -49,12 +54,22 @@ ON_POLICY = {
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> launching.Lab:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[launching.Lab]:
     """Prompts of 24 tokens, six of them held out; answers are greedy."""
-    folder = tmp_path_factory.mktemp("decode")
+    with prepared(tmp_path_factory.mktemp("decode"), SIZE) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> launching.Lab:
+    """The same on a target of a single step, for what is refused before anything is decoded."""
+    return prepared(tmp_path_factory.mktemp("untrained"), replace(SIZE, target=replace(SIZE.target, steps=1)))
+
+
+def prepared(folder: Path, size: quickstart.QuickstartSize) -> launching.Lab:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        files = quickstart.prepare_files(SIZE)
+        files = quickstart.prepare_files(size)
     keys = {
         "target": files.target,
         "data.path": files.train,
@@ -72,8 +87,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> launching.Lab:
         "decode.temperature": 0,
         "decode.num_draft_tokens": 3,
     }
-    with launching.Lab(folder, keys, "") as lab:
-        yield lab
+    return launching.Lab(folder, keys, "")
 
 
 @pytest.fixture(scope="module")
@@ -213,8 +227,8 @@ def test_workers_do_what_one_process_does(lab, on_policy):
         ),
     ],
 )
-def test_what_does_not_go_with_decoding_is_refused_in_one_line(command_line, lab, words, line):
-    _, *keys = lab.words(lab.folder / "refused", **words)
+def test_what_does_not_go_with_decoding_is_refused_in_one_line(command_line, untrained, words, line):
+    _, *keys = untrained.words(untrained.folder / "refused", **words)
     assert line in command_line("plan", *keys).error
 
 
@@ -237,17 +251,19 @@ def test_what_does_not_go_with_decoding_is_refused_in_one_line(command_line, lab
     ],
 )
 def test_a_plugin_that_cannot_is_refused_in_one_line(
-    command_line, lab, monkeypatch, plugin, ability, lost, line
+    command_line, untrained, monkeypatch, plugin, ability, lost, line
 ):
     monkeypatch.setattr(plugin, ability, lost)
-    _, *keys = lab.words(lab.folder / "refused", decode__on_policy=True)
+    _, *keys = untrained.words(untrained.folder / "refused", decode__on_policy=True)
     assert line in command_line("plan", *keys).error
 
 
-def test_a_draft_that_the_engine_does_not_serve_is_refused_in_one_line(command_line, lab, monkeypatch):
+def test_a_draft_that_the_engine_does_not_serve_is_refused_in_one_line(command_line, untrained, monkeypatch):
     """SGLang is not installed here, so it lends its answer to the engine that is."""
     monkeypatch.setattr(HfEngine, "check_method", SglangEngine.check_method)
-    one, two = (lab.words(lab.folder / "refused", draft__num_layers=layers)[1:] for layers in (1, 2))
+    one, two = (
+        untrained.words(untrained.folder / "refused", draft__num_layers=layers)[1:] for layers in (1, 2)
+    )
     assert command_line("plan", *one).code == 0
     line = "engine.name=sglang: it does not serve draft 'eagle3' with these options; its serving_methods name vllm"
     assert command_line("plan", *two).error.endswith(line)
@@ -332,6 +348,6 @@ def test_workers_measure_what_one_process_does(lab, measured):
         ),
     ],
 )
-def test_what_does_not_go_with_measuring_is_refused_in_one_line(command_line, lab, words, line):
-    _, *keys = lab.words(lab.folder / "refused", **MEASURED | words)
+def test_what_does_not_go_with_measuring_is_refused_in_one_line(command_line, untrained, words, line):
+    _, *keys = untrained.words(untrained.folder / "refused", **MEASURED | words)
     assert line in command_line("plan", *keys).error

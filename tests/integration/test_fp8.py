@@ -74,9 +74,9 @@ def words(make_target: Callable[..., Path], rows_file: Path) -> Callable[..., li
     """``words(output, *overrides)``: the command line of a run of 8 steps in fp8, a checkpoint after each four."""
     target = make_target("llama", vocab_size=112, initializer_range=0.6)
 
-    def build(output: Path, *overrides: str) -> list[str]:
+    def build(output: Path, *overrides: str, steps: int = 8) -> list[str]:
         flags = ["--target", str(target), "--data", str(rows_file), "--output", str(output)]
-        keys = {"steps": 8, "lr": 3e-3, "warmup_steps": 2, "global_batch_tokens": 128, "save_every": 4}
+        keys = {"steps": steps, "lr": 3e-3, "warmup_steps": 2, "global_batch_tokens": 128, "save_every": 4}
         fixed = [f"train.{key}={value}" for key, value in keys.items()]
         return [*flags, *fixed, "train.dtype=bfloat16", *overrides]
 
@@ -98,8 +98,8 @@ def test_a_resumed_run_ends_as_one_without_a_break(words, tmp_path, fp8, name):
     assert (resumed / "draft/model.safetensors").read_bytes() == (
         whole / "draft/model.safetensors"
     ).read_bytes()
-    assert run(words(tmp_path / "without", *options)) == 0
-    assert losses(tmp_path / "without") != losses(whole)
+    assert run(words(tmp_path / "without", *options, steps=1)) == 0
+    assert losses(tmp_path / "without") != losses(whole)[:1]
 
 
 def losses(output: Path) -> list[Any]:
