@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 
 from spec_core import Backend, plugins
@@ -43,5 +44,7 @@ def hide_broken_extensions() -> None:
             sys.modules[extension.module] = None  # type: ignore[assignment]  # Python's word for "not installed"
 
 
+@cache
 def _extensions() -> metadata.EntryPoints:
+    """Return the installed extensions; to find them, the metadata of every distribution is read."""
     return metadata.entry_points(group="torch.backends")
