@@ -33,13 +33,7 @@ SAMPLED = SamplingParams(
 )
 
 
-RARE = {"eagle3, two layers"}
-"""Drafts whose layers another one has, too; CI leaves them out."""
-
-
-@pytest.fixture(
-    params=[pytest.param(name, marks=[pytest.mark.slow] if name in RARE else []) for name in sorted(DRAFTS)]
-)
+@pytest.fixture(params=sorted(DRAFTS))
 def trained(request, trained_draft) -> Trained:
     return trained_draft(request.param)
 
