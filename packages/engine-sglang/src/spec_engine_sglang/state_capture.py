@@ -86,9 +86,8 @@ class StateCapture:
             with torch.inference_mode(False):  # as in StreamTaps.open
                 ids_R = torch.empty(num_rows, dtype=torch.int64, device=forward_batch.input_ids.device)
             ids_R.copy_(forward_batch.input_ids[:num_rows])
-            if (
-                self._image
-            ):  # SGLang writes digests of images in the place of their tokens, for its prefix cache
+            if self._image:
+                # SGLang writes digests of images in the place of their tokens, for its prefix cache.
                 vocab_size, image_token_id = self._image
                 ids_R.masked_fill_(ids_R >= vocab_size, image_token_id)
             self._taps.open(num_rows, ids_R.device)
