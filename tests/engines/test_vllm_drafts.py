@@ -33,7 +33,13 @@ SAMPLED = SamplingParams(
 )
 
 
-@pytest.fixture(params=sorted(DRAFTS))
+RARE = {"eagle3, mla"}
+"""Drafts that are served each night only: their target is a third one, with a vLLM of its own."""
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in RARE else []) for name in sorted(DRAFTS)]
+)
 def trained(request, trained_draft) -> Trained:
     return trained_draft(request.param)
 

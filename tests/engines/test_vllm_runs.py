@@ -40,7 +40,8 @@ DECODING = {
     "train__lr": 8e-3,
     "train__global_batch_tokens": 256,
 }
-START_S = 240.0
+START_S = 540.0
+"""A run starts two vLLMs, and other tests use the machine meanwhile."""
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,7 @@ def lab(spawning: None, llama: Path, tmp_path_factory: pytest.TempPathFactory) -
         yield lab
 
 
+@pytest.mark.timeout(2 * START_S)
 def test_a_run_does_what_one_with_the_reference_engine_does(lab: Lab) -> None:
     """It decodes, and pushes to the vLLM that does; another captures. Both stay from the first cycle to the last.
 
