@@ -36,7 +36,12 @@ SIZES = ((84, 84), (116, 165), (28, 315))
 
 
 TYPES = SglangEngine.abilities.image_types or ()
-KINDS = [kind for kind in SEEING if f"{kind}_text" in TYPES]
+KINDS = [
+    pytest.param(kind, marks=[pytest.mark.slow] if kind == "qwen2_5_vl" else [])
+    for kind in SEEING
+    if f"{kind}_text" in TYPES
+]
+"""Each starts SGLang three times, so each change has Qwen3-VL alone."""
 
 
 @pytest.fixture(scope="module", params=KINDS)
