@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spec_backend_cuda import dense_attention
+from spec_backend_cuda import attention, dense_attention
 from spec_backend_cuda.attention import (
     flash_attention,
     flash_attention_backward,
@@ -74,3 +74,60 @@ def test_pieces_equal_the_same_rows_of_dense_attention(chunks):
         torch.testing.assert_close(actual, reference)
     nothing, _ = flash_attention_of_pieces(own[0][:0], *own[1:], [])
     assert nothing.shape == (0, 4, 8)
+
+
+@pytest.fixture
+def packed_kernel(monkeypatch):
+    """torch's operator on packed sequences, computed densely: its own needs a GPU."""
+
+    def spans(starts_q, starts_k):
+        ends = (zip(starts.tolist(), starts.tolist()[1:], strict=False) for starts in (starts_q, starts_k))
+        return [tuple(slice(*bound) for bound in pair) for pair in zip(*ends, strict=True)]
+
+    def forward(q, k, v, starts_q, starts_k, *_):
+        parts = [dense_attention.dense_forward(q[a], k[b], v[b]) for a, b in spans(starts_q, starts_k)]
+        out, lse = (torch.cat(part) for part in zip(*parts, strict=True))
+        return out, lse.T
+
+    def backward(grad, q, k, v, out, lse, starts_q, starts_k, *_):
+        parts = [
+            dense_attention.dense_backward(grad[a], (q[a], k[b], v[b], out[a], lse.T[a]))
+            for a, b in spans(starts_q, starts_k)
+        ]
+        return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+
+    monkeypatch.setattr(attention, "_forward", forward)
+    monkeypatch.setattr(attention, "_backward", backward)
+    monkeypatch.setattr(attention, "_is_fused", lambda q: True)
+
+
+PIECES = {
+    "shared keys": [(0, 0, 2), (0, 5, 7), (8, 9, 11)],
+    "one piece of each document": [(0, 5, 7), (8, 8, 10)],
+    "whole documents, adjacent": [(0, 0, 7), (7, 7, 13)],
+    "the same keys twice": [(0, 0, 3), (0, 3, 13)],
+}
+
+
+@pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
+def test_packed_pieces_are_put_back_where_they_were(packed_kernel, pieces):
+    torch.manual_seed(0)
+    rows = [row for _, first, stop in pieces for row in range(first, stop)]
+    q, k, v, grad = (
+        torch.randn(len(n), h, 8, dtype=torch.float64)
+        for n, h in ((rows, 4), (range(13), 2), (range(13), 2), (rows, 4))
+    )
+    out, lse = flash_attention_of_pieces(q, k, v, pieces)
+    got = flash_attention_of_pieces_backward(grad, (q, k, v, out, lse), pieces)
+    wide = tuple(tensor.requires_grad_() for tensor in (q, k, v))
+    expected, position = [], 0
+    for start, first, stop in pieces:
+        whole_q = torch.zeros(stop - start, 4, 8, dtype=torch.float64)
+        mine = q[position : position + stop - first]
+        whole_q = torch.cat([whole_q[: first - start], mine])
+        attended, _ = _dense_attention(whole_q, k[start:stop], v[start:stop], [(0, stop - start)])
+        expected.append(attended[first - start :])
+        position += stop - first
+    torch.testing.assert_close(out, torch.cat(expected))
+    for actual, reference in zip(got, torch.autograd.grad(torch.cat(expected), wide, grad), strict=True):
+        torch.testing.assert_close(actual, reference)

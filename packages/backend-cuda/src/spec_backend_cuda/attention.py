@@ -33,14 +33,16 @@ HEAD_DIM_MULTIPLE = 8
 Pair = tuple[int, int]
 
 
-class Sequences(NamedTuple):
-    """Consecutive rows of documents, as queries or as keys, in the form that the kernel takes."""
+class PackedRows(NamedTuple):
+    """Rows of several sequences, as queries or as keys, in the form that the kernel takes."""
 
     rows: slice | Tensor
-    """Their rows of the token axis; a slice if they are adjacent. Keys may be in several sequences."""
+    """Their rows of the token axis; a slice if the sequences are adjacent."""
     starts: Tensor
     """int32 [sequences + 1]: first row of each sequence among ``rows``, then the number of rows."""
     longest: int
+    overlapping: tuple[Pair, ...] = ()
+    """The bounds of all sequences, if some share rows: pieces of one document share keys."""
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[Pair]) -> tuple[Tensor, Tensor]:
@@ -94,7 +96,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Return the attention of each sequence of queries over its keys, whose last rows are those of the queries."""
     if queries and _is_fused(q):
-        asking, seen = _sequences(tuple(queries), q.device), _sequences(tuple(keys), q.device)
+        asking, seen = _packed(tuple(queries), q.device), _packed(tuple(keys), q.device)
         inputs = q[asking.rows], k[seen.rows], v[seen.rows]
         # With fewer queries than keys, the kernel aligns the causal mask to the last of both.
         out, lse, *_ = _forward(*inputs, *_lengths(asking, seen), 0.0, True, False)
@@ -115,7 +117,7 @@ def _gradients(
     """Return (dq, dk, dv) of ``_attend``; a key in several sequences gets the sum of its gradients."""
     q, k, v, out, lse = saved
     if queries and _is_fused(grad_out):
-        asking, seen = _sequences(tuple(queries), q.device), _sequences(tuple(keys), q.device)
+        asking, seen = _packed(tuple(queries), q.device), _packed(tuple(keys), q.device)
         inputs = (grad_out[asking.rows], q[asking.rows], k[seen.rows], v[seen.rows], out[asking.rows])
         dq, dk, dv = _backward(
             *inputs,
@@ -125,9 +127,7 @@ def _gradients(
             True,
             *_no_dropout(q.device),
         )
-        if queries is keys:
-            return _spread(dq, asking, len(q)), _spread(dk, seen, len(k)), _spread(dv, seen, len(k))
-        return _spread(dq, asking, len(q)), _summed(dk, keys, k), _summed(dv, keys, v)
+        return _spread(dq, asking, len(q)), _spread(dk, seen, len(k)), _spread(dv, seen, len(v))
     grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for rows, read in _slices(queries, keys):
         parts = dense_attention.dense_backward(
@@ -152,37 +152,35 @@ def _is_fused(q: Tensor) -> bool:
     )
 
 
-def _spread(part: Tensor, sequences: Sequences, num_tokens: int) -> Tensor:
-    """Scatter the sequences' rows to their indices among all tokens; other rows are 0."""
-    if isinstance(sequences.rows, slice) and sequences.rows == slice(0, num_tokens):
+def _spread(part: Tensor, packed: PackedRows, num_tokens: int) -> Tensor:
+    """Put rows at their indices among all tokens. Other rows are 0, and a row of several sequences is their sum."""
+    if isinstance(packed.rows, slice) and packed.rows == slice(0, num_tokens):
         return part
     whole = part.new_zeros(num_tokens, *part.shape[1:])
-    whole[sequences.rows] = part
+    if not packed.overlapping:
+        whole[packed.rows] = part
+        return whole
+    row = 0
+    for start, stop in packed.overlapping:  # one after the other, so that results repeat to the bit
+        whole[start:stop] += part[row : row + stop - start]
+        row += stop - start
     return whole
 
 
-def _summed(part: Tensor, bounds: Sequence[Pair], whole: Tensor) -> Tensor:
-    """Add the rows of each sequence at their indices among all tokens, in one order, so that results repeat."""
-    total, row = torch.zeros_like(whole), 0
-    for start, stop in bounds:
-        total[start:stop] += part[row : row + stop - start]
-        row += stop - start
-    return total
-
-
-def _lengths(queries: Sequences, keys: Sequences) -> tuple[Tensor, Tensor, int, int]:
+def _lengths(queries: PackedRows, keys: PackedRows) -> tuple[Tensor, Tensor, int, int]:
     return queries.starts, keys.starts, queries.longest, keys.longest
 
 
 @lru_cache(maxsize=16)  # a step asks again and again for the same few
-def _sequences(bounds: tuple[Pair, ...], device: torch.device) -> Sequences:
+def _packed(bounds: tuple[Pair, ...], device: torch.device) -> PackedRows:
     lengths = [stop - start for start, stop in bounds]
     starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     touching = all(left[1] == right[0] for left, right in pairwise(bounds))
     rows: slice | Tensor = slice(bounds[0][0], bounds[-1][1])
     if not touching:
         rows = to_device_async(torch.cat([torch.arange(*bound) for bound in bounds]), device)
-    return Sequences(rows, to_device_async(starts, device), max(lengths))
+    overlap = any(left[1] > right[0] for left, right in pairwise(sorted(bounds)))
+    return PackedRows(rows, to_device_async(starts, device), max(lengths), bounds if overlap else ())
 
 
 @lru_cache(maxsize=1)

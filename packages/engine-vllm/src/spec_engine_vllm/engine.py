@@ -64,7 +64,7 @@ class VllmEngine(SubprocessEngine):
     def check_capture(cls, config: EngineConfig, schema: FeatureSchema) -> None:
         """Refuse layer 0 on accelerators: the kernels of the layers that follow add to the stored embeddings.
 
-        vLLM stores a reference to the embeddings (``EagleModelMixin`` of vLLM 0.26 to 0.33), which
+        vLLM stores a reference to the embeddings (``EagleModelMixin``, read in vLLM 0.26 and 0.32), which
         ``fused_add_rms_norm`` changes in place. The CPU build's does not.
         """
         if 0 in schema.layers and not is_cpu_build():

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 _STEPS = 20
 """Steps of the run whose forward passes are looked at."""
 _MARGIN, _WORKSPACE = 1.25, 2 << 30
-"""A forward and backward pass takes at most about so many times the bytes that it saves, and so many bytes more: most
-of what ``benchmarks/results/h200-document-length.json`` has of Eagle3 and DFlash without checkpointing."""
+"""A forward and backward pass takes about so many times the bytes that it saves, and so many bytes more. So did
+Eagle3 and DFlash without checkpointing (``h200-document-length.json``, ``h100-colocated-defaults.json`` of
+``benchmarks/results``)."""
 
 
 def with_passes_that_fit(run: RunSpec) -> RunSpec:
