@@ -224,7 +224,11 @@ class Run:
         raise AssertionError(f"there is no {name}\n{self.story()}")
 
     def kill_everything(self) -> None:
-        for process in self.processes():
+        """Kill all that the run has started: vLLM overwrites the environment by which ``processes`` finds it."""
+        descendants: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            descendants = psutil.Process(self.process.pid).children(recursive=True)
+        for process in {*self.processes(), *descendants}:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
