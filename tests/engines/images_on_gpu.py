@@ -359,7 +359,8 @@ def answers(given, target: Path, folder: Path, draft: Path | None):
         notes, known, texts, guesses = folder / "drafts.jsonl", set(), [], []
         notes.touch()
         for number in range(PROMPTS):
-            texts.append(answer(server, target, number))
+            message = question(f"What is shown in {number}?", shown_in(number))
+            texts.append(server.answer(target, message, NEW_TOKENS))
             guesses.append(noted(notes, known) if draft is not None and number < COMPARED_PROMPTS else [])
         (folder / "metrics").write_bytes(server.ask("GET", "/metrics")[2])
         return texts, guesses, start_s
@@ -381,22 +382,6 @@ def start_words(given, target: Path, draft: Path | None) -> list[str]:
 
 def shown_in(number: int):
     return [picture(SIZES[(number + index) % len(SIZES)], number) for index in range(1 + number % 3)]
-
-
-def answer(server: ServerProcess, target: Path, number: int) -> tuple[list[int], list[int]]:
-    """Return the token ids of a prompt as the server has run it, and those of its greedy answer."""
-    fields = {
-        "model": str(target),
-        "messages": [question(f"What is shown in {number}?", shown_in(number))],
-        "temperature": 0,
-        "max_tokens": NEW_TOKENS,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-    status, _, body = server.ask("POST", "/v1/chat/completions", fields)
-    assert status == 200, body
-    found = json.loads(body)
-    return found["prompt_token_ids"], found["choices"][0]["token_ids"]
 
 
 def noted(notes: Path, known: set[str]) -> list[tuple[int, ...]]:

@@ -74,6 +74,21 @@ class ServerProcess:
         finally:
             connection.close()
 
+    def answer(self, model: Path, message: dict, num_tokens: int) -> tuple[list[int], list[int]]:
+        """Return the token ids of a prompt as vLLM has run it, and those of its greedy answer."""
+        fields = {
+            "model": str(model),
+            "messages": [message],
+            "temperature": 0,
+            "max_tokens": num_tokens,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        status, _, body = self.ask("POST", "/v1/chat/completions", fields)
+        assert status == 200, body
+        found = json.loads(body)
+        return found["prompt_token_ids"], found["choices"][0]["token_ids"]
+
     def close(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)

@@ -109,29 +109,14 @@ def started(target: Path, folder: Path, draft: Path | None = None) -> ServerProc
     return ServerProcess(f"{command} {flags}", folder, port)
 
 
-def answer(server: ServerProcess, target: Path, text: str, pictures: Pictures) -> tuple[list[int], list[int]]:
-    """Return the token ids of a prompt as vLLM has run it, and those of its greedy answer."""
-    fields = {
-        "model": str(target),
-        "messages": [question(text, pictures)],
-        "temperature": 0,
-        "max_tokens": NEW_TOKENS,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-    status, _, body = server.ask("POST", "/v1/chat/completions", fields)
-    assert status == 200, body
-    found = json.loads(body)
-    return found["prompt_token_ids"], found["choices"][0]["token_ids"]
-
-
 def test_the_text_with_the_draft_is_the_text_without(served, plain) -> None:
     for number in range(PROMPTS):
         sizes = [SIZES[(number + index) % len(SIZES)] for index in range(1 + number % 3)]
         pictures = [picture(size, number) for size in sizes]
         text = f"What is shown in {number}?"
-        drafted = answer(served.drafting, served.target, text, pictures)
-        assert drafted == answer(plain, served.target, text, pictures), number
+        message = question(text, pictures)
+        drafted = served.drafting.answer(served.target, message, NEW_TOKENS)
+        assert drafted == plain.answer(served.target, message, NEW_TOKENS), number
     metrics = served.drafting.ask("GET", "/metrics")[2].decode()
     accepted = VllmEngine.server_counters(metrics).acceptance.accepted
     print(f"{served.draft_name}: {accepted} guesses accepted")
@@ -154,7 +139,7 @@ def test_vllm_drafts_the_tokens_that_our_own_forward_pass_drafts(
     if second_runner:
         switch.touch()
     try:
-        prompt, tokens = answer(served.drafting, served.target, "What is it?", pictures)
+        prompt, tokens = served.drafting.answer(served.target, question("What is it?", pictures), NEW_TOKENS)
     finally:
         switch.unlink(missing_ok=True)
     noted = [json.loads(line) for line in draft_notes.read_text().splitlines()[already:]]
