@@ -23,7 +23,7 @@ from spec_testing.launcher_suite import (
     received,
     toy,
 )
-from spec_testing.resources import settled_resources
+from spec_testing.resources import check_released, settled_resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,5 +138,5 @@ def test_several_runs_in_one_process_leave_no_descriptor_and_no_thread(tmp_path)
     before, children = settled_resources(), psutil.Process().children()
     for _ in range(3):
         run()
-    assert settled_resources() == before
+    check_released(before)
     assert psutil.Process().children() == children

@@ -33,6 +33,16 @@ def settled_resources() -> Resources:
     return last
 
 
+def check_released(before: Resources) -> None:
+    """Check that this process holds no more than before; it may hold less, because others' threads end, too."""
+    deadline = time.monotonic() + PATIENCE_S
+    while gained := [
+        name for name, now, then in zip(Resources._fields, _count(), before, strict=True) if now > then
+    ]:
+        assert time.monotonic() < deadline, f"more {gained} than before: {before} -> {_count()}"
+        time.sleep(QUIET_S / 4)
+
+
 def _count() -> Resources:
     with _counting:
         with open("/proc/self/maps") as maps:

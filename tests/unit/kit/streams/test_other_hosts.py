@@ -16,7 +16,7 @@ from spec_kit.streams.shared_memory_transport import SharedMemoryTransport
 from spec_kit.streams.wire import MAX_DATA_BYTES, MAX_PACKET_BYTES, ConnectReply, Packet, PacketKind
 from spec_processes.sockets.addresses import parse_address
 from spec_processes.sockets.framed_socket import FramedSocket
-from spec_testing.resources import settled_resources
+from spec_testing.resources import check_released, settled_resources
 from spec_testing.transport_stage import LONG_S, SCHEMA, SHORT_S, UNIT, UNIT_BYTES, Stage, take
 
 STAGE = Stage(SharedMemoryTransport, "cpu")
@@ -128,12 +128,14 @@ def test_an_address_that_is_none_of_this_host_is_refused():
 
 
 def test_nothing_is_left_of_a_receiver_with_a_port():
-    counts = []
-    for _ in range(3):
+    def come_and_go():
         with (
             listen("127.0.0.1") as receiver,
             SharedMemoryTransport().connect(far(receiver.address), SCHEMA, LONG_S) as sender,
         ):
             sender.send(STAGE.sample(3), LONG_S)
-        counts.append(settled_resources())
-    assert counts[2] == counts[1]
+
+    come_and_go()
+    before = settled_resources()
+    come_and_go()
+    check_released(before)

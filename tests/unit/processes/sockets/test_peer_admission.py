@@ -15,7 +15,7 @@ from spec_processes.sockets import local_socket, peer_admission
 from spec_processes.sockets.addresses import bind
 from spec_processes.sockets.framed_socket import LENGTH
 from spec_processes.sockets.peer_admission import AcceptLimiter, same_token
-from spec_testing.resources import settled_resources
+from spec_testing.resources import check_released, settled_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -150,15 +150,17 @@ def test_the_wait_ends_when_the_limiter_is_closed(doors):
 
 
 def test_nothing_is_left_of_a_limiter():
-    counts = []
-    for _ in range(2):
+    def come_and_go():
         with bind("127.0.0.1", 0) as never_asked:
             AcceptLimiter(never_asked).first_packets().close()
         limiter = AcceptLimiter(bind("127.0.0.1", 0))
         limiter.close()
         assert list(limiter.first_packets()) == []
-        counts.append(settled_resources())
-    assert counts[0] == counts[1]
+
+    come_and_go()
+    before = settled_resources()
+    come_and_go()
+    check_released(before)
 
 
 @pytest.mark.parametrize("claimed", ["", "tokeN", "\ud800", None, 5, ["token"], "ä"])
