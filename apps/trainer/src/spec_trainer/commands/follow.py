@@ -18,7 +18,6 @@ from spec_trainer.follow.metrics_page import MetricsPage
 from spec_trainer.follow.retention import open_retained
 from spec_trainer.push.servers import check_sender
 from spec_trainer.resolve import read_inputs
-from spec_trainer.run.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.run.dispatch import sample_bytes
 from spec_trainer.run.log import cut_records
 
@@ -28,11 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_trainer.config import AnyRunConfig
-    from spec_trainer.decode.inline_driver import InlineDriver
+    from spec_trainer.decode.run_driver import RunDriver
     from spec_trainer.run.spec import RunSpec
-
-_ENDLESS = 1 << 40
-"""Number of steps that is never reached: the run continues until it is stopped."""
 
 
 def resolve_follow(
@@ -44,14 +40,11 @@ def resolve_follow(
     check_sender(parts)
     if parts.config.follow.metrics is not None:
         MetricsPage(parts.config.follow.metrics).close()
-    settings = BatchSettings.from_config(parts.config, parts.strategy_type)
     longest = min(parts.config.data.max_length, parts.target.max_positions)
     window = sample_bytes(parts.schema, 2 * max(longest, parts.config.train.global_batch_tokens))
     placement = parts.config.placement.model_copy(update={"window_bytes": window})
     config = parts.config.model_copy(update={"placement": placement})
-    spec = replace(parts, config=config).with_schedule(
-        BatchSchedule(replayed, replace(settings, total_steps=_ENDLESS), sample_cost=parts.sample_cost)
-    )
+    spec = replace(parts, config=config).with_dataset(replayed)
     spec.directory.check_owner(spec.identity)
     return spec
 
@@ -72,7 +65,7 @@ def run_follow(spec: RunSpec) -> dict[str, Any]:
         cut_records(spec.directory, done_steps)
         follow = spec.config.follow
 
-        def open_driver(spec: RunSpec) -> AbstractContextManager[InlineDriver]:
+        def open_driver(spec: RunSpec) -> AbstractContextManager[RunDriver]:
             return inline_driver(spec, stop, StepProgress(None, "following"))
 
         try:

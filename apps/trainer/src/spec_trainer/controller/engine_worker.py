@@ -6,9 +6,10 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
+from spec_core.records import CaptureRequest
 from spec_trainer.controller.dataset_copy import check_sees_run_directory, run_dataset
 from spec_trainer.controller.health_watch import HealthWatch
-from spec_trainer.controller.protocol import Capture, Captured, Ready, TrainCycle
+from spec_trainer.controller.protocol import Capture, Captured, CaptureTokens, Ready, TrainCycle
 from spec_trainer.decode.folder import cycle_dataset
 from spec_trainer.resolve import resolve_parts
 from spec_trainer.run.dispatch import DatasetCapturer, SampleReference
@@ -50,6 +51,15 @@ def run_engine(stack: ExitStack, controller: ControllerLink, order: WorkerOrder)
                     for request_id, sample_id, destinations in samples
                 ]
                 done = capturer.capture(references)
+                done.add_done_callback(functools.partial(_report, controller, batch))
+            case CaptureTokens(batch, samples):
+                requests = [
+                    CaptureRequest(
+                        request_id=request_id, input_ids=tuple(input_ids), destinations=tuple(destinations)
+                    )
+                    for request_id, input_ids, destinations in samples
+                ]
+                done = engine.capture(requests, parts.schema)
                 done.add_done_callback(functools.partial(_report, controller, batch))
             case TrainCycle(number):
                 capturer = DatasetCapturer(engine, cycle_dataset(parts.config, number), parts.schema)

@@ -28,12 +28,17 @@ A run that decodes goes through cycles. For each one::
       ◄──────────────────── Serve       to decoders; answered by Serving
       ◄──────────────────── Generate    to decoders; answered by Generated
       ◄──────────────────── TrainCycle  to engines and ranks; a rank answers Ready, and what follows that goes on
+
+A run that follows live requests goes through tasks. For each one::
+
+      ◄──────────────────── Perform        to the trainer rank, which answers Ready; then as above until Finished
+      ◄──────────────────── CaptureTokens  to engines, instead of Capture; answered by Captured
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -132,6 +137,15 @@ class Capture(ControlMessage):
 
 
 @dataclass(frozen=True)
+class CaptureTokens(ControlMessage):
+    """Asks an engine to capture a batch of samples that are in no dataset on disk."""
+
+    batch: int
+    samples: list[tuple[int, list[int], list[str]]]
+    """Request id, token ids and destination addresses of each sample."""
+
+
+@dataclass(frozen=True)
 class Captured(ControlMessage):
     """Says that an engine has sent every sample of a batch to its destinations."""
 
@@ -183,6 +197,8 @@ class Finished(ControlMessage):
 
     interrupted: str | None = None
     """Message for the user if the rank stopped early; None if nothing is left to do."""
+    result: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Result of the task that the rank has performed; empty if it has trained."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +210,26 @@ class TrainCycle(ControlMessage):
     """First step of the cycle, and first step after the cycle."""
     resume_from: str
     """Value of ``train.resume_from`` for the ranks."""
+    notes: dict[str, Any]
+    """Fields that are added to the record of every step."""
+
+
+@dataclass(frozen=True)
+class Perform(ControlMessage):
+    """Asks a trainer rank to perform a task on samples that are in memory only."""
+
+    entry: str
+    """``RankTask.entry``."""
+    arguments: dict[str, Any]
+    """``RankTask.arguments``."""
+    samples: list[tuple[str, str]]
+    """Token ids (int32, little-endian) and packed loss mask of each sample, encoded in base64."""
+    steps: tuple[int, int]
+    """First step of the task, and first step after it."""
+    settings: dict[str, Any]
+    """Fields of BatchSettings that the task may have instead of the run's."""
+    resume_from: str
+    """Value of ``train.resume_from`` for the task."""
     notes: dict[str, Any]
     """Fields that are added to the record of every step."""
 

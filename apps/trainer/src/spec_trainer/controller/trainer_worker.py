@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import queue
 import threading
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +29,7 @@ from spec_trainer.controller.protocol import (
     Exported,
     Finished,
     Measured,
+    Perform,
     Proceed,
     Ready,
     Released,
@@ -39,18 +41,21 @@ from spec_trainer.controller.protocol import (
     TrainCycle,
     Trained,
 )
+from spec_trainer.controller.task_messages import task_part
 from spec_trainer.decode.folder import cycle_dataset
+from spec_trainer.decode.run_driver import RankTask
 from spec_trainer.resolve import resolve_parts
 from spec_trainer.run.timer import Timer
 from spec_trainer.training.wiring import RankLinks, rank_features, train_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import ExitStack
 
     from spec_trainer.controller.protocol import WorkerOrder
     from spec_trainer.controller.worker_main import ControllerLink
     from spec_trainer.run.spec import RunSpec
+    from spec_trainer.training.wiring import Consume
 
 M = TypeVar("M", bound=ControlMessage)
 
@@ -73,8 +78,12 @@ class RankLink:
         }
         self._measured: Future[dict[str, Any]] = Future()
         """Future of the figures of the draft that was exported last."""
-        self._arrived[TrainCycle] = self._arrived[Stop]  # either may come once the work is done
+        self._arrived[TrainCycle] = self._arrived[Perform] = self._arrived[
+            Stop
+        ]  # what may come after the work
         self._following: ControlMessage = Stop()
+        self.result: dict[str, Any] = {}
+        """``RankLinks.result`` of the newest part."""
         threading.Thread(target=self._read, name="controller", daemon=True).start()
 
     def wait(self, kind: type[M], timeout_s: float | None = None) -> M:
@@ -83,6 +92,10 @@ class RankLink:
             return self._arrived[kind].get(timeout=timeout_s)
         except queue.Empty as error:
             raise DeadlineExceeded(f"the controller sent no {kind.__name__} within {timeout_s} s") from error
+
+    def _after_work(self) -> ControlMessage:
+        """Return the message that comes once the work is done: Stop, TrainCycle or Perform."""
+        return self._arrived[Stop].get()
 
     def ask(self, wanted: DatasetWanted) -> DatasetPart:
         """Request a piece of a dataset file and return the reply."""
@@ -121,23 +134,26 @@ class RankLink:
             work()
         except Interrupted as stopped:
             finished = Finished(str(stopped))
-        self._controller.send(finished)
-        self._following = self.wait(Stop)
+        self._controller.send(replace(finished, result=self.result))
+        if not isinstance(self._following, Perform):  # only one rank performs, and no other needs it
+            self._following = self._after_work()
 
-    def parts(self, spec: RunSpec) -> Iterator[tuple[RunSpec, dict[str, Any]]]:
-        """Yield the whole run, or with ``decode.every`` each of its cycles, and fields for its rows of metrics.
+    def parts(self, spec: RunSpec) -> Iterator[_RankPart]:
+        """Yield the whole run, or with ``decode.every`` each of its cycles, or each task of a run that follows.
 
         The caller must call ``work`` after each yield.
         """
-        if not spec.config.decode.every:
-            yield spec, {}
+        if not spec.config.decode.every and not spec.config.follow.servers:
+            yield _RankPart(spec)
             return
         self._controller.send(Ready())
-        self._following = self.wait(Stop)
-        while isinstance(cycle := self._following, TrainCycle):
-            part = spec.cycle(cycle_dataset(spec.config, cycle.number), range(*cycle.steps))
-            self.prefill_s = 0.0
-            yield part.resuming(cycle.resume_from), cycle.notes
+        self._following = self._after_work()
+        while not isinstance(message := self._following, Stop):
+            self.prefill_s, self.result = 0.0, {}
+            yield _rank_part(spec, message)
+            if isinstance(message, Perform):
+                gc.collect()  # as in InlineDriver
+                self._following = self._after_work()
 
     def should_stop(self, done_steps: int) -> bool:
         """Ask the controller after a step whether to stop; every rank gets the same answer for the same step."""
@@ -146,7 +162,7 @@ class RankLink:
         self.prefill_s = answer.prefill_s
         return not answer.proceed
 
-    def notes(self, notes: dict[str, Any]) -> dict[str, Any]:
+    def notes(self, notes: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``notes`` with the engines' seconds of capture in this cycle; empty if there are no cycles."""
         return {**notes, "prefill_s": self.prefill_s} if notes else {}
 
@@ -180,6 +196,26 @@ class RankLink:
         os._exit(1)
 
 
+@dataclass(frozen=True)
+class _RankPart:
+    """The whole run, or a part of it, as a rank works on it."""
+
+    spec: RunSpec
+    notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields for its rows of metrics."""
+    consume: Consume = train_rank
+
+
+def _rank_part(spec: RunSpec, message: ControlMessage) -> _RankPart:
+    """Return the part of run ``spec`` that a message of the controller describes."""
+    if isinstance(message, Perform):
+        task = RankTask(entry=message.entry, arguments=message.arguments)
+        return _RankPart(task_part(spec, message), message.notes, task.consume)
+    assert isinstance(message, TrainCycle)
+    part = spec.cycle(cycle_dataset(spec.config, message.number), range(*message.steps))
+    return _RankPart(part.resuming(message.resume_from), message.notes)
+
+
 def _on_its_own(stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> RunSpec:
     """Return the run with a temporary run directory, for a rank whose host cannot access the run directory."""
     if order.index == 0 or spec.config.decode.every:
@@ -203,16 +239,17 @@ def run_trainer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder
     rendezvous = link.join(stack, order, spec)
     features = stack.enter_context(rank_features(spec, order.index, device, controller.address_elsewhere))
     timer = Timer() if spec.config.decode.every else None
-    for part, notes in link.parts(spec):
+    for part in link.parts(spec):
         links = RankLinks(
             store=rendezvous.store("trainer"),
-            stream=features.stream(part, link.released),
+            stream=features.stream(part.spec, link.released),
             work=functools.partial(link.work, features.address),
             should_stop=link.should_stop,
             show=link.show,
             measure=link.measure if order.index == 0 else None,
             trained=trained,
-            notes=functools.partial(link.notes, notes),
+            notes=functools.partial(link.notes, part.notes),
             timer=timer,
+            result=link.result,
         )
-        train_rank(part, order.index, device, links)
+        part.consume(part.spec, order.index, device, links)

@@ -8,6 +8,7 @@ between decoding and training (``decode.every``), the workers keep running from 
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from spec_trainer.controller import protocol
 from spec_trainer.controller.dataset_copy import read_part
 from spec_trainer.controller.remote_decoders import RemoteDecoders
 from spec_trainer.controller.remote_engine import RemoteEngine
+from spec_trainer.controller.task_messages import task_message
 from spec_trainer.controller.worker_specs import DECODER, TRAINER, worker_specs
 from spec_trainer.controller.workers import Workers
 from spec_trainer.data.store import saved_dataset
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from spec_trainer.command_line.progress import StepProgress
     from spec_trainer.command_line.stop_request import StopRequest
     from spec_trainer.decode.passes import Pass
-    from spec_trainer.decode.run_driver import MeasureDraft
+    from spec_trainer.decode.run_driver import MeasureDraft, Pause, RankTask
     from spec_trainer.run.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -68,7 +70,13 @@ class _PartInTraining:
     """Steps done -> whether every rank is to proceed."""
     exported: tuple[str, protocol.Exported] | None = None
     """Rank that has exported a draft to measure, and its message."""
+    pause: Pause | None = None
+    """Called before the rank of a task gets the answer to a step."""
+    paused: tuple[str, int] | None = None
+    """Rank that waits for the end of ``pause``, and its number of steps done."""
     interrupted: str | None = None
+    result: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Result of the task."""
 
 
 class WorkerDriver(RunDriver):
@@ -89,6 +97,8 @@ class WorkerDriver(RunDriver):
         """Rank's name -> its newest Ready message."""
         self._cycle: protocol.TrainCycle | None = None
         """Message of the newest cycle in a run that decodes."""
+        self._follows = bool(spec.config.follow.servers)
+        """Whether the rank performs tasks, and none of its messages says that it has nothing else to do."""
         self._part: _PartInTraining | None = None
         """State of the run or cycle that was started last."""
 
@@ -121,15 +131,43 @@ class WorkerDriver(RunDriver):
         if notes is not None:
             self._begin_cycle(part, notes)
         training = self._part = self._dispatch(part)
+        self._complete(training, measure)
+        return training.dispatcher.busy_s
+
+    def perform(
+        self,
+        task: RankTask,
+        part: RunSpec,
+        notes: Mapping[str, Any] | None = None,
+        pause: Pause | None = None,
+    ) -> dict[str, Any]:
+        """Run ``task`` on the samples of ``part`` and return its result; messages carry the samples."""
+        self._load([*self._ranks], task_message(task, part, notes or {}))
+        for engine in self.engines.values():
+            engine.carried = part.dataset
+        performing = self._part = self._dispatch(part)
+        performing.pause = pause
+        self._complete(performing)
+        return performing.result
+
+    def wait(self, seconds: float) -> None:
+        """Handle messages and failures for ``seconds``; return early if a stop is requested."""
+        self._workers.until(lambda: self._stop.requested, time.monotonic() + seconds)
+
+    def _complete(self, training: _PartInTraining, measure: MeasureDraft | None = None) -> None:
+        """Handle messages until every rank has finished; raise Interrupted if a rank was stopped."""
         while training.working:
-            self._workers.until(lambda: not training.working or training.exported is not None)
+            self._workers.until(lambda: not training.working or bool(training.exported or training.paused))
             if training.exported is not None and measure is not None:
                 (rank, draft), training.exported = training.exported, None
                 figures = {} if self._stop.requested else measure(draft.version, Path(draft.folder))
                 self._workers.send(rank, protocol.Measured(figures))
+            if training.paused is not None and training.pause is not None:
+                (rank, steps), training.paused = training.paused, None
+                training.pause(lambda: self._stop.requested, self.wait)
+                self._proceed(training, rank, steps)
         if training.interrupted is not None:
             raise Interrupted(training.interrupted)
-        return training.dispatcher.busy_s
 
     def serve(self, version: int, folder: Path) -> None:
         """Let every decoder serve the draft in ``folder`` as ``version``, and wait until all do."""
@@ -189,21 +227,29 @@ class WorkerDriver(RunDriver):
                 part.dispatcher.released(number, *request_ids)
             case protocol.StepDone(steps):
                 part.done_steps = steps
-                proceed = protocol.Proceed(self._may_proceed(part, steps), part.dispatcher.busy_s)
-                self._workers.send(rank, proceed)
+                if part.pause is None:
+                    self._proceed(part, rank, steps)
+                else:
+                    part.paused = rank, steps
             case protocol.StepShown(record):
                 self._progress.show(record)
             case protocol.Trained(number, row):
                 self._rank_files.write(number, row)
             case protocol.Exported():
                 part.exported = rank, message
-            case protocol.Finished(interrupted):
-                part.interrupted = part.interrupted or interrupted
+            case protocol.Finished(interrupted, result):
+                part.interrupted, part.result = part.interrupted or interrupted, result
                 part.working.discard(rank)
-                if not self._decoders.names:  # else there may be more cycles, or a measurement
+                if (
+                    not self._decoders.names and not self._follows
+                ):  # else there may be more cycles, or a measurement
                     self._workers.expect_end(rank)
             case _:
                 raise RunError(f"{rank} sent {message}, which only the controller sends")
+
+    def _proceed(self, part: _PartInTraining, rank: str, steps: int) -> None:
+        """Answer a rank that has done a step."""
+        self._workers.send(rank, protocol.Proceed(self._may_proceed(part, steps), part.dispatcher.busy_s))
 
     def _may_proceed(self, part: _PartInTraining, done_steps: int) -> bool:
         """Return whether to continue after a step; all ranks get the answer that the first rank got."""
@@ -215,13 +261,17 @@ class WorkerDriver(RunDriver):
         return list(self.engines).index(engine)
 
     def _begin_cycle(self, part: RunSpec, notes: Mapping[str, Any]) -> None:
-        """Wait for engines that replace others; then let ranks and engines load the answers of a cycle."""
-        self._workers.await_replaced()
+        """Let ranks and engines load the answers of a cycle."""
         steps, resume_from = part.schedule.steps, part.config.train.resume_from
         self._cycle = protocol.TrainCycle(notes["cycle"], (steps.start, steps.stop), resume_from, dict(notes))
+        self._load([*self.engines, *self._ranks], self._cycle)
+
+    def _load(self, names: Sequence[str], message: protocol.TrainCycle | protocol.Perform) -> None:
+        """Wait for engines that replace others; send ``message``, and wait until the ranks are ready for it."""
+        self._workers.await_replaced()
         self._workers.expect_ready(self._ranks)
-        for name in (*self.engines, *self._ranks):
-            self._workers.send(name, self._cycle)
+        for name in names:
+            self._workers.send(name, message)
         self._workers.await_ready()
 
     def _dispatch(self, part: RunSpec) -> _PartInTraining:

@@ -54,8 +54,10 @@ def write_dataset(dataset: Dataset, folder: Path) -> None:
     lengths = np.array([len(sample) for sample in samples], dtype=np.int64)
     _save(folder / "lengths.npy", lengths)
     _save(folder / "num_train.npy", np.array(len(dataset.train), dtype=np.int64))
-    _save(folder / "input_ids.npy", np.concatenate([sample.input_ids for sample in samples]))
-    _save(folder / "loss_mask.npy", np.concatenate([sample.loss_mask for sample in samples]))
+    ids = [np.empty(0, dtype=np.int32), *(sample.input_ids for sample in samples)]
+    masks = [np.empty(0, dtype=bool), *(sample.loss_mask for sample in samples)]
+    _save(folder / "input_ids.npy", np.concatenate(ids))
+    _save(folder / "loss_mask.npy", np.concatenate(masks))
     images = {
         sample.sample_id: [
             [image.digest, image.path, base64.b64encode(image.data).decode()] for image in sample.images

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from spec_core import Engine
     from spec_trainer.command_line.progress import StepProgress
     from spec_trainer.command_line.stop_request import StopRequest
-    from spec_trainer.decode.run_driver import MeasureDraft
+    from spec_trainer.decode.run_driver import MeasureDraft, Pause, RankTask
     from spec_trainer.push.live_measurements import Measure
     from spec_trainer.run.spec import RunSpec
     from spec_trainer.training.wiring import Consume, RankFeatures
@@ -84,6 +85,43 @@ class InlineDriver(RunDriver):
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
     ) -> float:
         """Train the remaining steps of ``part``, the run or one cycle; call ``measure`` between steps."""
+        links = {"measure": measure and _at_once(measure)}
+        return self._consume(self.consume, part, notes, self._should_stop, **links)
+
+    def perform(
+        self,
+        task: RankTask,
+        part: RunSpec,
+        notes: Mapping[str, Any] | None = None,
+        pause: Pause | None = None,
+    ) -> dict[str, Any]:
+        """Run ``task`` on the samples of ``part`` and return its result."""
+        result: dict[str, Any] = {}
+
+        def should_stop(done_steps: int) -> bool:
+            if pause is not None:
+                pause(lambda: self.stop.requested, self.wait)
+            return self.stop.requested
+
+        self._consume(task.consume, part, notes, should_stop, result=result)
+        return result
+
+    def wait(self, seconds: float) -> None:
+        """Wait ``seconds``, in which nothing happens."""
+        time.sleep(seconds)
+
+    def _should_stop(self, done_steps: int) -> bool:
+        return self.stop.requested
+
+    def _consume(
+        self,
+        consume: Consume,
+        part: RunSpec,
+        notes: Mapping[str, Any] | None,
+        should_stop: Callable[[int], bool],
+        **links: Any,
+    ) -> float:
+        """Call ``consume`` with the features of ``part``; return the engine's seconds of capture."""
         import torch.distributed as dist
 
         engines = [DatasetCapturer(engine, part.dataset, part.schema) for engine in self.engines]
@@ -96,18 +134,22 @@ class InlineDriver(RunDriver):
             dispatcher.start(part.schedule.items(done_steps), failed=stream.fail)
             train()
 
-        links = RankLinks(
-            store=dist.HashStore(),
-            stream=stream,
-            work=work,
-            should_stop=lambda done_steps: self.stop.requested,
-            show=self.progress.show,
-            measure=measure and _at_once(measure),
-            notes=lambda: {**notes, "prefill_s": dispatcher.busy_s} if notes else {},
-            timer=self.timer,
-        )
         try:
-            self.consume(part, 0, self.device, links)
+            consume(
+                part,
+                0,
+                self.device,
+                RankLinks(
+                    store=dist.HashStore(),
+                    stream=stream,
+                    work=work,
+                    should_stop=should_stop,
+                    show=self.progress.show,
+                    notes=lambda: {**notes, "prefill_s": dispatcher.busy_s} if notes else {},
+                    timer=self.timer,
+                    **links,
+                ),
+            )
         finally:
             dispatcher.stop()
         gc.collect()  # modules refer to themselves, and hold their memory and the sockets of their process group

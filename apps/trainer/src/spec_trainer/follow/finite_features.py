@@ -9,31 +9,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
-
     from spec_core.records import DraftBatch
     from spec_trainer.run.batch_schedule import GlobalBatch
     from spec_trainer.run.feature_stream import BatchSource
-    from spec_trainer.run.spec import RunSpec
-    from spec_trainer.training.wiring import Consume, RankLinks
+    from spec_trainer.training.wiring import RankLinks
 
 
-def with_finite_features(consume: Consume, not_finite: set[int]) -> Consume:
-    """Return a version of ``consume`` that gets only samples with finite features.
+def with_finite_features(links: RankLinks) -> RankLinks:
+    """Return a version of ``links`` that gives only samples with finite features.
 
-    Sample ids of the others are added to ``not_finite``.
+    Sample ids of the others are added to the list ``links.result["not_finite"]``.
     """
-
-    def consuming(part: RunSpec, rank: int, device: torch.device, links: RankLinks) -> object:
-        return consume(part, rank, device, replace(links, stream=FiniteFeatures(links.stream, not_finite)))
-
-    return consuming
+    not_finite = links.result.setdefault("not_finite", [])
+    return replace(links, stream=FiniteFeatures(links.stream, not_finite))
 
 
 class FiniteFeatures:
     """A BatchSource that sets features that are not finite to zero, and their samples' loss masks to False."""
 
-    def __init__(self, source: BatchSource, not_finite: set[int]) -> None:
+    def __init__(self, source: BatchSource, not_finite: list[int]) -> None:
         """Take batches from ``source``; add the ids of samples whose features are not finite to ``not_finite``."""
         self._source, self._not_finite = source, not_finite
 
@@ -51,7 +45,7 @@ class FiniteFeatures:
                 if not batch.hidden_TNH[rows].float().square().mean().isfinite():
                     batch.hidden_TNH[rows] = 0
                     batch.loss_mask_T[rows] = False
-                    self._not_finite.add(span.sample_id)
+                    self._not_finite.append(span.sample_id)
         return batches
 
     def check(self) -> None:

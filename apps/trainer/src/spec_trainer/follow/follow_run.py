@@ -21,13 +21,13 @@ from spec_trainer.command_line.stop_request import Interrupted
 from spec_trainer.data.batching import EpochBatches
 from spec_trainer.decode.cycles import first_weights
 from spec_trainer.decode.folder import DecodedFolder
+from spec_trainer.decode.run_driver import RankTask
 from spec_trainer.disk import new_folder, remove
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.follow.figures import Progress, run_metrics
-from spec_trainer.follow.finite_features import with_finite_features
 from spec_trainer.follow.judge import Gain, simulate
 from spec_trainer.follow.labels import lengths_by_label
-from spec_trainer.follow.latency_budget import LatencyBudget, giving_way
+from spec_trainer.follow.latency_budget import LatencyBudget
 from spec_trainer.follow.reservoir import Reservoir
 from spec_trainer.follow.traffic import Traffic
 from spec_trainer.follow.verdicts import first_target
@@ -45,13 +45,14 @@ if TYPE_CHECKING:
 
     from spec_core import TargetSpec
     from spec_trainer.command_line.stop_request import StopRequest
-    from spec_trainer.decode.inline_driver import InlineDriver
+    from spec_trainer.decode.run_driver import RunDriver
     from spec_trainer.follow.metrics_page import MetricsPage
     from spec_trainer.follow.retention import RetainedRequests
     from spec_trainer.run.spec import RunSpec
 
 log = logging.getLogger(__name__)
 
+_TRAIN = "spec_trainer.follow.rank_tasks:train_on_finite"
 _LEAST_HELD_OUT = 8
 """Fewest held-out requests by which a draft is judged."""
 _AGAIN_S = 60.0
@@ -76,7 +77,7 @@ class FollowRun:
     def __init__(
         self,
         spec: RunSpec,
-        open_driver: Callable[[RunSpec], AbstractContextManager[InlineDriver]],
+        open_driver: Callable[[RunSpec], AbstractContextManager[RunDriver]],
         stop: StopRequest,
         done_steps: int,
         page: MetricsPage | None = None,
@@ -136,7 +137,7 @@ class FollowRun:
                 if self._has_new_target():
                     return False
                 if self._budget is not None:
-                    self._budget.wait(lambda: self._stop.requested)
+                    self._budget.wait(lambda: self._stop.requested, self._driver.wait)
                 self._train()
                 self._retain()
                 self._left -= 1
@@ -214,7 +215,7 @@ class FollowRun:
         deadline = time.monotonic() + self._config.poll_s
         while (left_s := deadline - time.monotonic()) > 0:
             self._check_stop()
-            time.sleep(min(0.1, left_s))
+            self._driver.wait(min(0.1, left_s))
 
     def _check_stop(self) -> None:
         if self._stop.requested:
@@ -245,13 +246,10 @@ class FollowRun:
         }
         if self._acceptance_lengths:
             notes["serving_acceptance_length"] = self._acceptance_lengths["served"]
-        not_finite: set[int] = set()
-        driver = replace(
-            self._driver,
-            consume=with_finite_features(giving_way(self._driver.consume, self._budget), not_finite),
-        )
-        driver.train(part.resuming(f"step-{first}" if first else "latest"), notes)
-        self._reservoir.leave_out(samples, not_finite)
+        part = part.resuming(f"step-{first}" if first else "latest")
+        pause = None if self._budget is None else self._budget.wait
+        result = self._driver.perform(RankTask(entry=_TRAIN), part, notes, pause)
+        self._reservoir.leave_out(samples, result["not_finite"])
         self._done_steps = first + steps
 
     def _judge(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spec_core.errors import EngineError
@@ -15,11 +14,8 @@ from spec_trainer.server_evaluation.metrics_reader import engine_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
-
     from spec_core.records import ServerCounters
-    from spec_trainer.run.spec import RunSpec
-    from spec_trainer.training.wiring import Consume, RankLinks
+    from spec_trainer.decode.run_driver import Sleep
 
 log = logging.getLogger(__name__)
 
@@ -28,24 +24,6 @@ _ANSWER_S = 5.0
 _LONGEST_PAGE = 1 << 24
 _LEAST_TOKENS = 100
 """Fewest tokens between two looks by which a server's latency is judged; with fewer, it is not busy."""
-
-
-def giving_way(consume: Consume, budget: LatencyBudget | None) -> Consume:
-    """Return a version of ``consume`` that waits after each step while a server is slower than ``budget``.
-
-    Without a budget, return ``consume`` unchanged.
-    """
-    if budget is None:
-        return consume
-
-    def consuming(part: RunSpec, rank: int, device: torch.device, links: RankLinks) -> object:
-        def should_stop(done_steps: int) -> bool:
-            budget.wait(lambda: links.should_stop(done_steps))
-            return links.should_stop(done_steps)
-
-        return consume(part, rank, device, replace(links, should_stop=should_stop))
-
-    return consuming
 
 
 class LatencyBudget:
@@ -60,8 +38,8 @@ class LatencyBudget:
         self.waited_s = 0.0
         """Seconds that training has waited."""
 
-    def wait(self, should_stop: Callable[[], bool]) -> None:
-        """Return when no server exceeds the budget, or when ``should_stop()`` is true."""
+    def wait(self, should_stop: Callable[[], bool], sleep: Sleep) -> None:
+        """Return when no server exceeds the budget, or when ``should_stop()`` is true; wait by ``sleep``."""
         if time.monotonic() < self._next_s:
             return
         began_s = time.monotonic()
@@ -69,7 +47,7 @@ class LatencyBudget:
         if slow:
             log.info("training waits: %s", slow)
             while slow and not should_stop():
-                time.sleep(0.1)
+                sleep(0.1)
                 slow = self._slow() if time.monotonic() >= self._next_s else slow
             log.info("training goes on after %.1f s", time.monotonic() - began_s)
             self.waited_s += time.monotonic() - began_s

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ConfigError
 from spec_core.launcher import LaunchContext
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from spec_trainer.data.dataset import Dataset
     from spec_trainer.placement.members import Member
 
+_ENDLESS = 1 << 40
+"""Number of steps that is never reached: a run that follows live requests continues until it is stopped."""
 _WINDOW_SHARES = 16
 """Most steps that engines may be ahead of a rank by default; a rank's features of a step take hundreds of MB."""
 
@@ -76,6 +78,8 @@ class RunParts:
         settings = BatchSettings.from_config(self.config, self.strategy_type)
         if self.config.decode.every:
             settings = replace(settings, total_steps=decoded_steps(self.config, len(dataset.train)))
+        if self.config.follow.servers:
+            settings = replace(settings, total_steps=_ENDLESS)
         return self.with_schedule(BatchSchedule(dataset, settings, sample_cost=self.sample_cost))
 
     def with_schedule(self, schedule: BatchSchedule) -> RunSpec:
@@ -107,9 +111,13 @@ class RunSpec(RunParts):
         """Token ids of the held-out prompts with which the draft is measured (``train.serve_every``)."""
         return serving_prompts(self.dataset, self.longest_prompt, self.config.decode.prompts)
 
-    def cycle(self, answers: Dataset, steps: range) -> RunSpec:
-        """Return one cycle of the run as a RunSpec, which trains the steps ``steps`` on ``answers``."""
-        schedule = BatchSchedule(answers, self.schedule.settings, steps, self.sample_cost)
+    def cycle(self, answers: Dataset, steps: range, **settings: Any) -> RunSpec:
+        """Return one cycle of the run as a RunSpec, which trains the steps ``steps`` on ``answers``.
+
+        ``settings``: fields of BatchSettings that the cycle has instead of the run's.
+        """
+        changed = replace(self.schedule.settings, **settings)
+        schedule = BatchSchedule(answers, changed, steps, self.sample_cost)
         return replace(self, schedule=schedule, prompts=self.source)
 
     def resuming(self, checkpoint: str) -> RunSpec:

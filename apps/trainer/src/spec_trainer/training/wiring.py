@@ -6,7 +6,7 @@ import functools
 import random
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -70,12 +70,14 @@ class RankLinks:
     """Returns fields for the record of each step, such as which draft the run's engine serves."""
     timer: Timer | None = None
     """Timer that all cycles of a run that decodes share; None otherwise."""
+    result: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What a task reports when its work is done (``RankTask``); JSON-serializable."""
 
 
 Consume = Callable[["RunSpec", int, "torch.device", RankLinks], object]
 """Called with a run (or one of its cycles), rank, device and links; consumes the rank's batches.
 
-It is ``train_rank``, or the writer of a capture."""
+It is ``train_rank``, the writer of a capture, or a ``RankTask``."""
 
 
 def create_engine(parts: RunParts | EngineOptions, target: TargetSpec, **around: Any) -> Engine:

@@ -1,0 +1,52 @@
+"""Messages that carry the samples of a task, so that no file ever holds them."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spec_trainer.controller.protocol import Perform
+from spec_trainer.data.dataset import Dataset, Sample
+from spec_trainer.data.report import DataReport
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from spec_trainer.decode.run_driver import RankTask
+    from spec_trainer.run.spec import RunSpec
+
+
+def task_message(task: RankTask, part: RunSpec, notes: Mapping[str, Any]) -> Perform:
+    """Return the message by which a trainer rank performs ``task`` on the samples of ``part``."""
+    settings, steps = part.schedule.settings, part.schedule.steps
+    return Perform(
+        entry=task.entry,
+        arguments=dict(task.arguments),
+        samples=[
+            (_text(sample.input_ids.astype("<i4")), _text(np.packbits(sample.loss_mask)))
+            for sample in part.dataset.train
+        ],
+        steps=(steps.start, steps.stop),
+        settings={"global_batch_tokens": settings.global_batch_tokens, "shuffle": settings.shuffle},
+        resume_from=part.config.train.resume_from,
+        notes=dict(notes),
+    )
+
+
+def task_part(spec: RunSpec, message: Perform) -> RunSpec:
+    """Return the part of run ``spec`` that ``task_message`` was given."""
+    samples = tuple(_sample(number, *arrays) for number, arrays in enumerate(message.samples))
+    part = spec.cycle(Dataset(samples, (), DataReport()), range(*message.steps), **message.settings)
+    return part.resuming(message.resume_from)
+
+
+def _sample(number: int, ids: str, mask: str) -> Sample:
+    input_ids = np.frombuffer(bytearray(base64.b64decode(ids)), dtype="<i4").astype(np.int32, copy=False)
+    packed = np.frombuffer(base64.b64decode(mask), dtype=np.uint8)
+    return Sample(number, input_ids, np.unpackbits(packed, count=len(input_ids)).astype(bool))
+
+
+def _text(array: np.ndarray) -> str:
+    return base64.b64encode(array.tobytes()).decode()
