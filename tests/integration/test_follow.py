@@ -270,17 +270,19 @@ def test_no_request_is_found_in_files_or_logs(lab, url, tmp_path, caplog, capfd)
     live_server.ask(url, prompts("new", 60, 30))
     output = tmp_path / "run"
     assert cli.run(lab.follow(url, output, "follow.requests=61", "--verbose")) == 0
+    assert {"metrics.jsonl", "report.html", "config.yaml"} <= {file.name for file in files(output)}
+    for tokens in (CANARY, answer[:10]):
+        assert not is_said(tokens, output, caplog, capfd)
+
+
+def is_said(tokens: list[int], output: Path, caplog: Any, capfd: Any) -> bool:
+    """Whether a file of a run, its log or its output has these tokens."""
     said = capfd.readouterr()
     texts = [caplog.text.encode(), said.out.encode(), said.err.encode()]
-    found = files(output)
-    assert {"metrics.jsonl", "report.html", "config.yaml"} <= {file.name for file in found}
-    for tokens in (CANARY, answer[:10]):
-        needles = [separator.join(map(str, tokens)).encode() for separator in (",", ", ", " ", "\n")]
-        needles += [
-            torch.tensor(tokens, dtype=dtype).numpy().tobytes() for dtype in (torch.int32, torch.int64)
-        ]
-        for text in (*texts, *(file.read_bytes() for file in found)):
-            assert not any(needle in text for needle in needles)
+    needles = [separator.join(map(str, tokens)).encode() for separator in (",", ", ", " ", "\n")]
+    needles += [torch.tensor(tokens, dtype=dtype).numpy().tobytes() for dtype in (torch.int32, torch.int64)]
+    texts += [file.read_bytes() for file in files(output)]
+    return any(needle in text for text in texts for needle in needles)
 
 
 RETAINED = ["follow.retention.rows=1000", "follow.retention.age_s=3600"]
@@ -388,6 +390,33 @@ def test_requests_whose_features_are_nan_are_left_out_and_the_rest_is_learnt(lab
     assert json.loads((output / "summary.json").read_text())["left_out"]["not_finite"] == len(poison)
 
 
+def test_with_worker_processes_the_draft_is_the_same_and_no_request_is_on_disk(
+    lab, url, tmp_path, caplog, capfd
+) -> None:
+    caplog.set_level(0)
+    poison = [[TOO_LARGE, *prompt] for prompt in prompts("new", 9, 48)]
+    asked = [*poison[:5], CANARY, *prompts("new", 109, 49), *poison[5:]]
+    inline, workers = tmp_path / "inline", tmp_path / "workers"
+    keys = ["follow.requests=119", "follow.held_out=0.25", "engine.dtype=float16"]
+    live_server.ask(url, asked)
+    assert cli.run(lab.follow(url, inline, *keys)) == 0
+    with draft_server.serving(lab.target, lab.draft("old"), live_server.__file__, 0) as other:
+        live_server.ask(other, asked)
+        words = lab.follow(other, workers, *keys, "placement.kind=disaggregated", "--verbose")
+        assert cli.run(words) == 0
+        assert set(live_server.ask(other, prompts("new", 3, 20))["versions"]) == {1}
+    (one,), (same,) = rows(inline), rows(workers)
+    assert {**one, "time": 0} == {**same, "time": 0}
+    assert same["served"] == same["step"] > 0
+    for name in ("model.safetensors", "config.json"):
+        assert (workers / "draft" / name).read_bytes() == (inline / "draft" / name).read_bytes()
+    summaries = [json.loads((output / "summary.json").read_text()) for output in (inline, workers)]
+    assert summaries[0]["left_out"] == summaries[1]["left_out"]
+    assert summaries[1]["left_out"]["not_finite"] == len(poison)
+    assert {"engine-0.log", "trainer-0.log"} <= {file.name for file in files(workers)}
+    assert not is_said(CANARY, workers, caplog, capfd)
+
+
 @pytest.mark.slow
 def test_a_killed_command_leaves_a_server_that_serves_and_goes_on(lab, url, tmp_path) -> None:
     output = tmp_path / "run"
@@ -468,7 +497,11 @@ def until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
     [
         (["train.steps=5"], "train.steps=5 with follow; set follow.requests instead"),
         (["train.schedule=cosine"], "train.schedule=cosine with follow, which has no last step"),
-        (["placement.kind=disaggregated"], "placement.kind=disaggregated with follow"),
+        (
+            ["placement.kind=disaggregated", "train.ranks=2"],
+            "train.ranks=2 with follow, which trains in one rank",
+        ),
+        (["placement.kind=colocated", "train.restarts=1"], "train.restarts=1 with follow"),
         (["follow.window=3"], "follow.window=3"),
         (["follow.servers=[127.0.0.1]"], "is no address of a server"),
     ],

@@ -12,6 +12,7 @@ from spec_trainer.checkpoint.resume import CommandCheckpoints
 from spec_trainer.checkpoint.store import check_strategy
 from spec_trainer.command_line.progress import StepProgress
 from spec_trainer.command_line.stop_request import StopRequest
+from spec_trainer.controller.worker_driver import worker_driver
 from spec_trainer.decode.inline_driver import inline_driver
 from spec_trainer.follow.follow_run import FollowRun
 from spec_trainer.follow.metrics_page import MetricsPage
@@ -45,6 +46,7 @@ def resolve_follow(
     placement = parts.config.placement.model_copy(update={"window_bytes": window})
     config = parts.config.model_copy(update={"placement": placement})
     spec = replace(parts, config=config).with_dataset(replayed)
+    spec.members()
     spec.directory.check_owner(spec.identity)
     return spec
 
@@ -66,7 +68,8 @@ def run_follow(spec: RunSpec) -> dict[str, Any]:
         follow = spec.config.follow
 
         def open_driver(spec: RunSpec) -> AbstractContextManager[RunDriver]:
-            return inline_driver(spec, stop, StepProgress(None, "following"))
+            opened = inline_driver if spec.config.placement.kind == "inline" else worker_driver
+            return opened(spec, stop, StepProgress(None, "following"))
 
         try:
             with (
@@ -88,9 +91,13 @@ def _check(config: AnyRunConfig) -> None:
             "follow needs --server: the address of a server, such as http://127.0.0.1:8000",
         ),
         (
-            config.placement.kind != "inline",
-            f"placement.kind={config.placement.kind} with follow, which captures and trains in one process; set "
-            "placement.kind=inline, and an engine that can do so",
+            train.ranks > 1,
+            f"train.ranks={train.ranks} with follow, which trains in one rank; set train.ranks=1",
+        ),
+        (
+            train.restarts > 0,
+            f"train.restarts={train.restarts} with follow, which ends with a lost rank; remove it, and start the "
+            "command again",
         ),
         (
             train.schedule != "constant",
