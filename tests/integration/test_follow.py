@@ -503,6 +503,7 @@ def until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
         ),
         (["placement.kind=colocated", "train.restarts=1"], "train.restarts=1 with follow"),
         (["follow.window=3"], "follow.window=3"),
+        (["engine.batch_tokens=16"], "engine.batch_tokens=16 with follow is smaller than a request may be"),
         (["follow.servers=[127.0.0.1]"], "is no address of a server"),
     ],
 )

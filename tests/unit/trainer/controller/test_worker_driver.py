@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from spec_core import WorkerEnded, WorkerMessage
 from spec_core.errors import DeadlineExceeded, HostLost, NoDevices, PeerLost, RunError
 from spec_trainer.command_line.progress import StepProgress
 from spec_trainer.command_line.stop_request import StopRequest
-from spec_trainer.controller.protocol import Captured, Exported, Failed, Finished, Ready
+from spec_trainer.controller.protocol import Captured, Exported, Failed, Finished, Ready, StepDone
 from spec_trainer.controller.worker_driver import WorkerDriver
 from spec_trainer.controller.worker_specs import worker_specs
+from spec_trainer.decode.run_driver import RankTask
 
 
 class Worker:
@@ -168,6 +170,52 @@ def test_in_a_run_that_decodes_an_engine_that_comes_later_is_told_its_cycle(reso
 def one_cycle_and_a_draft(spec, driver):
     driver.train(spec, {"cycle": 0})
     driver.serve(2, Path("draft"))
+
+
+def following(resolved):
+    """The same run, as one that follows live requests."""
+
+    def resolve(*keys):
+        spec = resolved(*keys)
+        follow = spec.config.follow.model_copy(update={"servers": ("http://127.0.0.1:1",)})
+        return replace(spec, config=spec.config.model_copy(update={"follow": follow}))
+
+    return resolve
+
+
+def test_a_task_is_performed_on_tokens_that_messages_carry_also_where_an_engine_is_lost(resolved, tmp_path):
+    steps, paused, results = [], [], []
+
+    def script(launcher):
+        rank, old = launcher.workers["trainer-0"], launcher.workers["engine-0"]
+        assert rank.kinds == ["Perform"]
+        yield said(rank, Ready(address="trainer-0"))
+        assert old.kinds[0] == "CaptureTokens"
+        yield killed(old)
+        yield said(launcher.workers["engine-0"], Ready())
+        assert launcher.workers["engine-0"].kinds == old.kinds
+        yield said(rank, StepDone(1))
+        assert (paused, rank.kinds[-1]) == ([1], "Start")
+        yield None
+        assert (paused, rank.kinds[-1]) == ([1], "Proceed")
+        yield said(rank, Finished(result={"found": [3]}))
+        yield killed(rank)  # between two tasks it is still needed
+
+    def pause(should_stop, sleep):
+        assert not should_stop()
+        paused.append(1)
+        sleep(0.0)
+
+    def work(spec, driver):
+        part = spec.cycle(spec.dataset, range(2))
+        task = RankTask(entry="package.module:name", arguments={"drafts": []})
+        results.append(driver.perform(task, part, {"requests": 7}, pause))
+        steps.append(driver.done_steps)
+        driver.wait(60.0)
+
+    with pytest.raises(PeerLost, match="trainer-0 was killed"):
+        run(following(resolved), tmp_path, Launcher(script), work=work)
+    assert (results, steps) == ([{"found": [3]}], [1])
 
 
 def test_an_engine_that_reports_an_error_is_replaced_and_its_end_is_no_failure(resolved, tmp_path):

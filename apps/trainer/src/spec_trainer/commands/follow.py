@@ -42,6 +42,11 @@ def resolve_follow(
     if parts.config.follow.metrics is not None:
         MetricsPage(parts.config.follow.metrics).close()
     longest = min(parts.config.data.max_length, parts.target.max_positions)
+    if longest > (most := parts.config.engine.batch_tokens):
+        raise ConfigError(
+            f"engine.batch_tokens={most} with follow is smaller than a request may be ({longest} tokens); raise it "
+            f"to {longest} or set data.max_length={most}"
+        )
     window = sample_bytes(parts.schema, 2 * max(longest, parts.config.train.global_batch_tokens))
     placement = parts.config.placement.model_copy(update={"window_bytes": window})
     config = parts.config.model_copy(update={"placement": placement})
