@@ -19,6 +19,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 import torch
 import transformers
@@ -418,19 +419,27 @@ def test_with_worker_processes_the_draft_is_the_same_and_no_request_is_on_disk(
 
 
 @pytest.mark.slow
-def test_a_killed_command_leaves_a_server_that_serves_and_goes_on(lab, url, tmp_path) -> None:
+@pytest.mark.parametrize(("placement", "num_workers"), [("inline", 0), ("colocated", 2)])
+def test_a_killed_command_leaves_a_server_that_serves_and_goes_on(
+    lab, url, tmp_path, placement, num_workers
+) -> None:
     output = tmp_path / "run"
     live_server.ask(url, prompts("new", 130, 50))
-    words = [*launching.program(), *lab.follow(url, output, "follow.every=1000")]
-    log = tmp_path / "log"
+    log, keys = tmp_path / "log", [f"placement.kind={placement}", "follow.every=1000"]
     with log.open("wb") as errors:
+        words = [*launching.program(), *lab.follow(url, output, *keys, "--verbose")]
         process = subprocess.Popen(words, stdout=errors, stderr=errors)
     until(lambda: (output / "decoded" / "draft-0" / "model.safetensors").exists())
+    until(lambda: log.read_text().count("-0 is ready") == num_workers)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert len(workers) >= num_workers
     process.kill()
     process.wait()
+    assert not psutil.wait_procs(workers, 30)[1]
+    assert not list(output.rglob("requests*"))
     asked = prompts("new", 200, 51)
     assert live_server.ask(url, asked)["answers"] == lab.answers(asked)
-    assert cli.run(lab.follow(url, output, "follow.requests=200")) == 0
+    assert cli.run(lab.follow(url, output, keys[0], "follow.requests=200")) == 0
     assert rows(output)[-1]["version"] == 1
 
 
@@ -560,8 +569,10 @@ PAGE = Path(__file__).parents[2] / "docs/rl.md"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("new_target", ["stop", "learn"])
-def test_a_policy_that_changes_is_noticed(lab, command_line, tmp_path, new_target) -> None:
+@pytest.mark.parametrize(
+    ("new_target", "placement"), [("stop", "inline"), ("learn", "inline"), ("learn", "disaggregated")]
+)
+def test_a_policy_that_changes_is_noticed(lab, command_line, tmp_path, new_target, placement) -> None:
     """The loop is the code of the page on reinforcement learning."""
     loop: dict[str, Any] = {}
     exec(re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL).group(1), loop)
@@ -573,6 +584,7 @@ def test_a_policy_that_changes_is_noticed(lab, command_line, tmp_path, new_targe
         keys = [
             f"target={policy}",
             f"follow.new_target={new_target}",
+            f"placement.kind={placement}",
             "follow.every=30",
             "follow.held_out=0.3",
             "train.global_batch_tokens=128",
