@@ -1,4 +1,4 @@
-"""What the trainer rank of ``spec-trainer follow`` does with features: train the draft, or measure several drafts."""
+"""Tasks of the trainer rank of ``spec-trainer follow``: train on features, or measure several drafts."""
 
 from __future__ import annotations
 

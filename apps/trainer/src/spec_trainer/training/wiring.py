@@ -71,7 +71,7 @@ class RankLinks:
     timer: Timer | None = None
     """Timer that all cycles of a run that decodes share; None otherwise."""
     result: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What a task reports when its work is done (``RankTask``); JSON-serializable."""
+    """Result of a task when its work is done (``RankTask``); JSON-serializable."""
 
 
 Consume = Callable[["RunSpec", int, "torch.device", RankLinks], object]
