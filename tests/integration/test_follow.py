@@ -391,6 +391,7 @@ def test_requests_whose_features_are_nan_are_left_out_and_the_rest_is_learnt(lab
     assert json.loads((output / "summary.json").read_text())["left_out"]["not_finite"] == len(poison)
 
 
+@pytest.mark.slow
 def test_with_worker_processes_the_draft_is_the_same_and_no_request_is_on_disk(
     lab, url, tmp_path, caplog, capfd
 ) -> None:
