@@ -1,56 +1,18 @@
-"""Ports that gloo leaves open are closed, and a process without the group's secret is no member."""
+"""A process without the group's secret is no member."""
 
 from __future__ import annotations
 
 import datetime as dt
-import socket
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 
 from spec_core.errors import PeerLost, ProtocolError
-from spec_kit.collectives import gloo_members
-from spec_kit.collectives.gloo_members import closed_afterwards, prove_default_group, prove_membership
-from spec_processes.sockets.addresses import bind
+from spec_kit.collectives.gloo_members import prove_default_group, prove_membership
 from spec_testing.processes import Rank, run_ranks
 
 LIMIT_S = 20.0
-
-
-def test_ports_that_begin_to_listen_inside_hear_nobody_afterwards():
-    with bind("127.0.0.1", 0) as before:
-        with closed_afterwards():
-            inside = bind("127.0.0.1", 0)
-            early = socket.create_connection(inside.getsockname(), LIMIT_S)
-        with inside, early, bind("127.0.0.1", 0) as after:
-            accepted, _ = inside.accept()
-            with accepted:
-                accepted.sendall(b"connections stay")
-                assert early.recv(100) == b"connections stay"
-            with pytest.raises(TimeoutError):
-                socket.create_connection(inside.getsockname(), 0.2)
-            for others in (before, after):
-                socket.create_connection(others.getsockname(), LIMIT_S).close()
-
-
-def test_port_that_another_thread_opens_while_gloo_does_still_hears(monkeypatch):
-    create_device = ProcessGroupGloo.create_device
-
-    def create_slowly(**options):
-        opened.append(pool.submit(bind, "127.0.0.1", 0))
-        wait(opened, 0.3)
-        return create_device(**options)
-
-    opened: list[Future[socket.socket]] = []
-    monkeypatch.setattr(gloo_members, "ProcessGroupGloo", SimpleNamespace(create_device=create_slowly))
-    with ThreadPoolExecutor(1) as pool:
-        with gloo_members.gloo_device("127.0.0.1"):
-            pass
-        with opened[0].result(LIMIT_S) as listener:
-            socket.create_connection(listener.getsockname(), 1).close()
 
 
 def prove(me: Rank, folder: str, deceived: int | None) -> str:

@@ -216,7 +216,8 @@ def default_group(spec: RunSpec, rank: int, device: torch.device, store: Store) 
     import torch
     import torch.distributed as dist
 
-    from spec_kit.collectives.gloo_members import closed_afterwards, prove_default_group
+    from spec_kit.collectives.gloo_members import prove_default_group
+    from spec_kit.collectives.gloo_ports import closed_afterwards
 
     with closed_afterwards():
         dist.init_process_group(

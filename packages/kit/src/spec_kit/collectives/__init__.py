@@ -6,14 +6,16 @@ from spec_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
     from spec_kit.collectives.agreed_process_group import AgreedProcessGroup, Communicator
-    from spec_kit.collectives.gloo_members import closed_afterwards, prove_default_group
+    from spec_kit.collectives.gloo_members import prove_default_group
+    from spec_kit.collectives.gloo_ports import closed_afterwards
     from spec_kit.collectives.gloo_process_group import GlooProcessGroup
     from spec_kit.collectives.library_process_group import CollectiveLibrary, LibraryProcessGroup
 else:
     __getattr__ = lazy_names(
         __name__,
         agreed_process_group="AgreedProcessGroup Communicator",
-        gloo_members="closed_afterwards prove_default_group",
+        gloo_members="prove_default_group",
+        gloo_ports="closed_afterwards",
         gloo_process_group="GlooProcessGroup",
         library_process_group="CollectiveLibrary LibraryProcessGroup",
     )

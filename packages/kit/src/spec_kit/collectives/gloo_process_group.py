@@ -14,7 +14,8 @@ import torch
 from torch.distributed import ProcessGroupGloo
 
 from spec_core.errors import DeadlineExceeded, PeerLost
-from spec_kit.collectives.gloo_members import gloo_device, prove_membership
+from spec_kit.collectives.gloo_members import prove_membership
+from spec_kit.collectives.gloo_ports import gloo_device
 from spec_kit.collectives.library_process_group import LibraryProcessGroup
 
 if TYPE_CHECKING:

@@ -1,0 +1,116 @@
+"""Closes gloo's listening ports after the members of a group have connected.
+
+Gloo listens on TCP as long as its group exists. It keeps every connection open, and ends the process when the process
+has no free file descriptor. It also ends the process if its socket is closed or shut down. So its socket is replaced,
+under the same file descriptor, by one that has no port. This needs no privilege.
+"""
+
+# torch.distributed declares no __all__, so its classes count as private names of another module.
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import select
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import ProcessGroupGloo
+
+from spec_processes.sockets.addresses import opening
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def closed_afterwards() -> Generator[None]:
+    """Close the TCP ports that gloo opens in the ``with`` block when the block ends.
+
+    Existing connections stay open.
+    """
+    before = _listeners()
+    yield
+    for inode, descriptor in _listeners().items():
+        if inode not in before:
+            _close_port(inode, descriptor)
+
+
+@contextlib.contextmanager
+def gloo_device(interface: str) -> Generator[Any]:
+    """Yield a gloo device at the address ``interface``; close its port when the block ends.
+
+    Existing connections stay open. Other threads may call this function at the same time, or
+    ``spec_processes.sockets.bind``. A socket that another thread opens otherwise may be taken for the device's.
+    """
+    with opening:
+        before = _listeners()
+        # Connected when a group is built, so that one that cannot work raises there (P8).
+        device = ProcessGroupGloo.create_device(hostname=interface, lazy_init=False)
+        ports = {inode: descriptor for inode, descriptor in _listeners().items() if inode not in before}
+    yield device
+    for inode, descriptor in ports.items():
+        _close_port(inode, descriptor)
+
+
+def _listeners() -> dict[int, int]:
+    """Return the TCP sockets on which this process listens: inode -> file descriptor."""
+    found: dict[int, int] = {}
+    for descriptor, file in _open_files():
+        if (match := re.fullmatch(r"socket:\[(\d+)\]", file)) and _listens(descriptor):
+            found[int(match[1])] = descriptor
+    return found
+
+
+def _listens(descriptor: int) -> bool:
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
+        on_ip = end.family in (socket.AF_INET, socket.AF_INET6)
+        return on_ip and bool(end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    return False
+
+
+def _close_port(inode: int, descriptor: int) -> None:
+    """Replace the socket ``inode`` that gloo's thread waits for, and has at ``descriptor``."""
+    watcher = _watcher(inode, descriptor)
+    if watcher is None:
+        _log.warning(
+            "a TCP port of gloo stays open while the run lasts: /proc/self/fdinfo does not say who waits for it"
+        )
+        return
+    with watcher, _deaf_socket() as replacement:
+        watcher.unregister(descriptor)
+        os.dup2(replacement.fileno(), descriptor, inheritable=False)
+        watcher.register(descriptor, 0)  # gloo unregisters it when the group ends
+
+
+def _watcher(inode: int, descriptor: int) -> select.epoll | None:
+    """Return the epoll instance that waits for the socket; its ``close`` does not end it for others."""
+    entry = re.compile(rf"^tfd:\s*{descriptor}\s.*\bino:{inode:x}\b", re.MULTILINE)
+    for watcher, file in _open_files():
+        if file == "anon_inode:[eventpoll]" and entry.search(
+            Path(f"/proc/self/fdinfo/{watcher}").read_text()
+        ):
+            return select.epoll.fromfd(os.dup(watcher))
+    return None
+
+
+def _deaf_socket() -> socket.socket:
+    """Return a listening socket whose connections nobody accepts. It has no port, but a random name on this host."""
+    deaf = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    deaf.setblocking(False)
+    deaf.bind("")
+    deaf.listen(0)
+    return deaf
+
+
+def _open_files() -> Iterator[tuple[int, str]]:
+    """Yield each file descriptor of this process, and what it refers to."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of this very listing, for one
+            yield int(name), os.readlink(f"/proc/self/fd/{name}")
