@@ -76,7 +76,7 @@ def load_seeing(seeing_target, write, media):
     def load(*rows, model_type="qwen2_5_vl", refused="", **settings):
         path = settings.pop("path", None) or write(*rows)
         config = DataConfig(path=path, **({"eval_samples": 0, "media_root": str(media)} | settings))
-        rules = ImageRules(IMAGE_ID, refused)
+        rules = ImageRules(IMAGE_ID, refused=refused)
         return load_dataset(config, seeing_target(model_type), VOCABULARY, images=rules)
 
     return load
