@@ -176,6 +176,7 @@ def _save_gemma(folder: Path, hidden_size: int, head_dim: int, patch: int, *, tw
     )
     _save_model(folder, config)
     tokenizer = byte_tokenizer((*SPECIALS, IMAGE, VIDEO), GEMMA_TEMPLATE, "<|im_end|>")
+    tokenizer.pad_token = SPECIALS[0]
     ends = {"boi_token": "<|vision_start|>", "eoi_token": "<|vision_end|>"}
     # A processor wants tokens for sound, although there is none.
     heard = {"boa_token": "<|vision_start|>", "eoa_token": "<|vision_end|>", "audio_token": VIDEO}

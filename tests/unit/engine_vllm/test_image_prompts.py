@@ -43,6 +43,13 @@ def test_tokens_of_an_image_become_one(token_ids, counts, expected) -> None:
     assert one_token_each(token_ids, 9, counts) == expected
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_tokens_around_an_image_are_left_to_vllm(kind) -> None:
+    """Only those that touch it: others are the text's."""
+    token_ids = kind([7, 7, 9, 9, 8, 7, 9, 8, 8, 7, 5, 8])
+    assert one_token_each(token_ids, 9, (2, 1), (7, 8)) == [7, 9, 9, 8, 7, 5, 8]
+
+
 def test_a_file_that_has_changed_is_refused(seeing_target, tmp_path) -> None:
     folder, (source, image) = seeing_target("qwen3_vl"), picture((24, 24))
     file = tmp_path / "a.png"

@@ -58,14 +58,14 @@ def one_token_each(
 
     The tokens ``ends`` around an image, which vLLM puts there itself, are left out.
     """
-    left, short, position = iter(counts), list[int](), 0
+    token_ids, left, short, position = list(token_ids), iter(counts), list[int](), 0
     while position < len(token_ids):
         if token_ids[position] != image_token_id:
             short.append(token_ids[position])
             position += 1
             continue
         position += next(left, 1)
-        if ends and short[-1:] == [ends[0]] and token_ids[position : position + 1] == (ends[1],):
+        if ends and short[-1:] == [ends[0]] and token_ids[position : position + 1] == [ends[1]]:
             short.pop()
             position += 1
         short.append(image_token_id)
