@@ -29,7 +29,7 @@ TWO_WAY = "gemma4_two_way"
 """Gemma 4 as its larger models are: the tokens of an image attend to each other in layers with a window."""
 ALL_SEEING = (*SEEING, GEMMA, TWO_WAY)
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
-IMAGE, VIDEO = "<|image_pad|>", "<|video|>"
+IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 PATCH, MERGE = 4, 2
 IMAGE_ID = 256 + len(SPECIALS)
 VOCABULARY = IMAGE_ID + 2
@@ -40,6 +40,7 @@ TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+GEMMA_VIDEO = "<|video|>"
 GEMMA_TEMPLATE = TEMPLATE.replace("<|vision_start|>", "").replace("<|vision_end|>", "")
 """The processor, not the template, puts tokens around an image."""
 _VISION: dict[str, dict[str, Any]] = {
@@ -175,11 +176,11 @@ def _save_gemma(folder: Path, hidden_size: int, head_dim: int, patch: int, *, tw
         audio_token_id=VOCABULARY + 1,
     )
     _save_model(folder, config)
-    tokenizer = byte_tokenizer((*SPECIALS, IMAGE, VIDEO), GEMMA_TEMPLATE, "<|im_end|>")
+    tokenizer = byte_tokenizer((*SPECIALS, IMAGE, GEMMA_VIDEO), GEMMA_TEMPLATE, "<|im_end|>")
     tokenizer.pad_token = SPECIALS[0]
     ends = {"boi_token": "<|vision_start|>", "eoi_token": "<|vision_end|>"}
     # A processor wants tokens for sound, although there is none.
-    heard = {"boa_token": "<|vision_start|>", "eoa_token": "<|vision_end|>", "audio_token": VIDEO}
+    heard = {"boa_token": "<|vision_start|>", "eoa_token": "<|vision_end|>", "audio_token": GEMMA_VIDEO}
     tokenizer._set_model_specific_special_tokens({"image_token": IMAGE, **ends, **heard})
     tokenizer.save_pretrained(folder)
     images = {

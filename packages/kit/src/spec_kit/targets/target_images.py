@@ -31,7 +31,7 @@ _ANIMATED = ("PNG", "WEBP", "GIF")
 _CONFIGS = ("preprocessor_config.json", "processor_config.json")
 _CONFIG_BYTES = 1 << 20
 _NUM_TOKENS = "num_soft_tokens_per_image"
-"""What Gemma 4's image processor calls the numbers of tokens of the images that it has prepared."""
+"""Name that Gemma 4's image processor gives to the number of tokens of each image."""
 
 
 class TargetImages:
