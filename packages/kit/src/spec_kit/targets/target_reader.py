@@ -136,7 +136,7 @@ def _image_token_id(config: TargetConfig) -> int | None:
 
 
 def _image_ends(config: TargetConfig) -> tuple[int, int] | None:
-    """Return the tokens that the image processor puts around an image; None also if config.json names no image token."""
+    """Return the tokens that the image processor puts around an image; None if there are none."""
     keys = config.described.image_ends
     if keys is None or _image_token_id(config) is None:
         return None
