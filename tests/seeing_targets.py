@@ -15,7 +15,7 @@ from spec_core.records import CaptureRequest, ImageSource
 from .chat_templates import byte_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from spec_testing import SampleWithImages
 
 SEEING = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+"""Qwen's targets, whose images take squares of patches and positions of three coordinates."""
+GEMMA = "gemma4"
+TWO_WAY = "gemma4_two_way"
+"""Gemma 4 as its larger models are: the tokens of an image attend to each other in layers with a window."""
+ALL_SEEING = (*SEEING, GEMMA, TWO_WAY)
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 PATCH, MERGE = 4, 2
@@ -35,6 +40,9 @@ TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+GEMMA_VIDEO = "<|video|>"
+GEMMA_TEMPLATE = TEMPLATE.replace("<|vision_start|>", "").replace("<|vision_end|>", "")
+"""The processor, not the template, puts tokens around an image."""
 _VISION: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"fullatt_block_indexes": [1]},
     "qwen3_vl": {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
@@ -65,7 +73,8 @@ def save_seeing_target(
 
     An image has at most 25 tokens, which are squares of 2 x 2 patches of ``patch`` x ``patch`` pixels.
     """
-    import torch
+    if model_type in (GEMMA, TWO_WAY):
+        return _save_gemma(folder, hidden_size, head_dim, patch, two_way=model_type == TWO_WAY)
     import transformers
 
     pairs = int(head_dim * _ROTATED.get(model_type, 1.0)) // 2
@@ -110,17 +119,92 @@ def save_seeing_target(
         vision_start_token_id=IMAGE_ID - 2,
         vision_end_token_id=IMAGE_ID - 1,
     )
+    _save_model(folder, config)
+    byte_tokenizer((*SPECIALS, IMAGE, VIDEO), TEMPLATE, "<|im_end|>").save_pretrained(folder)
+    edges = {"shortest_edge": 4 * patch**2, "longest_edge": 100 * patch**2}  # they are areas
+    fields = {**_PROCESSOR, "patch_size": patch, "size": edges}
+    (folder / "preprocessor_config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def _save_gemma(folder: Path, hidden_size: int, head_dim: int, patch: int, *, two_way: bool) -> Path:
+    """Save a Gemma 4 of eight layers, whose last two use keys of others. An image has at most 70 tokens."""
+    import transformers
+
+    text = {
+        "vocab_size": VOCABULARY,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_size_per_layer_input": 0 if two_way else 8,
+        "hidden_size": hidden_size,
+        "intermediate_size": 48,
+        "num_hidden_layers": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+        "sliding_window": 96,
+        "num_attention_heads": hidden_size // head_dim,
+        "num_key_value_heads": hidden_size // head_dim // 2,
+        "num_kv_shared_layers": 0 if two_way else 2,
+        "head_dim": head_dim,
+        "global_head_dim": 2 * head_dim,
+        "final_logit_softcapping": 3.0,
+        "use_bidirectional_attention": "vision" if two_way else None,
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 258,
+    }
+    vision = {
+        "num_hidden_layers": 2,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "patch_size": patch,
+        "pooling_kernel_size": 2,
+        "position_embedding_size": 512,
+        "default_output_length": 70,
+    }
+    config = transformers.AutoConfig.for_model(
+        GEMMA,
+        text_config=text,
+        vision_config=vision,
+        audio_config=None,
+        image_token_id=IMAGE_ID,
+        video_token_id=IMAGE_ID + 1,
+        boi_token_id=IMAGE_ID - 2,
+        eoi_token_id=IMAGE_ID - 1,
+        audio_token_id=VOCABULARY + 1,
+    )
+    _save_model(folder, config)
+    tokenizer = byte_tokenizer((*SPECIALS, IMAGE, GEMMA_VIDEO), GEMMA_TEMPLATE, "<|im_end|>")
+    tokenizer.pad_token = SPECIALS[0]
+    ends = {"boi_token": "<|vision_start|>", "eoi_token": "<|vision_end|>"}
+    # A processor wants tokens for sound, although there is none.
+    heard = {"boa_token": "<|vision_start|>", "eoa_token": "<|vision_end|>", "audio_token": GEMMA_VIDEO}
+    tokenizer._set_model_specific_special_tokens({"image_token": IMAGE, **ends, **heard})
+    tokenizer.save_pretrained(folder)
+    images = {
+        "image_processor_type": "Gemma4ImageProcessor",
+        "patch_size": patch,
+        "pooling_kernel_size": 2,
+        "max_soft_tokens": 70,
+    }
+    sound = {"feature_extractor_type": "Gemma4AudioFeatureExtractor"}
+    parts = {"image_processor": images, "feature_extractor": sound}
+    (folder / "processor_config.json").write_text(json.dumps({"processor_class": "Gemma4Processor", **parts}))
+    return folder
+
+
+def _save_model(folder: Path, config: Any) -> None:
+    import torch
+    import transformers
+
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         model = transformers.AutoModelForImageTextToText.from_config(config)
         for parameter in model.parameters():
             parameter += (0.1 if parameter.dim() == 1 else 0.05) * torch.randn_like(parameter)
     model.save_pretrained(folder)
-    byte_tokenizer((*SPECIALS, IMAGE, VIDEO), TEMPLATE, "<|im_end|>").save_pretrained(folder)
-    edges = {"shortest_edge": 4 * patch**2, "longest_edge": 100 * patch**2}  # they are areas
-    fields = {**_PROCESSOR, "patch_size": patch, "size": edges}
-    (folder / "preprocessor_config.json").write_text(json.dumps(fields))
-    return folder
 
 
 def picture(size: tuple[int, int], seed: int = 0) -> tuple[ImageSource, Image.Image]:
@@ -139,12 +223,18 @@ def request_of(folder: Path, pictures: Sequence[tuple[ImageSource, Image.Image]]
     processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
     text = "<|im_start|>user\nSee: "
     for _, image in pictures:
-        grid = processor([image], return_tensors="pt")["image_grid_thw"][0]
-        num_rows = int(grid.prod()) // MERGE**2
+        num_rows = num_rows_of(processor([image], return_tensors="pt"))
         text += "<|vision_start|>" + IMAGE * num_rows + "<|vision_end|> and "
     ids = tuple(tokenizer(text + "what?<|im_end|>\n")["input_ids"])
     images = tuple(source for source, _ in pictures)
     return CaptureRequest(request_id=0, input_ids=ids, images=images, destinations=())
+
+
+def num_rows_of(prepared: Mapping[str, Any]) -> int:
+    """Return the number of tokens of one image, as its image processor has prepared it."""
+    if "image_grid_thw" in prepared:
+        return int(prepared["image_grid_thw"][0].prod()) // MERGE**2
+    return int(prepared["num_soft_tokens_per_image"][0])
 
 
 def reference_states(
@@ -173,6 +263,7 @@ def reference_states(
     if pictures:
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
         arrays = dict(processor([image for _, image in pictures], return_tensors="pt"))
+        arrays.pop("num_soft_tokens_per_image", None)
         arrays["mm_token_type_ids"] = (ids == IMAGE_ID).int()
     with torch.no_grad():
         model(ids, **arrays, **arguments)

@@ -14,7 +14,15 @@ from spec_testing import EngineImagesSuite, SampleWithImages
 
 from ..integration.launching import Lab, losses
 from ..made_once import made_once
-from ..seeing_targets import SEEING, picture, question, request_of, samples_with_images, save_seeing_target
+from ..seeing_targets import (
+    GEMMA,
+    SEEING,
+    picture,
+    question,
+    request_of,
+    samples_with_images,
+    save_seeing_target,
+)
 from .conftest import VLLM_ARGS
 from .vllm_here import needs_vllm
 
@@ -33,7 +41,7 @@ SIZES = ((24, 24), (33, 47), (8, 90))
 """The image processor keeps the first, and scales the others."""
 
 
-@pytest.fixture(scope="module", params=SEEING)
+@pytest.fixture(scope="module", params=(*SEEING, GEMMA))
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     kind = request.param
     return made_once(tmp_path_factory, f"seeing-{kind}", lambda to: save_seeing_target(to, kind, 64, 32))
@@ -47,7 +55,10 @@ class TestVllmEngineSees(EngineImagesSuite):
         """Blocks of 32 tokens, which Qwen3-VL's samples may share; by default, as for the others, none do."""
         shared = {"enable_prefix_caching": True} if "qwen3_vl" in seeing.name else {}
         args = config.args | {"block_size": 32} | shared
-        return config.model_copy(update={"args": args, "kv_cache_bytes": 1 << 28})
+        sizes = {"kv_cache_bytes": 1 << 28} | (
+            {"batch_tokens": 256, "max_model_len": 256} if GEMMA in seeing.name else {}
+        )
+        return config.model_copy(update={"args": args, **sizes})
 
     @pytest.fixture
     def new_engine(self, vllm_environment, seeing, sharing_engine) -> Callable[[EngineContext], Engine]:

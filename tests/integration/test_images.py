@@ -16,7 +16,7 @@ from spec_engine_hf.engine import HfEngine
 from spec_engine_sglang.engine import SglangEngine
 from spec_trainer.cli import run
 
-from ..seeing_targets import IMAGE_ID, SEEING
+from ..seeing_targets import ALL_SEEING, IMAGE_ID, SEEING
 from .launching import losses
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def evaluation(seeing_target, pictures, tmp_path_factory):
     return line
 
 
-@pytest.mark.parametrize("model_type", SEEING)
+@pytest.mark.parametrize("model_type", ALL_SEEING)
 def test_evaluate_counts_images_and_text_apart(evaluation, pictures, tmp_path, capsys, model_type):
     report = tmp_path / "report.html"
     options = (f"data.media_root={pictures}", "--no-stop-at-eos", "--temperature", "0")

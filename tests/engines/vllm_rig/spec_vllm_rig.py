@@ -77,17 +77,19 @@ def _note_tokens_of_steps(file: Path) -> None:
 
 
 def _do_without_torchvision() -> None:
-    """Let vLLM's files of Qwen's models use the image processor that computes with Pillow.
+    """Let vLLM's files of Qwen's and Gemma's models use the image processor that computes with Pillow.
 
     They import a module of Transformers that needs torchvision, and so does their processor's part for videos, which
     no test has.
     """
     from transformers.models.auto.video_processing_auto import AutoVideoProcessor
+    from transformers.models.gemma4 import image_processing_pil_gemma4
     from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
     from transformers.processing_utils import ProcessorMixin
 
     sys.modules["transformers.models.qwen2_vl.image_processing_qwen2_vl"] = image_processing_pil_qwen2_vl
+    sys.modules["transformers.models.gemma4.image_processing_gemma4"] = image_processing_pil_gemma4
     AutoVideoProcessor.from_pretrained = lambda *_, **__: Qwen3VLVideoProcessor()
     ProcessorMixin.check_argument_for_proper_class = lambda *_: None
 

@@ -45,7 +45,6 @@ def test_a_run_directory_of_before_keeps_its_identity():
         ({"num_features": 9}, {}, "too few for 9 different features"),
         ({"layers": (1, 8)}, {}, "must lie between 1 and 7"),
         ({"layers": (0, 3)}, {}, "must lie between 1 and 7"),
-        ({}, {"logit_softcap": 30.0}, "soft-capped"),
         ({}, {"logit_scale": 0.5}, "scaled"),
         ({}, {"head_bias_name": "lm_head.bias"}, "has a bias"),
         ({}, {"norm": "layer"}, "an RMS norm is needed"),

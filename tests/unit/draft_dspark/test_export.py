@@ -318,7 +318,6 @@ def test_other_folders_are_not_recognised(tmp_path):
         ({"hidden_size": 32}, "made for hidden size 16, this target has 32"),
         ({"num_layers": 9}, "made for number of layers 8, this target has 9"),
         ({"logit_scale": 0.5}, "scaled"),
-        ({"logit_softcap": 30.0}, "soft-capped"),
     ],
 )
 def test_targets_that_it_cannot_go_with_are_refused(tmp_path, changes, reason):

@@ -39,7 +39,6 @@ def test_a_run_directory_from_before_the_norms_keeps_its_identity():
         ({}, {"num_layers": 6}, "at least 7 are needed"),
         ({"layers": (1, 8)}, {}, "must lie between 1 and 7"),
         ({"layers": (0, 3)}, {}, "must lie between 1 and 7"),
-        ({}, {"logit_softcap": 30.0}, "soft-capped"),
         ({}, {"head_bias_name": "lm_head.bias"}, "has a bias"),
         ({}, {"norm": "layer"}, "an RMS norm is needed"),
         ({"vocab_size": 30}, {}, "exceeds the target's 29"),

@@ -4,7 +4,7 @@ Contract (``spec_testing.DraftSuite`` quotes the numbers):
 
 D1  The class imports without torch; ``Config`` derives from DraftConfig. No optimizer, no collective, no device
     string anywhere in the plugin.
-D2  ``check_target`` raises TargetError for what the draft cannot express (too few layers, a soft-capped or biased
+D2  ``check_target`` raises TargetError for what the draft cannot express (too few layers, a biased
     head, another norm); what it accepts, it expresses exactly. ``required_features`` is called for accepted targets
     only.
 D3  ``build`` returns a module whose parameters are exactly what is trained and whose buffers (the vocabulary

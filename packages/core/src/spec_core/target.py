@@ -80,6 +80,9 @@ class TargetSpec:
     """Sizes of the target's multi-head latent attention; None: it has another kind of attention."""
     image_token_id: int | None = None
     """Id of the token that stands for a row of an image. None: no images are given to this target."""
+    image_ends: tuple[int, int] | None = None
+    """Ids of the tokens that the target's image processor puts before and behind each image. None: it puts
+    none there."""
 
     @property
     def tied(self) -> bool:

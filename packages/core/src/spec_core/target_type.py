@@ -89,6 +89,9 @@ class TargetType:
     image_token: str | None = None
     """Key of config.json that holds the id of the token that stands for a row of an image. None: no images are
     given to targets of this type."""
+    image_ends: tuple[str, str] | None = None
+    """Keys of config.json that hold the ids of the tokens before and behind an image, if the target's
+    image processor puts them there. None: the chat template does, or there are none."""
     may_be_flat: bool = False
     """Whether older config.json files have the values of this text model at the top level, without
     ``text_config``."""

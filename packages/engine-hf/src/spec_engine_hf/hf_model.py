@@ -97,6 +97,9 @@ class HfModel:
         arrays = {name: array.to(self.device) for name, array in arrays.items()}
         kind_BT = (ids_BT == self.target.image_token_id).int()
         model: Any = self.causal_lm.base_model
+        if not hasattr(model, "get_rope_index"):  # positions are token indices
+            position_BT = torch.arange(len(row), device=self.device)[None]
+            return {**arrays, "mm_token_type_ids": kind_BT, "position_ids": position_BT}
         with target_errors(self.target):
             position_3BT, _ = model.get_rope_index(
                 ids_BT, mm_token_type_ids=kind_BT, image_grid_thw=arrays["image_grid_thw"]

@@ -44,7 +44,9 @@ class VllmEngine(SubprocessEngine):
 
     name: ClassVar[str] = "vllm"
     api_version: ClassVar[int] = 3
-    abilities: ClassVar[EngineAbilities] = EngineAbilities(fresh_weights=True, images=True)
+    abilities: ClassVar[EngineAbilities] = EngineAbilities(
+        fresh_weights=True, images=True, image_prompts=True
+    )
     Config: ClassVar[type[EngineConfig]] = VllmConfig
 
     @classmethod

@@ -37,7 +37,9 @@ class ImagePrompts:
         counts = [self._images.num_tokens(picture) for picture in pictures]
         assert self._target.image_token_id is not None
         return {
-            "prompt_token_ids": one_token_each(token_ids, self._target.image_token_id, counts),
+            "prompt_token_ids": one_token_each(
+                token_ids, self._target.image_token_id, counts, self._target.image_ends
+            ),
             "multi_modal_data": {"image": pictures},
         }
 
@@ -46,10 +48,25 @@ class ImagePrompts:
         return read_target(self._folder)
 
 
-def one_token_each(token_ids: Sequence[int], image_token_id: int, counts: Iterable[int]) -> list[int]:
-    """Return the token ids with one token for each image, where image i has ``counts[i]`` of them."""
-    left, short, position = iter(counts), list[int](), 0
+def one_token_each(
+    token_ids: Sequence[int],
+    image_token_id: int,
+    counts: Iterable[int],
+    ends: tuple[int, int] | None = None,
+) -> list[int]:
+    """Return the token ids with one token for each image, where image i has ``counts[i]`` of them.
+
+    The tokens ``ends`` around an image, which vLLM puts there itself, are left out.
+    """
+    token_ids, left, short, position = list(token_ids), iter(counts), list[int](), 0
     while position < len(token_ids):
-        short.append(token_ids[position])
-        position += next(left, 1) if token_ids[position] == image_token_id else 1
+        if token_ids[position] != image_token_id:
+            short.append(token_ids[position])
+            position += 1
+            continue
+        position += next(left, 1)
+        if ends and short[-1:] == [ends[0]] and token_ids[position : position + 1] == [ends[1]]:
+            short.pop()
+            position += 1
+        short.append(image_token_id)
     return short

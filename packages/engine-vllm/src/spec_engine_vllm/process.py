@@ -8,7 +8,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.errors import DeadlineExceeded
-from spec_core.records import AcceptanceCounters
+from spec_core.records import AcceptanceCounters, images_of
 from spec_engine_vllm.arguments import CAPTURE_ENVIRONMENT, DEFAULT_ENVIRONMENT, engine_arguments
 from spec_kit.hosting import CaptureMode, EngineSubprocess, image_fields
 
@@ -76,7 +76,8 @@ class VllmProcess(EngineSubprocess):
         """Return vLLM's answers in the order of the prompts."""
         samplings = (self._sampling(sampling, index) for index in range(len(prompts)))
         load: Fields = {"times": sampling.with_times, "concurrency": sampling.concurrency or len(prompts)}
-        return self._run(prompts, samplings, load=load).result()["answers"]
+        shown = [images_of(prompt) for prompt in prompts]
+        return self._run(prompts, samplings, shown, load).result()["answers"]
 
     def acceptance(self) -> AcceptanceCounters:
         """Return the acceptance counters since the process started or the draft changed."""

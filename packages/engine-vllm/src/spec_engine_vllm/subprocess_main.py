@@ -158,6 +158,12 @@ class Requests:
             answer = output.outputs[0]
             ids += answer.token_ids
             times += [time.perf_counter() - begun] * (len(answer.token_ids) if is_timed else 0)
+        is_captured = "extra_args" in request["sampling"]  # the connector compares those itself
+        if request.get("images") and not is_captured and list(output.prompt_token_ids) != request["ids"]:
+            raise RuntimeError(
+                f"vLLM ran {len(output.prompt_token_ids)} tokens for a prompt with images, expected "
+                f"{len(request['ids'])}"
+            )
         verified = getattr(answer, "spec_decode_metrics", None)  # vLLM 0.26 has none
         return {
             "ids": ids,

@@ -39,7 +39,6 @@ LENGTHS = (11, 1, 7, 19, 5, 2, 13)
 NUM_PROPOSALS = 3
 INEXPRESSIBLE: dict[str, dict[str, object]] = {
     "one layer": {"num_layers": 1},
-    "soft-cap": {"logit_softcap": 30.0},
     "head bias": {"head_bias_name": "lm_head.bias"},
     "layer norm": {"norm": "layer"},
 }

@@ -12,8 +12,9 @@ from PIL import Image
 
 from spec_core.errors import DataError, TargetError
 from spec_kit.targets import TargetImages, read_target
+from spec_kit.targets.rope_parameters import draft_rope
 
-from ....seeing_targets import IMAGE_ID, SEEING
+from ....seeing_targets import GEMMA, IMAGE_ID, SEEING
 
 
 @pytest.fixture
@@ -63,6 +64,28 @@ def test_tokens_of_an_image_are_those_that_its_patches_give(seeing_target, model
         assert images.num_tokens(image) == int(grid.prod()) // 4
 
 
+def test_tokens_of_an_image_are_those_that_gemmas_processor_gives(seeing_target):
+    """Its patches of 4 x 4 pixels are pooled by four, into at most 70 tokens."""
+    images = TargetImages(seeing_target(GEMMA))
+    for size, num_tokens in (((24, 24), 64), ((33, 47), 63), ((8, 90), 56), ((400, 30), 60)):
+        assert images.num_tokens(Image.new("RGB", size)) == num_tokens, size
+        arrays = images.arrays([Image.new("RGB", size)])
+        assert sorted(arrays) == ["image_position_ids", "pixel_values"]
+        placed = (arrays["image_position_ids"] >= 0).all(dim=-1).sum()
+        assert int(placed) == 4 * num_tokens
+
+
+def test_tokens_around_an_image_must_be_named(copied):
+    file = copied(GEMMA) / "config.json"
+    assert read_target(file.parent).image_ends == (IMAGE_ID - 2, IMAGE_ID - 1)
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"boi_token_id": None}))
+    with pytest.raises(TargetError, match="boi_token_id"):
+        read_target(file.parent)
+    file.write_text(json.dumps(config | {"image_token_id": None}))
+    assert read_target(file.parent).image_ends is None
+
+
 def test_image_that_the_processor_refuses_is_a_data_error(seeing_target):
     with pytest.raises(DataError, match="refused by the target's image processor: absolute aspect ratio"):
         TargetImages(seeing_target("qwen2_5_vl")).num_tokens(Image.new("RGB", (201, 1)))
@@ -86,3 +109,10 @@ def test_processor_that_cannot_be_used_is_a_target_error_of_one_line(copied, con
     with pytest.raises(TargetError, match=problem) as caught:
         TargetImages(file.parent).num_tokens(Image.new("RGB", (20, 20)))
     assert "\n" not in str(caught.value)
+
+
+def test_drafts_for_gemma_4_turn_all_channels(seeing_target):
+    """The target's own full attention turns a quarter of the channels, which engines give no draft."""
+    target = read_target(seeing_target(GEMMA))
+    assert target.rope["rope_type"] == "proportional"
+    assert draft_rope(target.rope) == {"rope_type": "default", "rope_theta": 1_000_000.0}

@@ -12,23 +12,31 @@ from io import BytesIO
 import numpy as np
 import pyarrow as pa
 import pytest
+import transformers
 from PIL import Image
 from pyarrow import parquet
-from transformers import AutoImageProcessor, AutoTokenizer, Qwen2_5_VLProcessor, Qwen3VLProcessor
+from transformers import (
+    AutoImageProcessor,
+    AutoTokenizer,
+    Qwen2_5_VLProcessor,
+    Qwen3VLProcessor,
+)
 from transformers.processing_utils import ProcessorMixin
 
 from spec_core.errors import DataError
+from spec_kit.targets import read_target
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.row_images import ImageRules
 from spec_trainer.data.store import open_dataset, saved_dataset
 
-from ....seeing_targets import IMAGE, IMAGE_ID, SEEING, TEMPLATE, VOCABULARY
+from ....seeing_targets import GEMMA, GEMMA_TEMPLATE, IMAGE, IMAGE_ID, TEMPLATE, VOCABULARY
 
 PROCESSORS = {
     "qwen2_5_vl": Qwen2_5_VLProcessor,
     "qwen3_vl": Qwen3VLProcessor,
     "qwen3_5": Qwen3VLProcessor,
+    GEMMA: lambda **parts: transformers.Gemma4Processor(feature_extractor=None, **parts),
 }
 ANSWER = {"role": "assistant", "content": "A cat."}
 
@@ -76,24 +84,26 @@ def load_seeing(seeing_target, write, media):
     def load(*rows, model_type="qwen2_5_vl", refused="", **settings):
         path = settings.pop("path", None) or write(*rows)
         config = DataConfig(path=path, **({"eval_samples": 0, "media_root": str(media)} | settings))
-        rules = ImageRules(IMAGE_ID, refused)
+        rules = ImageRules.of(read_target(seeing_target(model_type)), refused)
         return load_dataset(config, seeing_target(model_type), VOCABULARY, images=rules)
 
     return load
 
 
-@pytest.mark.parametrize("model_type", SEEING)
+@pytest.mark.parametrize("model_type", PROCESSORS)
 def test_tokens_are_those_of_the_models_own_processor(
     load_seeing, seeing_target, media, monkeypatch, model_type
 ):
     """The processor class wants a video processor, and so torchvision; without one it treats images the same."""
+    if model_type == GEMMA:  # before Transformers 5.23, this module needs torchvision
+        pytest.importorskip("transformers.models.gemma4.processing_gemma4")
     monkeypatch.setattr(ProcessorMixin, "check_argument_for_proper_class", lambda *_: None)
     folder = seeing_target(model_type)
     processor = PROCESSORS[model_type](
         image_processor=AutoImageProcessor.from_pretrained(folder, backend="pil"),
         tokenizer=AutoTokenizer.from_pretrained(folder),
         video_processor=None,
-        chat_template=TEMPLATE,
+        chat_template=GEMMA_TEMPLATE if model_type == GEMMA else TEMPLATE,
     )
     row = asked("Compare ", shown("a.png"), " with ", shown("b.jpg"), shown(uri()), ".")
     (sample,) = load_seeing(row, model_type=model_type).train

@@ -19,12 +19,14 @@ from spec_trainer.data.errors import BadRow
 from spec_trainer.engine_options import read_engine_options
 from spec_trainer.regeneration.answer_file import AnswerFile, check_answer_file
 from spec_trainer.regeneration.conversation import open_conversation
+from spec_trainer.run.images import prompt_image_rules
 from spec_trainer.training.wiring import create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from spec_core import Engine, TargetSpec
+    from spec_trainer.data.row_images import ImageRules
     from spec_trainer.data.tokens import Encoder
     from spec_trainer.engine_options import EngineOptions
     from spec_trainer.regeneration.conversation import Conversation
@@ -62,7 +64,14 @@ class Regeneration:
 
     def open(self, content: object) -> Conversation:
         """Return a row's Conversation, which is answered turn by turn. Raise BadRow if the row cannot be answered."""
-        return open_conversation(content, self.encoder, self.target.eos_token_ids, self.longest)
+        return open_conversation(
+            content, self.encoder, self.target.eos_token_ids, self.longest, self.image_rules.refused
+        )
+
+    @property
+    def image_rules(self) -> ImageRules:
+        """Whether the prompts may have images."""
+        return prompt_image_rules(self.options.engine_type, self.target)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -113,7 +122,8 @@ def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> 
             f"--max-new-tokens={request.max_new_tokens} leaves no room for a prompt in the {target.max_positions} "
             f"positions of target {target.folder}; lower it"
         )
-    encoder = Encoder(target.folder, target.vocab_size, options.config.data)
+    images, chat = prompt_image_rules(options.engine_type, target), options.config.data
+    encoder = Encoder(target.folder, target.vocab_size, chat, images, chat.media_root)
     empty = Regeneration(
         request=request, options=options, target=target, encoder=encoder, rows=[], num_rows=0, data_digest=""
     )
@@ -132,12 +142,13 @@ def _read_rows(work: Regeneration) -> Regeneration:
         with foreign_errors(DataError, f"{source.where}: the row cannot be written as JSON"):
             digest.update(json.dumps(source.content, sort_keys=True, default=str).encode())
         try:
-            work.open(source.content)
+            opened = work.open(source.content)
         except BadRow as bad:
             if work.request.on_bad_row == "error":
                 raise DataError(f"{source.where}: {bad} (--on-bad-row=skip leaves such rows out)") from bad
             log.warning("left out: %s: %s", source.where, bad)
         else:
+            digest.update("".join(image.digest for image in opened.sources).encode())
             rows.append(PromptRow(number, source.content))
     if not rows:
         raise DataError(f"data {work.request.data!r} holds no row that can be answered")

@@ -45,7 +45,7 @@ def with_images(
     The row's own images take the places of parts without a reference, or of the marks ``<image>`` in the users'
     texts. Without either, they precede the first user's text.
     """
-    messages = _with_row_images(messages, _row_images(fields))
+    messages = _with_row_images(messages, row_images(fields))
     references: list[Any] = []
     placed = []
     for index, message in enumerate(messages):
@@ -72,16 +72,17 @@ def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
     return sum(part == PART for message in messages for part in _parts(message))
 
 
-def _row_images(fields: Mapping[str, Any]) -> list[Any]:
+def row_images(fields: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the references of the images that a row has beside its conversation or its tokens. Raise BadRow."""
     given = {key: fields[key] for key in ROW_KEYS if fields.get(key) not in (None, [], "")}
     if len(given) > 1:
         raise BadRow("bad image", f"the row has {' and '.join(given)}; give one of them")
     for value in given.values():
-        return value if isinstance(value, list) else [value]
-    return []
+        return tuple(value) if isinstance(value, list) else (value,)
+    return ()
 
 
-def _with_row_images(messages: list[dict[str, Any]], images: list[Any]) -> list[dict[str, Any]]:
+def _with_row_images(messages: list[dict[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:
     if not images:
         return messages
     places = sum(1 for message in messages for part in _parts(message) if part == PART)

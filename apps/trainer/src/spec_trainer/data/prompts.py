@@ -34,7 +34,7 @@ def load_prompts(
     """
     chat = chat or PromptConfig()
     check_answers(str(path), chat)
-    encoder = Encoder(tokenizer_folder, vocab_size, chat, images.token_id, chat.media_root)
+    encoder = Encoder(tokenizer_folder, vocab_size, chat, images, chat.media_root)
     prompts: list[Sequence[int]] = []
     for row in read_rows(str(path)):
         try:

@@ -70,7 +70,7 @@ class RowEncoder:
             self.tokenizer_folder,
             self.vocab_size,
             self.config,
-            self.images.token_id,
+            self.images,
             self.config.media_root,
         )
 

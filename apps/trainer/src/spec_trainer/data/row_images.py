@@ -22,6 +22,8 @@ from spec_trainer.data.image_parts import TEXT_ONLY, TEXT_PROMPTS, reference_nam
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from spec_core import TargetSpec
+
 _BAD = "bad image"
 _PROBLEM = 500
 """Most characters of the description of a problem, which may hold a path."""
@@ -35,8 +37,15 @@ class ImageRules:
 
     token_id: int | None = None
     """``TargetSpec.image_token_id``."""
+    ends: tuple[int, int] | None = None
+    """``TargetSpec.image_ends``."""
     refused: str = TEXT_ONLY
     """Why rows with images are refused; empty: they are not."""
+
+    @classmethod
+    def of(cls, target: TargetSpec, refused: str) -> ImageRules:
+        """Return the rules for a target that sees; ``refused``: why rows with images are refused, or nothing."""
+        return cls(target.image_token_id, target.image_ends, refused)
 
 
 NO_IMAGES = ImageRules()
@@ -56,6 +65,10 @@ class RowImages:
         # One at a time: the pixels of a row's images are never in memory together.
         return [self._read(number, reference) for number, reference in enumerate(references, start=1)]
 
+    def written(self, references: Sequence[Any]) -> list[str]:
+        """Return references of images as a row of JSON names them: their paths, or data: URIs of their bytes."""
+        return [_as_text(reference) for reference in references]
+
     def _read(self, number: int, reference: Any) -> tuple[ImageSource, int]:
         with _as_bad_row(number, reference):
             source = self._files.source(reference)
@@ -74,13 +87,11 @@ class ImageFiles:
         with _as_bad_row(number, reference):
             data = self.source(reference).read()
             decoded_image(data)
-            return f"data:{media_type(data)};base64,{base64.b64encode(data).decode()}"
+            return _data_uri(data)
 
     def source(self, reference: Any) -> ImageSource:
         """Return the source of an image. Raise DataError for one that is not there or not allowed."""
-        if isinstance(reference, Mapping):  # Parquet's and OpenAI's objects
-            found = [reference[key] for key in ("bytes", "url", "path") if reference.get(key) is not None]
-            reference = found[0] if found else None
+        reference = _inner(reference)
         if isinstance(reference, bytes):
             return ImageSource.of_data(reference)
         if not isinstance(reference, str) or not reference:
@@ -115,6 +126,23 @@ def _as_bad_row(number: int, reference: object) -> Iterator[None]:
     except DataError as error:
         problem = printable(shortened(str(error), _PROBLEM).replace("\n", " "))
         raise BadRow(_BAD, f"image {number}, {reference_name(reference)}: {problem}") from error
+
+
+def _inner(reference: Any) -> Any:
+    """Return what an object of Parquet or of OpenAI's messages holds: bytes, a URI or a path; None if nothing."""
+    if not isinstance(reference, Mapping):
+        return reference
+    found = [reference[key] for key in ("bytes", "url", "path") if reference.get(key) is not None]
+    return found[0] if found else None
+
+
+def _as_text(reference: Any) -> str:
+    named = _inner(reference)
+    return _data_uri(named) if isinstance(named, bytes) else str(named)
+
+
+def _data_uri(data: bytes) -> str:
+    return f"data:{media_type(data)};base64,{base64.b64encode(data).decode()}"
 
 
 def _data_of(uri: str) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 
 from spec_core.wording import counted, shortened, shown
 from spec_trainer.data.errors import BadRow
-from spec_trainer.data.image_parts import ROW_KEYS, TEXT_ONLY, image_part, with_images
+from spec_trainer.data.image_parts import ROW_KEYS, TEXT_ONLY, image_part, row_images, with_images
 
 # ShareGPT's roles in the words of chat templates; OpenAI's roles stand for themselves.
 _ROLES = {
@@ -67,6 +67,9 @@ class Tokens:
     last_turn_only: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Template variables with which the row was rendered, if the row specifies them."""
+    images: tuple[Any, ...] = ()
+    """References of the images, in the order of their tokens in ``input_ids``, which has all of them; not checked
+    yet."""
 
 
 def parse_row(row: object, no_images: str = TEXT_ONLY) -> Chat | Text | Tokens:
@@ -88,7 +91,8 @@ def parse_row(row: object, no_images: str = TEXT_ONLY) -> Chat | Text | Tokens:
     if not isinstance(kwargs, dict | None):
         raise BadRow("bad conversation", f"chat_template_kwargs is {shown(kwargs)}, expected an object")
     if "input_ids" in fields:
-        return replace(_tokens(fields, flag), chat_template_kwargs=kwargs)
+        images = () if no_images else row_images(fields)
+        return replace(_tokens(fields, flag), chat_template_kwargs=kwargs, images=images)
     for key in ("messages", "conversations"):
         if key in fields:
             _check_media(fields, no_images)

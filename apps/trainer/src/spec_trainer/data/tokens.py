@@ -19,7 +19,7 @@ from spec_trainer.data.chat import ChatRenderer
 from spec_trainer.data.chat_config import ChatConfig
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.image_parts import count_images
-from spec_trainer.data.row_images import RowImages
+from spec_trainer.data.row_images import NO_IMAGES, ImageRules, RowImages
 from spec_trainer.data.rows import Chat, Text, Tokens
 
 if TYPE_CHECKING:
@@ -63,7 +63,12 @@ class Opening:
     @property
     def prompt(self) -> Sequence[int]:
         """The token ids, with the images if there are any, as an engine takes them."""
-        return PromptWithImages(tuple(self.input_ids), self.images) if self.images else self.input_ids
+        return prompt_of(self.input_ids, self.images)
+
+
+def prompt_of(ids: Sequence[int], images: tuple[ImageSource, ...]) -> Sequence[int]:
+    """Return the token ids of a prompt, with its images if there are any, as an engine takes them."""
+    return PromptWithImages(tuple(ids), images) if images else ids
 
 
 class Encoder:
@@ -74,15 +79,15 @@ class Encoder:
         folder: Path,
         vocab_size: int,
         chat: ChatConfig | None = None,
-        image_token_id: int | None = None,
+        images: ImageRules = NO_IMAGES,
         media_root: str | None = None,
     ) -> None:
         """Encode with the tokenizer in ``folder``; ``chat`` says how conversations become text.
 
-        ``image_token_id``: ``TargetSpec.image_token_id``. ``media_root``: folder of images that rows name by path.
+        ``images``: the tokens that stand for images. ``media_root``: folder of images that rows name by path.
         """
         self._folder = folder
-        self._image_token_id = image_token_id
+        self._image_token_id, self._image_ends = images.token_id, images.ends
         self._row_images = RowImages(media_root, folder)
         self._vocab_size = vocab_size
         self._chat_config = chat or ChatConfig()
@@ -101,21 +106,56 @@ class Encoder:
             last = last_turn_only if row.last_turn_only is None else row.last_turn_only
             ids, mask = self._chat(row, last) if isinstance(row, Chat) else _tokens(row, last)
         ids = self._checked(ids)
+        if isinstance(row, Tokens):
+            return self._encoded_tokens(ids, mask, row)
         images, counts = self._images(ids, row, row.images if isinstance(row, Chat) else ())
         if not images:
             return Encoded(ids, mask)
         mask = mask & (ids != self._image_token_id)
-        ids, mask = np.repeat(ids, counts), np.repeat(mask, counts)
+        after = int(np.cumsum(counts)[ids == self._image_token_id][-1])
+        return Encoded(self._repeated(ids, counts), np.repeat(mask, counts), images, after)
+
+    def _encoded_tokens(self, ids: np.ndarray, mask: np.ndarray, row: Tokens) -> Encoded:
+        """Return a tokenised row, whose tokens have each image's as often as it takes. Raise BadRow."""
+        images = self._images_of_tokens(ids, row)
+        if not images:
+            return Encoded(ids, mask)
+        return Encoded(ids, mask & (ids != self._image_token_id), images, self._after_images(ids))
+
+    def _images_of_tokens(self, ids: np.ndarray, row: Tokens) -> tuple[ImageSource, ...]:
+        """Return the images of a tokenised row. Raise BadRow if they take other numbers of tokens."""
+        num_tokens = 0 if self._image_token_id is None else int((ids == self._image_token_id).sum())
+        found = self._row_images.read(row.images) if self._image_token_id is not None else []
+        wanted = sum(count for _, count in found)
+        if num_tokens != wanted:
+            raise BadRow(
+                "bad image",
+                f"{counted(len(found), 'image')} of {counted(wanted, 'token')}, but input_ids has the image token "
+                f"{self._image_token_id} {counted(num_tokens, 'time')}",
+            )
+        return tuple(source for source, _ in found)
+
+    def _after_images(self, ids: np.ndarray) -> int:
+        """Return the index of the token after the last image and its end."""
         last = int(np.flatnonzero(ids == self._image_token_id)[-1])
-        return Encoded(ids, mask, images, last + 1)
+        return last + (1 if self._image_ends is None else 2)
+
+    def _repeated(self, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Return each of the tokens ``ids`` as often as ``counts`` says; an image's run gets its ends, if any."""
+        long = np.repeat(ids, counts)
+        if self._image_ends is not None:
+            places = ids == self._image_token_id
+            stops = np.cumsum(counts)[places]
+            long[stops - counts[places]], long[stops - 1] = self._image_ends
+        return long
 
     def _images(
         self, ids: np.ndarray, row: Chat | Text | Tokens, references: Sequence[Any]
     ) -> tuple[tuple[ImageSource, ...], np.ndarray]:
         """Return the images of the tokens ``ids``, and how often each token stands, int [T].
 
-        An image's token stands once for each row of the image; the template has written it once. Raise BadRow if an
-        image is missing or not placed, or cannot be used.
+        An image's token stands once for each row of the image, and once for each of its ends; the template has
+        written it once. Raise BadRow if an image is missing or not placed, or cannot be used.
         """
         counts = np.ones(len(ids), dtype=np.int64)
         if self._image_token_id is None:
@@ -130,7 +170,8 @@ class Encoder:
             )
         if references:
             found = self._row_images.read(references)
-            counts[places] = [num_tokens for _, num_tokens in found]
+            ends = self._image_ends or ()
+            counts[places] = [num_tokens + len(ends) for _, num_tokens in found]
             return tuple(source for source, _ in found), counts
         return (), counts
 
@@ -153,11 +194,27 @@ class Encoder:
             before = row.messages[: row.answers[-1]] if row.answers else row.messages
             return self.opening(row, before).prompt
         else:
-            start = int(last_run(row.loss_mask).argmax())
-            ids = row.input_ids[: start or None]
+            return self._prompt_of_tokens(row)
         ids = self._checked(ids)
         self._images(ids, row, ())
         return ids.tolist()
+
+    def _prompt_of_tokens(self, row: Tokens) -> Sequence[int]:
+        start = int(last_run(row.loss_mask).argmax())
+        ids = self._checked(row.input_ids)
+        images = self._images_of_tokens(ids, row)
+        prompt = ids[: start or None]
+        if images and self._after_images(ids) > len(prompt):
+            raise BadRow("bad image", "the row has an image behind the tokens to be answered")
+        return prompt_of(prompt.tolist(), images)
+
+    def image_sources(self, references: Sequence[Any]) -> tuple[ImageSource, ...]:
+        """Return the sources of images, which are read and checked. Raise BadRow for one that cannot be used."""
+        return tuple(source for source, _ in self._row_images.read(references))
+
+    def written_images(self, references: Sequence[Any]) -> list[str]:
+        """Return references of images as a row of JSON names them."""
+        return self._row_images.written(references)
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> Opening:
         """Return ``messages`` with the generation prompt, rendered with the tools and variables of ``chat``.
@@ -169,7 +226,7 @@ class Encoder:
         ids, offsets = self._rendered(text)
         ids = self._checked(ids)
         images, counts = self._images(ids, chat, chat.images[: count_images(messages)])
-        return Opening(text, np.repeat(ids, counts).tolist(), np.repeat(offsets, counts, axis=0), images)
+        return Opening(text, self._repeated(ids, counts).tolist(), np.repeat(offsets, counts, axis=0), images)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, special tokens included."""

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spec_core.records import images_of
 from spec_trainer.data.errors import BadRow
-from spec_trainer.data.image_parts import TEXT_PROMPTS
-from spec_trainer.data.rows import Chat, Text, parse_row
+from spec_trainer.data.image_parts import ROW_KEYS, TEXT_PROMPTS, count_images
+from spec_trainer.data.rows import Chat, Text, Tokens, parse_row
+from spec_trainer.data.tokens import prompt_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from spec_trainer.data.rows import Tokens
+    from spec_core.records import ImageSource
     from spec_trainer.data.tokens import Encoder, Opening
 
 _ASKING = ("user", "tool", "function")
@@ -37,7 +39,9 @@ class Conversation(ABC):
         """Start with an empty prompt; a subclass sets the first prompt."""
         self.encoder = encoder
         self.prompt: Sequence[int] = []
-        """Token ids of the next prompt; empty if all turns are answered."""
+        """Token ids of the next prompt, with its images; empty if all turns are answered."""
+        self.sources: tuple[ImageSource, ...] = ()
+        """All images of the row."""
         self.kept: list[tuple[int, int]] = []
         """(start, stop) of the earlier answers in ``prompt`` whose tokens are as they were generated."""
         self.was_cut = False
@@ -73,11 +77,14 @@ class Conversation(ABC):
         mask = [0] * len(self.input_ids)
         for start, stop in self.spans:
             mask[start:stop] = [1] * (stop - start)
+        images = self.encoder.written_images(self.images())
+        replaced = {*_ROW_KEYS, *(ROW_KEYS if images else ())}
         return {
-            **{key: value for key, value in original.items() if key not in _ROW_KEYS and value is not None},
+            **{key: value for key, value in original.items() if key not in replaced and value is not None},
             **self.text_form(),
             "input_ids": self.input_ids,
             "loss_mask": mask,
+            **({"images": images} if images else {}),
             "finish_reason": "length" if self.was_cut else "stop",
             "row": number,
         }
@@ -85,6 +92,10 @@ class Conversation(ABC):
     @abstractmethod
     def proceed(self, answer: list[int]) -> None:
         """Set the next ``prompt``, if there is one; ``answer`` is already in ``input_ids``."""
+
+    @abstractmethod
+    def images(self) -> Sequence[Any]:
+        """Return the references of the images in ``input_ids``, in their order."""
 
     @abstractmethod
     def text_form(self) -> dict[str, Any]:
@@ -98,12 +109,18 @@ class Continuation(Conversation):
         """Set the prompt: the text's tokens, or the tokens before the last supervised run."""
         super().__init__(encoder, eos_token_ids)
         self.prompt = encoder.prompt(row)
+        self.sources = images_of(self.prompt)
         self._text = row.text if isinstance(row, Text) else None
+        self._images = row.images if isinstance(row, Tokens) else ()
 
     def proceed(self, answer: list[int]) -> None:
         """Add the answer to the text; no prompt follows."""
         if self._text is not None:
             self._text += self.encoder.decode(answer)
+
+    def images(self) -> Sequence[Any]:
+        """Return the images of the row's tokens."""
+        return self._images
 
     def text_form(self) -> dict[str, Any]:
         """Return the text, if the row is a text."""
@@ -123,6 +140,9 @@ class Dialogue(Conversation):
         self._known: list[tuple[str, int]] = []
         """(text so far, its number of tokens in ``input_ids``), with the last answer's end token and without it."""
         self.prompt = self._next_prompt()
+        self.sources = images_of(self.prompt)
+        if len(chat.images) > len(self.sources):  # those of later questions are read now, too
+            self.sources = encoder.image_sources(chat.images)
 
     def proceed(self, answer: list[int]) -> None:
         """Set the next prompt; an empty one if the chat ends, becomes too long, or the template rejects it."""
@@ -145,6 +165,10 @@ class Dialogue(Conversation):
             self.was_cut, prompt = True, []
         self.prompt = prompt
 
+    def images(self) -> Sequence[Any]:
+        """Return the images of the messages up to the last answer."""
+        return self._chat.images[: count_images(self._messages[: self._answers])]
+
     def text_form(self) -> dict[str, Any]:
         """Return the messages up to the last answer, and the tools and template variables if there are any."""
         beside = {"tools": self._chat.tools, "chat_template_kwargs": self.encoder.chat_template_kwargs}
@@ -153,7 +177,7 @@ class Dialogue(Conversation):
             **{key: value for key, value in beside.items() if value},
         }
 
-    def _next_prompt(self) -> list[int]:
+    def _next_prompt(self) -> Sequence[int]:
         """Copy messages up to the next answer, and return the answer's prompt, or [] at the end. Raise BadRow."""
         while self._rest and not self._is_to_be_answered():
             self._messages.append(self._rest.pop(0))
@@ -162,7 +186,7 @@ class Dialogue(Conversation):
         if self._rest:
             self._rest.pop(0)
         self._opening = self.encoder.opening(self._chat, self._messages)
-        return self._in_context(self._opening)
+        return prompt_of(self._in_context(self._opening), self._opening.images)
 
     def _is_to_be_answered(self) -> bool:
         return self._rest[0]["role"] == "assistant" and self._asked() and not self._rest[0].get("tool_calls")
@@ -195,13 +219,18 @@ def _border(opening: Opening, position: int) -> int | None:
 
 
 def open_conversation(
-    content: object, encoder: Encoder, eos_token_ids: Sequence[int], longest: int
+    content: object,
+    encoder: Encoder,
+    eos_token_ids: Sequence[int],
+    longest: int,
+    no_images: str = TEXT_PROMPTS,
 ) -> Conversation:
     """Return the conversation of a row.
 
-    Raise BadRow for a row of unknown form, without a prompt, or with a prompt of more than ``longest`` tokens.
+    ``no_images``: why images are refused; empty: they are not. Raise BadRow for a row of unknown form, without a
+    prompt, or with a prompt of more than ``longest`` tokens.
     """
-    row = parse_row(content, TEXT_PROMPTS)
+    row = parse_row(content, no_images)
     conversation: Conversation
     if isinstance(row, Chat):
         conversation = Dialogue(row, encoder, eos_token_ids, longest)

@@ -18,18 +18,18 @@ def image_rules(parts: RunParts, *, follows: bool = False) -> ImageRules:
     """Return whether the rows of a run may have images, and if not, why."""
     from spec_trainer.data.row_images import NO_IMAGES, ImageRules
 
-    token_id = parts.target.image_token_id
-    if token_id is None:
+    target = parts.target
+    if target.image_token_id is None:
         return NO_IMAGES
     if follows:
-        return ImageRules(token_id, "follow trains on text alone")
+        return ImageRules.of(target, "follow trains on text alone")
     if parts.config.decodes:
-        return ImageRules(token_id, f"with decode.every or train.serve_every, {TEXT_PROMPTS}")
+        return ImageRules.of(target, f"with decode.every or train.serve_every, {TEXT_PROMPTS}")
     known, engine = parts.engine_type.abilities.image_types, parts.engine_type.name
-    if known is None or parts.target.model_type in known:
-        return ImageRules(token_id, "")
+    if known is None or target.model_type in known:
+        return ImageRules.of(target, "")
     types = ", ".join(sorted(known))
-    return ImageRules(token_id, f"engine {engine!r} takes images for targets of the types {types} alone")
+    return ImageRules.of(target, f"engine {engine!r} takes images for targets of the types {types} alone")
 
 
 def prompt_image_rules(engine_type: type[Engine], target: TargetSpec) -> ImageRules:
@@ -41,7 +41,7 @@ def prompt_image_rules(engine_type: type[Engine], target: TargetSpec) -> ImageRu
     refused = (
         "" if engine_type.abilities.image_prompts else f"with engine {engine_type.name!r}, {TEXT_PROMPTS}"
     )
-    return ImageRules(target.image_token_id, refused)
+    return ImageRules.of(target, refused)
 
 
 def check_sight(config: AnyRunConfig, engine_type: type[Engine], target: TargetSpec) -> None:

@@ -20,6 +20,7 @@ from spec_kit.drafting import (
     num_weights,
 )
 from spec_kit.targets import read_target_tensors
+from spec_kit.targets.rope_parameters import draft_rope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,9 +36,8 @@ if TYPE_CHECKING:
 _KEYS_VALUES = ("k_proj.weight", "v_proj.weight")
 C = TypeVar("C", bound=BlockConfig)
 S = TypeVar("S", bound=BlockShape)
-# Which channels turn, and by what for images. SGLang 0.5.16 turns all channels whatever a DFlash config says, so a
-# fresh draft does; a draft sees text positions only.
-_ROPE_NOT_COPIED = frozenset({"partial_rotary_factor", "rope_dim", "mrope_section", "mrope_interleaved"})
+# Which channels turn. SGLang 0.5.16 turns all channels whatever a DFlash config says, so a fresh draft does.
+_ROPE_NOT_COPIED = frozenset({"partial_rotary_factor", "rope_dim"})
 
 
 class BlockDraft(ServedDraft[C, S]):
@@ -93,7 +93,9 @@ class BlockDraft(ServedDraft[C, S]):
             "mask_token_id": choose_mask_token(target) if mask_token_id is None else mask_token_id,
             "layers": options.layers or default_layers(target.num_layers, options.num_features or 5),
             "num_target_layers": target.num_layers,
-            "rope": {key: value for key, value in target.rope.items() if key not in _ROPE_NOT_COPIED},
+            "rope": {
+                key: value for key, value in draft_rope(target.rope).items() if key not in _ROPE_NOT_COPIED
+            },
         }
 
     def target_problem(self, target: TargetSpec) -> str | None:

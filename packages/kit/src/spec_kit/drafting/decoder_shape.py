@@ -14,7 +14,7 @@ from spec_core.config import DraftConfig
 from spec_core.records import TensorParallelHints
 from spec_kit.drafting.draft_files import Json, Size, section
 from spec_kit.drafting.draft_shape import DraftShape
-from spec_kit.targets.rope_parameters import read_rope, rope_fields, rope_problem
+from spec_kit.targets.rope_parameters import draft_rope, read_rope, rope_fields, rope_problem
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,10 +35,6 @@ DistilledLoss = Literal["ce", "lk_alpha", "lk_lambda"]
 """Losses against the target's distribution, as an option of a draft."""
 FP8_MULTIPLE = 16
 """Inputs and outputs of a product in fp8 are multiples of this number (torch's ``scaled_mm`` on GPUs)."""
-
-
-_OF_IMAGES = frozenset({"mrope_section", "mrope_interleaved"})
-"""Parameters of the rotary embeddings that concern positions of images; a draft's positions are token indices."""
 
 
 class DecoderConfig(DraftConfig):
@@ -75,7 +71,7 @@ class DecoderShape(DraftShape):
             "num_kv_heads": config.num_kv_heads or target.num_kv_heads,
             "head_dim": config.head_dim or target.head_dim,
             "norm_eps": target.norm_eps,
-            "rope": {key: value for key, value in target.rope.items() if key not in _OF_IMAGES},
+            "rope": draft_rope(target.rope),
             "max_positions": target.max_positions,
         }
         return super().for_target(config, target, **{**sizes, **own})

@@ -337,12 +337,11 @@ def resolve_init_from(config: DraftConfig, checkpoint: DraftCheckpoint[Any]) -> 
 def head_problem(target: TargetSpec) -> str | None:
     """Return why engines cannot serve a draft of this target, or None.
 
-    They only serve a head that is an RMS norm followed by a linear layer without bias and soft-cap.
+    They only serve a head that is an RMS norm followed by a linear layer without bias. A soft-cap of the target is
+    none of the draft's: its logits are a linear layer's, and learn from the target's capped ones.
     """
     if target.norm == "layer":
         return "its final norm is a layer norm, an RMS norm is needed"
-    if target.logit_softcap is not None:
-        return f"its head is soft-capped ({target.logit_softcap}), a linear head is needed"
     if target.head_bias_name is not None:
         return f"its head has a bias ({target.head_bias_name}), a head without one is needed"
     return None

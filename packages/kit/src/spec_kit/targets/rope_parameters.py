@@ -20,6 +20,23 @@ _NUMBERS = (*_POSITIVE, "attention_factor", "beta_fast", "beta_slow", "mscale", 
 _LARGEST = 2**53  # a float holds every smaller integer exactly
 
 
+_OF_IMAGES = frozenset({"mrope_section", "mrope_interleaved"})
+"""They say how a target that sees places images; a draft's positions are token indices."""
+
+
+def draft_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary embeddings of a draft, by default, for a target with the rotary embeddings ``rope``.
+
+    They are the target's, except for Gemma 4's ``proportional`` ones, which leave most channels as they are. A draft
+    then gets plain ones with the same base.
+    """
+    own = {key: value for key, value in rope.items() if key not in _OF_IMAGES}
+    if own.get("rope_type") == "proportional":
+        own |= {"rope_type": "default"}
+        own.pop("partial_rotary_factor", None)
+    return own
+
+
 def value_problem(rope: Mapping[str, Any]) -> str | None:
     """Return which value has an invalid type or sign, as an error message, or None; null counts as absent."""
     kind = rope.get("rope_type", "default")

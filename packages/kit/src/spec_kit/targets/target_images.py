@@ -30,6 +30,8 @@ _TOO_MANY = f"expected at most {_MOST_PIXELS} in all"
 _ANIMATED = ("PNG", "WEBP", "GIF")
 _CONFIGS = ("preprocessor_config.json", "processor_config.json")
 _CONFIG_BYTES = 1 << 20
+_NUM_TOKENS = "num_soft_tokens_per_image"
+"""Name that Gemma 4's image processor gives to the number of tokens of each image."""
 
 
 class TargetImages:
@@ -43,13 +45,17 @@ class TargetImages:
         """Return the number of tokens that stand for an image. Raise DataError if it is refused."""
         image_processor = self._image_processor
         with foreign_errors(DataError, "refused by the target's image processor"):
+            if not _counts_patches(image_processor):
+                return int(image_processor(images=[image])[_NUM_TOKENS][0])
             patches = image_processor.get_number_of_image_patches(image.height, image.width, {})
             return int(patches) // image_processor.merge_size**2
 
     def arrays(self, images: Sequence[Image]) -> Mapping[str, Tensor]:
         """Return the arguments by which the target's forward pass takes these images."""
         with foreign_errors(DataError, "refused by the target's image processor"):
-            return dict(self._image_processor(images=list(images), return_tensors="pt"))
+            arrays = dict(self._image_processor(images=list(images), return_tensors="pt"))
+        arrays.pop(_NUM_TOKENS, None)
+        return arrays
 
     @cached_property
     def _image_processor(self) -> Any:
@@ -62,12 +68,17 @@ class TargetImages:
             image_processor = AutoImageProcessor.from_pretrained(
                 str(self._folder), local_files_only=True, trust_remote_code=False, backend="pil"
             )
-        if not all(hasattr(image_processor, name) for name in ("get_number_of_image_patches", "merge_size")):
+        known = getattr(image_processor, "model_input_names", ())
+        if not _counts_patches(image_processor) and _NUM_TOKENS not in known:
             raise TargetError(
                 f"the image processor in '{self._folder}', {type(image_processor).__name__}, does not say how many "
                 "tokens an image takes; train on text alone"
             )
         return image_processor
+
+
+def _counts_patches(image_processor: Any) -> bool:
+    return all(hasattr(image_processor, name) for name in ("get_number_of_image_patches", "merge_size"))
 
 
 def decoded_image(data: bytes) -> Image:

@@ -126,12 +126,28 @@ def _describe(config: TargetConfig, described: TargetType, tensors: Mapping[str,
         eos_token_ids=_eos_token_ids(config),
         latent=_latent(config),
         image_token_id=_image_token_id(config),
+        image_ends=_image_ends(config),
     )
 
 
 def _image_token_id(config: TargetConfig) -> int | None:
     key = config.described.image_token
-    ids = config.token_ids(key, config.get(key)) if key is not None else ()
+    return _token_id(config, key) if key is not None else None
+
+
+def _image_ends(config: TargetConfig) -> tuple[int, int] | None:
+    """Return the tokens that the image processor puts around an image; None if there are none."""
+    keys = config.described.image_ends
+    if keys is None or _image_token_id(config) is None:
+        return None
+    before, behind = (_token_id(config, key) for key in keys)
+    if before is None or behind is None:
+        raise config.error(keys, (before, behind), "the tokens before and behind an image")
+    return before, behind
+
+
+def _token_id(config: TargetConfig, key: str) -> int | None:
+    ids = config.token_ids(key, config.get(key))
     return ids[0] if ids else None
 
 

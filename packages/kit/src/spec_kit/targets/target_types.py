@@ -64,6 +64,11 @@ _GRANITE: dict[str, Scale] = {
     "logit_scale": _divisor("logits_scaling"),
 }
 _GEMMA: dict[str, Any] = {"norm": "rms_plus_one", "embedding_scale": _root_of_hidden_size}
+_GEMMA_4: dict[str, Any] = {
+    "embedding_scale": _root_of_hidden_size,
+    "logit_softcap": _cap(),
+    "needs_rope": True,
+}
 _LAYER: dict[str, Any] = {"norm": "layer", "theta": None}
 
 TARGET_TYPES: Mapping[str, TargetType] = {
@@ -90,11 +95,12 @@ TARGET_TYPES: Mapping[str, TargetType] = {
     **_all("gemma2 vaultgemma", **_GEMMA, logit_softcap=_cap(30.0)),
     **_all("gemma3_text", **_GEMMA, logit_softcap=_cap(), theta=1_000_000.0),
     **_all(
-        "gemma4_text gemma4_unified_text",
-        embedding_scale=_root_of_hidden_size,
-        logit_softcap=_cap(),
-        needs_rope=True,
+        "gemma4_text",
+        **_GEMMA_4,
+        image_token="image_token_id",
+        image_ends=("boi_token_id", "eoi_token_id"),
     ),
+    **_all("gemma4_unified_text", **_GEMMA_4),
     **_all("granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared", **_GRANITE),
     **_all(
         "hyperclovax",
