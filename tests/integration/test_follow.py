@@ -170,7 +170,7 @@ def _server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def url(lab: Lab) -> Iterator[str]:
-    with draft_server.serving(lab.target, lab.draft("old"), live_server.__file__, 0) as url:
+    with live_server.serving(lab.target, lab.draft("old")) as url:
         yield url
 
 
@@ -222,7 +222,7 @@ def test_acceptance_is_told_by_label_and_route_and_no_client_makes_up_a_label(
 ) -> None:
     monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0, "labels": ["code", "chat"]}')
     output = tmp_path / "run"
-    with draft_server.serving(lab.target, lab.draft("old"), live_server.__file__, 0) as url:
+    with live_server.serving(lab.target, lab.draft("old")) as url:
         live_server.ask(url, prompts("new", 60, 26), **{"x-draft-label": "code"})
         live_server.ask(url, prompts("old", 60, 27), "/v1/completions")
         for number in range(40):
