@@ -182,9 +182,9 @@ def test_any_share_of_supervised_tokens_equals_the_dense_reference(
 
 @pytest.mark.parametrize(("num_layers", "options"), [(1, {}), (2, MLA)], ids=["one layer", "two, mla"])
 def test_rows_that_are_nearly_all_needed_are_computed_in_place(num_layers, options, monkeypatch):
-    monkeypatch.setattr(attention, "SCORE_BYTES", 4 * 4 * 190 * 7)  # seven queries of the longer document
+    monkeypatch.setattr(attention, "SCORE_BYTES", 4 * 4 * 110 * 16)  # 16 queries of the longer document
     target, config = make_target(), Eagle3Config(num_steps=2, num_layers=num_layers, **options)
-    documents = random_documents(target, [110, 190], seed=7)
+    documents = random_documents(target, [64, 110], seed=7)
     for document in documents:
         document.mask[:] = True
     gaps = [0, 2]
