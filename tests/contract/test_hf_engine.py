@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 class TestHfEngine(EngineSuite):
-    @pytest.fixture(params=["tiny_llama", "tiny_qwen3"])
-    def folder(self, request: pytest.FixtureRequest) -> Path:
-        return request.getfixturevalue(request.param)
+    @pytest.fixture
+    def folder(self, tiny_qwen3: Path) -> Path:
+        return tiny_qwen3  # tests/integration/test_target_types.py compares the states of every type
 
     @pytest.fixture
     def target(self, folder: Path) -> TargetSpec:

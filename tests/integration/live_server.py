@@ -13,12 +13,12 @@ import json
 import os
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from http.client import HTTPConnection
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 try:
     from . import draft_server
@@ -26,6 +26,9 @@ except ImportError:  # as a program
     import draft_server
 
 from spec_kit.hosting import LiveRequests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Served(draft_server.Served):
@@ -110,6 +113,17 @@ def ask(url: str, prompts: list[list[int]], path: str = "/ask", **headers: str) 
         response = connection.getresponse()
         assert response.status == 200
         return json.loads(response.read())
+
+
+@contextmanager
+def serving(target: Path, draft: Path) -> Iterator[str]:
+    """Yield the address of a server in threads of this process, which need not start another one and import torch."""
+    served = Served(target, draft)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Routes, served))
+    with served.engine, server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def main() -> None:

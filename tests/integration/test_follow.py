@@ -171,7 +171,15 @@ def _server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def url(lab: Lab) -> Iterator[str]:
+    """A server in a process of its own."""
     with draft_server.serving(lab.target, lab.draft("old"), live_server.__file__, 0) as url:
+        yield url
+
+
+@pytest.fixture
+def url_here(lab: Lab) -> Iterator[str]:
+    """A server in this process, for tests in which only its answers count."""
+    with live_server.serving(lab.target, lab.draft("old")) as url:
         yield url
 
 
@@ -223,7 +231,7 @@ def test_acceptance_is_told_by_label_and_route_and_no_client_makes_up_a_label(
 ) -> None:
     monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0, "labels": ["code", "chat"]}')
     output = tmp_path / "run"
-    with draft_server.serving(lab.target, lab.draft("old"), live_server.__file__, 0) as url:
+    with live_server.serving(lab.target, lab.draft("old")) as url:
         live_server.ask(url, prompts("new", 60, 26), **{"x-draft-label": "code"})
         live_server.ask(url, prompts("old", 60, 27), "/v1/completions")
         for number in range(40):
@@ -246,10 +254,10 @@ def test_acceptance_is_told_by_label_and_route_and_no_client_makes_up_a_label(
     assert "secret-" not in said
 
 
-def test_without_data_it_learns_from_requests_alone(lab, url, tmp_path) -> None:
-    live_server.ask(url, prompts("new", 130, 25))
+def test_without_data_it_learns_from_requests_alone(lab, url_here, tmp_path) -> None:
+    live_server.ask(url_here, prompts("new", 130, 25))
     output = tmp_path / "run"
-    words = lab.follow_anew(url, output, "--draft-model", lab.draft("old"), "follow.requests=130")
+    words = lab.follow_anew(url_here, output, "--draft-model", lab.draft("old"), "follow.requests=130")
     assert cli.run(words) == 0
     (row,) = rows(output)
     assert row["acceptance_length"] > row["acceptance_length_start"]
@@ -290,24 +298,24 @@ RETAINED = ["follow.retention.rows=1000", "follow.retention.age_s=3600"]
 
 
 def test_with_retention_a_restart_judges_by_requests_of_before_and_without_it_they_are_gone(
-    lab, url, tmp_path
+    lab, url_here, tmp_path
 ) -> None:
     output = tmp_path / "run"
-    words = lab.follow_anew(url, output, "--draft-model", lab.draft("old"))
-    live_server.ask(url, [CANARY, *prompts("new", 110, 35)])
+    words = lab.follow_anew(url_here, output, "--draft-model", lab.draft("old"))
+    live_server.ask(url_here, [CANARY, *prompts("new", 110, 35)])
     assert cli.run([*words, *RETAINED, "follow.requests=111"]) == 0
     file = output / "requests.sqlite3"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     needle = torch.tensor(CANARY, dtype=torch.int32).numpy().tobytes()
     assert [found for found in files(output) if needle in found.read_bytes()] == [file]
-    live_server.ask(url, prompts("new", 5, 36))
+    live_server.ask(url_here, prompts("new", 5, 36))
     assert cli.run([*words, *RETAINED, "follow.requests=5"]) == 0
     first, second = rows(output)
     assert second["requests"] == 116
     assert second["oldest_request"] == first["oldest_request"]
     assert second["held_out"] >= first["held_out"] >= 8
 
-    live_server.ask(url, prompts("new", 5, 37))
+    live_server.ask(url_here, prompts("new", 5, 37))
     assert cli.run([*words, "follow.requests=5"]) == 0
     assert len(rows(output)) == 2, "five requests are too few to judge by"
     assert not any(
@@ -380,11 +388,11 @@ def test_random_tokens_in_most_requests_cost_the_others_nothing(lab, url, tmp_pa
     assert lab.acceptance_length(output / "draft", "old") >= 0.95 * before
 
 
-def test_requests_whose_features_are_nan_are_left_out_and_the_rest_is_learnt(lab, url, tmp_path) -> None:
+def test_requests_whose_features_are_nan_are_left_out_and_the_rest_is_learnt(lab, url_here, tmp_path) -> None:
     output = tmp_path / "run"
     poison = [[TOO_LARGE, *prompt] for prompt in prompts("new", 30, 45)]
-    live_server.ask(url, poison[:15] + prompts("new", 130, 46) + poison[15:])
-    assert cli.run(lab.follow(url, output, "follow.requests=160", "engine.dtype=float16")) == 0
+    live_server.ask(url_here, poison[:15] + prompts("new", 130, 46) + poison[15:])
+    assert cli.run(lab.follow(url_here, output, "follow.requests=160", "engine.dtype=float16")) == 0
     (row,) = rows(output)
     assert row["served"] == row["step"] > 0
     assert row["acceptance_length"] > row["acceptance_length_start"]
@@ -544,24 +552,24 @@ def test_servers_that_no_other_command_learns_from_are_refused(command_line, lab
     assert "only spec-trainer follow learns from servers" in error
 
 
-def test_training_waits_while_a_server_is_slower_than_the_budget(lab, url, tmp_path, caplog) -> None:
+def test_training_waits_while_a_server_is_slower_than_the_budget(lab, url_here, tmp_path, caplog) -> None:
     caplog.set_level("INFO")
-    draft_server.traffic(url, "/latency/50")  # of a bucket from 10 to 100 ms
-    live_server.ask(url, prompts("new", 70, 80))
+    draft_server.traffic(url_here, "/latency/50")  # of a bucket from 10 to 100 ms
+    live_server.ask(url_here, prompts("new", 70, 80))
     output = tmp_path / "run"
-    words = lab.follow(url, output, "follow.requests=70", "follow.latency_budget_ms=20")
+    words = lab.follow(url_here, output, "follow.requests=70", "follow.latency_budget_ms=20")
     with ThreadPoolExecutor(1) as aside:
 
         def relieve() -> None:
             until(lambda: "training waits" in caplog.text)
             assert not (output / "metrics.jsonl").exists() or len(launching.metrics(output)) < 2
             time.sleep(1)
-            draft_server.traffic(url, "/latency/1")
+            draft_server.traffic(url_here, "/latency/1")
 
         relieved = aside.submit(relieve)
         assert cli.run(words) == 0
         relieved.result()
-    assert f"{url} has a p99 latency of 99.1 ms a token, above 20 ms" in caplog.text
+    assert f"{url_here} has a p99 latency of 99.1 ms a token, above 20 ms" in caplog.text
     assert "training goes on after" in caplog.text
     assert len(launching.metrics(output)) > 1
 

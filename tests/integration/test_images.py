@@ -70,9 +70,15 @@ DRAFTS = {
     "dflash": ("draft.name=dflash", "draft.num_layers=1", "draft.block_size=4"),
 }
 
+# A chain and blocks, each with another type; the two other pairs each night.
+PAIRS = [
+    pytest.param(model_type, draft, marks=[pytest.mark.slow] if (place + number) % 2 else [])
+    for place, model_type in enumerate(SEEING)
+    for number, draft in enumerate(DRAFTS)
+]
 
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("model_type", SEEING)
+
+@pytest.mark.parametrize(("model_type", "draft"), PAIRS)
 def test_drafts_train_on_pictures_with_an_engine_and_from_features(words, tmp_path, model_type, draft):
     settings = (*TRAIN, *DRAFTS[draft])
     assert run(words("train", model_type, tmp_path / "run", *settings)) == 0

@@ -43,6 +43,13 @@ def drafts(lab: launching.Lab) -> dict[str, Path]:
     return {name: lab.folder / name / "draft" for name in ("fresh", "trained")}
 
 
+@pytest.fixture(scope="module")
+def draft(lab: launching.Lab) -> Path:
+    """A draft of one step, for pushes that are refused."""
+    lab.train_here(lab.folder / "refused", train__steps=1)
+    return lab.folder / "refused" / "draft"
+
+
 @pytest.fixture
 def fresh_server(lab: launching.Lab, drafts: dict[str, Path]) -> Iterator[str]:
     with draft_server.serving(lab.keys["target"], drafts["fresh"]) as url:
@@ -144,21 +151,19 @@ def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, t
         (["--to", "http://127.0.0.1:1", "--bucket-bytes", "5"], "--bucket-bytes=5: expected 4096 or more"),
     ],
 )
-def test_a_push_that_cannot_begin_is_refused_in_one_line(command_line, lab, drafts, words, line):
-    push = ["push", "--target", lab.keys["target"], "--draft-model", drafts["trained"]]
+def test_a_push_that_cannot_begin_is_refused_in_one_line(command_line, lab, draft, words, line):
+    push = ["push", "--target", lab.keys["target"], "--draft-model", draft]
     assert line in command_line(*push, *words).error
 
 
-def test_what_is_no_draft_of_the_target_is_refused_before_a_server_is_asked(
-    command_line, lab, drafts, tiny_llama
-):
+def test_what_is_no_draft_of_the_target_is_refused_before_a_server_is_asked(command_line, lab, tiny_llama):
     push = ["push", "--to", "http://127.0.0.1:1", "--target"]
     assert command_line(*push, lab.keys["target"], "--draft-model", lab.folder).error
     assert command_line(*push, tiny_llama, "--draft-model", lab.folder / "nothing").error
 
 
-def test_a_server_that_does_not_answer_is_named(command_line, lab, drafts, monkeypatch):
-    push = ["push", "--target", lab.keys["target"], "--draft-model", drafts["trained"]]
+def test_a_server_that_does_not_answer_is_named(command_line, lab, draft, monkeypatch):
+    push = ["push", "--target", lab.keys["target"], "--draft-model", draft]
     outcome = command_line(*push, "--to", "http://127.0.0.1:1")
     assert outcome.code == 1
     assert outcome.err.startswith("spec-trainer: error: http://127.0.0.1:1 does not answer status: ")
@@ -175,8 +180,8 @@ def test_a_server_that_does_not_answer_is_named(command_line, lab, drafts, monke
     )
 
 
-def test_the_secret_is_sent_nowhere_before_every_address_was_read(command_line, lab, drafts):
-    push = ["push", "--target", lab.keys["target"], "--draft-model", drafts["trained"]]
+def test_the_secret_is_sent_nowhere_before_every_address_was_read(command_line, lab, draft):
+    push = ["push", "--target", lab.keys["target"], "--draft-model", draft]
     with socket.create_server(("127.0.0.1", 0)) as server:
         first = f"http://127.0.0.1:{server.getsockname()[1]}"
         for wrong in ("127.0.0.1:8001", "http://a:99999", "http://a b:8001", "http://a:1/ü", "http://a:1\n"):

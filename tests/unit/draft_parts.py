@@ -1,14 +1,68 @@
-"""Instruments of both drafts' tests: sizes in memory, gradients, and a vocabulary in two shards."""
+"""Instruments of all drafts' tests: targets, sizes in memory, gradients, and a vocabulary in two shards."""
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from spec_core import TargetSpec, TargetTensors
 from spec_kit.drafting import TargetOps
+
+CPU = torch.device("cpu")
+
+
+def make_target(**changes) -> TargetSpec:
+    """Return a tiny target, a Qwen3; ``changes``: other values of its fields."""
+    fields = {
+        "folder": Path("target"),
+        "architecture": "Qwen3ForCausalLM",
+        "model_type": "qwen3",
+        "digest": "0" * 64,
+        "num_layers": 8,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 29,
+        "max_positions": 64,
+        "dtype": "float32",
+        "embedding_name": "model.embed_tokens.weight",
+        "head_name": "lm_head.weight",
+        "norm_name": "model.norm.weight",
+        "rope": {"rope_type": "default", "rope_theta": 100.0},
+        "eos_token_ids": (3,),
+    }
+    return TargetSpec(**(fields | changes))
+
+
+def make_tensors(target: TargetSpec) -> TargetTensors:
+    """Weights of order one, so that distributions are peaked and arg-maxima differ from row to row."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (target.vocab_size, target.hidden_size)
+    return TargetTensors(
+        embedding_VH=torch.randn(shape, generator=generator),
+        head_VH=torch.randn(shape, generator=generator),
+        norm_H=1 + 0.2 * torch.randn(target.hidden_size, generator=generator),
+    )
+
+
+def make_ops(target: TargetSpec, dtype: torch.dtype = torch.float32) -> TargetOps:
+    return TargetOps(target, make_tensors(target), CPU, dtype)
+
+
+def enlarge(module: torch.nn.Module, loud: str = "\n") -> torch.nn.Module:
+    """Give weights a size at which every part of a draft matters; those whose names hold ``loud`` the largest."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            noise = torch.randn_like(parameter)
+            parameter.add_(noise * (0.8 if loud in name else 0.2 if parameter.dim() == 1 else 0.15))
+    return module
 
 
 class LargestOutput(TorchDispatchMode):
@@ -30,6 +84,31 @@ def assert_gradients(got, expected, tolerance):
     for name, grad in expected.items():
         error = (got[name] - grad).abs().max() / grad.abs().max().clamp(min=1e-300)
         assert error <= tolerance, f"{name}: relative error {error:.1e}"
+
+
+def gradients(module):
+    return {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
+
+
+def assert_bfloat16_is_close(module, batch, counts, new_ops):
+    """Compare a step in bfloat16 with the one in float32; ``new_ops(dtype)``: the target's part."""
+    expected = module(batch, counts, new_ops(torch.float32)).loss
+    half = module.to(torch.bfloat16)
+    output = half(batch, counts, new_ops(torch.bfloat16))
+    output.loss.backward()
+    assert output.loss.dtype == torch.float32
+    assert output.loss.item() == pytest.approx(expected.item(), rel=0.03)
+    assert all(p.grad.dtype == torch.bfloat16 and p.grad.isfinite().all() for p in half.parameters())
+
+
+def assert_same_without_gradients(module, arguments):
+    """An evaluation gives the loss and the metrics of a step."""
+    trained = module(*arguments)
+    with torch.no_grad():
+        evaluated = module(*arguments)
+    assert not evaluated.loss.requires_grad
+    assert torch.equal(evaluated.loss, trained.loss.detach())
+    assert evaluated.metrics() == trained.metrics()
 
 
 class KeptForBackward:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from spec_core import TargetSpec, TargetTensors
 from spec_core.records import DraftBatch, Span, Supervision
 from spec_draft_dflash.draft import DFlashDraft
 from spec_kit.block_drafting import BlockRule
-from spec_kit.drafting import TargetOps
 
+from ..draft_parts import CPU, enlarge, make_tensors
 from .dense_reference import Document, Setting
 
 if TYPE_CHECKING:
+    from spec_core import TargetSpec
     from spec_draft_dflash.config import DFlashConfig
 
-CPU = torch.device("cpu")
 SEED = 11
 LLAMA3 = {
     "rope_type": "llama3",
@@ -33,54 +31,11 @@ LLAMA3 = {
 }
 
 
-def make_target(**changes) -> TargetSpec:
-    fields = {
-        "folder": Path("target"),
-        "architecture": "Qwen3ForCausalLM",
-        "model_type": "qwen3",
-        "digest": "0" * 64,
-        "num_layers": 8,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 8,
-        "vocab_size": 29,
-        "max_positions": 64,
-        "dtype": "float32",
-        "embedding_name": "model.embed_tokens.weight",
-        "head_name": "lm_head.weight",
-        "norm_name": "model.norm.weight",
-        "rope": {"rope_type": "default", "rope_theta": 100.0},
-        "eos_token_ids": (3,),
-    }
-    return TargetSpec(**(fields | changes))
-
-
-def make_tensors(target: TargetSpec) -> TargetTensors:
-    """Weights of order one, so that distributions are peaked and arg-maxima differ from row to row."""
-    generator = torch.Generator().manual_seed(1)
-    shape = (target.vocab_size, target.hidden_size)
-    return TargetTensors(
-        embedding_VH=torch.randn(shape, generator=generator),
-        head_VH=torch.randn(shape, generator=generator),
-        norm_H=1 + 0.2 * torch.randn(target.hidden_size, generator=generator),
-    )
-
-
-def make_ops(target: TargetSpec, dtype: torch.dtype = torch.float32) -> TargetOps:
-    return TargetOps(target, make_tensors(target), CPU, dtype)
-
-
 def make_model(target: TargetSpec, config: DFlashConfig, dtype: torch.dtype = torch.float32):
     """A draft whose weights are large enough that every part of it matters."""
     torch.manual_seed(2)
     module = DFlashDraft(config).build(target, make_tensors(target), None)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            noise = torch.randn_like(parameter)
-            parameter.add_(noise * (0.2 if parameter.dim() == 1 else 0.15))
-    return module.to(dtype)
+    return enlarge(module).to(dtype)
 
 
 def random_documents(
@@ -172,9 +127,22 @@ def give_anchors(config: DFlashConfig, documents: list[Document]) -> None:
 
 
 def make_setting(target: TargetSpec, module, dtype: torch.dtype) -> Setting:
-    """The same problem for the dense reference; rotary frequencies come from transformers."""
-    tensors, config, shape = make_tensors(target), module.config, module.shape
-    inv_freq, scale = transformers_rope(target)
+    """The same problem for the dense reference."""
+    config = module.config
+    return setting_of(
+        target,
+        module.shape,
+        dtype,
+        block_size=config.block_size,
+        gamma=config.gamma or {16: 7.0, 10: 5.0, 8: 4.0}.get(config.block_size, config.block_size / 2),
+        loss=config.loss,
+        alpha=config.dpace_alpha,
+    )
+
+
+def setting_of(target: TargetSpec, shape, dtype: torch.dtype, **own) -> Setting:
+    """A draft of this shape; rotary frequencies come from transformers."""
+    tensors, (inv_freq, scale) = make_tensors(target), transformers_rope(target)
     return Setting(
         embedding=tensors.embedding_VH.to(dtype) * target.embedding_scale,
         target_head=tensors.head_VH.to(dtype),
@@ -186,12 +154,9 @@ def make_setting(target: TargetSpec, module, dtype: torch.dtype) -> Setting:
         head_dim=target.head_dim,
         eps=target.norm_eps,
         windows=list(shape.windows),
-        block_size=config.block_size,
         mask_token_id=shape.mask_token_id,
         num_features=len(shape.layers),
-        gamma=config.gamma or {16: 7.0, 10: 5.0, 8: 4.0}.get(config.block_size, config.block_size / 2),
-        loss=config.loss,
-        alpha=config.dpace_alpha,
+        **own,
     )
 
 

@@ -8,8 +8,8 @@ import torch
 from spec_draft_dflash.config import DFlashConfig
 from spec_kit.block_drafting import BlockRule, Blocks
 
-from ..draft_parts import KeptForBackward, assert_gradients
-from .cases import denominators, make_batch, make_model, make_ops, make_target, random_documents
+from ..draft_parts import KeptForBackward, assert_gradients, make_ops, make_target
+from .cases import denominators, make_batch, make_model, random_documents
 
 
 def options(num_layers: int, *, recompute: bool, **own) -> DFlashConfig:

@@ -16,7 +16,7 @@ from spec_core.validation import validate
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
 
-from .cases import make_target, make_tensors
+from ..draft_parts import make_target, make_tensors
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

@@ -17,16 +17,8 @@ from spec_draft_dflash.draft import DFlashDraft
 from spec_kit.drafting import write_draft
 from spec_kit.targets import read_target, read_target_tensors
 
-from .cases import (
-    LLAMA3,
-    denominators,
-    make_batch,
-    make_model,
-    make_ops,
-    make_target,
-    make_tensors,
-    random_documents,
-)
+from ..draft_parts import make_ops, make_target, make_tensors
+from .cases import LLAMA3, denominators, make_batch, make_model, random_documents
 
 LAYER = [
     "input_layernorm",

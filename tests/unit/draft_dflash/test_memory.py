@@ -10,17 +10,8 @@ from spec_draft_dflash.config import DFlashConfig
 from spec_kit.block_drafting import BlockLayout, block_attention
 from spec_kit.drafting import TargetOps
 
-from ..draft_parts import LargestOutput
-from .cases import (
-    CPU,
-    denominators,
-    make_batch,
-    make_model,
-    make_ops,
-    make_target,
-    make_tensors,
-    random_documents,
-)
+from ..draft_parts import CPU, LargestOutput, make_ops, make_target, make_tensors
+from .cases import denominators, make_batch, make_model, random_documents
 
 VOCAB, BLOCK = 2003, 8
 
@@ -44,8 +35,8 @@ def small_chunks(monkeypatch):
 @pytest.mark.parametrize("kind", ["ce", "dpace", "soft", "lk_alpha", "lk_lambda"])
 @pytest.mark.usefixtures("small_chunks")
 def test_no_tensor_is_as_large_as_slots_times_vocabulary_or_times_context(kind, monkeypatch):
-    monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 19)
-    num_tokens = 600
+    monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 18)
+    num_tokens = 400
     slots, largest = num_tokens * BLOCK, largest_tensor(num_tokens, kind)
     assert largest < slots * VOCAB / 20
     assert largest < slots * num_tokens / 10
@@ -53,7 +44,7 @@ def test_no_tensor_is_as_large_as_slots_times_vocabulary_or_times_context(kind, 
 
 @pytest.mark.usefixtures("small_chunks")
 def test_memory_of_the_largest_tensor_is_linear_in_tokens():
-    assert largest_tensor(600, "ce") == pytest.approx(2 * largest_tensor(300, "ce"), rel=0.02)
+    assert largest_tensor(400, "ce") == pytest.approx(2 * largest_tensor(200, "ce"), rel=0.02)
 
 
 class CountingOps(TargetOps):

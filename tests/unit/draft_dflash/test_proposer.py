@@ -10,7 +10,8 @@ from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
 from spec_kit.block_drafting import Blocks
 
-from .cases import LLAMA3, make_batch, make_model, make_ops, make_target, random_documents
+from ..draft_parts import make_ops, make_target
+from .cases import LLAMA3, make_batch, make_model, random_documents
 
 KNOWN = 11
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -11,8 +11,8 @@ from spec_draft_dflash.kernels import DFlashKernels
 from spec_draft_dflash.loss import BlockLoss
 from spec_kit.block_drafting import BlockRule, Blocks, CountedGuesses, guess_weights
 
-from ..draft_parts import Exchange, ShardOps
-from .cases import CPU, make_batch, make_ops, make_target, make_tensors, random_documents
+from ..draft_parts import CPU, Exchange, ShardOps, make_ops, make_target, make_tensors
+from .cases import make_batch, random_documents
 
 CUT, BLOCK = 17, 5
 

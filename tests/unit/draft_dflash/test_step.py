@@ -10,7 +10,14 @@ import torch
 
 from spec_draft_dflash.config import DFlashConfig
 
-from ..draft_parts import assert_gradients
+from ..draft_parts import (
+    assert_bfloat16_is_close,
+    assert_gradients,
+    assert_same_without_gradients,
+    gradients,
+    make_ops,
+    make_target,
+)
 from .cases import (
     LLAMA3,
     decode,
@@ -18,9 +25,7 @@ from .cases import (
     give_anchors,
     make_batch,
     make_model,
-    make_ops,
     make_setting,
-    make_target,
     random_documents,
 )
 from .dense_reference import SOFT, Document, counted_slots, dense_dflash
@@ -66,10 +71,6 @@ def make_config(**options):
 def num_states(config):
     features = len(config.layers or ()) or config.num_features or 5
     return features + (config.loss in SOFT)
-
-
-def gradients(module):
-    return {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
 
 
 def run_reference(module, documents, target):
@@ -252,22 +253,11 @@ def test_bfloat16_stays_close_to_float32():
     target, config = make_target(), make_config()
     module, documents = make_model(target, config), random_documents(target, [40, 30], seed=5)
     batch, counts = make_batch(documents, [0, 0]), denominators(config, documents)
-    expected = module(batch, counts, make_ops(target)).loss
-    half = module.to(torch.bfloat16)
-    output = half(batch, counts, make_ops(target, torch.bfloat16))
-    output.loss.backward()
-    assert output.loss.dtype == torch.float32
-    assert output.loss.item() == pytest.approx(expected.item(), rel=0.03)
-    assert all(p.grad.dtype == torch.bfloat16 and p.grad.isfinite().all() for p in half.parameters())
+    assert_bfloat16_is_close(module, batch, counts, lambda dtype: make_ops(target, dtype))
 
 
 def test_evaluation_without_gradients_gives_the_same_numbers():
     target, config = make_target(), make_config()
     module, documents = make_model(target, config), random_documents(target, LENGTHS, seed=5)
     arguments = make_batch(documents, GAPS), denominators(config, documents), make_ops(target)
-    trained = module(*arguments)
-    with torch.no_grad():
-        evaluated = module(*arguments)
-    assert not evaluated.loss.requires_grad
-    assert torch.equal(evaluated.loss, trained.loss.detach())
-    assert evaluated.metrics() == trained.metrics()
+    assert_same_without_gradients(module, arguments)

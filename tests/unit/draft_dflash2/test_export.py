@@ -14,7 +14,8 @@ from spec_draft_dflash2.config import DFlash2Config
 from spec_draft_dflash2.draft import DFlash2Draft
 from spec_kit.drafting import write_draft
 
-from ..draft_dflash.cases import LLAMA3, make_batch, make_ops, make_target, make_tensors, random_documents
+from ..draft_dflash.cases import LLAMA3, make_batch, random_documents
+from ..draft_parts import make_ops, make_target, make_tensors
 from .cases import SIZES, denominators, make_config, make_model
 
 OWN = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 5}

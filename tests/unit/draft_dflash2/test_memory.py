@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..draft_dflash.cases import make_batch, make_ops, make_target, random_documents
-from ..draft_parts import LargestOutput
+from ..draft_dflash.cases import make_batch, random_documents
+from ..draft_parts import LargestOutput, make_ops, make_target
 from .cases import denominators, make_config, make_model
 
 VOCAB, GUESSES = 2003, 7
@@ -12,7 +12,7 @@ VOCAB, GUESSES = 2003, 7
 def test_no_tensor_is_as_large_as_guesses_times_vocabulary(monkeypatch):
     monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 19)
     monkeypatch.setattr("spec_kit.block_drafting.attention.CHUNK_BLOCKS", 4)
-    target, num_tokens = make_target(vocab_size=VOCAB), 600
+    target, num_tokens = make_target(vocab_size=VOCAB), 400
     config = make_config(block_size=GUESSES + 1, num_layers=1, num_anchors=10_000)
     module, documents = make_model(target, config), random_documents(target, [num_tokens], 1, 6)
     arguments = make_batch(documents, [0]), denominators(config, documents), make_ops(target)

@@ -12,7 +12,8 @@ from spec_draft_dflash2.convolution import BlockConvolution
 from spec_draft_dflash2.draft import DFlash2Draft
 from spec_kit.block_drafting import Blocks
 
-from ..draft_dflash.cases import LLAMA3, make_batch, make_ops, make_target, make_tensors, random_documents
+from ..draft_dflash.cases import LLAMA3, make_batch, random_documents
+from ..draft_parts import make_ops, make_target, make_tensors
 from .cases import make_config, make_model
 
 KNOWN = 11

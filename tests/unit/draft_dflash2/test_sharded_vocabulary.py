@@ -11,8 +11,8 @@ from spec_draft_dflash2.draft import DFlash2Draft
 from spec_draft_dflash2.loss import SelectorInputs, SelectorLoss
 from spec_kit.block_drafting import BlockKernels, BlockRule, Blocks, CountedGuesses, guess_weights
 
-from ..draft_dflash.cases import CPU, make_batch, make_ops, make_target, make_tensors, random_documents
-from ..draft_parts import Exchange, ShardOps
+from ..draft_dflash.cases import make_batch, random_documents
+from ..draft_parts import CPU, Exchange, ShardOps, make_ops, make_target, make_tensors
 from .cases import SIZES, make_config
 
 GUESSES = 3

@@ -9,14 +9,8 @@ from spec_draft_dflash2.draft import DFlash2Draft
 from spec_draft_dflash2.model import predecessors
 from spec_kit.block_drafting import Blocks
 
-from ..draft_dflash.cases import (
-    make_batch,
-    make_ops,
-    make_target,
-    make_tensors,
-    random_documents,
-    supervision,
-)
+from ..draft_dflash.cases import make_batch, random_documents, supervision
+from ..draft_parts import make_ops, make_target, make_tensors
 from .cases import denominators, make_config, make_model
 
 TOKENS = {"ce_weight": 1.0, "soft_weight": 0.0}

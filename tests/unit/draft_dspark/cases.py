@@ -10,12 +10,14 @@ from spec_draft_dspark.config import DSparkConfig
 from spec_draft_dspark.draft import DSparkDraft
 from spec_kit.block_drafting import BlockRule
 
-from ..draft_dflash.cases import make_tensors, supervision, transformers_rope
-from ..draft_dflash.dense_reference import Document, Setting
+from ..draft_dflash.cases import setting_of, supervision
+from ..draft_parts import enlarge, make_tensors
 from .dense_reference import Heads
 
 if TYPE_CHECKING:
     from spec_core import TargetSpec
+
+    from ..draft_dflash.dense_reference import Document, Setting
 
 RANK = 6
 
@@ -30,11 +32,7 @@ def make_model(target: TargetSpec, config: DSparkConfig, dtype: torch.dtype = to
     """A draft whose weights are large enough that every part of it matters."""
     torch.manual_seed(2)
     module = DSparkDraft(config).build(target, make_tensors(target), None)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            noise, is_head = torch.randn_like(parameter), "_head." in name
-            parameter.add_(noise * (0.8 if is_head else 0.2 if parameter.dim() == 1 else 0.15))
-    return module.to(dtype)
+    return enlarge(module, "_head.").to(dtype)
 
 
 def denominators(config: DSparkConfig, documents: list[Document]) -> torch.Tensor:
@@ -49,27 +47,11 @@ def give_anchors(config: DSparkConfig, documents: list[Document]) -> None:
 
 
 def make_setting(target: TargetSpec, module, dtype: torch.dtype) -> Setting:
-    tensors, shape = make_tensors(target), module.shape
-    inv_freq, scale = transformers_rope(target)
-    return Setting(
-        embedding=tensors.embedding_VH.to(dtype) * target.embedding_scale,
-        target_head=tensors.head_VH.to(dtype),
-        target_norm=tensors.norm_H.to(dtype),
-        inv_freq=inv_freq,
-        rope_scale=scale,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        eps=target.norm_eps,
-        windows=list(shape.windows),
-        block_size=shape.block_size,
-        mask_token_id=shape.mask_token_id,
-        num_features=len(shape.layers),
-        gamma=module.config.gamma,
-    )
+    shape = module.shape
+    return setting_of(target, shape, dtype, block_size=shape.block_size, gamma=module.config.gamma)
 
 
-def make_heads(module) -> Heads:
+def make_parts(module) -> Heads:
     config, shape = module.config, module.shape
     return Heads(
         markov=shape.markov_head,

@@ -15,7 +15,8 @@ from spec_draft_dspark.draft import DSparkDraft
 from spec_kit.drafting import write_draft
 from spec_kit.targets import read_target, read_target_tensors
 
-from ..draft_dflash.cases import LLAMA3, make_batch, make_ops, make_target, make_tensors, random_documents
+from ..draft_dflash.cases import LLAMA3, make_batch, random_documents
+from ..draft_parts import make_ops, make_target, make_tensors
 from .cases import RANK, denominators, make_config, make_model
 
 HEADS = ["vanilla", "gated", "rnn"]

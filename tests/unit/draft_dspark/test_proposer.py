@@ -11,7 +11,8 @@ from spec_core.errors import ConfigError
 from spec_draft_dspark.draft import DSparkDraft
 from spec_kit.block_drafting import Blocks
 
-from ..draft_dflash.cases import LLAMA3, make_batch, make_ops, make_target, random_documents
+from ..draft_dflash.cases import LLAMA3, make_batch, random_documents
+from ..draft_parts import make_ops, make_target
 from .cases import make_config, make_model
 
 KNOWN = 11

@@ -10,8 +10,8 @@ import torch
 from spec_draft_dspark.loss import GuessLoss, HeadInputs
 from spec_kit.block_drafting import BlockKernels, BlockRule, Blocks, CountedGuesses, guess_weights
 
-from ..draft_dflash.cases import CPU, make_batch, make_ops, make_target, make_tensors, random_documents
-from ..draft_parts import Exchange, ShardOps
+from ..draft_dflash.cases import make_batch, random_documents
+from ..draft_parts import CPU, Exchange, ShardOps, make_ops, make_target, make_tensors
 from .cases import RANK, make_config
 
 CUT, GUESSES = 17, 4

@@ -10,14 +10,8 @@ import torch
 from spec_draft_dspark.draft import DSparkDraft
 from spec_kit.block_drafting import Blocks
 
-from ..draft_dflash.cases import (
-    make_batch,
-    make_ops,
-    make_target,
-    make_tensors,
-    random_documents,
-    supervision,
-)
+from ..draft_dflash.cases import make_batch, random_documents, supervision
+from ..draft_parts import make_ops, make_target, make_tensors
 from .cases import denominators, make_config, make_model
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,18 +11,17 @@ from transformers import DeepseekV3Config, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from spec_backend_cpu.kernels import KERNELS
-from spec_core import TargetSpec, TargetTensors
 from spec_core.records import DraftBatch, Span
 from spec_draft_eagle3.draft import Eagle3Draft
-from spec_kit.drafting import TargetOps
 
+from .. import draft_parts
+from ..draft_parts import CPU, enlarge, make_tensors
 from .dense_reference import Document, Latent, Setting
 
 if TYPE_CHECKING:
-    from spec_core import FindKernel
+    from spec_core import FindKernel, TargetSpec
     from spec_draft_eagle3.config import Eagle3Config
 
-CPU = torch.device("cpu")
 MLA = {
     "attention": "mla",
     "q_lora_rank": 12,
@@ -35,42 +33,8 @@ MLA = {
 
 
 def make_target(**changes) -> TargetSpec:
-    fields = {
-        "folder": Path("target"),
-        "architecture": "LlamaForCausalLM",
-        "model_type": "llama",
-        "digest": "0" * 64,
-        "num_layers": 8,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 8,
-        "vocab_size": 29,
-        "max_positions": 64,
-        "dtype": "float32",
-        "embedding_name": "model.embed_tokens.weight",
-        "head_name": "lm_head.weight",
-        "norm_name": "model.norm.weight",
-        "rope": {"rope_type": "default", "rope_theta": 100.0},
-        "eos_token_ids": (3,),
-    }
-    return TargetSpec(**(fields | changes))
-
-
-def make_tensors(target: TargetSpec) -> TargetTensors:
-    """Weights of order one, so that distributions are peaked and arg-maxima differ from row to row."""
-    generator = torch.Generator().manual_seed(1)
-    shape = (target.vocab_size, target.hidden_size)
-    return TargetTensors(
-        embedding_VH=torch.randn(shape, generator=generator),
-        head_VH=torch.randn(shape, generator=generator),
-        norm_H=1 + 0.2 * torch.randn(target.hidden_size, generator=generator),
-    )
-
-
-def make_ops(target: TargetSpec, dtype: torch.dtype = torch.float32) -> TargetOps:
-    return TargetOps(target, make_tensors(target), CPU, dtype)
+    """Return the target of all drafts as a Llama."""
+    return draft_parts.make_target(**{"architecture": "LlamaForCausalLM", "model_type": "llama", **changes})
 
 
 def make_model(
@@ -83,11 +47,7 @@ def make_model(
     torch.manual_seed(2)
     counts = torch.randint(0, 5, (target.vocab_size,))
     module = Eagle3Draft(config).build(target, make_tensors(target), counts, kernel)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            noise = torch.randn_like(parameter)
-            parameter.add_(noise * (0.2 if parameter.dim() == 1 else 0.15))
-    return module.to(dtype)
+    return enlarge(module).to(dtype)
 
 
 def random_documents(

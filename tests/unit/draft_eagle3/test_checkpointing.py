@@ -13,8 +13,8 @@ from spec_core.records import Supervision
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
-from ..draft_parts import KeptForBackward, assert_gradients
-from .cases import MLA, make_batch, make_model, make_ops, make_target, random_documents
+from ..draft_parts import KeptForBackward, assert_gradients, make_ops
+from .cases import MLA, make_batch, make_model, make_target, random_documents
 
 WIDTH, INNER, QUERIES, KEYS = 16, 24, 4 * 8, 2 * 8
 

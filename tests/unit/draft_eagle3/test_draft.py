@@ -13,7 +13,8 @@ from spec_core.validation import validate
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
-from .cases import make_batch, make_ops, make_target, make_tensors, random_documents
+from ..draft_parts import make_ops, make_tensors
+from .cases import make_batch, make_target, random_documents
 from .test_step import denominators
 
 

@@ -16,7 +16,8 @@ from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_kit.drafting import write_draft
 
-from .cases import make_batch, make_model, make_ops, make_target, make_tensors, random_documents
+from ..draft_parts import make_ops, make_tensors
+from .cases import make_batch, make_model, make_target, random_documents
 from .test_step import LLAMA3, denominators
 
 LAYER = [

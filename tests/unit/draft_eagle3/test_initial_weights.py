@@ -10,7 +10,8 @@ import torch
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
-from .cases import make_target, make_tensors
+from ..draft_parts import make_tensors
+from .cases import make_target
 
 
 def build(seed=0, **options):

@@ -14,8 +14,8 @@ from spec_draft_eagle3.draft import Eagle3Draft
 from spec_kit.chain_drafting import attention
 from spec_kit.drafting import TargetOps
 
-from ..draft_parts import LargestOutput
-from .cases import CPU, make_batch, make_model, make_ops, make_target, make_tensors, random_documents
+from ..draft_parts import CPU, LargestOutput, make_ops, make_tensors
+from .cases import make_batch, make_model, make_target, random_documents
 
 NUM_STEPS = 3
 
@@ -41,7 +41,7 @@ def largest_tensor(num_tokens: int, kernel: FindKernel) -> int:
 def test_no_tensor_is_as_large_as_tokens_times_vocabulary_or_tokens_squared(kernel, monkeypatch):
     monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 14)
     monkeypatch.setattr(attention, "SCORE_BYTES", 1 << 16)
-    num_tokens = 600
+    num_tokens = 400
     largest = largest_tensor(num_tokens, kernel)
     assert largest < num_tokens * 509 / 4
     assert largest < num_tokens**2 / 4
@@ -49,7 +49,7 @@ def test_no_tensor_is_as_large_as_tokens_times_vocabulary_or_tokens_squared(kern
 
 def test_memory_of_the_largest_tensor_is_linear_in_tokens(monkeypatch):
     monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 14)
-    assert largest_tensor(600, KERNELS.get) == pytest.approx(2 * largest_tensor(300, KERNELS.get), rel=0.02)
+    assert largest_tensor(400, KERNELS.get) == pytest.approx(2 * largest_tensor(200, KERNELS.get), rel=0.02)
 
 
 class CountingOps(TargetOps):

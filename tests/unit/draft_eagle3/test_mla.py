@@ -20,16 +20,8 @@ from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_kit.drafting import Rope, rotate
 
-from .cases import (
-    MLA,
-    latent_rope,
-    make_batch,
-    make_model,
-    make_ops,
-    make_target,
-    make_tensors,
-    random_documents,
-)
+from ..draft_parts import make_ops, make_tensors
+from .cases import MLA, latent_rope, make_batch, make_model, make_target, random_documents
 from .test_export import assert_damaged, assert_same_angles, edit_config, edit_tensors, export
 from .test_step import LLAMA3, YARN, denominators
 

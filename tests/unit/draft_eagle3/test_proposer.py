@@ -8,7 +8,8 @@ import torch
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
-from .cases import MLA, make_batch, make_model, make_ops, make_target, random_documents
+from ..draft_parts import make_ops
+from .cases import MLA, make_batch, make_model, make_target, random_documents
 from .dense_reference import Document
 from .test_step import LLAMA3
 

@@ -10,8 +10,8 @@ import torch
 from spec_core import LinearWeight
 from spec_kit.chain_drafting import ChainKernels, HeadLoss, SupervisedRows
 
-from ..draft_parts import Exchange, ShardOps
-from .cases import make_batch, make_ops, make_target, make_tensors, random_documents
+from ..draft_parts import Exchange, ShardOps, make_ops, make_tensors
+from .cases import make_batch, make_target, random_documents
 
 NUM_STEPS, CUT = 3, 17
 

@@ -13,7 +13,8 @@ from spec_draft_peagle.chains import ChainRule
 from spec_draft_peagle.config import PEagleConfig
 from spec_draft_peagle.draft import PEagleDraft
 
-from ..draft_eagle3.cases import make_tensors, transformers_rope
+from ..draft_eagle3.cases import transformers_rope
+from ..draft_parts import enlarge, make_tensors
 from .dense_reference import Document, Setting
 
 if TYPE_CHECKING:
@@ -34,11 +35,7 @@ def make_model(
     torch.manual_seed(2)
     counts = torch.randint(0, 5, (target.vocab_size,))
     module = PEagleDraft(config).build(target, make_tensors(target), counts, kernel)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            noise = torch.randn_like(parameter)
-            parameter.add_(noise * (0.2 if parameter.dim() == 1 else 0.15))
-    return module.to(dtype)
+    return enlarge(module).to(dtype)
 
 
 def random_documents(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ..draft_eagle3.cases import make_batch, make_ops, make_target
+from ..draft_eagle3.cases import make_batch, make_target
+from ..draft_parts import make_ops
 from .cases import denominators, make_config, make_model, random_documents
 
 

@@ -11,8 +11,8 @@ import torch
 from spec_core.kernels import no_kernel
 
 from ..draft_dflash.cases import LLAMA3
-from ..draft_eagle3.cases import make_batch, make_ops, make_target
-from ..draft_parts import assert_gradients
+from ..draft_eagle3.cases import make_batch, make_target
+from ..draft_parts import assert_gradients, assert_same_without_gradients, gradients, make_ops
 from .cases import denominators, give_elements, make_config, make_model, make_setting, random_documents
 from .dense_reference import dense_peagle
 
@@ -33,10 +33,6 @@ CASES = {
 }
 LENGTHS = [9, 1, 14, 2, 3, 23]
 GAPS = [0, 2, 0, 3, 1, 4]
-
-
-def gradients(module):
-    return {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
 
 
 def run_reference(module, documents, target):
@@ -179,9 +175,4 @@ def test_evaluation_without_gradients_gives_the_same_numbers():
         denominators(config, documents),
         make_ops(target),
     )
-    trained = module(*arguments)
-    with torch.no_grad():
-        evaluated = module(*arguments)
-    assert not evaluated.loss.requires_grad
-    assert torch.equal(evaluated.loss, trained.loss.detach())
-    assert evaluated.metrics() == trained.metrics()
+    assert_same_without_gradients(module, arguments)

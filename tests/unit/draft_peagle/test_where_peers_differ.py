@@ -13,7 +13,8 @@ from spec_draft_peagle.chains import ChainRule
 from spec_draft_peagle.config import PEagleConfig
 from spec_draft_peagle.draft import PEagleDraft
 
-from ..draft_eagle3.cases import make_batch, make_ops, make_target
+from ..draft_eagle3.cases import make_batch, make_target
+from ..draft_parts import make_ops
 from .cases import denominators, make_config, make_model, random_documents
 
 DOCUMENT = torch.tensor([False, False, True, True, True])

@@ -31,24 +31,20 @@ def case(draft, *parts, **options):
     return Case(plugin, {**fixed, **options}, *parts)
 
 
-SHARES = [case(draft, supervised) for draft in DRAFTS for supervised in (0.05, 0.3, 1.0)]
+SHARES = [case(draft, supervised) for draft in DRAFTS for supervised in (0.05, 1.0)]
 CASES = [
     *SHARES,
     *(case(draft, 0.5, tuple(KERNELS)) for draft in DRAFTS),
     *(case(draft, 0.5, SQUARE) for draft in ("eagle3 whole", "mtp")),
-    *(
-        case(draft, 0.5, kernels, **AGAIN)
-        for draft in DRAFTS
-        if draft != "mtp"
-        for kernels in ((), tuple(KERNELS))
-    ),
+    *(case(draft, 0.5, tuple(KERNELS), **AGAIN) for draft in DRAFTS if draft != "mtp"),
+    *(case(draft, 0.5, **AGAIN) for draft in ("eagle3 whole", "dflash")),
     case("dflash", 1.0, num_anchors=3),
 ]
 
 
-# Two ranks pass on what four do, over fewer ways: a case of each draft is enough for them.
+# Two ranks pass on what four do, over fewer ways: some cases are enough for them.
 @pytest.mark.timeout(2 * LIMIT_S)
-@pytest.mark.parametrize(("size", "cases"), [(2, SHARES[2::5]), (4, CASES)], ids=["2", "4"])
+@pytest.mark.parametrize(("size", "cases"), [(2, SHARES[1::3]), (4, CASES)], ids=["2", "4"])
 def test_shares_add_up_to_one_rank_s_loss_metrics_and_gradients(tmp_path, size, cases):
     everyones = run_ranks(summed_steps, size, cases, tmp_path, timeout_s=LIMIT_S)
     for one, (output, gradients) in zip(cases, everyones[0], strict=True):

@@ -14,6 +14,14 @@ TOLERANCE = 1e-5
 STEPS = 4
 SPLITS = (1, 2, 4)
 """Numbers of replicas that four ranks are split into."""
+KINDS = [{}, {"draft": "dflash"}, {"optimizer": "muon"}]
+STATES = {0: ("1", "4-1", "4-2", "4-4"), 2: ("1", "4-2")}
+"""Saved states of each kind: ``4-2`` is of four ranks, split into two replicas."""
+RESUMED = [
+    *((0, split, state) for split, state in ((1, "4-2"), (2, "4-4"), (4, "4-1"), (2, "1"))),
+    *((2, split, state) for split, state in ((2, "1"), (4, "4-2"))),
+]
+"""Kinds, splits, and the states that they go on from: each split goes on, and from each split."""
 
 
 def run(replicas, draft="eagle3", **options):
@@ -30,27 +38,37 @@ def assert_same(got, expected):
 
 
 @pytest.mark.timeout(4 * LIMIT_S)
-def test_any_split_trains_the_same_and_goes_on_from_any_other(tmp_path):
+@pytest.mark.parametrize(
+    ("trained", "resumed"),
+    [
+        pytest.param([(0, 1), (0, 2), (0, 4), (1, 2), (2, 2), (2, 4)], RESUMED, id="each"),
+        pytest.param(
+            [(kind, split) for kind in range(3) for split in SPLITS],
+            [
+                (kind, split, state)
+                for split in SPLITS
+                for kind in STATES
+                for state in STATES[kind]
+                if state != f"4-{split}"
+            ],
+            id="every pair",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_any_split_trains_the_same_and_goes_on_from_another(tmp_path, trained, resumed):
     """AdamW and Muon; four ranks as one replica, as two, and as four; exports and pushes of one state."""
-    kinds = [{}, {"draft": "dflash"}, {"optimizer": "muon"}]
-    whole = [run(1, **kind) for kind in kinds]
-    half = [
-        run(1, steps=STEPS, save_to=tmp_path / "1-0"),
-        run(1, steps=STEPS, save_to=tmp_path / "1-2", **kinds[2]),
-    ]
+    whole = [run(1, **kind) for kind in KINDS]
+    half = [run(1, steps=STEPS, save_to=tmp_path / f"1-{kind}", **KINDS[kind]) for kind in STATES]
     *expected, _, _ = train(1, tmp_path / "one", *whole, *half)
-    trained = [run(split, **kind) for split in SPLITS for kind in kinds]
+    trained = [(kind, run(split, **KINDS[kind])) for kind, split in trained]
     ways = [*((0, split) for split in SPLITS), (2, 2)]
     saved = [
-        run(split, steps=STEPS, save_to=tmp_path / f"4-{split}-{kind}", **kinds[kind]) for kind, split in ways
+        run(split, steps=STEPS, save_to=tmp_path / f"4-{split}-{kind}", **KINDS[kind]) for kind, split in ways
     ]
-    states = {0: ("1", "4-1", "4-2", "4-4"), 2: ("1", "4-2")}
     resumed = [
-        (kind, run(split, steps=STEPS, resume_from=tmp_path / f"{state}-{kind}", **kinds[kind]))
-        for split in SPLITS
-        for kind in states
-        for state in states[kind]
-        if state != f"4-{split}"
+        (kind, run(split, steps=STEPS, resume_from=tmp_path / f"{state}-{kind}", **KINDS[kind]))
+        for kind, split, state in resumed
     ]
     exact = [
         run(2, dtype="bfloat16"),
@@ -58,11 +76,10 @@ def test_any_split_trains_the_same_and_goes_on_from_any_other(tmp_path):
         run(2, dtype="bfloat16", steps=STEPS, resume_from=tmp_path / "exact"),
     ]
     loaded = [run(split, steps=0, resume_from=tmp_path / "exact") for split in SPLITS]
-    runs = [*trained, *saved, *(one for _, one in resumed), *exact, *loaded]
+    compared = [*trained, *resumed]
+    runs = [*saved, *(one for _, one in compared), *exact, *loaded]
     results = dict(zip(map(id, runs), train(4, tmp_path / "four", *runs), strict=True))
-    for one, wanted in zip(trained, expected * len(SPLITS), strict=True):
-        assert_same(results[id(one)], wanted)
-    for kind, one in resumed:
+    for kind, one in compared:
         assert_same(results[id(one)], expected[kind])
     went_on, _, again = (results[id(one)] for one in exact)
     assert (again.losses, again.weights) == (went_on.losses[STEPS:], went_on.weights)  # to the bit

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from spec_trainer.data import row_encoder
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 
@@ -133,3 +136,13 @@ def supervised(tmp_path):
 @pytest.fixture
 def tokenizer_kinds():
     return SimpleNamespace(byte_level=byte_level, metaspace=metaspace)
+
+
+@pytest.fixture
+def by_processes(monkeypatch):
+    """Have all rows but the first rendered by two processes, forked from a server that has only imported."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["transformers.models.auto.tokenization_auto", row_encoder.__name__])
+    monkeypatch.setattr(row_encoder, "ALONE_S", -1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: server)

@@ -582,11 +582,10 @@ def test_template_without_places_for_images_is_refused(load_seeing):
         load_seeing(asked(shown("a.png"), "What?"), chat_template=template)
 
 
-def test_other_processes_read_images_alike(load_seeing, monkeypatch):
-    monkeypatch.setattr("spec_trainer.data.row_encoder.ALONE_S", 0.0)
+def test_other_processes_read_images_alike(load_seeing, request):
     rows = [asked(shown("a.png" if number % 2 else uri()), f"What is {number}?") for number in range(40)]
-    together = load_seeing(*rows)
-    monkeypatch.setattr("spec_trainer.data.row_encoder.ALONE_S", 1e9)
     alone = load_seeing(*rows)
+    request.getfixturevalue("by_processes")
+    together = load_seeing(*rows)
     assert together.digest == alone.digest
     assert [sample.images for sample in together.train] == [sample.images for sample in alone.train]

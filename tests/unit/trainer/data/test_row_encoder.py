@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from spec_core.errors import DataError, RunError
-from spec_trainer.data import row_encoder
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.row_encoder import RowEncoder, encode_rows
@@ -35,16 +34,6 @@ BAD = {"messages": [{"role": "nobody", "content": "x"}]}
 ANSWERED = [
     row | {"messages": [*row["messages"], {"role": "assistant", "content": "Four."}]} for row in CONVERSATIONS
 ]
-
-
-@pytest.fixture
-def by_processes(monkeypatch):
-    """Have all rows but the first rendered by two processes, forked from a server that has only imported."""
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["transformers.models.auto.tokenization_auto", row_encoder.__name__])
-    monkeypatch.setattr(row_encoder, "ALONE_S", -1)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: server)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +111,8 @@ def test_a_process_that_is_killed_ends_the_reading_in_one_line(tokenizer_folder,
 
 KILLED = """
 import os, sys
-from tests.unit.trainer.data.test_row_encoder import encoder, row_encoder, encode_rows, read_rows
+from spec_trainer.data import row_encoder
+from tests.unit.trainer.data.test_row_encoder import encoder, encode_rows, read_rows
 if __name__ == "__main__":
     row_encoder.ALONE_S = -1
     os.sched_getaffinity = lambda _: {0, 1}

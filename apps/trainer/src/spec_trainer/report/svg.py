@@ -16,6 +16,9 @@ _AXES = (0.2, 0.17, 0.77, 0.66)
 """Left, bottom, width and height of the axes, as shares of a panel; they leave space for tick labels of seven digits,
 axis labels and title. They are fixed, because matplotlib's automatic layouts draw each panel twice."""
 
+_TICKS = 4
+"""Most intervals between ticks. A tick with its label takes longer to draw than a curve."""
+
 
 def svg(draw: Callable[[Sequence[Axes]], None], panels: int) -> str:
     """Return the HTML of a row of ``panels`` plots; ``draw`` is called once with the axes of all of them."""
@@ -29,6 +32,7 @@ def svg(draw: Callable[[Sequence[Axes]], None], panels: int) -> str:
         axis = figure.add_axes(_AXES)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
+        axis.locator_params(nbins=_TICKS)
         axes.append(axis)
     draw(axes)
     return f"<div class=panels>{''.join(map(_text, figures))}</div>"
