@@ -160,12 +160,6 @@ def test_an_engine_without_images_takes_no_target_that_sees(words, tmp_path, cap
     assert "sees images, which engine 'sglang' does not capture" in refusal(line, capsys)
 
 
-def test_regenerate_answers_prompts_of_text_alone(words, seeing_target, pictures, tmp_path, capsys):
-    rows, target = str(pictures / "rows.jsonl"), str(seeing_target("qwen2_5_vl"))
-    line = ["regenerate", "--target", target, "--data", rows, "--output", str(tmp_path / "a.jsonl")]
-    assert "prompts of text alone are answered" in refusal([*line, "--max-new-tokens", "8"], capsys)
-
-
 @pytest.fixture(scope="module")
 def evaluation(seeing_target, pictures, tmp_path_factory):
     """``evaluation(model_type, prompts, …)``: a command line that evaluates a draft of one step."""

@@ -97,7 +97,8 @@ class Session:
         model = self._model
         states: list[Tensor] = []
         ids_BT = torch.tensor(rows, dtype=torch.int64, device=model.device)
-        keep = 1 if last_only else 0  # 0: all
+        # Given the number 1, Gemma 4 would compute its upper layers for the last token alone. 0: all.
+        keep = torch.tensor([len(rows[0]) - 1], device=model.device) if last_only else 0
         taps = model.tapped(self._layers, lambda _, state_BTH: states.append(state_BTH))
         self._cache.extend(own_BT)
         with taps, target_errors(model.target):
