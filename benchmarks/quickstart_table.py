@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> None:
     rows = [Row(draft, tuple(words), seed) for seed in options.seed for draft, *words in variants]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.jobs, context, max_tasks_per_child=1) as pool:
-        pending = [pool.submit(_result, row, size, files, options.backend) for row in rows]
+        pending = [pool.submit(_result, row, size, files, options.backend, options.keep) for row in rows]
         results = [future.result() for future in pending]
     document = {
         "machine": machine(),
@@ -72,10 +72,12 @@ def main(arguments: Sequence[str]) -> None:
     print(json.dumps(document, indent=1))
 
 
-def _result(row: Row, size: QuickstartSize, files: QuickstartFiles, backend: str) -> dict[str, Any]:
+def _result(
+    row: Row, size: QuickstartSize, files: QuickstartFiles, backend: str, keep: Path | None
+) -> dict[str, Any]:
     before = _cpu_seconds()
     with tempfile.TemporaryDirectory() as folder:
-        run = _resolved(row, size, files, backend, Path(folder) / "run")
+        run = _resolved(row, size, files, backend, keep or Path(folder) / "run")
         with bfloat16_products():  # as the quickstart trains
             summary = run_training(run)
         trained = _cpu_seconds()
@@ -162,7 +164,11 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--seed", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     add("--backend", default="cpu")
     add("--jobs", type=int, default=1)
-    return parser.parse_args(arguments)
+    add("--keep", type=Path, metavar="FOLDER", help="where the run directory of the only row stays")
+    options = parser.parse_args(arguments)
+    if options.keep and len(options.variant) * len(options.seed) > 1:
+        parser.error("--keep takes one variant and one seed")
+    return options
 
 
 if __name__ == "__main__":

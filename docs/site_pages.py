@@ -46,7 +46,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         path = file.relative_to(ROOT)
         copies = {copied: uri for uri, copied in COPIES.items()}
         uri = copies.get(str(path)) or (str(path.relative_to("docs")) if path.parts[0] == "docs" else None)
-        if uri and file.suffix == ".md":
+        if uri and file.suffix in {".md", ".png"}:
             up = "../" * page.file.src_uri.count("/")
             return f"[{text}]({up}{uri}{anchor})"
         return f"{text} (`{path}`)" if file.exists() else match[0]
