@@ -79,7 +79,7 @@ def speed_picture(summary: Mapping[str, Any]) -> str:
             own = [(row["num_draft_tokens"], row["speedup"]) for row in rows if row["concurrency"] == size]
             axes[0].plot(*zip(*own, strict=True), "o-", ms=4, lw=1.2, label=f"{size} at once")
         axes[0].axhline(1.0, color="#888", lw=0.8)
-        axes[0].legend(frameon=False)
+        axes[0].legend(frameon=False, loc="upper left")
         axes[0].set(title="speed-up", xlabel="draft tokens per pass", ylim=(0, None))
 
     own = [
