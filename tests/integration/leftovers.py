@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 class Belongings:
     """Belongings of a run on this machine, which it must not leave behind."""
 
-    hosts: frozenset[str]
-    """Addresses that it listens on."""
     ports: frozenset[int]
     unix_names: frozenset[str]
     segments: frozenset[str]
@@ -41,14 +39,18 @@ def belongings(run: Run) -> Belongings:
     for process in run.processes():
         with suppress(psutil.Error):  # it has just ended
             listening += [c.laddr for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-            names += [c.laddr for c in process.net_connections("unix") if c.laddr]
+            names += [c.laddr for c in process.net_connections("unix") if _is_reachable(c.laddr)]
             mapped += [m.path for m in process.memory_maps() if m.path.startswith("/dev/shm/")]
     return Belongings(
-        hosts=frozenset(address.ip for address in listening),
         ports=frozenset(address.port for address in listening),
         unix_names=frozenset(names),
         segments=frozenset(mapped),
     )
+
+
+def _is_reachable(unix_name: str) -> bool:
+    """Return whether others can connect by the name: gloo's replaced sockets have the name of a removed file."""
+    return unix_name.startswith("@") or Path(unix_name).is_socket()
 
 
 EXTRA_S = 15

@@ -83,7 +83,7 @@ def test_launcher_killed(lab: Lab, output: Path) -> None:
     wrong first records on every socket that the run listens on, which disturb nothing."""
     run, held = under_way(lab, output, engine__name="moody", engine__has_child="true")
     assert any("sleep" in process.name() for process in run.processes())
-    assert held.hosts == {"127.0.0.1"}
+    assert not held.ports  # gloo listened while the ranks connected
     # By itself gloo listens where the host's name points to, which may be loopback too.
     assert run.member("trainer-0").environ()["GLOO_SOCKET_IFNAME"] == "lo"
     assert len(held.unix_names) == 2  # a receiver of features for each trainer
@@ -147,10 +147,7 @@ def test_after_all_of_it_the_same_command_begins_again_by_itself_and_ends_bitwis
 
 
 def _send_wrong_first_records(run: Run, held: Belongings) -> None:
-    """A truncated one, a forged one, none at all. TCP's ports hear nobody any more."""
-    for port in held.ports:
-        with pytest.raises(TimeoutError):
-            socket.create_connection(("127.0.0.1", port), timeout=0.2)
+    """A truncated one, a forged one, none at all."""
     silent = [_connect(name) for name in held.unix_names]
     for record in (b"\x00", b"GET / HTTP/1.1\r\n\r\n", b'{"version": 1, "token": "guess"}', b"\xff" * 4096):
         for name in held.unix_names:

@@ -48,7 +48,7 @@ ESSENTIAL = {
 TYPE_KEY_UNHEARD = {"gemma3", "gemma3_text", "olmo3"}
 
 # Without an epsilon it has layer norms; of the scalings, transformers refuses all but its own.
-REFUSED_SPARSE: dict[str, set[str]] = {"cohere2_moe": set(), "phi3": {"rope_scaling"}}
+REFUSED_SPARSE: dict[str, set[str]] = {"cohere2_moe": set(), "gemma4": set(), "phi3": {"rope_scaling"}}
 
 
 def here(names: Iterable[str]) -> list[str]:

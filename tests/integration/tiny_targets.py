@@ -43,7 +43,7 @@ _SIZES = {
     **dict.fromkeys(("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size"), 16),
     **dict.fromkeys(("intermediate_size", "dense_intermediate_size", "intermediate_size_mlp", "n_inner"), 48),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"), 128),
-    **dict.fromkeys(("image_token_id", "video_token_id"), VOCABULARY - 1),
+    **dict.fromkeys(("image_token_id", "video_token_id", "boi_token_id", "eoi_token_id"), VOCABULARY - 1),
     **dict.fromkeys(("depth",), 2),
     "out_hidden_size": HIDDEN,
     "deepstack_visual_indexes": [0],

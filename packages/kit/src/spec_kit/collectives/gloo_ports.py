@@ -2,7 +2,7 @@
 
 Gloo listens on TCP as long as its group exists. It keeps every connection open, and ends the process when the process
 has no free file descriptor. It also ends the process if its socket is closed or shut down. So its socket is replaced,
-under the same file descriptor, by one that has no port. This needs no privilege.
+under the same file descriptor, by one that nobody can reach. This needs no privilege.
 """
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.
@@ -16,6 +16,7 @@ import os
 import re
 import select
 import socket
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,10 +102,15 @@ def _watcher(inode: int, descriptor: int) -> select.epoll | None:
 
 
 def _deaf_socket() -> socket.socket:
-    """Return a listening socket whose connections nobody accepts. It has no port, but a random name on this host."""
+    """Return a listening socket that nobody can connect to, because its name is removed again."""
     deaf = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     deaf.setblocking(False)
-    deaf.bind("")
+    with tempfile.TemporaryDirectory() as folder:
+        opened = os.open(folder, os.O_PATH)
+        try:
+            deaf.bind(f"/proc/self/fd/{opened}/name")  # the folder's own path may be too long
+        finally:
+            os.close(opened)
     deaf.listen(0)
     return deaf
 

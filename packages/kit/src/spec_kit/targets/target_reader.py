@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from spec_core.errors import TargetError
 from spec_core.foreign import foreign_errors, read_bytes, read_json_object
@@ -140,10 +140,11 @@ def _image_ends(config: TargetConfig) -> tuple[int, int] | None:
     keys = config.described.image_ends
     if keys is None or _image_token_id(config) is None:
         return None
-    before, behind = (_token_id(config, key) for key in keys)
-    if before is None or behind is None:
-        raise config.error(keys, (before, behind), "the tokens before and behind an image")
-    return before, behind
+    ends = tuple(_token_id(config, key) for key in keys)
+    for key, end in zip(keys, ends, strict=True):
+        if end is None:
+            raise config.error((key,), None, "the id of a token that stands beside each image")
+    return cast("tuple[int, int]", ends)
 
 
 def _token_id(config: TargetConfig, key: str) -> int | None:
