@@ -28,6 +28,7 @@ VLLM = {
     "engine__name": "vllm",
     "engine__batch_tokens": 64,
     "engine__kv_cache_bytes": 64 << 20,
+    "timeouts__peer_s": 300,  # other vLLMs take the cores from a rank that waits for its first samples
     **{f"engine__args__{key}": value for key, value in VLLM_ARGS.items()},
 }
 DECODING = {
