@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from spec_core import Engine, TargetSpec
-    from spec_trainer.data.row_images import ImageRules
     from spec_trainer.data.tokens import Encoder
     from spec_trainer.engine_options import EngineOptions
     from spec_trainer.regeneration.conversation import Conversation
@@ -65,13 +64,8 @@ class Regeneration:
     def open(self, content: object) -> Conversation:
         """Return a row's Conversation, which is answered turn by turn. Raise BadRow if the row cannot be answered."""
         return open_conversation(
-            content, self.encoder, self.target.eos_token_ids, self.longest, self.image_rules.refused
+            content, self.encoder, self.target.eos_token_ids, self.longest, self.encoder.images.refused
         )
-
-    @property
-    def image_rules(self) -> ImageRules:
-        """Whether the prompts may have images."""
-        return prompt_image_rules(self.options.engine_type, self.target)
 
     @property
     def sampling(self) -> SamplingParams:

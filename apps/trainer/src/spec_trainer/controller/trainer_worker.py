@@ -78,9 +78,8 @@ class RankLink:
         }
         self._measured: Future[dict[str, Any]] = Future()
         """Future of the figures of the draft that was exported last."""
-        self._arrived[TrainCycle] = self._arrived[Perform] = self._arrived[
-            Stop
-        ]  # what may come after the work
+        # What may come after the work.
+        self._arrived[TrainCycle] = self._arrived[Perform] = self._arrived[Stop]
         self._following: ControlMessage = Stop()
         self.result: dict[str, Any] = {}
         """``RankLinks.result`` of the newest part."""

@@ -240,9 +240,8 @@ class WorkerDriver(RunDriver):
             case protocol.Finished(interrupted, result):
                 part.interrupted, part.result = part.interrupted or interrupted, result
                 part.working.discard(rank)
-                if (
-                    not self._decoders.names and not self._follows
-                ):  # else there may be more cycles, or a measurement
+                # With decoders there may be more cycles, or a measurement.
+                if not self._decoders.names and not self._follows:
                     self._workers.expect_end(rank)
             case _:
                 raise RunError(f"{rank} sent {message}, which only the controller sends")

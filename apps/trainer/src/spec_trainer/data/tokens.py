@@ -87,7 +87,7 @@ class Encoder:
         ``images``: the tokens that stand for images. ``media_root``: folder of images that rows name by path.
         """
         self._folder = folder
-        self._image_token_id, self._image_ends = images.token_id, images.ends
+        self.images = images
         self._row_images = RowImages(media_root, folder)
         self._vocab_size = vocab_size
         self._chat_config = chat or ChatConfig()
@@ -111,8 +111,8 @@ class Encoder:
         images, counts = self._images(ids, row, row.images if isinstance(row, Chat) else ())
         if not images:
             return Encoded(ids, mask)
-        mask = mask & (ids != self._image_token_id)
-        after = int(np.cumsum(counts)[ids == self._image_token_id][-1])
+        mask = mask & (ids != self.images.token_id)
+        after = int(np.cumsum(counts)[ids == self.images.token_id][-1])
         return Encoded(self._repeated(ids, counts), np.repeat(mask, counts), images, after)
 
     def _encoded_tokens(self, ids: np.ndarray, mask: np.ndarray, row: Tokens) -> Encoded:
@@ -120,33 +120,33 @@ class Encoder:
         images = self._images_of_tokens(ids, row)
         if not images:
             return Encoded(ids, mask)
-        return Encoded(ids, mask & (ids != self._image_token_id), images, self._after_images(ids))
+        return Encoded(ids, mask & (ids != self.images.token_id), images, self._after_images(ids))
 
     def _images_of_tokens(self, ids: np.ndarray, row: Tokens) -> tuple[ImageSource, ...]:
         """Return the images of a tokenised row. Raise BadRow if they take other numbers of tokens."""
-        num_tokens = 0 if self._image_token_id is None else int((ids == self._image_token_id).sum())
-        found = self._row_images.read(row.images) if self._image_token_id is not None else []
+        num_tokens = 0 if self.images.token_id is None else int((ids == self.images.token_id).sum())
+        found = self._row_images.read(row.images) if self.images.token_id is not None else []
         wanted = sum(count for _, count in found)
         if num_tokens != wanted:
             raise BadRow(
                 "bad image",
                 f"{counted(len(found), 'image')} of {counted(wanted, 'token')}, but input_ids has the image token "
-                f"{self._image_token_id} {counted(num_tokens, 'time')}",
+                f"{self.images.token_id} {counted(num_tokens, 'time')}",
             )
         return tuple(source for source, _ in found)
 
     def _after_images(self, ids: np.ndarray) -> int:
         """Return the index of the token after the last image and its end."""
-        last = int(np.flatnonzero(ids == self._image_token_id)[-1])
-        return last + (1 if self._image_ends is None else 2)
+        last = int(np.flatnonzero(ids == self.images.token_id)[-1])
+        return last + (1 if self.images.ends is None else 2)
 
     def _repeated(self, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Return each of the tokens ``ids`` as often as ``counts`` says; an image's run gets its ends, if any."""
         long = np.repeat(ids, counts)
-        if self._image_ends is not None:
-            places = ids == self._image_token_id
+        if self.images.ends is not None:
+            places = ids == self.images.token_id
             stops = np.cumsum(counts)[places]
-            long[stops - counts[places]], long[stops - 1] = self._image_ends
+            long[stops - counts[places]], long[stops - 1] = self.images.ends
         return long
 
     def _images(
@@ -158,26 +158,26 @@ class Encoder:
         written it once. Raise BadRow if an image is missing or not placed, or cannot be used.
         """
         counts = np.ones(len(ids), dtype=np.int64)
-        if self._image_token_id is None:
+        if self.images.token_id is None:
             return (), counts
-        places = np.flatnonzero(ids == self._image_token_id)
+        places = np.flatnonzero(ids == self.images.token_id)
         if len(places) != len(references) or (references and self._names_image_token(row)):
             raise BadRow(
                 "bad image",
-                f"{counted(len(references), 'image')}, but the row has the image token {self._image_token_id} "
+                f"{counted(len(references), 'image')}, but the row has the image token {self.images.token_id} "
                 f"{counted(len(places), 'time')}: texts must not hold this token, "
                 "and the chat template must write it once for each image",
             )
         if references:
             found = self._row_images.read(references)
-            ends = self._image_ends or ()
+            ends = self.images.ends or ()
             counts[places] = [num_tokens + len(ends) for _, num_tokens in found]
             return tuple(source for source, _ in found), counts
         return (), counts
 
     def _names_image_token(self, row: Chat | Text | Tokens) -> bool:
         """Return whether a text of the conversation holds the token that stands for images."""
-        token = self._tokenizer.convert_ids_to_tokens(self._image_token_id)
+        token = self._tokenizer.convert_ids_to_tokens(self.images.token_id)
         return isinstance(row, Chat) and token in json.dumps(row.messages, ensure_ascii=False, default=str)
 
     def prompt(self, row: Chat | Text | Tokens) -> Sequence[int]:

@@ -85,8 +85,8 @@ class InlineDriver(RunDriver):
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
     ) -> float:
         """Train the remaining steps of ``part``, the run or one cycle; call ``measure`` between steps."""
-        links = {"measure": measure and _at_once(measure)}
-        return self._consume(self.consume, part, notes, self._should_stop, **links)
+        at_once = measure and _at_once(measure)
+        return self._consume(self.consume, part, notes, self._should_stop, measure=at_once)
 
     def perform(
         self,

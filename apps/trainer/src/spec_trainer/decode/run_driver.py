@@ -77,7 +77,7 @@ class RunDriver(ABC):
 
     @abstractmethod
     def wait(self, seconds: float) -> None:
-        """Wait while the run has nothing to do; return early if a stop is requested. Raise as ``train`` does."""
+        """Wait while the run has nothing to do, at most ``seconds``. Raise as ``train`` does."""
 
     @abstractmethod
     def serve(self, version: int, folder: Path) -> None:

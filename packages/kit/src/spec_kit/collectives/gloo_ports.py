@@ -81,7 +81,7 @@ def _close_port(inode: int, descriptor: int) -> None:
     watcher = _watcher(inode, descriptor)
     if watcher is None:
         _log.warning(
-            "a TCP port of gloo stays open while the run lasts: /proc/self/fdinfo does not say who waits for it"
+            "a TCP port that gloo may have opened stays open: /proc/self/fdinfo does not say who waits for it"
         )
         return
     with watcher, _deaf_socket() as replacement:
@@ -94,11 +94,15 @@ def _watcher(inode: int, descriptor: int) -> select.epoll | None:
     """Return the epoll instance that waits for the socket; its ``close`` does not end it for others."""
     entry = re.compile(rf"^tfd:\s*{descriptor}\s.*\bino:{inode:x}\b", re.MULTILINE)
     for watcher, file in _open_files():
-        if file == "anon_inode:[eventpoll]" and entry.search(
-            Path(f"/proc/self/fdinfo/{watcher}").read_text()
-        ):
-            return select.epoll.fromfd(os.dup(watcher))
+        with contextlib.suppress(OSError):  # another thread has closed it
+            if file == "anon_inode:[eventpoll]" and entry.search(_described(watcher)):
+                return select.epoll.fromfd(os.dup(watcher))
     return None
+
+
+def _described(descriptor: int) -> str:
+    """Return what the kernel says of a file descriptor; of an epoll instance, each file that it waits for."""
+    return Path(f"/proc/self/fdinfo/{descriptor}").read_text()
 
 
 def _deaf_socket() -> socket.socket:
@@ -118,5 +122,8 @@ def _deaf_socket() -> socket.socket:
 def _open_files() -> Iterator[tuple[int, str]]:
     """Yield each file descriptor of this process, and what it refers to."""
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor of this very listing, for one
-            yield int(name), os.readlink(f"/proc/self/fd/{name}")
+        try:
+            file = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the descriptor of this very listing, for one
+            continue
+        yield int(name), file
