@@ -20,16 +20,21 @@ COPIES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "change
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
 
 
+def on_config(config: Any) -> Any:
+    """Fill each section of the menu that names a folder with the pages of that folder, sorted by name."""
+    pages = [page.relative_to(config.docs_dir).as_posix() for page in Path(config.docs_dir).rglob("*.md")]
+    for section in config.nav:
+        for title, folder in section.items():
+            if isinstance(folder, str) and folder.endswith("/"):
+                section[title] = sorted(page for page in [*pages, *_api_pages()] if page.startswith(folder))
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add the copies, and a page of the public names of each shared package and library, from their docstrings."""
-    for page, source in COPIES.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text()))
-    inits = [init for folder in SHARED for init in sorted(folder.rglob("__init__.py"))]
-    for init in inits:
-        package = init.parent.relative_to(ROOT).as_posix().partition("/src/")[2].replace("/", ".")
-        files.append(File.generated(config, f"api/{package}.md", content=_api_page(package, init)))
-    for module in ("spec_core.errors", "spec_core.records"):
-        files.append(File.generated(config, f"api/{module}.md", content=f"# {module}\n\n::: {module}\n"))
+    copies = {page: (ROOT / source).read_text() for page, source in COPIES.items()}
+    for page, content in (copies | _api_pages()).items():
+        files.append(File.generated(config, page, content=content))
     return files
 
 
@@ -52,6 +57,18 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"{text} (`{path}`)" if file.exists() else match[0]
 
     return _LINK.sub(point, markdown)
+
+
+def _api_pages() -> dict[str, str]:
+    """Return page -> text, for each shared package and library and for the modules that plugins import by name."""
+    inits = [init for folder in SHARED for init in folder.rglob("__init__.py")]
+    sources = {
+        init.parent.relative_to(ROOT).as_posix().partition("/src/")[2].replace("/", "."): init
+        for init in inits
+    }
+    pages = {f"api/{package}.md": _api_page(package, init) for package, init in sources.items()}
+    modules = ("spec_core.errors", "spec_core.records")
+    return pages | {f"api/{module}.md": f"# {module}\n\n::: {module}\n" for module in modules}
 
 
 def _api_page(package: str, init: Path) -> str:
