@@ -83,8 +83,8 @@ class EngineConfig(Config):
     replicas: int = pydantic.Field(1, ge=1, le=65536)
     """Number of engines. Each of them runs the whole target."""
     replacements: int = pydantic.Field(3, ge=0)
-    """How often a run restarts each replica that has died or is silent; after that the run ends. A run whose engine
-    is inline or decodes ends at the first failure."""
+    """How often within 24 hours a run restarts each replica that has died or is silent; after that the run ends. A
+    run whose engine is inline or decodes ends at the first failure."""
     tensor_parallel: int = pydantic.Field(1, ge=1)
     """Number of devices over which one replica divides the target."""
     batch_tokens: int = pydantic.Field(8192, ge=1)

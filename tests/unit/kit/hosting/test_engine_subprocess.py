@@ -172,6 +172,8 @@ async def echo(message):
         raise DataError("an image has changed")
     if message["word"] == "wrong":
         raise ValueError("no such\\nword")
+    if message["word"] == "wrapped":
+        raise RuntimeError from ValueError("its cause")
     return {"word": message["word"], "device": link.device_type}
 
 async def stop(message):
@@ -197,6 +199,8 @@ def test_a_program_serves_requests_refuses_some_and_reports_its_end(start):
     assert (answered.result(LIMIT_S)["word"], answered.result()["device"]) == ("right", "cpu")
     with pytest.raises(EngineError, match=r"^Script refused a request: ValueError: no such word$"):
         refused.result(LIMIT_S)
+    with pytest.raises(EngineError, match=r"^Script refused a request: ValueError: its cause$"):
+        running.ask("echo", word="wrapped").result(LIMIT_S)
     with pytest.raises(DataError, match=r"^an image has changed$"):
         running.ask("echo", word="image").result(LIMIT_S)
     time.sleep(1.5)  # signs of life come by themselves

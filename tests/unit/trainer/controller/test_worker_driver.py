@@ -241,7 +241,7 @@ def test_an_engine_that_reports_an_error_is_replaced_and_its_end_is_no_failure(r
         (0, r"^engine-0 was killed by signal 9; see LOG$"),
         (
             2,
-            r"^engine-0 was killed by signal 9; see LOG; engine.replacements=2 allows no other replacement$",
+            r"^engine-0 was killed by signal 9; see LOG; engine.replacements=2 allows no other replacement in a day$",
         ),
     ],
 )

@@ -8,28 +8,33 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import Counter
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from spec_core.errors import HostLost, RunError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Callable, Container, Sequence
     from pathlib import Path
 
     from spec_trainer.controller.failures import Failure
 
 log = logging.getLogger(__name__)
 
+DAY_S = 24 * 3600.0
+"""Period in which replacements are counted: an engine that fails again and again ends a run, one failure in a while
+does not end a command that runs for weeks."""
+
 
 class Replacements:
     """Decides whether failed workers are replaced, and appends a line to ``file`` for each replacement."""
 
-    def __init__(self, limit: int, file: Path) -> None:
-        """Allow ``limit`` replacements of each engine, and log replacements to ``file``."""
+    def __init__(self, limit: int, file: Path, now: Callable[[], float] = time.monotonic) -> None:
+        """Allow ``limit`` replacements of each engine in a day, and log replacements to ``file``."""
         self._limit = limit
         self._file = file
-        self._tries = Counter[str]()
+        self._now = now
+        self._recent: dict[str, list[float]] = defaultdict(list)
 
     def note(self, failures: Sequence[Failure], engines: Container[str], step: int | None) -> None:
         """Log the replacement of every failed worker; raise the first failure's error if one may not be replaced.
@@ -42,20 +47,27 @@ class Replacements:
             lasting = step is None or isinstance(failure.error, UsageError | HostLost)
             if lasting or failure.worker not in engines:
                 raise failures[0].error
-            if self._tries[failure.worker] == self._limit:
+            self._forget_old(failure.worker)
+            if len(self._recent[failure.worker]) >= self._limit:
                 raise self._last(failure)
         for failure in failures:
-            self._tries[failure.worker] += 1
+            self._recent[failure.worker].append(self._now())
             log.warning(
                 "%s; %s is replaced (%d of engine.replacements=%d)",
-                failure.error, failure.worker, self._tries[failure.worker], self._limit,
+                failure.error, failure.worker, len(self._recent[failure.worker]), self._limit,
             )  # fmt: skip
             entry = {"time": time.time(), "step": step, "worker": failure.worker, "cause": str(failure.error)}
             with self._file.open("a") as lines:
                 lines.write(json.dumps(entry) + "\n")
 
+    def _forget_old(self, worker: str) -> None:
+        earliest = self._now() - DAY_S
+        self._recent[worker] = [replaced for replaced in self._recent[worker] if replaced > earliest]
+
     def _last(self, failure: Failure) -> Exception:
         """Return the error to raise for a worker that has reached the limit of replacements."""
         if self._limit == 0:
             return failure.error
-        return RunError(f"{failure.error}; engine.replacements={self._limit} allows no other replacement")
+        return RunError(
+            f"{failure.error}; engine.replacements={self._limit} allows no other replacement in a day"
+        )

@@ -97,7 +97,7 @@ class QuickstartSize:
     """Number of prompts: a multiple of the batches of 4 and of 32, so that no batch is incomplete."""
     sampling: SamplingParams = field(
         default_factory=lambda: SamplingParams(
-            max_new_tokens=128, temperature=1.0, num_draft_tokens=3, stop_at_eos=False
+            max_new_tokens=160, temperature=1.0, num_draft_tokens=3, stop_at_eos=False
         )
     )
 

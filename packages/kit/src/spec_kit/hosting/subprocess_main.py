@@ -133,4 +133,8 @@ class EngineLink(AbstractContextManager["EngineLink"]):
 
 
 def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST]}"
+    """Return the type and message of an error, or of its cause if it has no message."""
+    text = " ".join(str(error).split())[:_LONGEST]
+    if not text and error.__cause__ is not None:
+        return _one_line(error.__cause__)
+    return f"{type(error).__name__}: {text}"
