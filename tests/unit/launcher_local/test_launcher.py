@@ -72,6 +72,17 @@ def test_a_worker_that_has_let_go_and_does_not_end_has_ended(launcher, monkeypat
     assert not ended.killed
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_the_log_of_a_worker_that_hangs_says_where(launcher, tmp_path, is_replaced):
+    worker = launcher.start([toy("hold_interpreter")])["toy-0"]
+    hanging = message(launcher)["pid"]
+    if is_replaced:
+        launcher.replace(worker)
+    launcher.stop(0.2)
+    assert not is_running(hanging)
+    assert "in hold_interpreter" in (tmp_path / "toy-0.log").read_text()
+
+
 def test_a_workers_group_is_killed_when_its_end_is_told_and_never_later(launcher, monkeypatch):
     """Later the number of the group may be another's."""
     launcher.start([toy("stubborn")])

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from spec_core import Launcher, WorkerEnded
 from spec_core.errors import RunError
-from spec_processes import WORKER_MODULE, ChannelWorker, Reaper, WorkerInbox, end_group, ending, spawn
+from spec_processes import (
+    WORKER_MODULE,
+    ChannelWorker,
+    Reaper,
+    WorkerInbox,
+    ask_for_stacks,
+    end_group,
+    ending,
+    spawn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -133,14 +142,18 @@ class LocalLauncher(Launcher):
 
 
 def _end(worker: LocalWorker, deadline: float | None = None) -> None:
-    """Wait until ``deadline`` for a worker to end by itself, if given, then kill its process group."""
+    """Wait until ``deadline`` for a worker to end by itself, if given, then kill its process group.
+
+    A worker that does not end first writes its stacks to its log.
+    """
     if worker.process.returncode is not None:
         return  # its group was killed then; the number may be another group's by now
     if deadline is not None:
         try:
             worker.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            log.warning("%s did not end when asked and is killed", worker.name)
+            log.warning("%s did not end when asked and is killed; its log says where it was", worker.name)
+    ask_for_stacks(worker.process)
     end_group(worker.process.pid)
     try:
         worker.process.wait(_UNKILLABLE_S)

@@ -25,6 +25,7 @@ from spec_core.errors import RunError
 from spec_core.records import Availability
 from spec_processes import (
     WORKER_MODULE,
+    ask_for_stacks,
     connect_channel,
     connect_output,
     die_with_parent,
@@ -149,8 +150,9 @@ class WorkerActor:
         return code
 
     def end(self) -> None:
-        """Kill the worker and everything that it has started."""
+        """Kill the worker and everything that it has started; it first writes its stacks to its log."""
         if self._process is not None and self._process.returncode is None:
+            ask_for_stacks(self._process)
             end_group(self._process.pid)
 
 

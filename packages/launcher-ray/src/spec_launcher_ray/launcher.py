@@ -375,7 +375,7 @@ class RayLauncher(Launcher):
         names = {code: name for name, (_, code) in self._actors.items()}
         _, left = ray.wait(list(names), num_returns=len(names), timeout=grace_s)
         for code in left:
-            log.warning("%s did not end when asked and is killed", names[code])
+            log.warning("%s did not end when asked and is killed; its log says where it was", names[code])
             self._actors[names[code]][0].end.remote()
         if left:
             _, left = ray.wait(left, num_returns=len(left), timeout=UNKILLABLE_S)

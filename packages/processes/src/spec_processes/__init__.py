@@ -12,6 +12,7 @@ from spec_processes.control import BEATS_PER_TIMEOUT, ControlChannel
 from spec_processes.reaper import Reaper, end_group, ending
 from spec_processes.safe_path import SAFE_PATH, leave_out_working_directory
 from spec_processes.spawn import channel_to_parent, die_with_parent, spawn, spawn_on
+from spec_processes.stacks import ask_for_stacks
 from spec_processes.thread_waits import let_waiting_threads_sleep
 from spec_processes.torch_extensions import hide_broken_extensions, restart_where_torch_would_fail
 from spec_processes.visible_devices import child_devices
@@ -26,6 +27,7 @@ __all__ = [
     "ControlChannel",
     "Reaper",
     "WorkerInbox",
+    "ask_for_stacks",
     "channel_to_parent",
     "child_devices",
     "collect_rarely",

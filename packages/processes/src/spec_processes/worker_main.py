@@ -15,6 +15,7 @@ from spec_core.errors import PeerLost
 from spec_core.launcher import RunLink
 from spec_processes.reaper import Reaper
 from spec_processes.spawn import channel_to_parent
+from spec_processes.stacks import write_stacks_when_asked
 
 if TYPE_CHECKING:
     from spec_core.launcher import Message, WorkerMain
@@ -48,6 +49,7 @@ class ChannelLink(RunLink):
 
 def main() -> None:
     """Call the entry function that the first message on the control channel names."""
+    write_stacks_when_asked()
     channel = channel_to_parent(*sys.argv[2:])
     if (first := next(channel.messages(), None)) is None:
         sys.exit(1)

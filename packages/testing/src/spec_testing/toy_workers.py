@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -94,3 +95,9 @@ def close_everything(link: RunLink, arguments: Mapping[str, Any]) -> None:
     """Close every descriptor and do not end, like a process that hangs inside a driver while it dies."""
     os.closerange(3, 100)
     time.sleep(LONG_S)
+
+
+def hold_interpreter(link: RunLink, arguments: Mapping[str, Any]) -> None:
+    """Sleep in foreign code that does not give the interpreter's lock back, so that no other thread runs."""
+    link.send({"pid": os.getpid()})
+    ctypes.PyDLL(None).sleep(int(LONG_S))

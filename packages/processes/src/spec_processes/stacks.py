@@ -1,0 +1,28 @@
+"""The stacks of a worker that does not end: it writes them to its log before it is killed."""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import subprocess
+from contextlib import suppress
+
+_SIGNAL = signal.SIGUSR1
+_WRITING_S = 0.5
+"""Time for a worker to write its stacks, in seconds."""
+
+
+def write_stacks_when_asked() -> None:
+    """Have ``ask_for_stacks`` write the stack of every thread of this process to standard error.
+
+    This works even while a thread holds the interpreter's lock in foreign code.
+    """
+    faulthandler.register(_SIGNAL, all_threads=True)
+
+
+def ask_for_stacks(process: subprocess.Popen[bytes]) -> None:
+    """Ask a child process that is about to be killed for its stacks, and give it half a second to write them."""
+    if process.poll() is None:
+        process.send_signal(_SIGNAL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_WRITING_S)
