@@ -11,6 +11,7 @@ import pytest
 from spec_core.errors import EngineError
 from spec_core.records import FeatureSchema
 from spec_testing import EngineImagesSuite, SampleWithImages
+from spec_trainer.cli import run
 
 from ..integration.launching import Lab, losses
 from ..made_once import made_once
@@ -113,3 +114,29 @@ def test_a_run_on_pictures_does_what_one_with_the_reference_engine_does(
         lab.train_here(tmp_path / "hf")
     assert len(losses(tmp_path / "vllm")) == 6
     assert losses(tmp_path / "vllm") == pytest.approx(losses(tmp_path / "hf"), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_regenerate_gives_the_answers_that_the_reference_engine_gives(
+    vllm_environment, tmp_path_factory, tmp_path
+) -> None:
+    target = made_once(
+        tmp_path_factory, "seeing-qwen3_vl", lambda to: save_seeing_target(to, "qwen3_vl", 64, 32)
+    )
+    rows = []
+    for number in range(9):
+        pictures = [picture(SIZES[index], number) for index in range(number % 3)]
+        rows.append({"id": str(number), "messages": [question(f"What is {number}?", pictures)]})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["regenerate", "--target", target, "--data", tmp_path / "rows.jsonl", "--temperature", "0"]
+    vllm = ["--engine", "vllm", "engine.dtype=float32", f"engine.kv_cache_bytes={64 << 20}"]
+    vllm += [f"engine.args.{key}={json.dumps(value)}" for key, value in VLLM_ARGS.items()]
+    answered = {}
+    for name, more in {"vllm": vllm, "hf": []}.items():
+        output = tmp_path / f"{name}.jsonl"
+        line = [*words, "--output", output, "--max-new-tokens", "24", *more]
+        assert run([str(word) for word in line]) == 0
+        answered[name] = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["id"] for row in answered["vllm"]] == [row["id"] for row in rows]
+    assert [len(row.get("images", ())) for row in answered["vllm"]] == [number % 3 for number in range(9)]
+    assert answered["vllm"] == answered["hf"]

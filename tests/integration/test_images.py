@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from io import BytesIO
 from typing import TYPE_CHECKING
@@ -94,6 +95,41 @@ def test_drafts_train_on_pictures_with_an_engine_and_from_features(words, tmp_pa
     assert config["vocab_size"] == IMAGE_ID + 2
 
 
+MERGED = (*DRAFTS["eagle3"], "draft.image_embeddings=merged")
+
+
+def test_a_draft_with_the_targets_embeddings_of_images_trains_from_features_and_goes_on(words, tmp_path):
+    """A folder of its features serves a draft with the placeholder's, too, but not the other way round."""
+    settings = (*TRAIN, "train.save_every=1")
+    for kind, draft in (("merged", MERGED), ("placeholder", DRAFTS["eagle3"])):
+        assert run(words("train", "qwen2_5_vl", tmp_path / kind, *settings, *draft)) == 0
+    features = tmp_path / "features"
+    assert run(words("capture", "qwen2_5_vl", features, *MERGED)) == 0
+    offline = (*settings, f"data.features={features}")
+    for kind, draft in (("merged", MERGED), ("placeholder", DRAFTS["eagle3"])):
+        assert run(words("train", "qwen2_5_vl", tmp_path / f"{kind}-offline", *offline, *draft)) == 0
+        assert losses(tmp_path / kind) == pytest.approx(losses(tmp_path / f"{kind}-offline"), rel=1e-4)
+    assert losses(tmp_path / "merged")[0] != pytest.approx(losses(tmp_path / "placeholder")[0], rel=1e-6)
+    copy = shutil.copytree(tmp_path / "merged", tmp_path / "copy")
+    (copy / "summary.json").unlink()
+    assert run(words("train", "qwen2_5_vl", copy, *settings, *MERGED, "train.resume_from=step-2")) == 0
+    assert losses(copy) == losses(tmp_path / "merged")
+    name = "draft/model.safetensors"
+    assert (copy / name).read_bytes() == (tmp_path / "merged" / name).read_bytes()
+
+
+def test_features_without_the_embeddings_do_not_train_a_draft_that_reads_them(words, tmp_path, capsys):
+    features = tmp_path / "features"
+    assert run(words("capture", "qwen2_5_vl", features, *DRAFTS["eagle3"])) == 0
+    line = words("plan", "qwen2_5_vl", tmp_path / "run", *MERGED, f"data.features={features}")
+    assert "holds layers [2, 4, 5, 8], draft eagle3 needs [0, 2, 4, 5, 8]" in refusal(line, capsys)
+
+
+def test_targets_that_scale_their_embeddings_have_none_for_a_draft(words, tmp_path, capsys):
+    line = words("plan", "gemma4", tmp_path / "run", *MERGED)
+    assert "set draft.image_embeddings=placeholder" in refusal(line, capsys)
+
+
 def test_engine_in_a_process_of_its_own_gets_the_images(words, tmp_path):
     settings = (*TRAIN, *DRAFTS["eagle3"])
     assert run(words("train", "qwen3_vl", tmp_path / "one", *settings)) == 0
@@ -165,19 +201,19 @@ def evaluation(seeing_target, pictures, tmp_path_factory):
     """``evaluation(model_type, prompts, …)``: a command line that evaluates a draft of one step."""
     drafts = {}
 
-    def line(model_type: str, prompts: Path, *more: str) -> list[str]:
+    def line(model_type: str, prompts: Path, *more: str, draft=DRAFTS["eagle3"]) -> list[str]:
         target = str(seeing_target(model_type))
-        if model_type not in drafts:
-            drafts[model_type] = tmp_path_factory.mktemp(model_type) / "run"
-            data = ["--data", str(pictures / "rows.jsonl"), "--output", str(drafts[model_type])]
+        if (model_type, draft) not in drafts:
+            drafts[model_type, draft] = tmp_path_factory.mktemp(model_type) / "run"
+            data = ["--data", str(pictures / "rows.jsonl"), "--output", str(drafts[model_type, draft])]
             settings = (
                 "train.steps=1",
                 "data.eval_samples=0",
                 f"data.media_root={pictures}",
-                *DRAFTS["eagle3"],
+                *draft,
             )
             assert run(["train", "--target", target, *data, *settings]) == 0
-        inputs = ["--target", target, "--draft-model", str(drafts[model_type] / "draft")]
+        inputs = ["--target", target, "--draft-model", str(drafts[model_type, draft] / "draft")]
         return ["evaluate", *inputs, "--prompts", str(prompts), "--max-new-tokens", "8", *more]
 
     return line
@@ -212,6 +248,17 @@ def test_evaluate_counts_images_and_text_apart(evaluation, pictures, tmp_path, c
     assert list(again["inputs"]) == ["images"]
     assert again["rounds"] == images["rounds"]
     assert again["accepted"] == images["accepted"]
+
+
+def test_evaluate_takes_a_draft_with_the_targets_embeddings_of_images(evaluation, pictures, capsys):
+    options = (f"data.media_root={pictures}", "--no-stop-at-eos", "--temperature", "0", "--json")
+    line = evaluation("qwen2_5_vl", pictures / "rows.jsonl", *options, draft=MERGED)
+    capsys.readouterr()
+    assert run(line) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["outputs_equal"] is True
+    assert document["inputs"]["images"]["rounds"] > 0
+    assert list(document["serve"]) == ["sglang"]
 
 
 def test_evaluate_prints_a_row_for_text_and_one_for_images(evaluation, pictures, capsys):

@@ -2,7 +2,8 @@
 
 Each line of the file named by SPEC_TEST_SWAPS is one exchange of a draft's weights: digests of every tensor of the
 target, and of both copies of the draft, before and after it. While ``PATH.off`` exists nothing is noted, so that
-pauses can be measured. In the folder named by SPEC_TEST_STREAMS the frontend opens streams about its requests
+pauses can be measured. Each line of the file named by SPEC_TEST_DRAFTS is one call of an autoregressive drafter: the
+guesses of each request. In the folder named by SPEC_TEST_STREAMS the frontend opens streams about its requests
 (``spec_rig_streams``).
 """
 
@@ -16,8 +17,24 @@ from pathlib import Path
 def install() -> None:
     if "SPEC_TEST_SWAPS" in os.environ:
         _watch_exchanges(Path(os.environ["SPEC_TEST_SWAPS"]))
+    if "SPEC_TEST_DRAFTS" in os.environ:
+        _note_guesses(Path(os.environ["SPEC_TEST_DRAFTS"]))
     if "SPEC_TEST_STREAMS" in os.environ:
         _stream_to_clients(Path(os.environ["SPEC_TEST_STREAMS"]))
+
+
+def _note_guesses(notes: Path) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def note(result, worker, *args, **kwargs) -> None:
+        verified = result[0] if isinstance(result, tuple) else result
+        rounds = verified.draft_token.view(-1, worker.speculative_num_draft_tokens)
+        with notes.open("a") as lines:  # the first of each is the last known token
+            lines.write(json.dumps(rounds[:, 1:].tolist()) + "\n")
+
+    HookRegistry.register(
+        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft", note, HookType.AFTER
+    )
 
 
 def _watch_exchanges(notes: Path) -> None:

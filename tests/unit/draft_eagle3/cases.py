@@ -142,6 +142,7 @@ def make_setting(target: TargetSpec, module, dtype: torch.dtype) -> Setting:
         norm_output=config.norm_output,
         num_layers=config.num_layers or 1,
         latent=latent,
+        image=module.merged_token_id,
     )
 
 

@@ -42,12 +42,15 @@ class Setting:
     norm_output: bool = False
     num_layers: int = 1
     latent: Latent | None = None  # None: grouped queries
+    image: int | None = (
+        None  # a token whose embedding is its state 0, which is not fused; None: no such token
+    )
 
 
 @dataclass
 class Document:
     ids: Tensor  # [T]
-    states: Tensor  # [T, n + 1, H]: n captured layers, then the input of the target's final norm
+    states: Tensor  # [T, n + 1, H]: n captured layers, then the input of the target's final norm; see Setting.image
     mask: Tensor  # [T]
     rounds: list[tuple[int, int]] | None = (
         None  # on policy: (last known token, accepted guesses) of each round
@@ -91,7 +94,12 @@ def rope(x: Tensor, positions: Tensor, setting: Setting) -> Tensor:
 def hidden_states(weights: dict[str, Tensor], document: Document, setting: Setting) -> list[Tensor]:
     """Input of the head at each step: S tensors [T, H]."""
     num_tokens = len(document.ids)
-    chunks = list(document.states[:, :-1].unbind(1))
+    embeddings, chunks = setting.embedding[document.ids], list(document.states[:, :-1].unbind(1))
+    if setting.image is not None:
+        state = chunks.pop(0)
+        embeddings = torch.stack(
+            [s if i == setting.image else e for i, s, e in zip(document.ids, state, embeddings, strict=True)]
+        )
     if setting.fc_norm:
         chunks = [rms(c, weights[f"fc_norm.{i}.weight"], setting.eps) for i, c in enumerate(chunks)]
     u = torch.cat(chunks, -1) @ weights["fc.weight"].T
@@ -101,7 +109,7 @@ def hidden_states(weights: dict[str, Tensor], document: Document, setting: Setti
         following = torch.clamp(
             time + 1 + step, max=num_tokens - 1
         )  # past the end: any token, never labelled
-        token = setting.embedding[document.ids[following]]
+        token = embeddings[following]
         for index, cache in enumerate(caches):
             u = run_layer(weights, index, (u, token), time + step, cache, setting)
         normed.append(rms(u, weights["norm.weight"], setting.eps))

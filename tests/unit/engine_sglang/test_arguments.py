@@ -142,6 +142,7 @@ def test_blocks_propose_less_than_their_size(draft):
         ("0.5.16", BLOCK | {"layer_types": ["sliding_attention"] * 2}, "is_causal=false with layer_types"),
         ("0.5.16", CHAIN | {"norm_before_fc": True}, "norm_before_fc=true"),
         ("0.5.18", BLOCK | {"architectures": ["DFlash2DraftModel"]}, "which SGLang reads from 0.5.19 on"),
+        ("0.5.19", CHAIN | {"image_embeddings": "merged"}, "serves as it was trained from 0.5.20 on"),
         ("0.5.23", CHAIN | {"norm_before_residual": True}, "norm_before_residual=true"),
     ],
 )
@@ -161,6 +162,7 @@ def test_a_newer_sglang_reads_what_an_older_one_does_not(draft, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: "0.5.23")
     check_speculation(draft(BLOCK | {"is_causal": True}), 1)
     check_speculation(draft(CHAIN | {"norm_before_fc": True}), 1)
+    check_speculation(draft(CHAIN | {"image_embeddings": "merged"}), 1)
 
 
 @pytest.mark.parametrize(

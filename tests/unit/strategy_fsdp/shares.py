@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 LENGTHS = (11, 1, 7, 40, 5, 2, 13, 9)
 """Longer and shorter than the pieces that documents are cut into."""
+IMAGE = 5
+"""Token of an image's rows."""
 SIZES: dict[str, Any] = {"vocab_size": 98, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 
 
@@ -46,7 +48,7 @@ class Case:
 def _bench(case: Case, folder: Path) -> Workbench:
     plugin = case.plugin
     draft = plugin(plugin.Config.model_validate({"name": plugin.name, **case.options}))
-    target = toy_target(folder, **SIZES)
+    target = replace(toy_target(folder, **SIZES), image_token_id=IMAGE)
     bench = build(draft, target, others={target.norm_name: torch.ones(target.hidden_size)}).enlivened()
     bench = bench.with_kernels({name: KERNELS[name] for name in case.kernels}.get)
     # In float64, so that an error shows that is smaller than float32's rounding.
@@ -63,6 +65,8 @@ def divided_step(
         replace(sample, loss_mask=torch.rand(len(sample.input_ids), generator=generator) < case.supervised)
         for sample in bench.samples(LENGTHS)
     ]
+    for sample in samples:
+        sample.input_ids[torch.rand(len(sample.input_ids), generator=generator) < 0.3] = IMAGE
     cuts = [(samples[:5], 0), (samples[5:], 10), ([], 3)]
     batches = [replace(toy_batch(cut, bench.schema, width), context=ranks) for cut, width in cuts]
     output = bench.forward_backward(batches, bench.denominators(samples))

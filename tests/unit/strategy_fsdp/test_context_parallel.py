@@ -39,6 +39,8 @@ CASES = [
     *(case(draft, 0.5, tuple(KERNELS), **AGAIN) for draft in DRAFTS if draft != "mtp"),
     *(case(draft, 0.5, **AGAIN) for draft in ("eagle3 whole", "dflash")),
     case("dflash", 1.0, num_anchors=3),
+    case("eagle3", 0.5, image_embeddings="merged"),
+    case("eagle3 whole", 1.0, image_embeddings="merged"),
 ]
 
 

@@ -14,7 +14,7 @@ from spec_core.errors import ArtifactError, ConfigError, RunError
 from spec_core.target import LatentSizes
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_engine_sglang.config import SglangConfig
-from spec_engine_sglang.engine import SglangEngine
+from spec_engine_sglang.engine import SglangEngine, _warn
 from spec_engine_sglang.serving_format import check_sglang_folder
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.engine import VllmEngine
@@ -146,6 +146,7 @@ FLAWS = [
     (check_vllm_folder, "eagle3", {IDS: None, "eagle_config": None, "aux_hidden_states_layer_ids": [1]}, "names its"),
     (check_vllm_folder, "eagle3, mla", {IDS: None}, "names its layers in eagle_config"),
     (check_vllm_folder, "eagle3, mla", {"model_type": "deepseek_v3"}, "its model_type is deepseek_v3"),
+    (check_vllm_folder, "eagle3", {"image_embeddings": "merged"}, "vLLM gives it the placeholder's"),
     (check_sglang_folder, "eagle3, mla", {"num_hidden_layers": 2}, "latent attention in several layers"),
     (check_sglang_folder, "eagle3, mla", {"architectures": ["Eagle3DeepseekV3ForCausalLM"]}, "SGLang does not know"),
     (check_sglang_folder, "eagle3, mla", {"draft_vocab_size": None}, "has no draft_vocab_size"),
@@ -184,6 +185,23 @@ def test_field_that_one_engine_needs_elsewhere(export, target, check, case, chan
     with pytest.raises(ArtifactError, match=line) as caught:
         check(folder, target)
     assert str(caught.value).startswith(f"draft {folder} cannot be served by ")
+    assert "\n" not in str(caught.value)
+
+
+def test_embeddings_of_images_decide_which_engine_serves_and_which_one_is_warned_of(target, tmp_path, caplog):
+    _warn.cache_clear()  # of another test
+    seeing, plugin = replace(target, image_token_id=96), plugins.load(Draft, "eagle3")
+    made = {}
+    for kind, engines in (("merged", {"sglang"}), ("placeholder", {"sglang", "vllm"})):
+        draft = plugin(plugin.Config(name="eagle3", image_embeddings=kind))
+        made[kind] = export_untrained(draft, seeing, tmp_path / kind)
+        assert serving_commands(seeing, draft, made[kind], 3).keys() == engines
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("this draft was trained with the placeholder's embeddings at images")
+    merged = made["merged"]
+    check_sglang_folder(merged, seeing)
+    with pytest.raises(ArtifactError, match="vLLM gives it the placeholder's") as caught:
+        VllmEngine.check_draft(VllmConfig(name="vllm"), seeing, recognise(merged, seeing), merged, 3)
     assert "\n" not in str(caught.value)
 
 

@@ -19,6 +19,10 @@ LatentSize = Annotated[int | None, pydantic.Field(ge=1, exclude_if=lambda size: 
 earlier versions."""
 
 
+ImageEmbeddings = Literal["placeholder", "merged"]
+"""Embeddings that a draft reads at the tokens of an image."""
+
+
 class Eagle3Config(DecoderConfig):
     """Options of the Eagle3 draft.
 
@@ -61,6 +65,10 @@ class Eagle3Config(DecoderConfig):
     )
     """Number of decoder layers. None: 1. The first layer reads the token and the state, each further layer only the
     state."""
+    image_embeddings: ImageEmbeddings | None = pydantic.Field(None, exclude_if=lambda kind: kind is None)
+    """Embeddings that the draft reads at an image's tokens. ``placeholder``: the placeholder token's, as vLLM serves
+    it. ``merged``: the target's own embeddings of the image, as SGLang serves it from 0.5.20 on. None:
+    ``placeholder``."""
     vocab_size: int | None = pydantic.Field(None, ge=1)
     """Rows of the draft's head: the most frequent supervised tokens. None: the target's whole vocabulary."""
     layers: CapturedLayers | None = pydantic.Field(None, min_length=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.errors import ArtifactError, ConfigError
 from spec_core.records import FeatureSchema, ShardHints, TensorParallelHints
@@ -57,12 +57,22 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def __init__(self, config: DraftConfig) -> None:
         """Make the draft. SGLang does not serve it if it has several layers: that has not been tried.
 
-        Raise ConfigError if a size is given of an attention kind that the draft does not have.
+        vLLM does not serve it if it reads the target's embeddings of images. Raise ConfigError if a size is given of
+        an attention kind that the draft does not have.
         """
         super().__init__(config)
         _check_sizes(self.options, is_fresh=self.checkpoint is None)
-        if (self.options.num_layers or 1) > 1:
-            self.serving_methods = {"vllm": "eagle3"}
+        several = (self.options.num_layers or 1) > 1
+        unable = {"sglang": several, "vllm": self.merges_images}
+        self.serving_methods = {
+            name: method for name, method in self.serving_methods.items() if not unable.get(name)
+        }
+
+    @property
+    def merges_images(self) -> bool:
+        """Whether the draft reads the target's own embeddings of images, not the placeholder's."""
+        trained = None if self.checkpoint is None else self.checkpoint.shape.images
+        return (self.options.image_embeddings or trained) == "merged"
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:
@@ -151,11 +161,28 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         layers = shape.layer_ids(target.num_layers)
         if wanted not in (None, layers):
             return f"draft.layers={list(wanted)} contradicts draft.init_from, whose layers are {list(layers)}"
-        return layer_range_problem(layers, target)
+        return layer_range_problem(layers, target) or self._image_problem(target)
+
+    def _image_problem(self, target: TargetSpec) -> str | None:
+        """Return why the draft cannot read the target's embeddings of images, or None."""
+        if not self.merges_images:
+            return None
+        if target.image_token_id is None:
+            reason = "the target sees no images"
+        elif target.embedding_scale != 1:
+            # The draft's embedding is not scaled, neither here nor in engines.
+            reason = "the target scales the embeddings of text, and the draft does not"
+        else:
+            return None
+        return f"image_embeddings=merged: {reason}; set draft.image_embeddings=placeholder"
 
     def required_features(self, target: TargetSpec) -> FeatureSchema:
-        """Return the captured layers that feed the draft, and the input of the final norm for the teacher."""
-        layers = (*self.shape(target).layer_ids(target.num_layers), target.num_layers)
+        """Return the captured layers that feed the draft, and the input of the final norm for the teacher.
+
+        If the draft reads the target's embeddings of images, what enters layer 0 comes first.
+        """
+        embeddings = (0,) if self.merges_images else ()
+        layers = (*embeddings, *self.shape(target).layer_ids(target.num_layers), target.num_layers)
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
@@ -208,7 +235,8 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         """Return the network with random weights."""
         from spec_draft_eagle3.model import Eagle3Model
 
-        return Eagle3Model(self.shape(target), self.options, kernels)
+        merged = target.image_token_id if self.merges_images else None
+        return Eagle3Model(self.shape(target), self.options, kernels, merged)
 
     def initialize(
         self, module: Eagle3Model, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
@@ -224,6 +252,12 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
         mapping = read_mapping(checkpoint) if checkpoint.shape.reduced else {}
         return super().stored_state(checkpoint) | mapping
+
+    def exported_config(self, target: TargetSpec) -> dict[str, Any]:
+        """Return the fields of config.json; for a target that sees, also which embeddings images have (D8)."""
+        kind = "merged" if self.merges_images else "placeholder"
+        images = {} if target.image_token_id is None else {"image_embeddings": kind}
+        return super().exported_config(target) | images
 
     def exported_tensors(
         self, weights: Mapping[str, Tensor], target: TargetSpec

@@ -172,10 +172,22 @@ class Eagle3Model(nn.Module):
     d2t: Tensor | None
     t2d: Tensor | None
 
-    def __init__(self, shape: Eagle3Shape, config: Eagle3Config, kernels: ChainKernels) -> None:
-        """Create the network; the vocabulary mapping is all zeros until it is loaded."""
+    def __init__(
+        self,
+        shape: Eagle3Shape,
+        config: Eagle3Config,
+        kernels: ChainKernels,
+        merged_token_id: int | None = None,
+    ) -> None:
+        """Create the network; the vocabulary mapping is all zeros until it is loaded.
+
+        ``merged_token_id``: the token of an image's rows, if the first captured state is the embedding there.
+        """
         super().__init__()
         self.shape, self.config, self.kernels = shape, config, kernels
+        self.merged_token_id = merged_token_id
+        self.fused = slice(0 if merged_token_id is None else 1, -1)
+        """Captured states that are fused. The last one is the teacher's."""
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         width = shape.hidden_size
         self.fc = linear(shape.num_captured * width, width)
@@ -242,10 +254,13 @@ class Eagle3Model(nn.Module):
         # The embedding's part of q, k and v does not depend on the step, so every step shares one product.
         token_weight, hidden_weight = self.midlayer.qkv_weight().chunk(2, dim=1)
         weights = [hidden_weight, *(layer.qkv_weight() for layer in layers[1:])]
-        tokens = inputs.padded(self.midlayer.embed(ops.embed(inputs.ids_U), token_weight))
+        embedded_UH = ops.embed(inputs.ids_U)
+        if self.merged_token_id is not None:
+            embedded_UH = self.merged(embedded_UH, inputs.ids_U, inputs.take(batch.hidden_TNH[:, 0]))
+        tokens = inputs.padded(self.midlayer.embed(embedded_UH, token_weight))
         bounds = [(span.start, span.stop) for span in batch.spans]
         unrolled = [_UnrolledLayer(self, *each, bounds) for each in zip(layers, weights, strict=True)]
-        hidden = self.fuse(own.take(batch.hidden_TNH)[:, :-1])
+        hidden = self.fuse(own.take(batch.hidden_TNH)[:, self.fused])
         needed = NeededRows.of(batch, steps, own)  # on the CPU, while a device computes what is above
         states: list[Tensor] = []
         for step in range(steps):
@@ -273,6 +288,11 @@ class Eagle3Model(nn.Module):
             hidden, normed = self.output(hidden)
             states.append(self.head_input(normed))
         return states, needed
+
+    def merged(self, embedded_TH: Tensor, ids_T: Tensor, state_TH: Tensor) -> Tensor:
+        """Return embeddings of tokens, at an image's tokens their states before the target's first layer."""
+        is_image_T = ids_T == self.merged_token_id
+        return torch.where(is_image_T[:, None], state_TH.to(embedded_TH.dtype), embedded_TH)
 
     def select(self, hidden_RH: Tensor, rows: Tensor | slice) -> Tensor:
         """Return the given rows of a hidden state; a rank may hold only its shard, before and after."""

@@ -55,21 +55,23 @@ class ChainProposer(BatchProposer):
     ) -> None:
         """Add keys and values of more positions of every sequence to the caches, in one forward pass.
 
-        ``hidden`` may hold all captured layers. The last one, the input of the final norm, is not used.
+        ``hidden`` holds all captured layers. The last one, the input of the final norm, is not used.
         """
         network, counts = proposers[0]._network, [len(ids) for ids in next_ids]
         device = network.device
         ids_T = torch.tensor([token for ids in next_ids for token in ids], dtype=torch.int64).to(device)
-        hidden_TH = network.module.fuse(torch.cat(list(hidden))[:, :-1].to(device))
+        hidden_TNH = torch.cat(list(hidden)).to(device)
+        ends = (torch.tensor(counts).cumsum(0) - 1).to(device)
+        embedded_TH = network.embed_known(ids_T, hidden_TNH, ends)
+        hidden_TH = network.module.fuse(hidden_TNH[:, network.module.fused])
         angles = network.angles(new_positions([p._caches[0] for p in proposers], counts))
         for index, layer in enumerate(network.layers):
-            q_T, k_T, v_T = network.qkv(layer, ids_T, hidden_TH, angles)
+            q_T, k_T, v_T = network.qkv(layer, embedded_TH, hidden_TH, angles)
             caches = extended_caches([p._caches[index] for p in proposers], k_T, v_T, counts)
             for proposer, cache in zip(proposers, caches, strict=True):
                 proposer._caches[index] = cache
             if layer is not network.layers[-1]:
                 hidden_TH = layer.finish(hidden_TH, cached_attention(q_T, caches, counts))
-        ends = (torch.tensor(counts).cumsum(0) - 1).to(device)
         context = _Context([p._caches[-1] for p in proposers], 0)
         last_BH = network.finish(network.layers[-1], hidden_TH[ends], q_T[ends], context)
         for proposer, last_H in zip(proposers, last_BH, strict=True):
@@ -121,21 +123,32 @@ class _Network:
         self, ids_B: Tensor, hidden_BH: Tensor, angles: Angles, contexts: Sequence[_Context]
     ) -> Tensor:
         """Return the last layer's output for each sequence's next guess; add its keys and values to ``contexts``."""
+        embedded_BH = self._ops.embed(ids_B)
         for layer, context in zip(self.layers, contexts, strict=True):
-            q, k, v = self.qkv(layer, ids_B, hidden_BH, angles)
+            q, k, v = self.qkv(layer, embedded_BH, hidden_BH, angles)
             context.append(k, v)
             hidden_BH = self.finish(layer, hidden_BH, q, context)
         return hidden_BH
 
+    def embed_known(self, ids_T: Tensor, hidden_TNH: Tensor, ends: Tensor) -> Tensor:
+        """Return the embeddings [T, H] of tokens that each follow a state.
+
+        ``ends``: each sequence's last row. Its token's own state does not exist yet, so it is no image's.
+        """
+        embedded_TH = self._ops.embed(ids_T)
+        if self.module.merged_token_id is None:
+            return embedded_TH
+        following_TH = hidden_TNH[:, 0].roll(-1, dims=0)
+        return self.module.merged(embedded_TH, ids_T.index_fill(0, ends, -1), following_TH)
+
     def qkv(
-        self, layer: Eagle3Layer, ids_T: Tensor, hidden_TH: Tensor, angles: Angles
+        self, layer: Eagle3Layer, embedded_TH: Tensor, hidden_TH: Tensor, angles: Angles
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated q and k, and v, of tokens whose positions have the rotary angles ``angles``."""
         if layer.hidden_norm is None:
             inputs = layer.input_layernorm(hidden_TH)
         else:
-            embedded_TH = layer.input_layernorm(self._ops.embed(ids_T))
-            inputs = torch.cat([embedded_TH, layer.hidden_norm(hidden_TH)], dim=-1)
+            inputs = torch.cat([layer.input_layernorm(embedded_TH), layer.hidden_norm(hidden_TH)], dim=-1)
         attention = layer.self_attn
         first, *others = (projection(inputs) for projection in attention.input_projections)
 

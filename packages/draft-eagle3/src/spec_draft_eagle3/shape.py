@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from spec_draft_eagle3.config import MOST_LAYERS
+from spec_draft_eagle3.config import MOST_LAYERS, ImageEmbeddings
 from spec_kit.drafting import DecoderShape, Size, decoder_fields, end_fields, head_fields, read_layers
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Eagle3Shape(DecoderShape):
     """Ids of the captured layers; None: the three default layers."""
     fc_norm: bool = False
     norm_output: bool = False
+    images: ImageEmbeddings | None = Field(None, alias="image_embeddings")
+    """Embeddings at images that the folder was trained with; None: it does not say."""
 
     @property
     def reduced(self) -> bool:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from spec_core import EngineAbilities
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.process import SglangProcess
 from spec_engine_sglang.server_counters import sglang_counters
-from spec_engine_sglang.serving_format import check_sglang_folder, check_speculation, sglang_command
+from spec_engine_sglang.serving_format import (
+    check_sglang_folder,
+    check_speculation,
+    image_warning,
+    sglang_command,
+)
 from spec_kit.hosting import SpeculativeMode, SubprocessEngine, probe_version
 
 if TYPE_CHECKING:
@@ -18,9 +25,16 @@ if TYPE_CHECKING:
     from spec_core.records import Availability, ServerCounters
     from spec_kit.hosting import Mode, ProgramReplica
 
+log = logging.getLogger(__name__)
 
 VERSIONS = ">=0.5.16,<0.5.24"
 """The supported versions of SGLang. docs/engines-sglang.md says what was checked with which version."""
+
+
+@cache
+def _warn(message: str) -> None:
+    """Log a warning once: a command checks one export several times."""
+    log.warning("%s", message)
 
 
 class SglangEngine(SubprocessEngine):
@@ -56,6 +70,8 @@ class SglangEngine(SubprocessEngine):
         """Raise ArtifactError if no supported SGLang can serve the export."""
         if cls.name in draft.serving_methods:
             check_sglang_folder(folder, target)
+            if warning := image_warning(folder, target):
+                _warn(warning)
 
     @classmethod
     def serving_command(

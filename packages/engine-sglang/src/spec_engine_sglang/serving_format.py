@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from spec_kit.hosting import SpeculativeMode
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
+_IMAGES = "image_embeddings"
+"""Field with the embeddings at images that an autoregressive draft was trained with. No engine reads it."""
 _CHAIN = "LlamaForCausalLMEagle3"
 _LATENT_CHAIN = "Eagle3DeepseekV2ForCausalLM"
 """Architecture name of an autoregressive draft with multi-head latent attention."""
@@ -48,6 +50,10 @@ _MARKOV_BLOCK = "Qwen3DSparkModel"
 _SELECTOR_BLOCK = "DFlash2DraftModel"
 """Architecture name of a block draft whose guesses are chosen one after the other by a selector."""
 _KNOWS_SELECTORS = ">=0.5.19"
+_SHIFTS_IMAGES = ">=0.5.20"
+"""Versions that give a draft each token's embedding in the row before the token, also that of an image. Earlier ones
+give it in the token's own row, for a prompt with images (``_draft_extend_for_prefill`` of
+``speculative/eagle_worker_v2.py``, read in 0.5.16, 0.5.19, 0.5.20 and 0.5.23)."""
 _UNNAMED_MARKOV_BLOCK = "DSparkDraftModel"
 """SpecForge's name for ``Qwen3DSparkModel``; its fields are not where SGLang looks for them."""
 _READS_CAUSALITY = ">=0.5.23"
@@ -84,6 +90,16 @@ def check_sglang_folder(folder: Path, target: TargetSpec) -> None:
     check_served("SGLang", _FLAWS, folder, target)
 
 
+def image_warning(folder: Path, target: TargetSpec) -> str | None:
+    """Return a sentence if SGLang serves the draft with other embeddings of images than it was trained with."""
+    if target.image_token_id is None or _read(folder).get(_IMAGES) != "placeholder":
+        return None
+    return (
+        "this draft was trained with the placeholder's embeddings at images (draft.image_embeddings=placeholder), "
+        "and SGLang gives it the target's: guesses on prompts with images may be worse there, not those on text"
+    )
+
+
 def check_speculation(folder: Path, num_draft_tokens: int) -> None:
     """Raise ArtifactError if the installed SGLang would not serve the folder as it was trained.
 
@@ -94,6 +110,8 @@ def check_speculation(folder: Path, num_draft_tokens: int) -> None:
         _check_switches(folder, fields)
     if _SELECTOR_BLOCK in architectures(fields) and not probe_version(_KNOWS_SELECTORS, "sglang").ok:
         raise config_error(folder, f"architecture {_SELECTOR_BLOCK}, which SGLang reads from 0.5.19 on")
+    if fields.get(_IMAGES) == "merged" and not probe_version(_SHIFTS_IMAGES, "sglang").ok:
+        raise config_error(folder, f"{_IMAGES}=merged, which SGLang serves as it was trained from 0.5.20 on")
     most = _most_guesses(folder, fields)
     if num_draft_tokens < 1 or (most is not None and num_draft_tokens > most):
         named = "or more" if most is None else f"to {most}"

@@ -163,6 +163,11 @@ def _loses_sight(draft: ServedFolder) -> bool:
 
 _FLAWS = (
     Flaw(
+        "it was trained with the target's embeddings of images (image_embeddings=merged), and vLLM gives it the "
+        "placeholder's; serve it with SGLang, or train on with draft.image_embeddings=placeholder",
+        lambda draft: draft.fields.get("image_embeddings") == "merged",
+    ),
+    Flaw(
         "its markov_head_type is not vanilla, and vLLM has a place for that head only; SGLang serves the others",
         lambda draft: (
             _is_markov_block(draft) and draft.fields.get("markov_head_type") not in (None, "vanilla")

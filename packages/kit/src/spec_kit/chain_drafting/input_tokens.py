@@ -32,6 +32,8 @@ class InputTokens:
     order."""
     first: slice | Tensor
     """Indices in ``ids_U`` of the input tokens in step 0 of all rows of this rank."""
+    token_U: Tensor | None = None
+    """int64 [U]: index in the batch of each needed token; None: all tokens in the batch's order."""
 
     @classmethod
     def of(cls, batch: DraftBatch, rows: ContextRows, num_steps: int) -> Self:
@@ -45,7 +47,12 @@ class InputTokens:
         token_U = used_X.nonzero().squeeze(1).clamp(max=num_tokens - 1)
         index_X = to_device_async(used_X.cumsum(0) - 1, device)
         first = index_X[to_device_async(rows.row_P + 1, device)]
-        return cls(batch.input_ids_T[to_device_async(token_U, device)], num_steps, index_X, first)
+        token_U = to_device_async(token_U, device)
+        return cls(batch.input_ids_T[token_U], num_steps, index_X, first, token_U)
+
+    def take(self, value_TX: Tensor) -> Tensor:
+        """Return the needed tokens' values [U, …], from those of all tokens of the batch."""
+        return value_TX if self.token_U is None else value_TX.index_select(0, self.token_U)
 
     def padded(self, value_UX: Tensor) -> Tensor:
         """Return values [U, …] of the tokens, followed by zero rows if ``indices`` may be beyond the last token."""
