@@ -143,15 +143,15 @@ def _serving_checks(config: AnyRunConfig) -> list[tuple[bool, str]]:
             f"placement.kind={config.placement.kind} {serving}; remove engine.name and placement.kind",
         ),
         (
-            config.data.path is not None,
-            f"data.path {serving} to capture the samples; remove it, or set follow.capture=prefill",
-        ),
-        (
             follow.retention.rows > 0,
             f"follow.retention.rows={follow.retention.rows} {serving} to capture requests again; remove it",
         ),
         (
             follow.new_target != "stop",
             f"follow.new_target={follow.new_target} {serving} to capture requests again; remove it",
+        ),
+        (
+            config.data.path is not None,
+            f"data.path {serving} to capture the samples; remove it, or set follow.capture=prefill",
         ),
     ]

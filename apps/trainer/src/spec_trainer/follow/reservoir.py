@@ -95,7 +95,7 @@ class Reservoir:
         else:
             num_tokens = min(self._longest, len(tokens) if states is None else len(states))
             ids = np.array(tokens[:num_tokens], dtype=np.int32)
-            rows = None if states is None else states[:num_tokens]
+            rows = states if states is None or len(states) == num_tokens else states[:num_tokens].clone()
             self._keep(request.prompt, KeptRequest(self.num_seen - 1, ids, len(request.prompt), label, rows))
 
     def states(self) -> dict[int, Tensor]:
@@ -154,6 +154,8 @@ class Reservoir:
                 self.num_fresh += 1
             else:
                 self.left_out["same_prompt"] += 1
+        if not self._train:  # its features take more bytes than all may
+            self.num_fresh = 0
 
     def _purpose(self, prompt: Sequence[int]) -> tuple[bytes, bool]:
         """Return a digest of the prompt, and whether requests with it are held out."""
@@ -182,8 +184,6 @@ class Reservoir:
         place = min(places, key=lambda place: next(iter(place.values())).number)
         self._drop(place, next(iter(place)))
         self.left_out["states_bytes"] += 1
-        if not self._train:
-            self.num_fresh = 0
 
     def _drop(self, place: dict[bytes, KeptRequest], digest: bytes) -> None:
         self._num_state_bytes -= place.pop(digest).num_state_bytes
