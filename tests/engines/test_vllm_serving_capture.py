@@ -145,6 +145,9 @@ def test_states_of_live_requests_are_those_of_a_fresh_prefill(name, trained_draf
     prompts = [
         [*prefix, *prompt[:30]] if number % 8 == 0 else prompt for number, prompt in enumerate(prompts)
     ]
+    prompts = [
+        trained.prompts[number // 2 % 64] if number % 4 == 1 else one for number, one in enumerate(prompts)
+    ]
     leaving = {number for number in range(200) if number % 10 == 3}
 
     def of(number: int) -> list[int] | None:
@@ -165,7 +168,7 @@ def test_states_of_live_requests_are_those_of_a_fresh_prefill(name, trained_draf
     assert causes["unfinished"] >= 5
     assert set(causes) <= {"prefix_hit", "unfinished", "hole"}
     assert server.preemptions() > 0
-    assert tau > 1.1
+    assert tau > 1.05  # it has learnt the answers to some of the prompts
     assert num_right > 100
 
 

@@ -281,9 +281,9 @@ def test_it_learns_from_states_that_the_server_has_captured(
     lab, tmp_path, monkeypatch, caplog, capfd
 ) -> None:
     monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, CAPTURING)
-    asked = prompts("new", 120, 71)
+    asked = prompts("new", 240, 71)
     output = tmp_path / "run"
-    words = ["--draft-model", lab.draft("old"), "follow.capture=serving", "follow.requests=120"]
+    words = ["--draft-model", lab.draft("old"), "follow.capture=serving", "follow.requests=240"]
     with live_server.serving(lab.target, lab.draft("old")) as url:
         answers = live_server.ask(url, asked)["answers"]
         assert cli.run(lab.follow_anew(url, output, *words)) == 0
