@@ -78,7 +78,7 @@ def serve(rows: StateRows, name: str, text: list[int], num_prompt: int, draw: ra
 
 
 def test_rows_of_requests_that_share_the_memory_are_those_of_a_prefill() -> None:
-    """With rejected guesses, chunks, preemptions, and requests that run at once."""
+    """Guesses are rejected, prompts come in chunks, and requests run at once and are preempted."""
     draw = random.Random(2)
     rows = rows_of(64)
     for turn in range(4):

@@ -73,7 +73,7 @@ class CapturedRows(NamedTuple):
     token_ids: bytes
     """The tokens that the target ran, little-endian int32."""
     states: bytearray
-    """For each row the states of every captured layer."""
+    """The states of every captured layer, row after row."""
 
 
 class _Refusal(WireRecord):
