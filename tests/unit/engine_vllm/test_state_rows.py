@@ -173,7 +173,8 @@ def test_sessions_and_texts_beyond_the_longest_are_left_out() -> None:
     rows.begin("a", KEYS[0])
     rows.begin("a", KEYS[1])
     rows.begin("b", KEYS[2])
-    step(rows, "b", [], 0, [1] * (MOST_STATE_ROWS + 1))
+    num_rows = MOST_STATE_ROWS + 1
+    rows.write("b", 0, [1] * num_rows, torch.zeros(SCHEMA.shape(num_rows), dtype=torch.bfloat16))
     assert (read(rows, KEYS[0], 1), read(rows, KEYS[2], 1)) == ("session", "too_long")
 
 
