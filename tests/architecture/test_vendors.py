@@ -29,6 +29,8 @@ NAMED = {
         ("packages/launcher-ray/src/spec_launcher_ray/config.py", name)
         for name in ("cuda", "GPU", "npu", "NPU")
     ),
+    # vLLM's name of a buffer on the device, whichever device that is.
+    ("packages/engine-vllm/src/spec_engine_vllm/serving_capture.py", "gpu"),
     # Megatron-Core names one type of device where it means any: it is told the right one.
     *((STAND_IN, name) for name in ("cuda", "torch.cuda.")),
 }

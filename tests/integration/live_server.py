@@ -9,6 +9,7 @@ the other headers and the fields of a request, which this protocol has not.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -25,10 +26,14 @@ try:
 except ImportError:  # as a program
     import draft_server
 
-from spec_kit.hosting import LiveRequests
+from spec_core.records import FeatureSchema
+from spec_kit.hosting import LiveRequests, LiveRequestsConfig, StatesRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+LAYERS = (1, 2, 3)
+"""Layers whose states the server captures, besides the final norm's input."""
 
 
 class Served(draft_server.Served):
@@ -37,6 +42,8 @@ class Served(draft_server.Served):
     def __init__(self, target: Path, draft: Path) -> None:
         super().__init__(target, draft)
         self.requests = LiveRequests.from_environment()
+        config = LiveRequestsConfig.from_environment()
+        self.states = None if config is None or not config.states_bytes else States(target, config)
         self._asking = threading.Lock()
         self.latency_ms = 1
         self._latencies = dict.fromkeys((10, 100, 1000), 0)
@@ -47,7 +54,8 @@ class Served(draft_server.Served):
             answers = self.engine.generate(prompts, draft_server.DRAFTING)
         for prompt, answer in zip(prompts, answers, strict=True):
             if self.requests is not None:
-                self.requests.add(prompt, answer.token_ids, label)
+                key = self.states and self.states.add([*prompt, *answer.token_ids])
+                self.requests.add(prompt, answer.token_ids, label, key)
         return {
             "answers": draft_server.tokens(answers),
             "versions": [answer.draft_version for answer in answers],
@@ -63,6 +71,36 @@ class Served(draft_server.Served):
         return "\n".join(
             [f"vllm:generation_tokens_total {total}", *lines, f'{name}{{le="+Inf"}} {total}', ""]
         )
+
+
+class States:
+    """States of requests, as a server has them that captures what it serves: by Transformers, with no guess wrong."""
+
+    def __init__(self, target: Path, config: LiveRequestsConfig) -> None:
+        from spec_engine_vllm.state_rows import StateRows
+
+        from ..transformers_target import Transformer
+
+        self._model = Transformer(target)
+        sizes = self._model.model.config
+        layers = (*LAYERS, sizes.num_hidden_layers)
+        self._schema = FeatureSchema(layers=layers, hidden_size=sizes.hidden_size, dtype="float32")
+        self._rows = StateRows(self._schema, config.states_bytes, config.age_s)
+        self._keys = itertools.count()
+
+    def add(self, token_ids: list[int]) -> str:
+        """Capture a request; return the name of its states."""
+        key = f"{next(self._keys):016x}"
+        hidden_TNH = self._model.hidden(token_ids[:-1])[:, list(self._schema.layers)]
+        self._rows.begin(key, key)
+        self._rows.write(key, 0, token_ids[:-1], hidden_TNH)
+        self._rows.end(key)
+        return key
+
+    def answer(self, body: str) -> tuple[int, Any]:
+        """Return the answer of the route."""
+        answer = self._rows.layout() if body == "{}" else self._rows.read(StatesRange.decode(body))
+        return (410 if "left_out" in answer else 200), answer.get("piece", answer)
 
 
 class Routes(draft_server.Routes):
@@ -98,7 +136,21 @@ class Routes(draft_server.Routes):
         is_admitted = self.headers.get("Authorization", "") == f"Bearer {draft_server.TOKEN}"
         if self.path == "/spec/draft/requests" and is_admitted and self.served.requests is not None:
             return self._send(200, self.served.requests.take())
+        if self.path == "/spec/draft/states" and is_admitted:
+            return self._send_states(body)
         return super()._answer(body)
+
+    def _send_states(self, body: str) -> None:
+        if self.served.states is None:
+            return self._send(409, {"error": "this server captures no states"})
+        status, content = self.served.states.answer(body)
+        if isinstance(content, dict):
+            return self._send(status, content)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+        return None
 
 
 async def no_more() -> dict[str, Any]:

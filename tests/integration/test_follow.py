@@ -43,6 +43,10 @@ TOO_LARGE = 2
 """Token of no domain, whose embedding float16 does not hold: the target's states of it are NaN there."""
 
 
+CAPTURING = '{"share": 1.0, "states_bytes": 67108864}'
+"""``SPEC_LIVE_REQUESTS`` of a server that captures states."""
+
+
 def successors() -> list[int]:
     draw = random.Random(5)
     found = list(range(97))
@@ -270,6 +274,38 @@ def test_without_data_it_learns_from_requests_alone(lab, url_here, tmp_path) -> 
 
 CANARY = [81, 60, 93, 52, 77, 85, 64, 59, 90, 71]
 """Tokens of a request, which nothing else has in this order."""
+
+
+@pytest.mark.slow
+def test_it_learns_from_states_that_the_server_has_captured(
+    lab, tmp_path, monkeypatch, caplog, capfd
+) -> None:
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, CAPTURING)
+    asked = prompts("new", 240, 71)
+    output = tmp_path / "run"
+    words = ["--draft-model", lab.draft("old"), "follow.capture=serving", "follow.requests=240"]
+    with live_server.serving(lab.target, lab.draft("old")) as url:
+        answers = live_server.ask(url, asked)["answers"]
+        assert cli.run(lab.follow_anew(url, output, *words)) == 0
+    assert rows(output)[-1]["version"] is not None
+    assert not is_said(asked[0] + answers[0], output, caplog, capfd)
+    before = lab.acceptance_length(lab.draft("old"), "new")
+    assert lab.acceptance_length(output / "draft", "new") > before + 0.1
+
+
+def test_a_server_that_captures_other_states_or_none_is_refused(
+    lab, tmp_path, monkeypatch, command_line
+) -> None:
+    words = ["--draft-model", lab.draft("old"), "follow.capture=serving"]
+    with live_server.serving(lab.target, lab.draft("old")) as url:
+        error = command_line(*lab.follow_anew(url, tmp_path / "run", *words)).error
+    assert "has no states of requests: this server captures no states" in error
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, CAPTURING)
+    monkeypatch.setattr(live_server, "LAYERS", (1, 2))
+    with live_server.serving(lab.target, lab.draft("old")) as url:
+        error = command_line(*lab.follow_anew(url, tmp_path / "other", *words)).error
+    assert "captures states of layers 1,2," in error
+    assert "the draft needs states of layers 1,2,3," in error
 
 
 @pytest.mark.slow
@@ -523,6 +559,19 @@ def until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
         (["follow.window=3"], "follow.window=3"),
         (["engine.batch_tokens=16"], "engine.batch_tokens=16 with follow is smaller than a request may be"),
         (["follow.servers=[127.0.0.1]"], "is no address of a server"),
+        (["follow.capture=serving"], "data.path with follow.capture=serving, which has no engine of its own"),
+        (
+            ["follow.capture=serving", "placement.kind=colocated"],
+            "placement.kind=colocated with follow.capture",
+        ),
+        (
+            ["follow.capture=serving", "follow.retention.rows=9"],
+            "follow.retention.rows=9 with follow.capture",
+        ),
+        (
+            ["follow.capture=serving", "follow.new_target=learn"],
+            "follow.new_target=learn with follow.capture",
+        ),
     ],
 )
 def test_what_cannot_follow_is_refused_in_one_line(command_line, lab, tmp_path, words, problem) -> None:

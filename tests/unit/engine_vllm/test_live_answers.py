@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import pytest
 from spec_core.errors import ConfigError
 from spec_engine_vllm.draft_routes import DraftRoutes
 from spec_engine_vllm.live_answers import keep_answers
+from spec_engine_vllm.state_rows import STATES_ARGUMENT
 from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, LiveRequests
 from spec_kit.hosting.live_requests import LiveRequestsConfig
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 ANSWER = [5, 6, 7, 8]
+CAPTURING = '{"share": 1.0, "states_bytes": 1024}'
 
 
 class Client:
@@ -229,3 +232,83 @@ def test_a_server_gives_them_to_who_knows_the_secret(monkeypatch, keeps) -> None
     assert statuses == [200, 401, 200 if keeps else 409]
     assert (b"[5, 6, 7, 8]" in sent[-1]["body"]) is keeps
     assert b"[5" not in b"".join(message.get("body", b"") for message in sent[:-1])
+
+
+def test_the_workers_capture_an_admitted_request_under_the_name_that_is_stored() -> None:
+    requests = LiveRequests(LiveRequestsConfig(share=1.0, states_bytes=1), timed=False)
+
+    class Marked(Client):
+        def __init__(self) -> None:
+            super().__init__()
+            self.marks: list[Any] = []
+
+        async def generate(
+            self, prompt: Any, sampling_params: Any, request_id: str, *, lora_request: Any = None
+        ) -> AsyncGenerator[Any, None]:
+            self.marks.append(getattr(sampling_params, "extra_args", None))
+            async for answer in super().generate(prompt, sampling_params, request_id):
+                yield answer
+
+    client, shared = Marked(), sampling(extra_args={"mine": 1})
+    keep_answers(client, requests)
+    for params in (shared, shared, sampling(), sampling(logit_bias={1: 2.0})):
+        assert asked(client, requests, params) == [ANSWER]
+    names = [row["states"] for row in requests.take()["requests"]]
+    assert len(set(names)) == 3
+    assert client.marks == [
+        {"mine": 1, STATES_ARGUMENT: names[0]},
+        {"mine": 1, STATES_ARGUMENT: names[1]},
+        {STATES_ARGUMENT: names[2]},
+        None,
+    ]
+    assert shared.extra_args == {"mine": 1}, "requests may share their parameters"
+
+
+@pytest.mark.parametrize(
+    ("variable", "asked_for", "status", "body"),
+    [
+        ("", {}, 409, b"captures no states; start it with states_bytes in SPEC_LIVE_REQUESTS"),
+        ('{"share": 1.0}', {}, 409, b"captures no states; start it with states_bytes"),
+        (CAPTURING, {}, 200, b'"layers": [1, 3]'),
+        (CAPTURING, {"key": "ab" * 8, "first": 0, "rows": 3}, 200, b"\x00\x01"),
+        (CAPTURING, {"key": "cd" * 8, "first": 0, "rows": 3}, 410, b'{"left_out": "hole"}'),
+        (CAPTURING, {"key": "ef" * 8, "first": 0, "rows": 3}, 409, b"the reason"),
+        (CAPTURING, {"key": "../../etc", "first": 0, "rows": 3}, 409, b"no StatesRange"),
+        (CAPTURING, {"key": "ab" * 8, "first": 0, "rows": 1 << 40}, 409, b"no StatesRange"),
+    ],
+)
+def test_states_come_from_the_first_worker(monkeypatch, variable, asked_for, status, body) -> None:
+    monkeypatch.setenv("SPEC_DRAFT_TOKEN", "secret")
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, variable)
+    monkeypatch.setattr("spec_engine_vllm.draft_routes.rounds_of", lambda llm: None)
+    answers = {
+        "": {"layers": [1, 3], "hidden_size": 8, "dtype": "float32"},
+        "ab": {"piece": b"\x00\x01"},
+        "cd": {"left_out": "hole"},
+        "ef": {"refused": "the reason"},
+    }
+
+    class Workers(Client):
+        async def collective_rpc(self, method: str, args: tuple[str]) -> list[Any]:
+            assert method == "spec_states"
+            return [answers[json.loads(args[0])["key"][:2] if args[0] else ""], None]
+
+    app, sent = DraftRoutes(lambda *_: None), []
+
+    async def receive() -> dict:
+        return {"body": json.dumps(asked_for).encode()}
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    def ask(token: bytes) -> tuple[int, bytes]:
+        sent.clear()
+        client = SimpleNamespace(state=SimpleNamespace(engine_client=Workers()))
+        scope = {"type": "http", "method": "POST", "path": "/spec/draft/states", "app": client}
+        asyncio.run(app({**scope, "headers": [(b"authorization", b"Bearer " + token)]}, receive, send))
+        return sent[0]["status"], sent[1]["body"]
+
+    assert ask(b"guess")[0] == 401
+    found = ask(b"secret")
+    assert found[0] == status
+    assert body in found[1]

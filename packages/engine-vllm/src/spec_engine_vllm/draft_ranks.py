@@ -25,16 +25,27 @@ class VllmRanks(DraftRanks):
 
     async def answers(self, name: str, argument: str) -> list[Fields]:
         """Return the answers of the workers that have a draft with weights."""
-        try:
-            answers = await self._llm.collective_rpc("spec_draft", args=(name, argument))
-        except Exception as error:
-            if "spec_draft" not in str(error):
-                raise
-            raise EngineError(f"vLLM was started without --worker-extension-cls {EXTENSION}") from error
+        answers = await self._of_workers("spec_draft", name, argument)
         with_draft = [answer for answer in answers if answer is not None]
         if not with_draft:
             raise EngineError("this vLLM serves no draft with weights; start it with --speculative-config")
         return with_draft
+
+    async def states(self, asked: str) -> Fields | bytes:
+        """Return the layout of states, a piece of them or a StatesLeftOut, from the first rank."""
+        answers = await self._of_workers("spec_states", asked)
+        answer = next(answer for answer in answers if answer is not None)
+        if "refused" in answer:
+            raise EngineError(answer["refused"])
+        return answer.get("piece", answer)
+
+    async def _of_workers(self, method: str, *args: str) -> list[Any]:
+        try:
+            return await self._llm.collective_rpc(method, args=args)
+        except Exception as error:
+            if method not in str(error):
+                raise
+            raise EngineError(f"vLLM was started without --worker-extension-cls {EXTENSION}") from error
 
     def acceptance(self) -> Fields:
         """Return the acceptance counters since the draft last changed."""

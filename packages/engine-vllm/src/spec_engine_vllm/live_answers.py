@@ -5,9 +5,13 @@ vLLM's engine client yields each answer step by step to its caller. ``keep_answe
 
 from __future__ import annotations
 
+import copy
 import inspect
+import secrets
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
+
+from spec_engine_vllm.state_rows import STATES_ARGUMENT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -30,13 +34,27 @@ def keep_answers(llm: Any, requests: LiveRequests) -> None:
             asked = signature.bind(*args, **kwargs)
             if requests.admits(asked.arguments["request_id"]):
                 if not (reason := _reason(asked)):
-                    return _noted(
-                        answers, requests, _Answer(asked.arguments["sampling_params"], requests.label)
-                    )
+                    seen = _Answer(asked.arguments["sampling_params"], requests.label)
+                    if requests.captures_states:
+                        seen.states = _mark(asked)
+                        answers = generate(*asked.args, **asked.kwargs)
+                    return _noted(answers, requests, seen)
                 requests.leave_out(reason)
         return answers
 
     llm.generate = watched
+
+
+def _mark(asked: BoundArguments) -> str:
+    """Have the workers capture the states of a request; return the name by which they know it.
+
+    The parameters are copied, because requests for several prompts may share them.
+    """
+    key = secrets.token_hex(8)
+    params = copy.copy(asked.arguments["sampling_params"])
+    params.extra_args = {**(getattr(params, "extra_args", None) or {}), STATES_ARGUMENT: key}
+    asked.arguments["sampling_params"] = params
+    return key
 
 
 def _reason(asked: BoundArguments) -> str:
@@ -66,7 +84,7 @@ async def _noted(
     finally:
         with requests.guarded():
             if seen.has_ended:
-                requests.add(seen.prompt, seen.tokens, seen.label)
+                requests.add(seen.prompt, seen.tokens, seen.label, seen.states)
             else:
                 requests.leave_out("unfinished")
 
@@ -80,6 +98,8 @@ class _Answer:
         self.prompt: list[int] = []
         self.tokens: list[int] = []
         self.has_ended = False
+        self.states: str | None = None
+        """Name of the request's states, if the workers capture them."""
 
     def note(self, answer: Any) -> None:
         """Add the next message of an answer: its new tokens, or all of its tokens so far."""

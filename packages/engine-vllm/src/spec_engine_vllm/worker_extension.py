@@ -1,7 +1,8 @@
 """WorkerExtension: methods that spec-trainer adds to vLLM's worker class, by ``--worker-extension-cls``.
 
 vLLM makes it a base class of its worker, and calls its methods on every rank, between two steps of the engine
-(``collective_rpc``). Arguments and answers are strings, dicts and booleans.
+(``collective_rpc``). Arguments and answers are strings, dicts, booleans and bytes. vLLM imports this module before it
+loads the model, so that states can be captured from the first request on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_engine_vllm.sampler_check import SamplerCheck
+from spec_engine_vllm.serving_capture import capture_if_asked, states_of
 from spec_kit.hosting import DraftRank
 
 if TYPE_CHECKING:
@@ -17,13 +19,17 @@ if TYPE_CHECKING:
 
 
 class WorkerExtension(SamplerCheck):
-    """An extension of vLLM's worker class: fresh weights for the draft, and a check of the sampler."""
+    """An extension of vLLM's worker class: fresh weights for the draft, states of requests, the sampler's check."""
 
     def spec_draft(self, call: str, argument: str = "") -> dict[str, str] | None:
         """Return the answer of this rank's ``DraftRank``; None without a draft."""
         if self.get_draft_model() is None:  # type: ignore[attr-defined]
             return None
         return _rank_of(self).answer(call, argument)
+
+    def spec_states(self, asked: str = "") -> dict[str, Any] | None:
+        """Return states of a request that this server has served, from the first rank; None from other ranks."""
+        return states_of(self.model_runner, asked)  # type: ignore[attr-defined]
 
 
 _RANK = "_spec_draft_rank"
@@ -58,3 +64,6 @@ def _folder(model_config: Any) -> Path:
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(model_config.model, revision=model_config.revision, local_files_only=True))
+
+
+capture_if_asked()

@@ -14,7 +14,8 @@ import pytest
 
 from spec_core import ServingStatus, UpdateId, UpdateRequest
 from spec_core.errors import ConfigError, EngineError
-from spec_kit.hosting import HttpReplica, ProgramReplica, backend_for
+from spec_core.records import FeatureSchema
+from spec_kit.hosting import HttpReplica, ProgramReplica, backend_for, served_states
 from spec_processes.sockets import server_address
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Server(HTTPServer):
 
     answer: tuple[int, Any] = (200, ANSWER)
     asked: list[tuple[str, str, str]]
+    pieces: Iterator[tuple[int, Any]] = iter(())
+    """Answers that come before ``answer``."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -56,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append((self.command, self.path, body))
         self.server.is_asked.release()
         self.server.may_answer.wait(10)
-        status, fields = self.server.answer
+        status, fields = next(self.server.pieces, self.server.answer)
         if self.headers["authorization"] != "Bearer secret":
             status, fields = 401, {"error": "a bearer token is needed"}
         answer = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
@@ -206,7 +209,7 @@ def test_a_backend_is_found_by_its_devices() -> None:
 
 
 def test_requests_are_taken(server, url) -> None:
-    row = {"prompt": [1], "answer": [2], "label": "chat"}
+    row = {"prompt": [1], "answer": [2], "label": "chat", "states": None}
     taken = {"requests": [row], "left": 3, "stored": 4, "left_out": {"route": 1}}
     with HttpReplica(url, "secret") as replica:
         server.answer = (200, taken)
@@ -232,3 +235,58 @@ def test_what_is_no_request_is_not_quoted(server, url, row) -> None:
         with pytest.raises(EngineError, match="bytes that are none") as error:
             replica.take_requests()
     assert "31337" not in "".join(traceback.format_exception(error.value))
+
+
+SCHEMA = FeatureSchema(layers=(1, 3), hidden_size=4, dtype="bfloat16")
+KEY = "ab" * 8
+
+
+def test_states_of_a_request_come_piece_by_piece(server, url, monkeypatch) -> None:
+    monkeypatch.setattr(served_states, "PIECE_BYTES", 3 * (4 + SCHEMA.bytes_per_token()))
+    with HttpReplica(url, "secret") as replica:
+        pieces = [
+            (200, bytes([number]) * 4 * num + bytes([100 + number]) * 16 * num)
+            for number, num in enumerate((3, 3, 2))
+        ]
+        server.pieces = iter(pieces)
+        rows = replica.take_states(KEY, 8, SCHEMA)
+        assert not isinstance(rows, str)
+        assert rows.token_ids == bytes([0] * 12 + [1] * 12 + [2] * 8)
+        assert rows.states == bytes([100] * 48 + [101] * 48 + [102] * 32)
+        firsts = [json.loads(body)["first"] for _, path, body in server.asked if path.endswith("states")]
+        assert firsts == [0, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        ((410, {"left_out": "prefix_hit"}), "prefix_hit"),
+        ((410, {"left_out": "the text of a request"}), EngineError),
+        ((200, b"short"), EngineError),
+        ((200, bytes(1 << 20)), EngineError),
+        ((409, {"error": "no"}), EngineError),
+        ((500, b"?"), EngineError),
+    ],
+)
+def test_what_is_no_state_is_never_taken_for_one(server, url, answer, found) -> None:
+    with HttpReplica(url, "secret") as replica:
+        server.answer = answer
+        if isinstance(found, str):
+            assert replica.take_states(KEY, 8, SCHEMA) == found
+            return
+        with pytest.raises(found) as caught:
+            replica.take_states(KEY, 8, SCHEMA)
+    assert "text of a request" not in str(caught.value)
+
+
+def test_a_server_says_what_it_captures_or_why_it_does_not(server, url) -> None:
+    with HttpReplica(url, "secret") as replica:
+        server.answer = (200, {"layers": [1, 3], "hidden_size": 4, "dtype": "bfloat16"})
+        assert replica.states_schema() == SCHEMA
+        server.answer = (409, {"error": "this server captures no states"})
+        with pytest.raises(ConfigError, match="has no states of requests: this server captures no states"):
+            replica.states_schema()
+        for wrong in ((200, {"layers": [3, 1], "hidden_size": 4, "dtype": "bfloat16"}), (404, b"?")):
+            server.answer = wrong
+            with pytest.raises(EngineError, match="bytes that are none"):
+                replica.states_schema()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from spec_kit.hosting import LiveRequest
 from spec_trainer.configuration.follow import FollowConfig
@@ -128,3 +129,32 @@ def test_a_request_without_finite_features_is_drawn_and_judged_by_no_more() -> N
         kept.add(request(number))
     left = firsts(kept.draw((), 1)) + firsts(kept.held_out())
     assert set(left) == set(range(80)) - gone
+
+
+def states_of(num_tokens: int) -> torch.Tensor:
+    return torch.arange(num_tokens, dtype=torch.float32)[:, None, None].expand(num_tokens, 2, 4).contiguous()
+
+
+def test_a_request_ends_where_the_states_of_its_server_end() -> None:
+    kept = reservoir(held_out=1e-9)
+    kept.add(LiveRequest(prompt=[1, 2], answer=[3, 4, 5]), states_of(4))
+    kept.add(LiveRequest(prompt=[2] * (LONGEST - 1), answer=[1, 2, 3]), states_of(LONGEST + 1))
+    kept.add(LiveRequest(prompt=[1], answer=[3]), "prefix_hit")
+    drawn, found = kept.draw((), 0), kept.states()
+    assert [sample.input_ids.tolist()[-2:] for sample in drawn.train] == [[3, 4], [2, 1]]
+    for sample in drawn.train:
+        assert torch.equal(found[id(sample.input_ids)], states_of(len(sample)))
+    assert (kept.num_seen, dict(kept.left_out)) == (3, {"prefix_hit": 1})
+
+
+def test_the_bytes_of_states_are_bounded() -> None:
+    kept = reservoir(held_out=0.3, states_bytes=10 * states_of(4).nbytes)
+    for number in range(40):
+        kept.add(LiveRequest(prompt=[number], answer=[1, 2, 3, 4]), states_of(4))
+        assert sum(states.nbytes for states in kept.states().values()) <= 10 * states_of(4).nbytes
+    everything = kept.kept
+    assert sorted(one.number for one in (*everything.train, *everything.held_out)) == list(range(30, 40))
+    assert kept.left_out == {"states_bytes": 30}
+    small = reservoir(held_out=1e-9, states_bytes=states_of(4).nbytes - 1)
+    small.add(LiveRequest(prompt=[1], answer=[1, 2, 3, 4]), states_of(4))
+    assert (small.states(), small.kept.train, small.num_fresh) == ({}, (), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ConfigError
@@ -15,6 +16,7 @@ from spec_trainer.command_line.stop_request import StopRequest
 from spec_trainer.controller.worker_driver import worker_driver
 from spec_trainer.decode.inline_driver import inline_driver
 from spec_trainer.follow.follow_run import FollowRun
+from spec_trainer.follow.kept_states import KeptStates
 from spec_trainer.follow.metrics_page import MetricsPage
 from spec_trainer.follow.retention import open_retained
 from spec_trainer.push.servers import check_sender
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from spec_core import Transport
     from spec_trainer.config import AnyRunConfig
     from spec_trainer.decode.run_driver import RunDriver
+    from spec_trainer.follow.reservoir import Reservoir
     from spec_trainer.run.spec import RunSpec
 
 
@@ -72,9 +76,12 @@ def run_follow(spec: RunSpec) -> dict[str, Any]:
         cut_records(spec.directory, done_steps)
         follow = spec.config.follow
 
-        def open_driver(spec: RunSpec) -> AbstractContextManager[RunDriver]:
+        def open_driver(spec: RunSpec, reservoir: Reservoir) -> AbstractContextManager[RunDriver]:
+            progress = StepProgress(None, "following")
+            if follow.capture == "serving":
+                return inline_driver(spec, stop, progress, open_source=partial(_kept_states, spec, reservoir))
             opened = inline_driver if spec.config.placement.kind == "inline" else worker_driver
-            return opened(spec, stop, StepProgress(None, "following"))
+            return opened(spec, stop, progress)
 
         try:
             with (
@@ -85,6 +92,10 @@ def run_follow(spec: RunSpec) -> dict[str, Any]:
         finally:
             spec.directory.remove_unfinished()
     return spec.directory.read_summary()
+
+
+def _kept_states(spec: RunSpec, reservoir: Reservoir, transport: Transport) -> KeptStates:
+    return KeptStates(reservoir.states, transport, spec.config.timeouts.step_s)
 
 
 def _check(config: AnyRunConfig) -> None:
@@ -116,6 +127,31 @@ def _check(config: AnyRunConfig) -> None:
         (push.canary_margin is not None, f"push.canary_margin={push.canary_margin} with follow; remove it"),
         (config.data.features is not None, f"data.features={config.data.features} with follow; remove it"),
     ]
+    if config.follow.capture == "serving":
+        checks += _serving_checks(config)
     for wrong, message in checks:
         if wrong:
             raise ConfigError(message)
+
+
+def _serving_checks(config: AnyRunConfig) -> list[tuple[bool, str]]:
+    """Return what the command cannot do without an engine of its own, and whether the settings ask for it."""
+    follow, serving = config.follow, "with follow.capture=serving, which has no engine of its own"
+    return [
+        (
+            config.placement.kind != "inline",
+            f"placement.kind={config.placement.kind} {serving}; remove engine.name and placement.kind",
+        ),
+        (
+            follow.retention.rows > 0,
+            f"follow.retention.rows={follow.retention.rows} {serving} to capture requests again; remove it",
+        ),
+        (
+            follow.new_target != "stop",
+            f"follow.new_target={follow.new_target} {serving} to capture requests again; remove it",
+        ),
+        (
+            config.data.path is not None,
+            f"data.path {serving} to capture the samples; remove it, or set follow.capture=prefill",
+        ),
+    ]

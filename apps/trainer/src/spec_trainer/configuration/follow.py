@@ -48,6 +48,11 @@ class FollowConfig(Config):
     """Most requests that drafts are judged by, the newest."""
     poll_s: Seconds = 2.0
     """Time between two looks at servers that had too few requests."""
+    capture: Literal["prefill", "serving"] = "prefill"
+    """Who computes the features of requests: an engine of the command prefills them, or the servers capture them as
+    they serve."""
+    states_bytes: PositiveInt = 8 << 30
+    """Most bytes of features that are kept in memory with ``capture=serving``; the oldest request goes first."""
     retention: RetentionConfig = RetentionConfig()
     latency_budget_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Training waits while the p99 inter-token latency of a server is above this; by default it never waits."""

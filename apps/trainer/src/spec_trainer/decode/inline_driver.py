@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 
     import torch
 
-    from spec_core import Engine
+    from spec_core import Engine, Transport
     from spec_trainer.command_line.progress import StepProgress
     from spec_trainer.command_line.stop_request import StopRequest
     from spec_trainer.decode.run_driver import MeasureDraft, Pause, RankTask
     from spec_trainer.push.live_measurements import Measure
+    from spec_trainer.run.dispatch import CapturerSource
     from spec_trainer.run.spec import RunSpec
     from spec_trainer.training.wiring import Consume, RankFeatures
+
+    OpenSource = Callable[[Transport], CapturerSource]
+    """Opens a source of features that sends over a transport."""
 
 
 @contextmanager
@@ -38,24 +42,27 @@ def inline_driver(
     progress: StepProgress,
     consume: Consume = train_rank,
     device: torch.device | None = None,
+    open_source: OpenSource | None = None,
 ) -> Iterator[InlineDriver]:
     """Yield the driver of a run in this process; its engine, if the run has one, is ready to capture.
 
     ``consume`` is called to process the features, by default to train on them. ``device``: by default the backend's
-    first device.
+    first device. ``open_source`` returns the source of features that replaces the engine.
     """
     with ExitStack() as stack:
         stack.enter_context(spec.backend.prepare_host("inline"))
         device = device or spec.backend.device(0)
         transport = spec.backend.transport("inline")
         engines: list[Engine] = []
-        if spec.config.data.features is None:
+        sources = [] if open_source is None else [stack.enter_context(open_source(transport))]
+        if spec.config.data.features is None and not sources:
             around = {"placement": "inline", "transport": transport}
             engines = [stack.enter_context(create_engine(spec, spec.target, **around))]
             engines[0].start(spec.schema)
         yield InlineDriver(
             device=device,
             engines=engines,
+            sources=sources,
             features=stack.enter_context(rank_features(spec, 0, device, transport=transport)),
             decoders=[stack.enter_context(EngineDecoder(spec, engine)) for engine in engines],
             progress=stack.enter_context(progress),
@@ -71,7 +78,9 @@ class InlineDriver(RunDriver):
 
     device: torch.device
     engines: Sequence[Engine]
-    """The run's engine; empty if features come from a folder."""
+    """The run's engine; empty if features come from a folder or a source."""
+    sources: Sequence[CapturerSource] = ()
+    """The source that replaces the engine, if there is one."""
     decoders: Sequence[EngineDecoder]
     """The EngineDecoder of each engine."""
     features: RankFeatures
@@ -124,7 +133,10 @@ class InlineDriver(RunDriver):
         """Call ``consume`` with the features of ``part``; return the engine's seconds of capture."""
         import torch.distributed as dist
 
-        engines = [DatasetCapturer(engine, part.dataset, part.schema) for engine in self.engines]
+        engines = [
+            *(DatasetCapturer(engine, part.dataset, part.schema) for engine in self.engines),
+            *(source.capturer(part) for source in self.sources),
+        ]
         dispatcher = Dispatcher(
             part.schedule, part.schema, engines, [self.features.address], part.window_bytes
         )

@@ -77,7 +77,7 @@ class FollowRun:
     def __init__(
         self,
         spec: RunSpec,
-        open_driver: Callable[[RunSpec], AbstractContextManager[RunDriver]],
+        open_driver: Callable[[RunSpec, Reservoir], AbstractContextManager[RunDriver]],
         stop: StopRequest,
         done_steps: int,
         page: MetricsPage | None = None,
@@ -85,7 +85,7 @@ class FollowRun:
     ) -> None:
         """Continue after ``done_steps`` steps, with the draft that was pushed last; show figures on ``page``.
 
-        ``open_driver`` returns a driver whose engine runs the target of a run.
+        ``open_driver`` returns a driver whose engine runs the target of a run, or that has the reservoir's features.
         """
         self._spec, self._open_driver, self._stop, self._done_steps = spec, open_driver, stop, done_steps
         self._page, self._retained = page, retained
@@ -98,7 +98,8 @@ class FollowRun:
         )
         if retained is not None:
             self._reservoir.restore(retained.read(**sizes))
-        self._traffic = Traffic(self._config.servers, ANSWER_S)
+        schema = spec.schema if self._config.capture == "serving" else None
+        self._traffic = Traffic(self._config.servers, ANSWER_S, schema)
         budget_ms = self._config.latency_budget_ms
         self._budget = (
             None if budget_ms is None else LatencyBudget(self._config.servers, budget_ms, self._config.poll_s)
@@ -122,7 +123,7 @@ class FollowRun:
         try:
             is_complete = False
             while not is_complete:
-                with self._open_driver(self._spec) as self._driver:
+                with self._open_driver(self._spec, self._reservoir) as self._driver:
                     is_complete = self._follow()
         except Interrupted:
             self._finish()
@@ -200,8 +201,8 @@ class FollowRun:
     def _take(self) -> None:
         """Fetch the requests that the servers have stored; wait ``follow.poll_s`` if they are too few for a cycle."""
         self._check_stop()
-        for request in self._traffic.take():
-            self._reservoir.add(request)
+        for taken in self._traffic.take():
+            self._reservoir.add(*taken)
         self._show()
         if self._lags_behind() and time.monotonic() >= self._again_s:
             log.info("a server has come back with an earlier draft")

@@ -1,4 +1,7 @@
-"""KeptRequest: a live request as a run keeps it, in memory and, if ``follow.retention`` is on, in a file."""
+"""KeptRequest: a live request as a run keeps it, in memory and, if ``follow.retention`` is on, in a file.
+
+Shapes: T tokens, N captured layers, H hidden size.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,13 @@ class KeptRequest:
     input_ids: np.ndarray
     num_prompt: int
     label: str
+    states: Tensor | None = None
+    """Features [T, N, H] of the T tokens, if a server has captured them."""
+
+    @property
+    def num_state_bytes(self) -> int:
+        """Bytes of the features."""
+        return 0 if self.states is None else self.states.nbytes
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from spec_trainer.follow.labels import LabelCounts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from torch import Tensor
+
     from spec_kit.hosting import LiveRequest
     from spec_trainer.configuration.follow import FollowConfig
 
@@ -45,6 +47,7 @@ class Reservoir:
         """Number of requests added so far; ``num_new``: without those of a command before."""
         self.num_fresh = 0
         """Number of training requests added since the last draw."""
+        self._num_state_bytes = 0
         self.left_out: Counter[str] = Counter()
         """Number of unusable requests, by reason."""
 
@@ -72,21 +75,33 @@ class Reservoir:
         train, held_out = tuple(self._train.values()), tuple(self._held_out.values())
         return KeptRequests(train, held_out, self.num_seen, self.num_fresh)
 
-    def add(self, request: LiveRequest) -> None:
-        """Add a request; it replaces an earlier request with the same prompt, or the oldest request if full."""
+    def add(self, request: LiveRequest, states: Tensor | str | None = None) -> None:
+        """Add a request; it replaces an earlier request with the same prompt, or the oldest request if full.
+
+        ``states``: features of its first tokens if its server has captured them, or the cause for which it has none.
+        """
         self.num_seen += 1
         self.num_new += 1
         label = self.labels.add(request.label)
         tokens = [*request.prompt, *request.answer]
-        if max(tokens) >= self._vocab_size:
+        if isinstance(states, str):
+            self.left_out[states] += 1
+        elif max(tokens) >= self._vocab_size:
             self.left_out["other_vocabulary"] += 1
         elif self._image_token_id in tokens:  # the image is not known
             self.left_out["images"] += 1
         elif len(request.prompt) >= self._longest:
             self.left_out["long_prompt"] += 1
         else:
-            ids = np.array(tokens[: self._longest], dtype=np.int32)
-            self._keep(request.prompt, KeptRequest(self.num_seen - 1, ids, len(request.prompt), label))
+            num_tokens = min(self._longest, len(tokens) if states is None else len(states))
+            ids = np.array(tokens[:num_tokens], dtype=np.int32)
+            rows = states if states is None or len(states) == num_tokens else states[:num_tokens].clone()
+            self._keep(request.prompt, KeptRequest(self.num_seen - 1, ids, len(request.prompt), label, rows))
+
+    def states(self) -> dict[int, Tensor]:
+        """Return the ``id`` of the ``input_ids`` of each kept request -> its features, if a server captured them."""
+        kept = (*self._train.values(), *self._held_out.values())
+        return {id(one.input_ids): one.states for one in kept if one.states is not None}
 
     def draw(self, replayed: Sequence[Sample], done_steps: int) -> Dataset:
         """Return a cycle's training samples: a draw that favours recent requests, and a share of ``replayed``.
@@ -129,7 +144,7 @@ class Reservoir:
             ids = dataset.sample(sample_id).input_ids
             for place in (self._train, self._held_out):
                 for digest in [digest for digest, one in place.items() if one.input_ids is ids]:
-                    del place[digest]
+                    self._drop(place, digest)
 
     def _keep(self, prompt: Sequence[int], one: KeptRequest) -> None:
         digest, is_held_out = self._purpose(prompt)
@@ -139,6 +154,8 @@ class Reservoir:
                 self.num_fresh += 1
             else:
                 self.left_out["same_prompt"] += 1
+        if not self._train:  # its features take more bytes than all may
+            self.num_fresh = 0
 
     def _purpose(self, prompt: Sequence[int]) -> tuple[bytes, bool]:
         """Return a digest of the prompt, and whether requests with it are held out."""
@@ -150,11 +167,26 @@ class Reservoir:
         place, most = (
             (self._held_out, self._config.window) if is_held_out else (self._train, self._config.kept)
         )
-        is_new = place.pop(digest, None) is None
+        is_new = digest not in place
+        if not is_new:
+            self._drop(place, digest)
         place[digest] = one
+        self._num_state_bytes += one.num_state_bytes
         if len(place) > most:
-            del place[next(iter(place))]
+            self._drop(place, next(iter(place)))
+        while self._num_state_bytes > self._config.states_bytes:
+            self._drop_oldest()
         return is_new
+
+    def _drop_oldest(self) -> None:
+        """Drop the oldest request of all, because the features take too many bytes."""
+        places = [place for place in (self._train, self._held_out) if place]
+        place = min(places, key=lambda place: next(iter(place.values())).number)
+        self._drop(place, next(iter(place)))
+        self.left_out["states_bytes"] += 1
+
+    def _drop(self, place: dict[bytes, KeptRequest], digest: bytes) -> None:
+        self._num_state_bytes -= place.pop(digest).num_state_bytes
 
     def _chosen(self, weights: np.ndarray, num: int, *stream: int) -> list[int]:
         """Return ``num`` different indices in ascending order, drawn by weight (Efraimidis and Spirakis, 2006)."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from spec_core.errors import EngineError
+from spec_core.errors import ConfigError, EngineError
+from spec_trainer.follow.kept_states import take_states
 from spec_trainer.push.servers import ask_servers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from torch import Tensor
+
+    from spec_core.records import FeatureSchema
     from spec_kit.hosting import HttpReplica, LiveRequest
 
 log = logging.getLogger(__name__)
@@ -20,12 +24,26 @@ _MOST_CALLS = 64
 """Most calls to one server in one ``take``, even if it reports that more requests are left."""
 
 
+class TakenRequest(NamedTuple):
+    """A request as a server has stored it."""
+
+    request: LiveRequest
+    states: Tensor | str | None
+    """Features of its first tokens, as the server has captured them, or the cause for which it has none. None if the
+    command captures them."""
+
+
 class Traffic:
     """Fetches stored requests from servers, and counts the requests that the servers did not store."""
 
-    def __init__(self, urls: Sequence[str], timeout_s: float) -> None:
-        """Ask no server yet; ``timeout_s`` is the longest wait for each answer."""
-        self._urls, self._timeout_s = urls, timeout_s
+    def __init__(self, urls: Sequence[str], timeout_s: float, schema: FeatureSchema | None = None) -> None:
+        """Ask no server yet; ``timeout_s`` is the longest wait for each answer.
+
+        ``schema``: what the servers have captured for each request; None if they need not capture.
+        """
+        self._urls, self._timeout_s, self._schema = urls, timeout_s, schema
+        self._capturing: set[str] = set()
+        """Addresses of servers that are known to capture ``schema``."""
         self._problems: dict[str, str] = {}
         self._left_out: dict[str, Counter[str]] = {}
         self.versions: dict[str, int | None] = {}
@@ -38,19 +56,22 @@ class Traffic:
         """Number of requests that the servers did not store, by reason."""
         return sum(self._left_out.values(), Counter())
 
-    def take(self) -> list[LiveRequest]:
+    def take(self) -> list[TakenRequest]:
         """Return the requests that the servers have stored since the last call.
 
-        A server that fails is logged once, and is asked again in the next call.
+        A server that fails is logged once, and is asked again in the next call. Raise ConfigError if a server does
+        not capture what it should.
         """
-        taken: list[LiveRequest] = []
+        taken: list[TakenRequest] = []
         self.versions, self.acceptance_lengths = {}, {}
         for url, server in ask_servers(self._urls, self._timeout_s).items():
             try:
                 if isinstance(server, EngineError):
                     raise server
                 with server:
-                    taken += self._of(url, server)
+                    self._check_capture(url, server)
+                    for request in self._of(url, server):
+                        taken.append(TakenRequest(request, self._states(server, request)))
                 self.versions[url] = server.first_answer.status.version
                 counted = server.first_answer.acceptance
                 if counted.rounds:
@@ -61,7 +82,22 @@ class Traffic:
                 if self._problems.get(url) != str(error):
                     log.warning("%s", error)
                 self._problems[url] = str(error)
+                self._capturing.discard(url)
         return taken
+
+    def _check_capture(self, url: str, server: HttpReplica) -> None:
+        """Raise ConfigError if the server does not capture the states that the draft learns from."""
+        if self._schema is None or url in self._capturing:
+            return
+        if (found := server.states_schema()) != self._schema:
+            raise ConfigError(
+                f"{url} captures {_described(found)}, and the draft needs {_described(self._schema)}; serve this "
+                "draft there, or set follow.capture=prefill"
+            )
+        self._capturing.add(url)
+
+    def _states(self, server: HttpReplica, request: LiveRequest) -> Tensor | str | None:
+        return None if self._schema is None else take_states(server, request, self._schema)
 
     def _of(self, url: str, server: HttpReplica) -> Iterator[LiveRequest]:
         for _ in range(_MOST_CALLS):
@@ -70,3 +106,8 @@ class Traffic:
             yield from answer.requests
             if not answer.left:
                 return
+
+
+def _described(schema: FeatureSchema) -> str:
+    layers = ",".join(map(str, schema.layers))
+    return f"states of layers {layers} of {schema.hidden_size} numbers in {schema.dtype}"

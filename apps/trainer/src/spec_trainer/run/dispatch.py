@@ -15,6 +15,7 @@ import heapq
 import itertools
 import threading
 import time
+from abc import abstractmethod
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from spec_core.errors import ConfigError, SpecError
 from spec_core.records import CaptureRequest
+from spec_core.resource import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from spec_core.records import FeatureSchema
     from spec_trainer.data.dataset import Dataset
     from spec_trainer.run.batch_schedule import BatchSchedule, GlobalBatch
+    from spec_trainer.run.spec import RunSpec
 
 _QUEUED_PER_ENGINE = 2
 """Capture batches per engine: one in computation and one queued, so that the engine never idles."""
@@ -68,6 +71,14 @@ class Capturer(Protocol):
 
     def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
         """Begin to capture a batch; the future is done when every sample was sent."""
+
+
+class CapturerSource(Resource):
+    """Interface of a source of features that is no engine, for runs in one process."""
+
+    @abstractmethod
+    def capturer(self, part: RunSpec) -> Capturer:
+        """Return the Capturer of the samples of ``part``, a run or one of its cycles."""
 
 
 class DatasetCapturer:

@@ -15,13 +15,15 @@ from spec_kit.hosting.live_requests import (
     Label,
     LiveRequest,
     LiveRequests,
+    LiveRequestsConfig,
     TakenRequests,
     is_label,
 )
 from spec_kit.hosting.modes import CaptureMode, Fields, Mode, PlainMode, SpeculativeMode
 from spec_kit.hosting.program_arguments import unreserved
 from spec_kit.hosting.program_version import installed_version, probe_version
-from spec_kit.hosting.replicas import DRAFT_TOKEN_VARIABLE, HttpReplica, ProgramReplica
+from spec_kit.hosting.replicas import DRAFT_TOKEN_VARIABLE, CapturedRows, HttpReplica, ProgramReplica
+from spec_kit.hosting.served_states import MOST_STATE_ROWS, StatesLayout, StatesRange, piece_rows
 from spec_kit.hosting.server_metrics import ServerMetrics
 from spec_kit.hosting.subprocess_engine import SubprocessEngine
 from spec_kit.hosting.subprocess_main import EngineLink
@@ -30,10 +32,12 @@ __all__ = [
     "CAPTURE_VARIABLE",
     "DRAFT_TOKEN_VARIABLE",
     "LIVE_REQUESTS_VARIABLE",
+    "MOST_STATE_ROWS",
     "OTHER_LABEL",
     "AnswerCounts",
     "AnswerRounds",
     "CaptureMode",
+    "CapturedRows",
     "DraftMiddleware",
     "DraftRank",
     "DraftRanks",
@@ -45,11 +49,14 @@ __all__ = [
     "Label",
     "LiveRequest",
     "LiveRequests",
+    "LiveRequestsConfig",
     "Mode",
     "PlainMode",
     "ProgramReplica",
     "ServerMetrics",
     "SpeculativeMode",
+    "StatesLayout",
+    "StatesRange",
     "SubprocessEngine",
     "TakenRequests",
     "backend_for",
@@ -57,6 +64,7 @@ __all__ = [
     "image_of_fields",
     "installed_version",
     "is_label",
+    "piece_rows",
     "probe_version",
     "unreserved",
 ]

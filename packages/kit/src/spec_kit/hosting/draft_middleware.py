@@ -4,9 +4,9 @@ It answers ``/spec/draft/status`` (GET) and ``/spec/draft/prepare``, ``commit``,
 with JSON). ``/spec/draft/status?rounds=N&wait_s=S`` is a long poll: it is answered when N verifications were
 counted since the draft last changed, or after S seconds. Meanwhile the counters are read whenever the server
 sends a response. POST ``/spec/draft/requests`` returns the token ids that LiveRequests has stored, and deletes
-them. Each request needs ``Authorization: Bearer TOKEN`` with the token in the server's environment variable
-``SPEC_DRAFT_TOKEN``. All other responses get the headers ``x-draft-version`` and ``x-draft-digest`` while a
-pushed draft is served.
+them. POST ``/spec/draft/states`` returns states of such a request (``served_states``). Each request needs
+``Authorization: Bearer TOKEN`` with the token in the server's environment variable ``SPEC_DRAFT_TOKEN``. All other
+responses get the headers ``x-draft-version`` and ``x-draft-digest`` while a pushed draft is served.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qs
 
-from spec_core.errors import ConfigError, SpecError
+from spec_core.errors import ConfigError, EngineError, SpecError
 from spec_kit.hosting.draft_ranks import CALLS
 from spec_kit.hosting.live_requests import LIVE_REQUESTS_VARIABLE, LiveRequests
 from spec_kit.hosting.replicas import DRAFT_TOKEN_VARIABLE
+from spec_kit.hosting.served_states import StatesRange
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -93,8 +94,7 @@ class DraftMiddleware(ABC):
             return
         path = scope["path"]
         if path.startswith(_PREFIX):
-            status, fields = await self._answer(scope, path.removeprefix(_PREFIX), receive)
-            await _send_json(send, status, fields)
+            await _send(send, *await self._answer(scope, path.removeprefix(_PREFIX), receive))
             return
         if scope["method"] == "GET":  # health and metrics
             await self._app(scope, receive, send)
@@ -133,13 +133,15 @@ class DraftMiddleware(ABC):
 
         return opening
 
-    async def _answer(self, scope: Message, name: str, receive: Receive) -> tuple[int, Fields]:
+    async def _answer(self, scope: Message, name: str, receive: Receive) -> tuple[int, Fields | bytes]:
         if not self._is_admitted(scope):
             return 401, {"error": f"a bearer token is needed, that of the server's {DRAFT_TOKEN_VARIABLE}"}
         if (scope["method"], name) == ("POST", "requests"):
             return self._taken()
+        if (scope["method"], name) == ("POST", "states"):
+            return await self._states(receive)
         if (scope["method"], name) != ("GET", "status") and (scope["method"] != "POST" or name not in CALLS):
-            known = ", ".join(["status", *CALLS, "requests"])
+            known = ", ".join(["status", *CALLS, "requests", "states"])
             return 404, {"error": f"{scope['method']} {name!r} is none of {known}"}
         try:
             body = (await _body(receive)).decode()
@@ -154,6 +156,22 @@ class DraftMiddleware(ABC):
         if self.live_requests is None:
             return 409, {"error": f"this server keeps no requests; start it with {LIVE_REQUESTS_VARIABLE}"}
         return 200, self.live_requests.take()
+
+    async def _states(self, receive: Receive) -> tuple[int, Fields | bytes]:
+        """Return the HTTP status, and the layout of states or a piece of a request's states."""
+        assert self.ranks is not None
+        try:
+            if self.live_requests is None or not self.live_requests.captures_states:
+                raise EngineError(
+                    f"this server captures no states; start it with states_bytes in {LIVE_REQUESTS_VARIABLE}"
+                )
+            body = (await _body(receive)).decode()
+            answer = await self.ranks.states(
+                "" if body == "{}" else StatesRange.decode(body).model_dump_json()
+            )
+        except (SpecError, ValueError) as error:
+            return 409, {"error": str(error)}
+        return (410 if isinstance(answer, dict) and "left_out" in answer else 200), answer
 
     def _is_admitted(self, scope: Message) -> bool:
         claimed = dict(scope["headers"]).get(b"authorization", b"")
@@ -219,8 +237,10 @@ async def _body(receive: Receive) -> bytes:
     return body
 
 
-async def _send_json(send: Send, status: int, fields: Fields) -> None:
-    body = json.dumps(fields).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+async def _send(send: Send, status: int, content: Fields | bytes) -> None:
+    is_binary = isinstance(content, bytes)
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    kind = b"application/octet-stream" if is_binary else b"application/json"
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

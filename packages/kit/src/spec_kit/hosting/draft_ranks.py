@@ -43,6 +43,13 @@ class DraftRanks(ABC):
     def count_anew(self) -> None:
         """Reset the counters, because the draft has changed."""
 
+    async def states(self, asked: str) -> Fields | bytes:
+        """Return the fields of a StatesLayout if ``asked`` is empty; else a piece of states or a StatesLeftOut.
+
+        ``asked``: a StatesRange as JSON. Raise EngineError if this server captures no states, as by default.
+        """
+        raise EngineError("this server's engine captures no states while it serves")
+
     async def call(self, name: str, argument: str = "") -> Fields:
         """Call all ranks; return ``status``, the number of ``ranks``, and the counters ``acceptance``.
 

@@ -26,6 +26,7 @@ from spec_core.config import Config, Seconds
 from spec_core.errors import ConfigError
 from spec_core.validation import validate
 from spec_core.wire_record import WireRecord
+from spec_kit.hosting.served_states import MOST_STATE_ROWS, StatesKey
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable
@@ -53,13 +54,11 @@ _LABELLED_PATHS = (
 """Paths that are the label of a request without the header; so are the configuration's ``routes``."""
 _LONGEST_BODY = 1 << 18
 """Largest body of a request, in bytes, that is parsed."""
-_LONGEST_ROW = 16_384
-"""Largest number of tokens of a prompt with its answer that is stored."""
 _TAKEN_TOKENS = 24_576
 """Largest number of tokens of one ``take``. As ids of seven digits with commas they fit the largest response that
 a client reads."""
-_ROW_TOKENS = 13
-"""Size of the field names and the label of one request in a response, in tokens."""
+_ROW_TOKENS = 18
+"""Size of the field names, the label and the key of one request in a response, in tokens."""
 _TOKEN_BYTES = 4
 
 
@@ -87,6 +86,28 @@ class LiveRequestsConfig(Config):
     """Largest number of bytes of stored token ids, four for each token."""
     age_s: Seconds = 600.0
     """Longest time in seconds for which a request is stored."""
+    states_bytes: Annotated[int, pydantic.Field(ge=0)] = 0
+    """Bytes of host memory for hidden states that the server captures as it serves requests; 0: none are captured."""
+
+    @classmethod
+    def from_environment(cls) -> LiveRequestsConfig | None:
+        """Return the configuration that ``SPEC_LIVE_REQUESTS`` holds, or None if it is unset.
+
+        Raise ConfigError for an invalid value.
+        """
+        text = os.environ.get(LIVE_REQUESTS_VARIABLE, "")
+        if not text:
+            return None
+        try:
+            values = json.loads(text)
+        except ValueError:
+            values = None
+        if not isinstance(values, dict):
+            raise ConfigError(
+                f"environment variable {LIVE_REQUESTS_VARIABLE} is no JSON object; expected such as "
+                '{"share": 0.1}, or remove it'
+            )
+        return validate(cls, values, f"environment variable {LIVE_REQUESTS_VARIABLE}")
 
 
 Token = Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
@@ -99,6 +120,8 @@ class LiveRequest(WireRecord):
     answer: Annotated[list[Token], pydantic.Field(min_length=1)]
     label: Label = OTHER_LABEL
     """Label of the request, by which acceptance is reported; never text that a client chose freely."""
+    states: StatesKey | None = None
+    """Name of the request's states at its server; None if the server captures none."""
 
 
 class TakenRequests(WireRecord):
@@ -159,6 +182,7 @@ class _Row(NamedTuple):
     prompt: array[int]
     answer: array[int]
     label: str
+    states: str | None
 
     @property
     def num_bytes(self) -> int:
@@ -167,6 +191,12 @@ class _Row(NamedTuple):
     @property
     def num_tokens(self) -> int:
         return len(self.prompt) + len(self.answer)
+
+    @property
+    def fields(self) -> Fields:
+        """The fields of a LiveRequest."""
+        fields = {"prompt": self.prompt.tolist(), "answer": self.answer.tolist(), "label": self.label}
+        return fields if self.states is None else {**fields, "states": self.states}
 
 
 class LiveRequests:
@@ -190,19 +220,13 @@ class LiveRequests:
 
         Raise ConfigError for an invalid value.
         """
-        text = os.environ.get(LIVE_REQUESTS_VARIABLE, "")
-        if not text:
-            return None
-        try:
-            values = json.loads(text)
-        except ValueError:
-            values = None
-        if not isinstance(values, dict):
-            raise ConfigError(
-                f"environment variable {LIVE_REQUESTS_VARIABLE} is no JSON object; expected such as "
-                '{"share": 0.1}, or remove it'
-            )
-        return cls(validate(LiveRequestsConfig, values, f"environment variable {LIVE_REQUESTS_VARIABLE}"))
+        config = LiveRequestsConfig.from_environment()
+        return None if config is None else cls(config)
+
+    @property
+    def captures_states(self) -> bool:
+        """Whether the server is to capture the states of the requests that are stored."""
+        return self._config.states_bytes > 0
 
     def begin(self, scope: Message, receive: Receive) -> Receive:
         """Record the request of an ASGI scope for ``admits`` in this task; return a wrapped ``receive``."""
@@ -248,10 +272,16 @@ class LiveRequests:
         except Exception:  # noqa: BLE001 (whatever it is, the request is answered; a message could quote it)
             self.leave_out("error")
 
-    def add(self, prompt: Iterable[int], answer: Iterable[int], label: str = OTHER_LABEL) -> None:
-        """Store a finished request; drop the oldest ones if a limit is exceeded."""
-        row = _Row(self._clock(), array("i", prompt), array("i", answer), label)
-        is_long = row.num_tokens > _LONGEST_ROW or row.num_bytes > self._config.bytes
+    def add(
+        self,
+        prompt: Iterable[int],
+        answer: Iterable[int],
+        label: str = OTHER_LABEL,
+        states: str | None = None,
+    ) -> None:
+        """Store a finished request; drop the oldest ones if a limit is exceeded. ``states``: name of its states."""
+        row = _Row(self._clock(), array("i", prompt), array("i", answer), label, states)
+        is_long = row.num_tokens > MOST_STATE_ROWS or row.num_bytes > self._config.bytes
         if is_long or not row.prompt or not row.answer:
             self.leave_out("too_long" if is_long else "empty")
             return
@@ -275,10 +305,7 @@ class LiveRequests:
                 self._num_bytes -= row.num_bytes
                 taken.append(row)
             return {
-                "requests": [
-                    {"prompt": row.prompt.tolist(), "answer": row.answer.tolist(), "label": row.label}
-                    for row in taken
-                ],
+                "requests": [row.fields for row in taken],
                 "left": len(self._rows),
                 "stored": self._stored,
                 "left_out": dict(self._left_out),

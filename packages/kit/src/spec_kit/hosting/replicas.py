@@ -8,24 +8,27 @@ from __future__ import annotations
 import http
 import json
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import pydantic
 
 from spec_core.draft_replica import DraftReplica, ServingStatus
-from spec_core.errors import EngineError, ProtocolError
+from spec_core.errors import ConfigError, EngineError, ProtocolError
 from spec_core.foreign import cause
 from spec_core.records import AcceptanceCounters
 from spec_core.resource import Resource
 from spec_core.wire_record import WireRecord
 from spec_core.wording import one_line, shown
 from spec_kit.hosting.live_requests import TakenRequests
-from spec_processes.sockets.http_client import HttpClient
+from spec_kit.hosting.served_states import ID_BYTES, StatesLayout, StatesLeftOut, StatesRange, piece_rows
+from spec_processes.sockets.http_client import LONGEST_ANSWER, HttpClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from spec_core.draft_replica import ReplicaCall, UpdateId, UpdateRequest
+    from spec_core.records import FeatureSchema
     from spec_kit.hosting.modes import Fields
     from spec_processes.sockets.http_client import HttpAnswer
 
@@ -62,6 +65,15 @@ class ServerAnswer(WireRecord):
         if not all(0 <= square <= _LARGEST_COUNT**2 for square in squares):
             raise ValueError(f"expected squares of 0 to {_LARGEST_COUNT**2}")
         return acceptance
+
+
+class CapturedRows(NamedTuple):
+    """Rows of states from position 0 on, as bytes."""
+
+    token_ids: bytes
+    """The tokens that the target ran, little-endian int32."""
+    states: bytearray
+    """The states of every captured layer, row after row."""
 
 
 class _Refusal(WireRecord):
@@ -119,6 +131,52 @@ class HttpReplica(DraftReplica, Resource):
         except ProtocolError:
             where, length = self._client.url, len(answer.body)
             raise EngineError(f"{where} answered requests with {length} bytes that are none") from None
+
+    def states_schema(self) -> FeatureSchema:
+        """Return the schema of the states that the server captures while it serves.
+
+        Raise ConfigError if it captures none, EngineError as any call does.
+        """
+        answer = self._states("{}", LONGEST_ANSWER)
+        if answer.status in (http.HTTPStatus.NOT_FOUND, http.HTTPStatus.CONFLICT):
+            with suppress(ProtocolError):
+                refusal = one_line(_Refusal.decode(answer.body).error)
+                raise ConfigError(f"{self._client.url} has no states of requests: {refusal}")
+        try:
+            return StatesLayout.decode(answer.body).to_schema()
+        except (ProtocolError, ValueError):
+            raise self._no_states(answer) from None
+
+    def take_states(self, key: str, rows: int, schema: FeatureSchema) -> CapturedRows | str:
+        """Return the first ``rows`` rows of a request's states; the server deletes them.
+
+        Return the cause if the server does not have all of them. Raise EngineError as any call does. No error
+        message contains the server's data.
+        """
+        ids, states = bytearray(), bytearray()
+        row_bytes = schema.bytes_per_token()
+        while (first := len(ids) // ID_BYTES) < rows:
+            num = min(rows - first, piece_rows(schema))
+            size = num * (ID_BYTES + row_bytes)
+            asked = StatesRange(key=key, first=first, rows=rows).model_dump_json()
+            answer = self._states(asked, size + LONGEST_ANSWER)
+            if answer.status == http.HTTPStatus.GONE:
+                with suppress(ProtocolError):
+                    return StatesLeftOut.decode(answer.body).left_out
+            if answer.status != http.HTTPStatus.OK or len(answer.body) != size:
+                raise self._no_states(answer)
+            ids += answer.body[: num * ID_BYTES]
+            states += answer.body[num * ID_BYTES :]
+        return CapturedRows(bytes(ids), states)
+
+    def _states(self, body: str, longest: int) -> HttpAnswer:
+        asked = self._client.ask(f"{_ROUTES}states", body, self._timeout_s, longest)
+        return self._awaited("states", asked, self._timeout_s)
+
+    def _no_states(self, answer: HttpAnswer) -> EngineError:
+        return EngineError(
+            f"{self._client.url} answered states with {answer.status} and {len(answer.body)} bytes that are none"
+        )
 
     def close(self) -> None:
         """End every pending and later call with EngineError; any thread may call it."""

@@ -1,8 +1,8 @@
 """HttpClient: HTTP requests to one server, which may be broken or hostile.
 
-A request ends at its timeout, whatever the server does. A response has at most ``LONGEST_ANSWER`` bytes, a streamed
-one as many as its caller allows, including headers, chunk sizes and interim responses (1xx). Redirects are not
-followed, and proxies in the environment are ignored, so the secret is sent to the given address only.
+A request ends at its timeout, whatever the server does. A response has at most ``LONGEST_ANSWER`` bytes, or as many
+as its caller allows, including headers, chunk sizes and interim responses (1xx). Redirects are not followed, and
+proxies in the environment are ignored, so the secret is sent to the given address only.
 """
 
 from __future__ import annotations
@@ -78,10 +78,13 @@ class HttpClient(Resource):
         self._under_way: set[socket.socket] = set()
         self._closed = False
 
-    def ask(self, path: str, body: str, timeout_s: float) -> Future[HttpAnswer]:
+    def ask(
+        self, path: str, body: str, timeout_s: float, longest: int = LONGEST_ANSWER
+    ) -> Future[HttpAnswer]:
         """Send a POST with ``body``, or a GET if it is empty; return a future of the response or EngineError.
 
-        The future is done within ``timeout_s``, unless the system's name lookup takes longer.
+        The future is done within ``timeout_s``, unless the system's name lookup takes longer. A response of more
+        than ``longest`` bytes is an error.
         """
         answer: Future[HttpAnswer] = Future()
         deadline = time.monotonic() + timeout_s
@@ -89,7 +92,7 @@ class HttpClient(Resource):
         def run() -> None:
             try:
                 with self._explained(path, timeout_s):
-                    answer.set_result(self._exchange(path, body.encode(), deadline))
+                    answer.set_result(self._exchange(path, body.encode(), deadline, longest))
             except BaseException as error:  # noqa: BLE001 (the top of a thread: the caller gets every error)
                 answer.set_exception(error)
 
@@ -123,9 +126,9 @@ class HttpClient(Resource):
                 with suppress(OSError):
                     connected.shutdown(socket.SHUT_RDWR)
 
-    def _exchange(self, path: str, body: bytes, deadline: float) -> HttpAnswer:
+    def _exchange(self, path: str, body: bytes, deadline: float, longest: int) -> HttpAnswer:
         head, answer = None, bytearray()
-        for event in self._events(path, body, deadline, LONGEST_ANSWER):
+        for event in self._events(path, body, deadline, longest):
             if isinstance(event, h11.Response):
                 head = event
             else:

@@ -1,0 +1,100 @@
+"""KeptStates gives a run the states that servers have captured for live requests; the run needs no engine then.
+
+Shapes: T tokens, N captured layers, H hidden size.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from spec_core.errors import EngineError, SpecError
+from spec_core.records import FeatureSample
+from spec_trainer.run.dispatch import CapturerSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from spec_core import FeatureSender, Transport
+    from spec_core.records import FeatureSchema
+    from spec_kit.hosting import HttpReplica, LiveRequest
+    from spec_trainer.run.dispatch import Capturer, SampleReference
+    from spec_trainer.run.spec import RunSpec
+
+
+def take_states(server: HttpReplica, request: LiveRequest, schema: FeatureSchema) -> Tensor | str:
+    """Return the states [T, N, H] of a request, T one less than its tokens; or the cause for which it has none.
+
+    The target never ran the last token of the answer. The server deletes the states.
+    """
+    token_ids = [*request.prompt, *request.answer][:-1]
+    if request.states is None:
+        return "no_states"
+    if len(token_ids) <= len(request.prompt):
+        return "one_token"
+    rows = server.take_states(request.states, len(token_ids), schema)
+    if isinstance(rows, str):
+        return rows
+    if np.frombuffer(rows.token_ids, "<i4").tolist() != token_ids:
+        return "other_tokens"
+    return torch.frombuffer(rows.states, dtype=schema.torch_dtype()).view(schema.shape(len(token_ids)))
+
+
+class KeptStates(CapturerSource):
+    """Sends kept states to the trainer rank of this process, as an engine sends what it captures."""
+
+    def __init__(
+        self, states: Callable[[], Mapping[int, Tensor]], transport: Transport, timeout_s: float
+    ) -> None:
+        """Send over ``transport``. ``states`` returns the ``id`` of each sample's ``input_ids`` -> its states."""
+        self._states, self._transport, self._timeout_s = states, transport, timeout_s
+        self._senders: dict[str, FeatureSender] = {}
+
+    def capturer(self, part: RunSpec) -> Capturer:
+        """Return the Capturer of the samples of ``part``, which are kept now."""
+        return _StatesCapturer(partial(self._send, part, self._states()))
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        for sender in self._senders.values():
+            sender.close()
+        self._senders.clear()
+
+    def _send(self, part: RunSpec, states: Mapping[int, Tensor], sample: SampleReference) -> None:
+        ids = part.dataset.sample(sample.sample_id).input_ids
+        features = FeatureSample(
+            request_id=sample.request_id,
+            input_ids=torch.from_numpy(ids.astype(np.int64)),
+            hidden_TNH=states[id(ids)],
+        )
+        for address in sample.destinations:
+            if address not in self._senders:
+                self._senders[address] = self._transport.connect(address, part.schema, self._timeout_s)
+            self._senders[address].send(features, self._timeout_s)
+
+
+class _StatesCapturer:
+    """A Capturer that sends samples at once, in the calling thread."""
+
+    def __init__(self, send: Callable[[SampleReference], None]) -> None:
+        """Send each sample by ``send``."""
+        self._send = send
+
+    def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
+        """Send a batch of samples; the returned future is done."""
+        sent: Future[None] = Future()
+        try:
+            for sample in samples:
+                self._send(sample)
+            sent.set_result(None)
+        except (SpecError, KeyError) as error:
+            sent.set_exception(
+                error if isinstance(error, SpecError) else EngineError("a sample has no states")
+            )
+        return sent

@@ -1,0 +1,62 @@
+"""Messages of the route ``/spec/draft/states``: hidden states that a server has computed for a request it served.
+
+A client first asks for the layout, with an empty range. Then it asks for the rows of each request, piece by piece. A
+piece is binary: the token ids of its rows as little-endian int32, then their states.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pydantic
+
+from spec_core.records import FeatureSchema
+from spec_core.wire_record import WireRecord
+
+MOST_STATE_ROWS = 16_384
+"""Largest number of rows of a request, as many as tokens of the longest request that a server stores."""
+PIECE_BYTES = 2 << 20
+"""Largest number of bytes of a piece, unless one row is larger. The engine does no step while it copies a piece."""
+ID_BYTES = 4
+
+StatesKey = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")]
+"""Name of a request's states at its server."""
+
+
+class StatesRange(WireRecord):
+    """The rows that a client asks for. A request's states are deleted when its last rows are read."""
+
+    key: StatesKey
+    first: Annotated[int, pydantic.Field(ge=0, lt=MOST_STATE_ROWS)]
+    """Position of the first row."""
+    rows: Annotated[int, pydantic.Field(ge=1, le=MOST_STATE_ROWS)]
+    """Number of rows of the request that the client needs in all, from position 0."""
+
+
+class StatesLayout(WireRecord):
+    """The fields of a FeatureSchema: what a row of states is."""
+
+    layers: Annotated[list[int], pydantic.Field(min_length=1)]
+    hidden_size: Annotated[int, pydantic.Field(ge=1)]
+    dtype: Annotated[str, pydantic.Field(pattern=r"^[a-z]+[0-9]+[a-z0-9_]*$")]
+
+    def to_schema(self) -> FeatureSchema:
+        """Return the layout as a FeatureSchema."""
+        return FeatureSchema(layers=tuple(self.layers), hidden_size=self.hidden_size, dtype=self.dtype)
+
+    @classmethod
+    def of(cls, schema: FeatureSchema) -> StatesLayout:
+        """Return the layout of ``schema``."""
+        return cls(layers=list(schema.layers), hidden_size=schema.hidden_size, dtype=schema.dtype)
+
+
+class StatesLeftOut(WireRecord):
+    """Answer for a request that has no states, or not all of them."""
+
+    left_out: Annotated[str, pydantic.Field(pattern=r"^[a-z_]{1,32}$")]
+    """The cause."""
+
+
+def piece_rows(schema: FeatureSchema) -> int:
+    """Return the largest number of rows of a piece."""
+    return max(1, PIECE_BYTES // (schema.bytes_per_token() + ID_BYTES))
