@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 SHOWN = 15
 """Steps that are compared."""
+LONG = 50
+"""Steps of a run beside which another one starts."""
 SAMPLES = range(40)
 
 
@@ -57,7 +59,7 @@ def two_and_two(lab: Lab) -> Run:
         engine__slow_one=lab.folder / "slow-one",
         data__packing="false",
         train__ranks=2,
-        train__steps=SHOWN,
+        train__steps=LONG,
     )
     run.train_on(1)
     return run
