@@ -44,7 +44,7 @@ quickstart: $(VENV)/product ## train a tiny target and a draft for it, end to en
 
 # Whole runs wait about as much as they compute: four workers keep two cores busy, three where all are whole runs.
 test: install ## the tests of every change
-	$(BIN)/pytest -n 4 $(SPREAD) -m "not slow"
+	$(BIN)/pytest -n 3 $(SPREAD) -m "not slow"
 
 test-slow: install ## the tests that take longer: runs under faults or of many processes, the pages' commands, wheels in a clean environment
 	$(BIN)/pytest -n 3 $(SPREAD) -m slow

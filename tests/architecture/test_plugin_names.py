@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ ALLOWED = {
 """A file outside the plugins, and the name that stands in it. None is the contract's."""
 
 
+@cache
 def plugin_names() -> set[str]:
     """Return the names of all entry points of the repository."""
     projects = [tomllib.loads(file.read_text())["project"] for file in ROOT.glob("packages/*/pyproject.toml")]
@@ -67,6 +69,7 @@ def plugin_names() -> set[str]:
     return {name for group, points in groups if group.startswith("spec_core.") for name in points} - COMMON
 
 
+@cache
 def exported_architectures() -> set[str]:
     """Return the architectures that the repository's drafts export: words that end as a model's class does."""
     found = {

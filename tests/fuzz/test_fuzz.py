@@ -17,7 +17,7 @@ from spec_trainer.data import render_process
 
 from . import cases, material, servers
 
-SEED, CASES, PARTS = 12, 75, 3
+SEED, CASES, PARTS = 12, 75, 5
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,23 +55,25 @@ ON_POLICY = {
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[launching.Lab]:
     """Prompts of 24 tokens, six of them held out; answers are greedy."""
-    with prepared(tmp_path_factory.mktemp("decode"), SIZE) as lab:
+    folder = tmp_path_factory.mktemp("decode")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        files = quickstart.prepare_files(SIZE)
+    with lab_of(folder, files.target, files.train) as lab:
         yield lab
 
 
 @pytest.fixture(scope="module")
-def untrained(tmp_path_factory: pytest.TempPathFactory) -> launching.Lab:
-    """The same on a target of a single step, for what is refused before anything is decoded."""
-    return prepared(tmp_path_factory.mktemp("untrained"), replace(SIZE, target=replace(SIZE.target, steps=1)))
+def untrained(tmp_path_factory, make_target, rows_file: Path) -> launching.Lab:
+    """The same on a target of random weights, for what is refused before anything is decoded."""
+    target = make_target("llama", max_position_embeddings=512)
+    return lab_of(tmp_path_factory.mktemp("untrained"), target, rows_file)
 
 
-def prepared(folder: Path, size: quickstart.QuickstartSize) -> launching.Lab:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        files = quickstart.prepare_files(size)
+def lab_of(folder: Path, target: Path, rows: Path) -> launching.Lab:
     keys = {
-        "target": files.target,
-        "data.path": files.train,
+        "target": target,
+        "data.path": rows,
         "data.eval_samples": 6,
         "data.max_length": 24,
         "train.steps": STEPS,

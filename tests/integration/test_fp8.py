@@ -71,30 +71,33 @@ def test_gradients_point_where_those_without_fp8_do(name, fp8, tmp_path):
 
 @pytest.fixture
 def words(make_target: Callable[..., Path], rows_file: Path) -> Callable[..., list[str]]:
-    """``words(output, *overrides)``: the command line of a run of 8 steps in fp8, a checkpoint after each four."""
+    """``words(output, *overrides)``: the command line of a run of 4 steps in fp8, a checkpoint after each two."""
     target = make_target("llama", vocab_size=112, initializer_range=0.6)
 
-    def build(output: Path, *overrides: str, steps: int = 8) -> list[str]:
+    def build(output: Path, *overrides: str, steps: int = 4) -> list[str]:
         flags = ["--target", str(target), "--data", str(rows_file), "--output", str(output)]
-        keys = {"steps": steps, "lr": 3e-3, "warmup_steps": 2, "global_batch_tokens": 128, "save_every": 4}
+        keys = {"steps": steps, "lr": 3e-3, "warmup_steps": 2, "global_batch_tokens": 128, "save_every": 2}
         fixed = [f"train.{key}={value}" for key, value in keys.items()]
         return [*flags, *fixed, "train.dtype=bfloat16", *overrides]
 
     return build
 
 
-@pytest.mark.parametrize(("fp8", "name"), [("frozen", "dflash"), ("layers", "eagle3")])
+# Layers have a state that is resumed; the target's head, which "frozen" leaves at that, has none.
+@pytest.mark.parametrize(
+    ("fp8", "name"), [pytest.param("frozen", "dflash", marks=pytest.mark.slow), ("layers", "eagle3")]
+)
 def test_a_resumed_run_ends_as_one_without_a_break(words, tmp_path, fp8, name):
     options = [f"draft.name={name}", *(f"draft.{key}={value}" for key, value in DRAFTS[name].items())]
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     chosen = [*options, f"train.fp8={fp8}"]
     assert run(words(whole, *chosen)) == 0
     shutil.copytree(whole, resumed)
-    shutil.rmtree(resumed / "checkpoints" / "step-8")
+    shutil.rmtree(resumed / "checkpoints" / "step-4")
     shutil.rmtree(resumed / "draft")
     assert run(words(resumed, *chosen)) == 0
     assert losses(resumed) == losses(whole)
-    assert len(losses(whole)) == 8
+    assert len(losses(whole)) == 4
     assert (resumed / "draft/model.safetensors").read_bytes() == (
         whole / "draft/model.safetensors"
     ).read_bytes()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROGRAM = str(Path(sys.executable).with_name("spec-trainer"))
-SAMPLES, HELD_OUT = 300, 30
+SAMPLES, HELD_OUT = 120, 12
 TOKENS = (9, 16)
 """Fewest and most of a sample."""
 ONE_PASS_EACH = "engine.batch_tokens=16"
@@ -39,11 +39,11 @@ class Offline:
     rows: Path
 
     def capture(self, folder: Path, *words: str) -> list[str]:
-        return ["capture", *self._inputs, "--output", str(folder), "capture.shard_bytes=100000", *words]
+        return ["capture", *self._inputs, "--output", str(folder), "capture.shard_bytes=40000", *words]
 
     def train(self, output: Path, *words: str) -> list[str]:
         keys = [
-            "train.global_batch_tokens=256",
+            "train.global_batch_tokens=100",
             "train.lr=3e-3",
             "train.warmup_steps=2",
             "draft.num_steps=2",

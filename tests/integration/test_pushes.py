@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
+from spec_kit.targets import read_target
+from spec_testing import draw_draft
 
 from . import draft_server, launching
 
@@ -45,9 +47,8 @@ def drafts(lab: launching.Lab) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def draft(lab: launching.Lab) -> Path:
-    """A draft of one step, for pushes that are refused."""
-    lab.train_here(lab.folder / "refused", train__steps=1)
-    return lab.folder / "refused" / "draft"
+    """A draft of random weights, for pushes that are refused."""
+    return draw_draft(lab.folder / "refused", read_target(lab.keys["target"]), seed=0)
 
 
 @pytest.fixture

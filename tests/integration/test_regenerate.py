@@ -28,7 +28,7 @@ CHATML = (
 )
 VOCAB = 260
 """Bytes and four special tokens."""
-ROWS = 24
+ROWS = 16
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from spec_core.errors import SpecError
+
 pytestmark = pytest.mark.xdist_group("run_benchmarks")  # one fixture for all
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -107,6 +109,7 @@ def test_a_command_that_fails_ends_the_benchmark_with_what_it_and_its_processes_
     assert (out, err.count("the member's reason"), err.count("the reason")) == ("", 1, 1)
 
 
+@pytest.mark.usefixtures("on_path")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -117,10 +120,14 @@ def test_a_command_that_fails_ends_the_benchmark_with_what_it_and_its_processes_
         (["--devices", "2", "--target-parallel", "2"], "add --phases both"),
     ],
 )
-def test_what_would_make_the_phases_differ_is_refused(arguments, said):
-    done = run("colocated.py", "--toy", *arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
+def test_what_would_make_the_phases_differ_is_refused(monkeypatch, capsys, arguments, said):
+    from colocated import main
+
+    monkeypatch.setattr(sys, "argv", ["colocated.py", "--toy", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(main())
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("on_path")
@@ -202,7 +209,10 @@ def test_transport_measures_each_size_and_a_soak_between_two_processes():
         assert soak[side][-1]["shared_bytes"] <= 2 * soak["window_bytes"]
 
 
-def test_transport_names_an_option_that_the_backend_does_not_know():
-    done = run("transport.py", "--placement", "disaggregated", "no_such_option=1")
-    assert done.returncode != 0
-    assert "no_such_option" in done.stderr
+@pytest.mark.usefixtures("on_path")
+def test_transport_names_an_option_that_the_backend_does_not_know(monkeypatch):
+    from transport import main
+
+    monkeypatch.setattr(sys, "argv", ["transport.py", "--placement", "disaggregated", "no_such_option=1"])
+    with pytest.raises(SpecError, match="no_such_option"):
+        main()

@@ -13,8 +13,10 @@ from .launching import MAX_TOKENS, Lab, Run, assert_trained_exactly_once, losses
 if TYPE_CHECKING:
     from pathlib import Path
 
-SHOWN = 50
+SHOWN = 15
 """Steps that are compared."""
+LONG = 50
+"""Steps of a run beside which another one starts."""
 SAMPLES = range(40)
 
 
@@ -33,9 +35,9 @@ def assert_same_curve(output: Path, curve: list[float]) -> None:
     assert_trained_exactly_once(output, SAMPLES)
 
 
-def test_the_loss_falls_by_a_third_in_the_steps_that_are_compared(inline: list[float]) -> None:
+def test_the_loss_falls_in_the_steps_that_are_compared(inline: list[float]) -> None:
     assert len(inline) == SHOWN
-    assert inline[-1] < 0.7 * inline[0]
+    assert inline[-1] < 0.9 * inline[0]
 
 
 def test_one_engine_and_two_trainers(lab: Lab, inline: list[float]) -> None:
@@ -57,7 +59,7 @@ def two_and_two(lab: Lab) -> Run:
         engine__slow_one=lab.folder / "slow-one",
         data__packing="false",
         train__ranks=2,
-        train__steps=SHOWN,
+        train__steps=LONG,
     )
     run.train_on(1)
     return run

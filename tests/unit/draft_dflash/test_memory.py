@@ -32,7 +32,8 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr("spec_kit.block_drafting.attention.CHUNK_BLOCKS", 4)
 
 
-@pytest.mark.parametrize("kind", ["ce", "dpace", "soft", "lk_alpha", "lk_lambda"])
+# One that compares with labels, and the one that has all parts of those that compare distributions.
+@pytest.mark.parametrize("kind", ["dpace", "lk_lambda"])
 @pytest.mark.usefixtures("small_chunks")
 def test_no_tensor_is_as_large_as_slots_times_vocabulary_or_times_context(kind, monkeypatch):
     monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 18)

@@ -133,7 +133,7 @@ def test_guesses_that_were_judged_equal_the_dense_reference(kind):
         assert [count > 0 for count in result.counted] == [slot < 3 for slot in range(block - 1)]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_random_documents_and_layouts_equal_the_dense_reference(seed):
     draw = random.Random(seed)
     block = draw.randint(2, 9)
@@ -179,8 +179,7 @@ def test_metrics_and_denominator_equal_the_dense_reference(kind):
 
 
 @pytest.mark.parametrize("kind", ["ce", "dpace", *SOFT])
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-@pytest.mark.parametrize("gap", [0, 6])
+@pytest.mark.parametrize(("num_ranks", "gap"), [(2, 6), (4, 0)])
 def test_any_number_of_ranks_draws_the_same_anchors_and_takes_the_same_step(kind, num_ranks, gap):
     """Rank r trains every ``num_ranks``-th sample, sample ids kept; three of six have more anchors than are drawn."""
     target, config = make_target(), make_config(loss=kind, sliding_window=6, num_anchors=4)

@@ -50,7 +50,7 @@ class TestDFlash2Step(BlockStepSuite):
             for name, grad in gradients(module).items():
                 assert grad.any() or name.partition(".")[0] in untrained
 
-    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("seed", range(4))
     def test_random_documents_and_layouts_equal_the_dense_reference(self, seed):
         draw = random.Random(seed)
         config = make_config(block_size=draw.randint(2, 7), num_anchors=draw.choice([1, 3, 50]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import replace
 
@@ -101,11 +100,11 @@ def run_reference(module, documents, target):
 
 
 def assert_equals_the_reference(target, config, documents, kernels, gaps=GAPS):
-    """A step with each kind of attention in each precision; documents are in float32."""
+    """A step with a backend's attention in float64, and with the chunked one in float32, which documents are in."""
     batch, counts = make_batch(documents, gaps), denominators(config, documents)
     result, expected = run_reference(make_model(target, config), documents, target)
     assert result.loss.item() > 0.1
-    for kernel, (dtype, tolerance) in itertools.product(kernels, PRECISIONS):
+    for kernel, (dtype, tolerance) in zip(kernels, PRECISIONS, strict=False):
         module = make_model(target, config, dtype, kernel)
         given = replace(batch, hidden_TNH=batch.hidden_TNH.to(dtype))
         output = module(given, counts, make_ops(target, dtype))
@@ -136,7 +135,7 @@ def test_loss_and_every_gradient_equal_the_dense_reference(options, changes, sma
     assert_equals_the_reference(target, config, documents, ATTENTIONS.values())
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_random_documents_and_layouts_equal_the_dense_reference(seed):
     draw = random.Random(seed)
     kind = draw.choice(["ce", "lk_alpha", "lk_lambda"])
@@ -158,7 +157,7 @@ def test_random_documents_and_layouts_equal_the_dense_reference(seed):
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.2, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("share", [0.05, 0.5, 1.0])
 @pytest.mark.parametrize("has_prompts", [True, False], ids=["prompts first", "scattered"])
 def test_any_share_of_supervised_tokens_equals_the_dense_reference(
     num_layers, share, has_prompts, small_chunks
@@ -247,10 +246,7 @@ def test_fully_supervised_chain_that_always_agrees_has_full_length():
     assert metrics["acceptance_length"] == pytest.approx((8 * 4 + 3 + 2) / 10)
 
 
-@pytest.mark.parametrize(
-    "cut", [[[0], [1], [2], [3], [4], [5]], [[0, 1], [2, 3], [4, 5]], [[5, 3, 0], [4, 1, 2]]]
-)
-@pytest.mark.parametrize("gap", [0, 6])
+@pytest.mark.parametrize(("cut", "gap"), [([[0], [1], [2], [3], [4], [5]], 6), ([[5, 3, 0], [4, 1, 2]], 0)])
 @pytest.mark.parametrize("attention", [{}, MLA], ids=["gqa", "mla"])
 def test_any_cut_into_micro_batches_gives_the_same_step(cut, gap, attention):
     target, config = make_target(), Eagle3Config(num_steps=4, vocab_size=20, **attention)

@@ -88,7 +88,7 @@ def test_loss_and_every_gradient_equal_the_dense_reference(options, changes):
             assert grad.any() or (name == "mask_hidden" and not masked)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_documents_and_layouts_equal_the_dense_reference(seed):
     draw = random.Random(seed)
     config = make_config(
@@ -123,8 +123,9 @@ def test_metrics_equal_the_dense_reference():
     assert metrics["acceptance_length"] == pytest.approx(length, rel=1e-9)
 
 
-@pytest.mark.parametrize("segment_tokens", [1, 5, 16, 1000])
-@pytest.mark.parametrize("kernel", [no_kernel, None], ids=["plain", "kernels"])
+@pytest.mark.parametrize(
+    ("segment_tokens", "kernel"), [(1, None), (5, no_kernel), (1000, None)], ids=["one", "plain", "whole"]
+)
 def test_segments_change_nothing(segment_tokens, kernel):
     """Documents lie across their edges; losses, metrics and gradients are those of the whole batch at once."""
     target = make_target()

@@ -103,7 +103,7 @@ class Workbench:
 
     def contexts(self) -> list[ToySample]:
         """Return documents of nine known tokens each; the last token has no hidden state yet."""
-        return self.samples([9] * 12)
+        return self.samples([9] * 4)
 
     def propose(self, context: ToySample) -> Proposal:
         """Return a fresh proposer's greedy guesses after a context."""

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core.errors import ConfigError, PluginNotFound
 from spec_core.records import Availability
+from spec_trainer.commands import check
 from spec_trainer.commands.check import check_backend
+
+
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch):
+    """Fork the other processes from a server that has imported torch, in place of starting Python for each."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["torch", "spec_backend_cpu.backend"])
+    monkeypatch.setattr(check, "get_context", lambda _: server)
 
 
 def steps(report) -> dict[str, dict]:

@@ -142,7 +142,8 @@ def tokenizer_kinds():
 def by_processes(monkeypatch):
     """Have all rows but the first rendered by two processes, forked from a server that has only imported."""
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["transformers.models.auto.tokenization_auto", row_encoder.__name__])
+    transformers = [f"transformers.models.auto.{part}_auto" for part in ("tokenization", "image_processing")]
+    server.set_forkserver_preload([*transformers, row_encoder.__name__])
     monkeypatch.setattr(row_encoder, "ALONE_S", -1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: server)

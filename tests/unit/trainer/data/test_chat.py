@@ -332,7 +332,8 @@ def test_an_answer_of_end_tokens_takes_no_longer_than_another(load, supervised):
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
             "it takes more than",
         ),
-        ("{{ 5|round(-99999999) }}", "it takes more than"),
+        # C code that nothing interrupts, as the comparison below, but for longer.
+        pytest.param("{{ 5|round(-99999999) }}", "it takes more than", marks=pytest.mark.slow),
         ("{{ 'x' * (2**24 + 1) }}", "it makes 16777217 characters, expected at most 16777216"),
         (
             "{% set x = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set x.a = [x.a] * 9 %}"

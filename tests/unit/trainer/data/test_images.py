@@ -520,15 +520,21 @@ def test_there_are_enough_malformed_cases():
     assert len(CASES) >= 200
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_row_with_a_bad_image_ends_in_one_line_that_names_it(load_seeing, traps, case):
+def row_of(case, folder):
+    """The row of a case; its file, if it has one, is in ``folder``."""
     kind, value = CASES[case]
     if kind == "file":
-        (traps / "bad").write_bytes(value)
-        value = "bad"
+        name = f"bad-{list(CASES).index(case)}"
+        (folder / name).write_bytes(value)
+        value = name
     elif kind == "uri":
         value = uri(value or b" ")
-    row = value if kind == "row" else asked(shown(value), "What?")
+    return value if kind == "row" else asked(shown(value), "What?")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_row_with_a_bad_image_ends_in_one_line_that_names_it(load_seeing, traps, case):
+    row = row_of(case, traps)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(DataError) as caught:
         load_seeing(asked("2 + 2?"), row)
@@ -538,9 +544,13 @@ def test_row_with_a_bad_image_ends_in_one_line_that_names_it(load_seeing, traps,
     assert "\n" not in text
     assert len(text) < 2_000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 << 10  # KiB
-    dataset = load_seeing(asked("2 + 2?"), row, on_bad_row="skip")
+
+
+def test_rows_with_bad_images_can_be_skipped(load_seeing, traps):
+    rows = [row_of(case, traps) for case in CASES]
+    dataset = load_seeing(asked("2 + 2?"), *rows, on_bad_row="skip")
     assert len(dataset.train) == 1
-    assert sum(rows.count for rows in dataset.report.dropped.values()) == 1
+    assert sum(rows.count for rows in dataset.report.dropped.values()) == len(CASES)
 
 
 GOOD_BYTES = {

@@ -195,7 +195,7 @@ with opened(Path(sys.argv[1]), rows=200) as retained:
 
 
 def test_a_process_killed_while_it_writes_leaves_one_of_its_states(file) -> None:
-    for _ in range(4):
+    for _ in range(2):
         words = [sys.executable, "-c", KILLED, str(file)]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None

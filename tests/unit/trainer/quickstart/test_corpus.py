@@ -68,6 +68,7 @@ def test_repeats_and_unreadable_or_skipped_files_give_no_documents(library: Path
     assert sources == ["copy_of_shelf.py"] * 3 + ["pydoc_data/topics.py"]
 
 
+@pytest.mark.slow
 def test_this_pythons_library_is_enough_to_train_on() -> None:
     documents = python_documents()
 
