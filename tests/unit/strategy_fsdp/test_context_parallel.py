@@ -26,6 +26,8 @@ SQUARE = tuple(name for name in KERNELS if not name.startswith("prefixed"))
 TOLERANCE = 1e-9
 """Relative error of a step in float64."""
 STEPS = 4
+LONG = {"steps": 20}
+"""Steps over which weights may drift apart."""
 
 
 def case(draft, *parts, **options):
@@ -81,10 +83,10 @@ def assert_divided_runs_are_whole_ones(folder, kinds, divided):
 @pytest.mark.timeout(4 * LIMIT_S)
 def test_any_division_trains_the_same(tmp_path):
     """Two groups of two ranks, one of four, and groups with replicas; a chain, blocks, and Muon."""
-    kinds = [{"draft": "eagle3"}, {"draft": "dflash"}, {"optimizer": "muon"}]
+    kinds = [{"draft": "eagle3", **LONG}, {"draft": "dflash", **LONG}, {"optimizer": "muon"}]
     divided = [(number, run(**kind, parts=2)) for number, kind in enumerate(kinds)]
     divided += [(number, run(**kinds[number], parts=4)) for number in range(2)]
-    divided += [(0, run(parts=2, replicas=2))]
+    divided += [(0, run(**kinds[0], parts=2, replicas=2))]
     assert_divided_runs_are_whole_ones(tmp_path, kinds, divided)
 
 
@@ -92,7 +94,7 @@ def test_any_division_trains_the_same(tmp_path):
 @pytest.mark.timeout(4 * LIMIT_S)
 def test_any_draft_trains_the_same_in_two_groups(tmp_path):
     """Each draft's gradients on two and four ranks are compared above, in float64."""
-    kinds = [{"draft": draft} for draft in DRAFTS] + [{"optimizer": "muon"}]
+    kinds = [{**kind, **LONG} for kind in [*({"draft": draft} for draft in DRAFTS), {"optimizer": "muon"}]]
     pairs = [(number, run(**kind, parts=2)) for number, kind in enumerate(kinds)]
     assert_divided_runs_are_whole_ones(tmp_path, kinds, [*pairs, (len(DRAFTS), run(**kinds[-1], parts=4))])
 
