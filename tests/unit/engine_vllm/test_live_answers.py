@@ -251,7 +251,8 @@ def test_the_workers_capture_an_admitted_request_under_the_name_that_is_stored()
 
     client, shared = Marked(), sampling(extra_args={"mine": 1})
     keep_answers(client, requests)
-    for params in (shared, shared, sampling(), sampling(logit_bias={1: 2.0})):
+    own_mark = sampling(logit_bias={1: 2.0}, extra_args={"mine": 1, STATES_ARGUMENT: "of the client"})
+    for params in (shared, shared, sampling(), sampling(logit_bias={1: 2.0}), own_mark):
         assert asked(client, requests, params) == [ANSWER]
     names = [row["states"] for row in requests.take()["requests"]]
     assert len(set(names)) == 3
@@ -260,6 +261,7 @@ def test_the_workers_capture_an_admitted_request_under_the_name_that_is_stored()
         {"mine": 1, STATES_ARGUMENT: names[1]},
         {STATES_ARGUMENT: names[2]},
         None,
+        {"mine": 1},
     ]
     assert shared.extra_args == {"mine": 1}, "requests may share their parameters"
 

@@ -157,6 +157,16 @@ def test_ended_requests_expire_and_their_number_is_bounded(clock) -> None:
     assert read(rows, f"{4999:016x}", 1) == "hole"
 
 
+def test_a_second_request_of_a_key_takes_no_memory(clock) -> None:
+    rows, text = rows_of(4, clock), list(range(8))
+    for request_id in ("a", "b", "a"):
+        rows.begin(request_id, KEYS[0])
+        step(rows, request_id, text, 0, text)
+        rows.end(request_id)
+    assert not isinstance(read(rows, KEYS[0], 8), str)
+    assert rows.num_free == 4 * PAGE_ROWS
+
+
 def test_a_request_that_is_read_while_it_runs_is_captured_no_longer() -> None:
     rows, text = rows_of(1), list(range(8))
     rows.begin("a", KEYS[0])

@@ -29,32 +29,44 @@ def keep_answers(llm: Any, requests: LiveRequests) -> None:
     signature = inspect.signature(generate)
 
     def watched(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        answers = generate(*args, **kwargs)
+        seen = None
         with requests.guarded():
             asked = signature.bind(*args, **kwargs)
-            if requests.admits(asked.arguments["request_id"]):
-                if not (reason := _reason(asked)):
-                    seen = _Answer(asked.arguments["sampling_params"], requests.label)
-                    if requests.captures_states:
-                        seen.states = _mark(asked)
-                        answers = generate(*asked.args, **asked.kwargs)
-                    return _noted(answers, requests, seen)
-                requests.leave_out(reason)
-        return answers
+            seen = _admitted(asked, requests)
+            if requests.captures_states:
+                _set_mark(asked, None if seen is None else seen.states)
+            args, kwargs = asked.args, asked.kwargs
+        answers = generate(*args, **kwargs)
+        return answers if seen is None else _noted(answers, requests, seen)
 
     llm.generate = watched
 
 
-def _mark(asked: BoundArguments) -> str:
-    """Have the workers capture the states of a request; return the name by which they know it.
+def _admitted(asked: BoundArguments, requests: LiveRequests) -> _Answer | None:
+    """Return the place for the answer to a request that is to be stored; None for any other request."""
+    if not requests.admits(asked.arguments["request_id"]):
+        return None
+    if reason := _reason(asked):
+        requests.leave_out(reason)
+        return None
+    states = secrets.token_hex(8) if requests.captures_states else None
+    return _Answer(asked.arguments["sampling_params"], requests.label, states)
 
-    The parameters are copied, because requests for several prompts may share them.
+
+def _set_mark(asked: BoundArguments, states: str | None) -> None:
+    """Have the workers capture the states of a request under this name, or capture none.
+
+    A client can set extra arguments, too (``vllm_xargs``), so its own mark is removed. The parameters are copied,
+    because requests for several prompts may share them.
     """
-    key = secrets.token_hex(8)
-    params = copy.copy(asked.arguments["sampling_params"])
-    params.extra_args = {**(getattr(params, "extra_args", None) or {}), STATES_ARGUMENT: key}
-    asked.arguments["sampling_params"] = params
-    return key
+    params = asked.arguments["sampling_params"]
+    extra_args = dict(getattr(params, "extra_args", None) or {})
+    if extra_args.pop(STATES_ARGUMENT, None) is None and states is None:
+        return
+    if states is not None:
+        extra_args[STATES_ARGUMENT] = states
+    asked.arguments["sampling_params"] = params = copy.copy(params)
+    params.extra_args = extra_args
 
 
 def _reason(asked: BoundArguments) -> str:
@@ -92,14 +104,13 @@ async def _noted(
 class _Answer:
     """The tokens of a request and its answer so far."""
 
-    def __init__(self, sampling: Any, label: str) -> None:
-        self.label = label
+    def __init__(self, sampling: Any, label: str, states: str | None) -> None:
+        """Begin; ``states``: name of the request's states, if the workers capture them."""
+        self.label, self.states = label, states
         self._comes_in_parts = sampling.output_kind.name == "DELTA"
         self.prompt: list[int] = []
         self.tokens: list[int] = []
         self.has_ended = False
-        self.states: str | None = None
-        """Name of the request's states, if the workers capture them."""
 
     def note(self, answer: Any) -> None:
         """Add the next message of an answer: its new tokens, or all of its tokens so far."""

@@ -78,9 +78,11 @@ class StateRows:
         return len(self._free) * PAGE_ROWS
 
     def begin(self, request_id: str, key: str) -> None:
-        """Capture a request from now on."""
+        """Capture a request from now on, unless another one has its key."""
         if request_id in self._running:  # a session that goes on with further input
             self._leave_out(self._running[request_id], "session")
+            return
+        if key in self._by_key:
             return
         self._running[request_id] = self._by_key[key] = _Request(key)
 
