@@ -6,6 +6,7 @@ import json
 import random
 
 import numpy as np
+import psutil
 import pytest
 
 from spec_core.errors import DataError
@@ -348,6 +349,17 @@ def test_a_template_without_end_is_refused(load, monkeypatch, template, why):
     monkeypatch.setattr(render_process, "BYTES", 128 << 20)
     with pytest.raises(DataError, match=f"refused by the chat template: .*{why}"):
         load(conversation("a", "b"), template=template)
+
+
+def test_a_closed_process_for_templates_is_gone_and_starts_again():
+    others, rendering = set(psutil.Process().children()), RenderProcess()
+    words = {"conversations": [[{"role": "user", "content": "a"}]], "chat_template": CHATML}
+    for _ in range(2):
+        text, _ = rendering.render(**words)
+        assert text == "<|im_start|>user\na<|im_end|>\n"
+        (child,) = set(psutil.Process().children()) - others
+        rendering.close()
+        assert not child.is_running()
 
 
 def test_a_row_that_is_nested_too_deeply_for_the_template_is_a_bad_row(load):

@@ -6,6 +6,7 @@ interrupts Python's C code, such as ``{{ 5|round(-99999999) }}`` or the comparis
 
 from __future__ import annotations
 
+import atexit
 import os
 import selectors
 import subprocess
@@ -72,6 +73,11 @@ class RenderProcess:
             )
         return answer["text"], [(start, stop) for start, stop in answer["marks"]]
 
+    def close(self) -> None:
+        """Kill the child, unless another process has started it. ``render`` starts a new one."""
+        if self._owner == os.getpid():
+            self._end()
+
     def _start(self) -> None:
         if self._owner != os.getpid():  # a fork of the process that has started it
             self._process, self._owner = None, os.getpid()
@@ -122,5 +128,7 @@ class RenderProcess:
 
 @cache
 def render_process() -> RenderProcess:
-    """Return the RenderProcess that this process uses for all renderings."""
-    return RenderProcess()
+    """Return the RenderProcess that this process uses for all renderings, until it exits."""
+    process = RenderProcess()
+    atexit.register(process.close)
+    return process
