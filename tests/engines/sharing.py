@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -12,17 +14,25 @@ from spec_engine_vllm.process import VllmProcess
 from spec_kit.hosting import SpeculativeMode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from spec_core import TargetSpec
     from spec_core.engine import EngineContext
     from spec_engine_vllm.config import VllmConfig
     from spec_kit.hosting import Mode
 
 
+MOST_IDLE = 3
+"""vLLMs that no engine uses and that stay: each takes more than a GiB, and three workers run tests."""
+
+
 class Lease:
     """A running vLLM for one engine: counts from where it was taken over, and runs on when it is closed."""
 
-    def __init__(self, running: VllmProcess) -> None:
+    def __init__(self, running: VllmProcess, give_back: Callable[[], None]) -> None:
         self._running = running
+        self._closing = ExitStack()
+        self._closing.callback(give_back)
         self._before = AcceptanceCounters()
         if isinstance(running.mode, SpeculativeMode):
             self._before = running.acceptance()
@@ -35,6 +45,7 @@ class Lease:
 
     def close(self) -> None:
         self._running.drain()
+        self._closing.close()  # once
 
 
 @dataclass
@@ -42,15 +53,26 @@ class Pool:
     """One vLLM for each target and mode. A thread of its own starts them: each ends with the thread that did."""
 
     running: dict[object, VllmProcess] = field(default_factory=dict)
+    """Least recently used first."""
+    leased: Counter[object] = field(default_factory=Counter)
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def lease(self, config: VllmConfig, target: TargetSpec, context: EngineContext, mode: Mode) -> Lease:
         key = (target.folder, config.model_dump_json(), mode)
-        if key not in self.running:
+        process = self.running.pop(key, None)
+        if process is None:
+            self.end_idle(MOST_IDLE - 1)
             process = self.thread.submit(VllmProcess, config, target, context, mode).result()
             process.wait_ready()
-            self.running[key] = process
-        return Lease(self.running[key])
+        self.running[key] = process
+        self.leased[key] += 1
+        return Lease(process, lambda: self.leased.subtract([key]))
+
+    def end_idle(self, most: int) -> None:
+        """End vLLMs that no engine uses, until ``most`` are left."""
+        idle = [key for key in self.running if self.leased[key] <= 0]
+        for key in idle[: max(0, len(idle) - most)]:
+            self.running.pop(key).close()
 
     def __enter__(self) -> Self:
         return self
