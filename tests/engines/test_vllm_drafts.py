@@ -38,7 +38,8 @@ RARE = {"eagle3, mla"}
 
 
 @pytest.fixture(
-    params=[pytest.param(name, marks=[pytest.mark.slow] if name in RARE else []) for name in sorted(DRAFTS)]
+    scope="module",  # the tests of one draft come one after the other, and share its vLLM
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in RARE else []) for name in sorted(DRAFTS)],
 )
 def trained(request, trained_draft) -> Trained:
     return trained_draft(request.param)
