@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from spec_core.errors import EngineError
 from spec_core.records import FeatureSchema
 from spec_kit.hosting import HttpReplica, LiveRequest
 from spec_trainer.follow.kept_states import take_states
+from spec_trainer.follow.traffic import with_states
 
 from ...kit.hosting.test_replicas import Server
 
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 SCHEMA = FeatureSchema(layers=(1, 3), hidden_size=4, dtype="bfloat16")
 KEY = "ab" * 8
 STATES = torch.arange(32, dtype=torch.bfloat16).view(4, 2, 4)
+PIECE = (
+    torch.tensor([5, 6, 7, 8], dtype=torch.int32).numpy().tobytes()
+    + STATES.view(torch.uint8).numpy().tobytes()
+)
 
 
 @pytest.fixture
@@ -44,7 +50,19 @@ def server() -> Iterator[Server]:
 )
 def test_states_are_taken_or_left_out_by_a_cause(server, prompt, answer, key, found) -> None:
     with HttpReplica(f"http://127.0.0.1:{server.server_port}", "secret") as replica:
-        ids = torch.tensor([5, 6, 7, 8], dtype=torch.int32).numpy().tobytes()
-        server.answer = (200, ids + STATES.view(torch.uint8).numpy().tobytes())
+        server.answer = (200, PIECE)
         taken = take_states(replica, LiveRequest(prompt=prompt, answer=answer, states=key), SCHEMA)
     assert torch.equal(taken, found) if isinstance(found, torch.Tensor) else taken == found
+
+
+def test_requests_of_a_server_that_fails_are_left_out_by_name(server) -> None:
+    answers = [[7, 8, 9], [7, 8, 9, 10], [7, 8, 9]]  # the second one has a row more than the server sends
+    requests = [LiveRequest(prompt=[5, 6], answer=answer, states=KEY) for answer in answers]
+    taken = []
+    with HttpReplica(f"http://127.0.0.1:{server.server_port}", "secret") as replica:
+        server.answer = (200, PIECE)
+        with pytest.raises(EngineError, match="that are none"):
+            taken.extend(with_states(replica, requests, SCHEMA))
+    assert [request for request, _ in taken] == requests
+    assert torch.equal(taken[0].states, STATES)
+    assert [states for _, states in taken[1:]] == ["server_failed"] * 2

@@ -70,8 +70,8 @@ class Traffic:
                     raise server
                 with server:
                     self._check_capture(url, server)
-                    for request in self._of(url, server):
-                        taken.append(TakenRequest(request, self._states(server, request)))
+                    for requests in self._of(url, server):
+                        taken.extend(with_states(server, requests, self._schema))  # up to an error
                 self.versions[url] = server.first_answer.status.version
                 counted = server.first_answer.acceptance
                 if counted.rounds:
@@ -96,16 +96,29 @@ class Traffic:
             )
         self._capturing.add(url)
 
-    def _states(self, server: HttpReplica, request: LiveRequest) -> Tensor | str | None:
-        return None if self._schema is None else take_states(server, request, self._schema)
-
-    def _of(self, url: str, server: HttpReplica) -> Iterator[LiveRequest]:
+    def _of(self, url: str, server: HttpReplica) -> Iterator[Sequence[LiveRequest]]:
         for _ in range(_MOST_CALLS):
             answer = server.take_requests()
             self._left_out[url] = Counter(answer.left_out)
-            yield from answer.requests
+            yield answer.requests
             if not answer.left:
                 return
+
+
+def with_states(
+    server: HttpReplica, requests: Sequence[LiveRequest], schema: FeatureSchema | None
+) -> Iterator[TakenRequest]:
+    """Yield each request with the states that the server has captured for it; without a schema, with none.
+
+    If the server fails, yield all further requests without states, which it no longer has, and raise EngineError.
+    """
+    for number, request in enumerate(requests):
+        try:
+            states = None if schema is None else take_states(server, request, schema)
+        except EngineError:
+            yield from (TakenRequest(lost, "server_failed") for lost in requests[number:])
+            raise
+        yield TakenRequest(request, states)
 
 
 def _described(schema: FeatureSchema) -> str:
