@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 SHARE = 0.1
 """``share`` of the server that stores requests; a header of the load makes it all of them."""
+STATES_BYTES = 4 << 30
+"""Host memory for the states that the server ``states`` captures."""
 ALL = {"x-draft-learn": "yes"}
 SPARE_POSITIONS = 64
 NUM_ROWS = 2048
@@ -131,7 +133,7 @@ def _command(options: argparse.Namespace, name: str, port: int) -> list[str]:
         "model": str(options.draft_model),
         "num_speculative_tokens": DRAFT_TOKENS[options.draft],
     }
-    has_draft = name in ("plain", "live")
+    has_draft = name in ("plain", "live", "states")
     speculation = {"ngram": NGRAM, "no-draft": None}.get(name, draft)
     flags: dict[str, Any] = {
         "model": options.target,
@@ -159,7 +161,8 @@ def _environment(options: argparse.Namespace, name: str) -> dict[str, str]:
         "VLLM_CACHE_ROOT": str(options.cache / name)
     }  # two servers that compile the same never share a file
     env = {**ENVIRONMENT, **cache, "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-    env[LIVE_REQUESTS_VARIABLE] = json.dumps({"share": SHARE}) if name == "live" else ""
+    stored = {"live": {"share": SHARE}, "states": {"share": SHARE, "states_bytes": STATES_BYTES}}
+    env[LIVE_REQUESTS_VARIABLE] = json.dumps(stored[name]) if name in stored else ""
     return env
 
 
@@ -218,8 +221,10 @@ def following(
     device: int,
     words: Sequence[str],
     environment: Mapping[str, str],
+    *,
+    captures: bool = True,
 ) -> Iterator[Follower]:
-    """Run ``spec-trainer follow`` on a device during the block."""
+    """Run ``spec-trainer follow`` on a device during the block; ``captures``: with an engine of its own."""
     run, log = options.folder / f"run-{phase}", options.folder / f"follow-{phase}.log"
     settings = [
         *draft_words(options),
@@ -236,6 +241,9 @@ def following(
         *words,
         *options.set,
     ]
+    if not captures:
+        settings = [word for word in settings if not word.startswith("data.path=")]
+        settings.append("follow.capture=serving")
     env = on_device(device) | environment
     command = [*SPEC_TRAINER, "follow", *settings]
     with program(command, log, env, answers=False, leaving_s=SAVING_S) as process:

@@ -49,6 +49,7 @@ class Phase(NamedTuple):
     """The server that is measured, and what learns from it meanwhile."""
 
     server: str
+    """``states`` is a server that also captures the states of the requests that it stores."""
     everything: bool = False
     """Whether every request is stored, not only the server's share."""
     follows: bool = False
@@ -64,6 +65,8 @@ PHASES = {
     "follow": Phase("live", everything=True, follows=True),
     "follow-budget": Phase("live", everything=True, follows=True, budget=True),
     "follow-other-gpu": Phase("live", everything=True, follows=True, elsewhere=True),
+    "states": Phase("states", everything=True),
+    "follow-states": Phase("states", everything=True, follows=True, elsewhere=True),
     "plain-again": Phase("plain"),
     "no-draft": Phase("no-draft"),
     "ngram": Phase("ngram"),
@@ -218,7 +221,7 @@ def measured(
         answers = stack.enter_context(loaded(options, url, name, everything=phase.everything))
         follower = None
         if phase.follows:
-            around = following(options, url, name, device, budget, trainer)
+            around = following(options, url, name, device, budget, trainer, captures=phase.server != "states")
             follower = stack.enter_context(around)
             found["first_step_s"] = follower.wait(options.limit_s)
         warm_up(options, url)
