@@ -13,9 +13,9 @@ most ``MOST_TIMES`` as far from it as engine ``hf`` is. ``other_images`` and ``i
 features are: those of other images, and those with token indices as positions. The engine must be nearer by
 ``LEAST_TIMES``.
 
-``drafts`` (vLLM): drafts are trained a little and served by the printed command. ``same_texts`` counts greedy texts
-that are those of a server without a draft (set VLLM_BATCH_INVARIANT=1, else near ties part them).
-``same_guesses`` counts rounds whose guesses are those of our proposer in float32. Guesses part at near ties, too.
+``drafts``: drafts are trained a little and served by the printed command. ``same_texts`` counts greedy texts that are
+those of a server without a draft (set VLLM_BATCH_INVARIANT=1, else near ties part them). ``same_guesses`` (vLLM)
+counts rounds whose guesses are those of our proposer in float32. Guesses part at near ties, too.
 """
 
 from __future__ import annotations
@@ -78,6 +78,16 @@ DRAFTS = {
 ENGINE_ARGUMENTS = {
     ("vllm", "cuda"): {},
     ("vllm", "cpu"): {"block_size": 32, "distributed_executor_backend": "uni"},
+    ("sglang", "cpu"): {
+        "device": "cpu",
+        "prefill_attention_backend": "intel_amx",
+        "decode_attention_backend": "intel_amx",
+        "sampling_backend": "pytorch",
+        "mm_attention_backend": "sdpa",
+        "disable_cuda_graph": True,
+        "max_total_tokens": 8192,
+        "mem_fraction_static": 0.3,
+    },
     ("sglang", "cuda"): {
         "attention_backend": "triton",
         "sampling_backend": "pytorch",
@@ -86,7 +96,7 @@ ENGINE_ARGUMENTS = {
         "max_total_tokens": 8192,
     },
 }
-SERVER_FLAGS = {
+VLLM_FLAGS = {
     "cuda": ["--kv-cache-memory-bytes=268435456", "--gpu-memory-utilization=0.05"],
     "cpu": ["--kv-cache-memory-bytes=67108864"],
 }
@@ -119,9 +129,8 @@ def main() -> None:
         target.mkdir(exist_ok=True)
         save_seeing_target(target, kind, 128, 64, 128, PATCH)
         phases = {} if given.no_features else {"features": features}
-        if given.engine == "vllm" and given.draft:
+        if given.draft:
             phases["drafts"] = drafts
-        if "drafts" in phases:
             write_rows(given, target)
         with workers(given) as threads:
             running = {name: threads.submit(phase, given, target) for name, phase in phases.items()}
@@ -274,13 +283,11 @@ def drafts(given, folder: Path) -> dict:
         draft, (drafted, noted, draft_start_s), accepted = future.result()
         same = sum(a == b for a, b in zip(drafted, texts, strict=True))
         row = {"start_s": draft_start_s, "same_texts": same, "accepted": accepted}
-        row |= compared(folder, draft, drafted, noted)
-        row["ok"] = (
-            same == len(texts)
-            and accepted > 0
-            and row["rounds"] >= 10
-            and row["same_guesses"] >= LEAST_GUESSES[given.dtype] * row["rounds"]
-        )
+        row["ok"] = same == len(texts) and accepted > 0
+        if given.engine == "vllm":
+            row |= compared(folder, draft, drafted, noted)
+            enough = row["same_guesses"] >= LEAST_GUESSES[given.dtype] * row["rounds"]
+            row["ok"] = row["ok"] and enough and row["rounds"] >= 10
         found[name] = row
     found["ok"] = all(found[name]["ok"] for name in trained)
     return found
@@ -321,7 +328,9 @@ def served(given, target: Path, name: str):
 
 
 def variables(given, folder: Path) -> dict[str, str]:
-    """Return the environment of a vLLM with the rig that notes its guesses; ``folder`` gets what it writes."""
+    """Return the environment of a server; that of vLLM has the rig that notes its guesses in ``folder``."""
+    if given.engine == "sglang":
+        return {}
     rig = folder / "rig" / "spec_vllm_rig-1.0.dist-info"
     rig.mkdir(parents=True, exist_ok=True)
     (rig / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-vllm-rig\nVersion: 1.0\n")
@@ -341,13 +350,7 @@ def answers(given, target: Path, folder: Path, draft: Path | None):
     folder.mkdir(exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    flags = [f"--dtype={given.dtype}", f"--max-model-len={MAX_LENGTH}", "--max-num-seqs=8", f"--port={port}"]
-    flags += [
-        "--host=127.0.0.1",
-        "--enforce-eager",
-        "--no-enable-prefix-caching",
-        *SERVER_FLAGS[given.backend],
-    ]
+    flags = [f"--dtype={given.dtype}", f"--port={port}", "--host=127.0.0.1", *server_flags(given)]
     settings = [f"{name}={value}" for name, value in variables(given, folder).items()]
     command = shlex.join(
         ["exec", "env", *settings, sys.executable, *start_words(given, target, draft), *flags]
@@ -360,7 +363,7 @@ def answers(given, target: Path, folder: Path, draft: Path | None):
         notes.touch()
         for number in range(PROMPTS):
             message = question(f"What is shown in {number}?", shown_in(number))
-            texts.append(server.answer(target, message, NEW_TOKENS))
+            texts.append(answer(given, server, target, message))
             guesses.append(noted(notes, known) if draft is not None and number < COMPARED_PROMPTS else [])
         (folder / "metrics").write_bytes(server.ask("GET", "/metrics")[2])
         return texts, guesses, start_s
@@ -368,10 +371,37 @@ def answers(given, target: Path, folder: Path, draft: Path | None):
         server.close()
 
 
+def server_flags(given) -> list[str]:
+    if given.engine == "vllm":
+        flags = [f"--max-model-len={MAX_LENGTH}", "--max-num-seqs=8", *VLLM_FLAGS[given.backend]]
+        return [*flags, "--enforce-eager", "--no-enable-prefix-caching"]
+    settings = ENGINE_ARGUMENTS[given.engine, given.backend] | {"disable_radix_cache": True}
+    deterministic = ["--enable-deterministic-inference"] if given.backend == "cuda" else []
+    words = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in settings.items()
+    ]
+    return [*words, "--enable-metrics", "--skip-server-warmup", "--max-running-requests=8", *deterministic]
+
+
+def answer(given, server: ServerProcess, target: Path, message: dict):
+    """Return the prompt's tokens and the answer's, from SGLang an empty prompt and the answer's text."""
+    if given.engine == "vllm":
+        return server.answer(target, message, NEW_TOKENS)
+    fields = {"model": str(target), "messages": [message], "temperature": 0, "max_tokens": NEW_TOKENS}
+    status, _, body = server.ask("POST", "/v1/chat/completions", fields | {"ignore_eos": True})
+    assert status == 200, body
+    found = json.loads(body)
+    assert found["usage"]["completion_tokens"] == NEW_TOKENS
+    return [], found["choices"][0]["message"]["content"]
+
+
 def start_words(given, target: Path, draft: Path | None) -> list[str]:
     """Return the printed command without its program, for a machine on which vLLM's own script may be missing."""
     words = ["vllm", "serve", str(target)]
-    if given.backend == "cpu":
+    if given.engine == "sglang":
+        words = ["python", "-m", "sglang.launch_server", "--model-path", str(target)]
+    elif given.backend == "cpu":
         words = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", str(target)]
     if draft is not None:
         spec, engine_type = read_target(target), plugins.load_available(Engine, given.engine)
