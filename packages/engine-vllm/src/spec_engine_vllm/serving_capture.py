@@ -261,7 +261,7 @@ def _reason_against(runner: Any) -> str:
     parallel = runner.vllm_config.parallel_config
     if not runner.use_aux_hidden_state_outputs:
         return "this vLLM serves no draft that reads states of several layers, as Eagle3 and DFlash do"
-    if 0 in drafted_layers(runner) and runner.device.type != "cpu":
+    if 0 in drafted_layers(runner) and not torch.empty(0, device=runner.device).is_cpu:
         return (
             "the draft reads the embeddings (layer 0), which vLLM's kernels on accelerators change in place"
         )
