@@ -19,6 +19,7 @@ SOURCES = [
 ]
 CONFORMANCE = "packages/testing/src/spec_testing/conformance.py"
 STAND_IN = "packages/strategy-megatron/src/spec_strategy_megatron/stand_in.py"
+SECOND = "vllm.v1.worker.gpu"
 NAMED = {
     # What a draft must not name.
     *((CONFORMANCE, name) for name in ("cuda", "npu", "xpu", "mps")),
@@ -29,8 +30,10 @@ NAMED = {
         ("packages/launcher-ray/src/spec_launcher_ray/config.py", name)
         for name in ("cuda", "GPU", "npu", "NPU")
     ),
-    # vLLM's name of a buffer on the device, whichever device that is.
-    ("packages/engine-vllm/src/spec_engine_vllm/serving_capture.py", "gpu"),
+    # vLLM's name of a buffer on the device, and of its second model runner, whichever device that is.
+    ("packages/engine-vllm/src/spec_engine_vllm/step_batch.py", "gpu"),
+    ("packages/engine-vllm/src/spec_engine_vllm/serving_capture.py", f"{SECOND}.model_runner"),
+    ("packages/engine-vllm/src/spec_engine_vllm/step_batch.py", f"{SECOND}.spec_decode.eagle.eagle3_utils"),
     # Megatron-Core names one type of device where it means any: it is told the right one.
     *((STAND_IN, name) for name in ("cuda", "torch.cuda.")),
 }

@@ -1,9 +1,9 @@
 """ServingCapture: a vLLM server keeps the hidden states that it computes for the requests it serves.
 
-vLLM's model runner returns the states of the layers that the draft reads. ServingCapture adds the input of the final
+vLLM's model runners return the states of the layers that the draft reads. ServingCapture adds the input of the final
 norm to these layers, and takes it out again before the drafter sees them. After each forward pass it copies the rows
-of marked requests into StateRows. vLLM's older model runner is supported, which runs on CPUs and, if the variable
-``VLLM_USE_V2_MODEL_RUNNER`` is 0, on GPUs.
+of marked requests into StateRows. The copies run on the stream of the forward pass, before the drafter and the next
+pass write over buffers that CUDA graphs own.
 
 Shapes: T rows of a step, N captured layers, H hidden size.
 """
@@ -13,17 +13,20 @@ from __future__ import annotations
 import functools
 import logging
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from spec_core.records import FeatureSchema
 from spec_engine_vllm.state_rows import StateRows, marked
+from spec_engine_vllm.step_batch import StepBatch, drafted_layers
 from spec_kit.hosting import LiveRequestsConfig, StatesRange
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -33,9 +36,14 @@ log = logging.getLogger(__name__)
 
 _CAPTURE = "_spec_capture"
 """Name of the model runner's attribute that holds its ServingCapture, or the reason why it has none."""
-_SET_UP = "_setup_eagle3_aux_hidden_state_outputs"
-"""Method of vLLM's model runner that chooses the layers whose states the target returns. It runs once, after the
-target was loaded and before anything is compiled."""
+_SET_UPS = (
+    ("vllm.v1.worker.gpu_model_runner", "_setup_eagle3_aux_hidden_state_outputs"),
+    ("vllm.v1.worker.gpu.model_runner", "load_model"),
+)
+"""Module of each model runner of vLLM, and its method that chooses the layers whose states the target returns. The
+method runs once, after the target was loaded and before anything is compiled."""
+_CACHE_KEY = "spec_states_layers"
+"""Key of vLLM's ``additional_config``, which is a part of the name of compiled code on disk."""
 _MOST_PENDING = 8
 """Steps whose rows may be on their way from the device at once; the rows of further steps are left out."""
 
@@ -45,23 +53,29 @@ def capture_if_asked() -> None:
     config = LiveRequestsConfig.from_environment()
     if config is None or not config.states_bytes:
         return
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+    for module, method in _SET_UPS:
+        with suppress(ImportError):  # a build may lack what the second one needs
+            _wrap(import_module(module).GPUModelRunner, method, config)
 
-    set_up = getattr(GPUModelRunner, _SET_UP, None)
-    if set_up is None or hasattr(set_up, "__wrapped__"):
+
+def _wrap(runner_class: Any, method: str, config: LiveRequestsConfig) -> None:
+    """Have a model runner of vLLM capture states, once its method has chosen the layers."""
+    set_up = getattr(runner_class, method, None)
+    if set_up is None or hasattr(set_up, _CAPTURE):
         return
 
     @functools.wraps(set_up)
-    def set_up_and_capture(runner: Any) -> None:
-        set_up(runner)
-        if hasattr(runner, _CAPTURE):
-            return
-        reason = _reason_against(runner)
-        setattr(runner, _CAPTURE, reason or ServingCapture(runner, config))
-        if reason:
-            log.warning("no states of requests are captured: %s", reason)
+    def set_up_and_capture(runner: Any, *args: Any, **kwargs: Any) -> Any:
+        result = set_up(runner, *args, **kwargs)
+        if not hasattr(runner, _CAPTURE):
+            reason = _reason_against(runner)
+            setattr(runner, _CAPTURE, reason or ServingCapture(runner, config))
+            if reason:
+                log.warning("no states of requests are captured: %s", reason)
+        return result
 
-    setattr(GPUModelRunner, _SET_UP, set_up_and_capture)
+    setattr(set_up_and_capture, _CAPTURE, True)
+    setattr(runner_class, method, set_up_and_capture)
 
 
 def states_of(runner: Any, asked: str) -> Fields | None:
@@ -80,8 +94,8 @@ def states_of(runner: Any, asked: str) -> Fields | None:
 
 
 _NO_CAPTURE = (
-    "vLLM's workers capture no states; start vLLM with states_bytes in SPEC_LIVE_REQUESTS, with the worker extension "
-    "and, on a GPU, with VLLM_USE_V2_MODEL_RUNNER=0"
+    "vLLM's workers capture no states; start vLLM with the worker extension, and with states_bytes in "
+    "SPEC_LIVE_REQUESTS"
 )
 
 
@@ -92,9 +106,11 @@ class ServingCapture:
         """Add the final norm's input to the states that the target returns; wrap ``runner.execute_model``."""
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-        drafted, num_layers = _drafted_layers(runner), runner.model_config.hf_text_config.num_hidden_layers
+        drafted, num_layers = drafted_layers(runner), runner.model_config.hf_text_config.num_hidden_layers
         layers = sorted({*drafted, num_layers})
         runner.model.set_aux_hidden_state_layers(tuple(layers))
+        # Else vLLM would run code that it has compiled for the draft's layers alone.
+        runner.vllm_config.additional_config[_CACHE_KEY] = layers
         self._runner, self._num_drafted = runner, len(set(drafted))
         self._rows: StateRows | None = None
         if get_tensor_model_parallel_rank() == 0:  # every rank has whole states
@@ -103,20 +119,21 @@ class ServingCapture:
             schema = FeatureSchema(layers=tuple(layers), hidden_size=hidden_size, dtype=dtype)
             self._rows = StateRows(schema, config.states_bytes, config.age_s)
         self._pending: deque[_Step] = deque()
+        self._preempted: set[str] = set()
         self._execute = runner.execute_model
         runner.execute_model = self.execute_model
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a step of the model runner; capture its rows."""
+        """Run a step of the model runner; capture its rows, unless it is a dummy step."""
         result = self._execute(scheduler_output, *args, **kwargs)
         state = self._runner.execute_model_state
-        aux_hidden_states = None if state is None else state.aux_hidden_states
-        if aux_hidden_states is not None:
-            drafted = aux_hidden_states[: self._num_drafted]
+        has_states = state is not None and state.aux_hidden_states is not None
+        if has_states:
+            drafted = state.aux_hidden_states[: self._num_drafted]
             self._runner.execute_model_state = state._replace(aux_hidden_states=drafted)
-        if self._rows is not None:
+        if self._rows is not None and not kwargs.get("dummy_run"):
             try:
-                self._note(self._rows, scheduler_output, aux_hidden_states)
+                self._note(self._rows, scheduler_output, state if has_states else None)
             except Exception:
                 log.exception("states of a step were not captured")
                 self._rows.leave_out(list(scheduler_output.num_scheduled_tokens), "error")
@@ -130,49 +147,49 @@ class ServingCapture:
         self._write_arrived(self._rows, is_late=True)
         return self._rows.read(StatesRange.decode(asked))
 
-    def _note(
-        self, rows: StateRows, scheduler_output: Any, aux_hidden_states: Sequence[Tensor] | None
-    ) -> None:
-        """Note which requests begin and end, and copy the rows of this step."""
-        for request_id in scheduler_output.finished_req_ids:
-            if any(request_id == span.request_id for step in self._pending for span in step.spans):
-                self._write_arrived(rows, is_late=True)
-            rows.end(request_id)
-        for new in scheduler_output.scheduled_new_reqs:
-            if key := marked(getattr(new.sampling_params, "extra_args", None)):
-                rows.begin(new.req_id, key)
+    def _note(self, rows: StateRows, scheduler_output: Any, state: Any) -> None:
+        """Note which requests begin and end, and copy the rows of this step; ``state`` is None if it has none."""
+        self._note_ends(rows, scheduler_output.finished_req_ids)
+        self._note_beginnings(rows, scheduler_output)
         self._write_arrived(rows)
-        if aux_hidden_states is not None and (spans := self._spans(rows, scheduler_output)):
-            if len(self._pending) >= _MOST_PENDING:
+        if state is not None:
+            batch = StepBatch.of(self._runner, state, scheduler_output.num_scheduled_tokens)
+            spans = list(_spans(rows, batch))
+            if spans and len(self._pending) >= _MOST_PENDING:
                 rows.leave_out([span.request_id for span in spans], "slow_copy")
-            else:
-                self._pending.append(self._copied(spans, aux_hidden_states))
+            elif spans:
+                self._pending.append(self._copied(spans, batch, state.aux_hidden_states))
                 self._write_arrived(rows)
         rows.expire()
 
-    def _spans(self, rows: StateRows, scheduler_output: Any) -> list[_Span]:
-        """Return the rows of this step that are to be captured, in the order of the batch."""
-        spans, start = [], 0
-        for request_id in self._runner.input_batch.req_ids:
-            stop = start + scheduler_output.num_scheduled_tokens[request_id]
-            if rows.wants(request_id):
-                spans.append(_Span(request_id, start, stop))
-            start = stop
-        return spans
+    def _note_ends(self, rows: StateRows, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            if any(request_id == span.request_id for step in self._pending for span in step.spans):
+                self._write_arrived(rows, is_late=True)
+            self._preempted.discard(request_id)
+            rows.end(request_id)
 
-    def _copied(self, spans: list[_Span], aux_hidden_states: Sequence[Tensor]) -> _Step:
-        """Begin to copy rows to the host, without waiting for the device.
+    def _note_beginnings(self, rows: StateRows, scheduler_output: Any) -> None:
+        """Note new requests. The second runner gets a preempted request as a new one when it is resumed."""
+        self._preempted.update(filter(rows.has, scheduler_output.preempted_req_ids or ()))
+        for new in scheduler_output.scheduled_new_reqs:
+            if new.req_id in self._preempted:
+                self._preempted.discard(new.req_id)
+            elif key := marked(getattr(new.sampling_params, "extra_args", None)):
+                rows.begin(new.req_id, key)
+        self._preempted.difference_update(scheduler_output.num_scheduled_tokens)
 
-        The positions and tokens are the device's: vLLM's own copies on the host may be ahead of what was accepted.
-        """
+    def _copied(self, spans: list[_Span], batch: StepBatch, aux_hidden_states: Sequence[Tensor]) -> _Step:
+        """Begin to copy rows to the host, without waiting for the device."""
         stop = spans[-1].stop
-        positions = self._runner._get_positions(stop)
-        positions_T = positions if positions.dim() == 1 else positions[0]  # one of three equal rows for text
-        inputs = torch.stack([positions_T.to(torch.int64), self._runner.input_ids.gpu[:stop].to(torch.int64)])
-        parts = [torch.stack([part[one.start : one.stop] for part in aux_hidden_states], 1) for one in spans]
-        hidden_TNH = torch.cat(parts)
+        inputs = torch.stack([part[:stop].to(torch.int64) for part in (batch.positions, batch.token_ids)])
+        parts = [
+            torch.stack([part[first:last] for part in aux_hidden_states], 1) for first, last in _runs(spans)
+        ]
+        hidden_TNH = parts[0] if len(parts) == 1 else torch.cat(parts)
         ready = None
         if not hidden_TNH.is_cpu:
+            # Without ``non_blocking`` this thread would wait; with it, host memory is pinned.
             hidden_TNH, inputs = (one.to("cpu", non_blocking=True) for one in (hidden_TNH, inputs))
             ready = torch.Event(self._runner.device)
             ready.record()
@@ -221,10 +238,22 @@ class _Step:
             start = stop
 
 
-def _drafted_layers(runner: Any) -> tuple[int, ...]:
-    """Return the layers whose states the draft reads, as vLLM's model runner has chosen them."""
-    layers = runner._get_eagle3_aux_layers_from_config()
-    return tuple(layers or runner.model.get_eagle3_default_aux_hidden_state_layers())
+def _spans(rows: StateRows, batch: StepBatch) -> Iterator[_Span]:
+    """Yield the rows of a step that are to be captured, in the order of the batch."""
+    start = 0
+    for request_id, length in zip(batch.request_ids, batch.lengths, strict=True):
+        if rows.wants(request_id):
+            yield _Span(request_id, start, start + length)
+        start += length
+
+
+def _runs(spans: list[_Span]) -> list[tuple[int, int]]:
+    """Return the rows of spans as few ranges: neighbours are one."""
+    runs: list[tuple[int, int]] = []
+    for span in spans:
+        first = runs.pop()[0] if runs and runs[-1][1] == span.start else span.start
+        runs.append((first, span.stop))
+    return runs
 
 
 def _reason_against(runner: Any) -> str:
@@ -232,6 +261,14 @@ def _reason_against(runner: Any) -> str:
     parallel = runner.vllm_config.parallel_config
     if not runner.use_aux_hidden_state_outputs:
         return "this vLLM serves no draft that reads states of several layers, as Eagle3 and DFlash do"
+    if 0 in drafted_layers(runner) and not torch.empty(0, device=runner.device).is_cpu:
+        return (
+            "the draft reads the embeddings (layer 0), which vLLM's kernels on accelerators change in place"
+        )
+    if getattr(runner.speculative_config, "enable_adaptive_verification", False):
+        return "this vLLM verifies adaptively, so the host does not know which rows of a request it runs"
+    if not isinstance(runner.vllm_config.additional_config, dict):
+        return "this vLLM's additional_config is no dictionary, and compiled code is distinguished by it"
     if parallel.pipeline_parallel_size > 1 or parallel.data_parallel_size > 1:
         return "this vLLM is pipeline-parallel or data-parallel; states are captured only without either"
     if max(getattr(parallel, f"{name}_context_parallel_size", 1) for name in ("prefill", "decode")) > 1:

@@ -86,6 +86,10 @@ class StateRows:
             return
         self._running[request_id] = self._by_key[key] = _Request(key)
 
+    def has(self, request_id: str) -> bool:
+        """Return whether a request runs that was begun, whether it is left out or not."""
+        return request_id in self._running
+
     def wants(self, request_id: str) -> bool:
         """Return whether the rows of this request's next step are to be written."""
         request = self._running.get(request_id)

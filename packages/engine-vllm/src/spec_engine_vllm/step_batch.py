@@ -1,0 +1,59 @@
+"""StepBatch: which rows of a step's hidden states belong to which request, in both model runners of vLLM.
+
+vLLM has two model runners with the same calls. The first one is ``vllm.v1.worker.gpu_model_runner``; the second one,
+``vllm.v1.worker.gpu.model_runner``, runs if the variable ``VLLM_USE_V2_MODEL_RUNNER`` is 1 and, on GPUs, by default
+for most targets. Both keep a step's states in ``execute_model_state`` until tokens are sampled.
+
+Shapes: T rows of a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """Rows of a step, request after request. Rows of padding, which CUDA graphs need, come after them."""
+
+    request_ids: Sequence[str]
+    lengths: Sequence[int]
+    """Number of rows of each request."""
+    positions: Tensor
+    """Position of each row, on the device. The host's may be ahead of what was accepted."""
+    token_ids: Tensor
+    """Token of each row, on the device. The host does not know sampled tokens and guesses yet."""
+
+    @classmethod
+    def of(cls, runner: Any, state: Any, num_scheduled_tokens: dict[str, int]) -> StepBatch:
+        """Return the batch of the step that ``runner`` has just run; ``state``: its ``execute_model_state``."""
+        if _is_second(runner):
+            batch = state.input_batch
+            lengths = [int(number) for number in batch.num_scheduled_tokens]
+            return cls(batch.req_ids, lengths, batch.positions, batch.input_ids)
+        request_ids = list(runner.input_batch.req_ids)
+        lengths = [num_scheduled_tokens[request_id] for request_id in request_ids]
+        positions, token_ids = runner._get_positions(sum(lengths)), runner.input_ids.gpu
+        # Multimodal rotary embeddings have three positions, which are equal for text.
+        return cls(request_ids, lengths, positions if positions.dim() == 1 else positions[0], token_ids)
+
+
+def drafted_layers(runner: Any) -> tuple[int, ...]:
+    """Return the layers whose states the draft reads, as vLLM's model runner has chosen them."""
+    if _is_second(runner):
+        from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
+
+        layers = get_eagle3_aux_layers_from_config(runner.speculative_config)
+    else:
+        layers = runner._get_eagle3_aux_layers_from_config()
+    return tuple(layers or runner.model.get_eagle3_default_aux_hidden_state_layers())
+
+
+def _is_second(runner: Any) -> bool:
+    return hasattr(runner, "req_states")

@@ -1,0 +1,150 @@
+"""Requests of many kinds to a vLLM server, and the states that it keeps of them; ``serving_capture_on_gpu.py``."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.follow.kept_states import take_states
+
+if TYPE_CHECKING:
+    import torch
+
+    from spec_kit.hosting import HttpReplica
+
+log = logging.getLogger("serving-traffic")
+
+CONCURRENCY = 16
+
+
+def requests_of(number: int, sizes) -> list[dict[str, Any]]:
+    """Return requests: prompts, sampling parameters, whether they are streamed, and when the client leaves."""
+    draw = random.Random(7)
+    vocab = sizes["vocab"]
+
+    def ids(length: int) -> list[int]:
+        return [draw.randrange(3, vocab) for _ in range(length)]
+
+    prefix, asked = ids(3 * sizes["block"]), []
+    for index in range(number):
+        prompt = ids(draw.randrange(4, sizes["prompt"]))
+        if index % 8 == 0:
+            prompt = [*prefix, *prompt[: sizes["block"]]]
+        elif index % 11 == 5 and index > 40:
+            prompt = asked[index - 40]["prompt"]
+        sampling = {"max_tokens": draw.randrange(2, sizes["answer"]), "temperature": 0.0, "ignore_eos": True}
+        if index % 2:
+            sampling["temperature"] = 1.0
+        if index % 4 == 1 and sizes["is_seeded"]:
+            sampling["seed"] = index
+        if index % 5 == 2:
+            sampling["stop_token_ids"] = ids(vocab // 32)
+        leaves_s = draw.uniform(0.01, 0.2) if draw.random() < 0.08 else None
+        asked.append({"prompt": prompt, "sampling": sampling, "stream": index % 3 == 1, "leaves_s": leaves_s})
+    return asked
+
+
+class Clients:
+    """Sends requests; ``answers`` are the ids, prompts included, of all that were answered."""
+
+    def __init__(self, port: int, asked: list[dict[str, Any]], end_s: float) -> None:
+        self._port, self._asked, self._end_s, self._lock = port, asked, end_s, threading.Lock()
+        self.counts, self.answers = Counter(), set()
+
+    def ask(self, number: int) -> None:
+        request = self._asked[number]
+        if time.monotonic() > self._end_s:
+            self._count("not_sent")
+            return
+        try:
+            answer = self._answer(request)
+        except Exception as error:  # noqa: BLE001 - it is counted
+            log.warning("request %d: %s", number, f"{type(error).__name__}: {error}"[:300])
+            self._count("failed")
+            return
+        with self._lock:
+            if answer is not None:
+                self.answers.add((*request["prompt"], *answer))
+        kind = "streamed" if request["stream"] else "answered"
+        self._count("left" if answer is None else kind)
+
+    def _count(self, kind: str) -> None:
+        with self._lock:
+            self.counts[kind] += 1
+
+    def _answer(self, request) -> list[int] | None:
+        """Return the answer, or None if the client has left before."""
+        fields = {
+            "token_ids": request["prompt"],
+            "sampling_params": request["sampling"],
+            "stream": request["stream"],
+        }
+        left_s = None if request["leaves_s"] is None else time.monotonic() + request["leaves_s"]
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=request["leaves_s"] or 120.0)
+        with closing(connection):
+            headers = {"Content-Type": "application/json"}
+            try:
+                connection.request("POST", "/inference/v1/generate", json.dumps(fields), headers)
+                response = connection.getresponse()
+                if response.status != 200:
+                    raise RuntimeError(f"status {response.status}: {response.read()[:300]!r}")
+                if not request["stream"]:
+                    return json.loads(response.read())["choices"][0]["token_ids"]
+                return streamed(response, left_s)
+            except TimeoutError:
+                if left_s is None:
+                    raise
+                return None
+
+
+def streamed(response: http.client.HTTPResponse, left_s: float | None) -> list[int] | None:
+    answer: list[int] = []
+    for line in response:
+        if left_s is not None and time.monotonic() > left_s:
+            return None
+        if line.startswith(b"data: {"):
+            for choice in json.loads(line[6:]).get("choices", ()):
+                answer += choice.get("token_ids") or ()
+    return answer
+
+
+class Fetcher:
+    """Fetches finished requests and their states, as ``follow`` does."""
+
+    def __init__(self, replica: HttpReplica, schema) -> None:
+        self._replica, self._schema = replica, schema
+        self.complete: list[tuple[list[int], int, torch.Tensor]] = []
+        self.answers: list[list[int]] = []
+        self.causes, self.left_out = Counter(), {}
+        self._logged_s = time.monotonic()
+
+    def fetch(self) -> None:
+        """Fetch what is stored now."""
+        while True:
+            taken = self._replica.take_requests()
+            self.left_out = taken.left_out
+            for request in taken.requests:
+                states = take_states(self._replica, request, self._schema)
+                ids = [*request.prompt, *request.answer]
+                self.answers.append(ids)
+                if isinstance(states, str):
+                    self.causes[states] += 1
+                else:
+                    self.complete.append((ids[:-1], len(request.prompt), states))
+            if not taken.left:
+                time.sleep(0.1)
+                return
+
+    def log_progress(self, clients: Clients) -> None:
+        if time.monotonic() > self._logged_s + 5:
+            self._logged_s = time.monotonic()
+            log.info(
+                "clients %s; %d complete, %s", dict(clients.counts), len(self.complete), dict(self.causes)
+            )
