@@ -40,10 +40,8 @@ def requests_of(number: int, sizes) -> list[dict[str, Any]]:
         elif index % 11 == 5 and index > 40:
             prompt = asked[index - 40]["prompt"]
         sampling = {"max_tokens": draw.randrange(2, sizes["answer"]), "temperature": 0.0, "ignore_eos": True}
-        if index % 2:
-            sampling["temperature"] = 1.0
-        if index % 4 == 1 and sizes["is_seeded"]:
-            sampling["seed"] = index
+        if index % 2 and sizes["is_sampled"]:
+            sampling |= {"temperature": 1.0, **({"seed": index} if index % 4 == 1 else {})}
         if index % 5 == 2:
             sampling["stop_token_ids"] = ids(vocab // 32)
         leaves_s = draw.uniform(0.01, 0.2) if draw.random() < 0.08 else None

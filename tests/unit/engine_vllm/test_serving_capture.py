@@ -38,6 +38,7 @@ class SecondRunner:
         )
         parallel = SimpleNamespace(pipeline_parallel_size=1, data_parallel_size=1)
         self.vllm_config = SimpleNamespace(parallel_config=parallel, additional_config={})
+        self.part = SimpleNamespace(vllm_config=SimpleNamespace(additional_config={}))
         self.speculative_config, self.model = SimpleNamespace(), self
         self.layers: tuple[int, ...] = ()
         self.execute_model_state: State | None = None
@@ -45,6 +46,9 @@ class SecondRunner:
 
     def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
         self.layers = layers
+
+    def modules(self) -> list[Any]:
+        return [self.part]
 
     def load_model(self) -> None:
         self.set_aux_hidden_state_layers(LAYERS[:-1])
@@ -176,4 +180,5 @@ def test_dummy_steps_have_no_rows_and_the_drafter_sees_its_layers(runner) -> Non
 
 
 def test_compiled_code_of_other_layers_has_another_name(runner) -> None:
-    assert runner.vllm_config.additional_config["spec_states_layers"] == list(LAYERS)
+    for part in (runner, runner.part):
+        assert part.vllm_config.additional_config["spec_states_layers"] == list(LAYERS)

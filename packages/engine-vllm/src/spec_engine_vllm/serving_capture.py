@@ -109,8 +109,7 @@ class ServingCapture:
         drafted, num_layers = drafted_layers(runner), runner.model_config.hf_text_config.num_hidden_layers
         layers = sorted({*drafted, num_layers})
         runner.model.set_aux_hidden_state_layers(tuple(layers))
-        # Else vLLM would run code that it has compiled for the draft's layers alone.
-        runner.vllm_config.additional_config[_CACHE_KEY] = layers
+        _name_compiled_code(runner, layers)
         self._runner, self._num_drafted = runner, len(set(drafted))
         self._rows: StateRows | None = None
         if get_tensor_model_parallel_rank() == 0:  # every rank has whole states
@@ -236,6 +235,16 @@ class _Step:
             ids = token_ids[span.start : span.stop]
             rows.write(span.request_id, positions[span.start], ids, self.hidden_TNH[start:stop])
             start = stop
+
+
+def _name_compiled_code(runner: Any, layers: list[int]) -> None:
+    """Add the layers to what names compiled code. Else vLLM would run code compiled for the draft's layers alone.
+
+    Parts of multimodal targets have configurations of their own.
+    """
+    for part in (runner, *runner.model.modules()):
+        if (config := getattr(part, "vllm_config", None)) is not None:
+            config.additional_config[_CACHE_KEY] = layers
 
 
 def _spans(rows: StateRows, batch: StepBatch) -> Iterator[_Span]:
