@@ -64,7 +64,10 @@ class StateRows:
         self._schema, self._age_s, self._clock = schema, age_s, clock
         num_pages = num_bytes // (PAGE_ROWS * schema.bytes_per_token())
         shape = schema.shape(num_pages * PAGE_ROWS)
-        self._rows = torch.empty(shape, dtype=schema.torch_dtype(), device="cpu")
+        # Its pages are touched here, once: a step that touched new ones would take several times as long.
+        rows = torch.empty(shape, dtype=schema.torch_dtype(), device="cpu").fill_(0)
+        self._bytes = rows.view(torch.uint8).flatten(1).numpy()
+        """uint8 [rows, bytes of a row]. NumPy copies a few rows in a fraction of the time that torch takes."""
         self._free = list(range(num_pages))
         self._running: dict[str, _Request] = {}
         """vLLM's id -> request that the target runs."""
@@ -107,7 +110,10 @@ class StateRows:
         if problem := self._reserve(request, stop):
             self._leave_out(request, problem)
             return
-        self._rows.index_copy_(0, self._slots(request, first, stop), hidden_TNH)
+        rows, done = hidden_TNH.view(torch.uint8).flatten(1).numpy(), 0
+        for place in self._places(request, first, stop):
+            self._bytes[place.start : place.stop] = rows[done : done + len(place)]
+            done += len(place)
         request.token_ids[first:stop] = array("i", token_ids)
         request.end = stop
 
@@ -139,8 +145,9 @@ class StateRows:
             self._drop(request)
             return {"left_out": cause}
         stop = min(asked.rows, asked.first + piece_rows(self._schema))
-        rows = self._rows[self._slots(request, asked.first, stop)]
-        piece = request.token_ids[asked.first : stop].tobytes() + rows.view(torch.uint8).numpy().tobytes()
+        ids = request.token_ids[asked.first : stop].tobytes()
+        places = self._places(request, asked.first, stop)
+        piece = b"".join([ids, *(self._bytes[place.start : place.stop].data for place in places)])
         if stop == asked.rows:
             self._drop(request)
         return {"piece": piece}
@@ -169,11 +176,15 @@ class StateRows:
             request.pages.append(self._free.pop())
         return ""
 
-    def _slots(self, request: _Request, first: int, stop: int) -> Tensor:
-        """Return int64 [stop - first]: the place of each row in memory."""
-        positions = torch.arange(first, stop)
-        pages = torch.tensor(request.pages, dtype=torch.int64)
-        return pages[positions // PAGE_ROWS] * PAGE_ROWS + positions % PAGE_ROWS
+    def _places(self, request: _Request, first: int, stop: int) -> list[range]:
+        """Return where in memory the rows from ``first`` to ``stop`` are: one range for each page."""
+        places = list[range]()
+        while first < stop:
+            page, row = divmod(first, PAGE_ROWS)
+            num, place = min(PAGE_ROWS - row, stop - first), request.pages[page] * PAGE_ROWS + row
+            places.append(range(place, place + num))
+            first += num
+        return places
 
     def _leave_out(self, request: _Request, cause: str) -> None:
         request.problem = cause

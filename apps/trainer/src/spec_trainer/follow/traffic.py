@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MOST_CALLS = 64
-"""Most calls to one server in one ``take``, even if it reports that more requests are left."""
+_LONGEST_TAKE_S = 10.0
+"""Time after which one ``take`` asks a server for no further requests, even if it reports that more are left."""
 
 
 class TakenRequest(NamedTuple):
@@ -97,11 +98,12 @@ class Traffic:
         self._capturing.add(url)
 
     def _of(self, url: str, server: HttpReplica) -> Iterator[Sequence[LiveRequest]]:
-        for _ in range(_MOST_CALLS):
+        deadline = time.monotonic() + _LONGEST_TAKE_S
+        while True:
             answer = server.take_requests()
             self._left_out[url] = Counter(answer.left_out)
             yield answer.requests
-            if not answer.left:
+            if not answer.left or time.monotonic() >= deadline:
                 return
 
 

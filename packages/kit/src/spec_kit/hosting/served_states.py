@@ -15,7 +15,7 @@ from spec_core.wire_record import WireRecord
 
 MOST_STATE_ROWS = 16_384
 """Largest number of rows of a request, as many as tokens of the longest request that a server stores."""
-PIECE_BYTES = 2 << 20
+PIECE_BYTES = 8 << 20
 """Largest number of bytes of a piece, unless one row is larger. The engine does no step while it copies a piece."""
 ID_BYTES = 4
 
