@@ -1,0 +1,248 @@
+"""An SGLang that a user has started keeps requests, and a draft follows them."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import random
+import shutil
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from spec_backend_cpu.backend import CpuBackend
+from spec_core.engine import EngineContext
+from spec_core.records import SamplingParams
+from spec_engine_hf.engine import HfConfig, HfEngine
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, HttpReplica
+from spec_kit.targets import read_target
+from spec_trainer.cli import run
+
+from ..made_once import made_once
+from .page_server import PageServer, shell_block
+from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [
+    *needs_sglang,
+    pytest.mark.usefixtures("sglang_environment"),
+    pytest.mark.xdist_group("sglang follow"),
+    pytest.mark.timeout(600),
+]
+
+NUM_REQUESTS = 160
+NUM_TOKENS = 40
+SAMPLING = {"max_new_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
+SETTING = {
+    "share": 1.0,
+    "labels": ["code"],
+    "routes": ["/generate", "/v1/completions", "/v1/chat/completions"],
+}
+
+
+@pytest.fixture(scope="module")
+def target(make_target, add_characters, tmp_path_factory) -> Path:
+    """A Llama whose answers repeat themselves, so that a draft learns from few of them."""
+
+    def make(folder: Path) -> None:
+        made = make_target("llama", hidden_size=64, head_dim=32, initializer_range=0.1)
+        shutil.copytree(made, folder, dirs_exist_ok=True)
+        add_characters(folder)
+
+    return made_once(tmp_path_factory, "llama-that-repeats", make)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("follow")
+
+
+@pytest.fixture(scope="module")
+def rows(folder) -> Path:
+    """Random tokens: the data of the start draft, of which ``follow`` replays a share."""
+    draw = random.Random(4)
+    row = [
+        {"input_ids": [draw.randrange(3, 97) for _ in range(44)], "loss_mask": [1] * 44} for _ in range(32)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in row))
+    return folder / "rows.jsonl"
+
+
+@pytest.fixture(scope="module")
+def fresh(target, rows, folder) -> Path:
+    """A draft that has learnt nothing, exported by a run of one step."""
+    words = ["--target", target, "--data", rows, "--draft", "eagle3", "--output", folder / "fresh"]
+    assert run([*map(str, words), "train.steps=1", "train.lr=1e-9", "data.eval_samples=0"]) == 0
+    return folder / "fresh" / "draft"
+
+
+@pytest.fixture(scope="module")
+def server(sglang_environment, target, fresh, folder) -> Iterator[PageServer]:  # noqa: F811
+    """The server of the page, with what a CPU needs."""
+    here = {**ARGS, "dtype": "float32", "served-model-name": "served"}
+    (folder / "server").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LIVE_REQUESTS_VARIABLE, json.dumps(SETTING))
+        server = PageServer(
+            shell_block("sglang.launch_server"), folder / "server", target, fresh, fresh, here
+        )
+    try:
+        server.wait_ready(240.0)
+        yield server
+    finally:
+        server.close()
+
+
+def ask(server: PageServer, path: str, fields: dict[str, Any], **headers: str) -> dict[str, Any]:
+    """The JSON of an answer, or of the last part of a streamed one."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
+    with closing(connection):
+        sent = {"Content-Type": "application/json", **headers}
+        connection.request("POST", path, json.dumps(fields), sent)
+        answer = connection.getresponse()
+        content = answer.read()
+    assert answer.status == 200, content
+    if fields.get("stream"):
+        *_, content, done = filter(None, content.split(b"\n\n"))
+        assert done == b"data: [DONE]"
+        content = content.removeprefix(b"data: ")
+    return json.loads(content)
+
+
+def greedy(server: PageServer, prompt: list[int], **fields: Any) -> list[int]:
+    return ask(server, "/generate", {"input_ids": prompt, "sampling_params": SAMPLING, **fields})[
+        "output_ids"
+    ]
+
+
+def hang_up(server: PageServer, stream: bool) -> None:
+    """Ask for a long answer, and close the connection before its end."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
+    sampling = SAMPLING | {"max_new_tokens": 100}
+    with closing(connection):
+        fields = {"input_ids": [9, 9], "sampling_params": sampling, "stream": stream, "rid": f"gone-{stream}"}
+        connection.request("POST", "/generate", json.dumps(fields), {"Content-Type": "application/json"})
+        if stream:
+            connection.getresponse().read(16)
+        else:
+            time.sleep(1.0)
+
+
+def left_out(replica: HttpReplica, count: int) -> tuple[list[Any], Counter[str]]:
+    """Take requests until ``count`` requests are left out; return those that were stored, and the causes."""
+    rows = []
+    for _ in range(240):
+        taken = replica.take_requests()
+        rows += taken.requests
+        if sum(taken.left_out.values()) >= count:
+            return rows, Counter(taken.left_out)
+        time.sleep(0.25)
+    raise AssertionError(taken.left_out)
+
+
+def test_each_request_is_stored_or_counted(server, target) -> None:
+    """Streams and batches, by SGLang's own route and those of OpenAI; the first request is SGLang's, at its start."""
+    with HttpReplica(server.url, server.token) as replica:
+        before = Counter(replica.take_requests().left_out)
+        assert before["warm_up"] == 1
+        expected = []
+        for fields in ({}, {"stream": True}, {"return_logprob": True, "top_logprobs_num": 2}):
+            expected.append(([5, 6, 7], greedy(server, [5, 6, 7], **fields), "/generate"))
+        batch = {"input_ids": [[5, 6, 7], [8, 9]], "sampling_params": SAMPLING}
+        parts = ask(server, "/generate", batch, **{"x-draft-label": "code"})
+        expected += [
+            (prompt, part["output_ids"], "code")
+            for prompt, part in zip(batch["input_ids"], parts, strict=True)
+        ]
+        openai = {"model": "served", "max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
+        texts = {}
+        for stream in (False, True):
+            ask(server, "/v1/completions", {**openai, "prompt": [5, 6, 7], "stream": stream})
+            expected.append(([5, 6, 7], expected[0][1], "/v1/completions"))
+        chat = {**openai, "messages": [{"role": "user", "content": "hi"}], "stream": False}
+        texts["chat"] = ask(server, "/v1/chat/completions", chat)["choices"][0]["message"]["content"]
+        ask(server, "/v1/chat/completions", {**chat, "stream": True})
+        rows, causes = left_out(replica, sum(before.values()))
+        assert causes == before
+        found = [(row.prompt, row.answer, row.label) for row in rows]
+        assert sorted(found[:-2]) == sorted(expected)
+        tokenizer = AutoTokenizer.from_pretrained(target)
+        prompt = tokenizer.encode("u:hi\na:", add_special_tokens=False)
+        assert [row[0] for row in found[-2:]] == [prompt, prompt]
+        assert [tokenizer.decode(row[1]) for row in found[-2:]] == [texts["chat"]] * 2
+
+        greedy(server, [5, 6], cache_salt="mine")
+        greedy(server, [5, 6], extra_key="mine")
+        ask(
+            server, "/generate", {"input_ids": [5, 6], "sampling_params": SAMPLING}, **{"x-draft-learn": "no"}
+        )
+        ask(server, "/generate", {"input_ids": [5, 6], "sampling_params": SAMPLING | {"n": 2}})
+        ask(
+            server,
+            "/generate",
+            {"input_ids": [5, 6], "sampling_params": SAMPLING | {"logit_bias": {"7": 3.0}}},
+        )
+        ask(server, "/v1/completions", {**openai, "prompt": [[5, 6], [7, 8]], "n": 2})
+        hang_up(server, stream=True)
+        hang_up(server, stream=False)
+        rows, causes = left_out(replica, sum(before.values()) + 9)
+    assert rows == []
+    assert causes - before == Counter(
+        cache_salt=2, opted_out=1, several_answers=3, constrained=1, unfinished=2
+    )
+
+
+def test_a_draft_follows_the_traffic_of_a_server(
+    server, target, rows, fresh, folder, monkeypatch, hf_engine
+) -> None:
+    """Clients ask all the time, also while the draft is exchanged."""
+    draw = random.Random(3)
+    prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(NUM_REQUESTS)]
+    answers: dict[int, set[tuple[int, ...]]] = {number: set() for number in range(len(prompts))}
+    numbers, over = itertools.cycle(range(len(prompts))), threading.Event()
+
+    def client() -> None:
+        while not over.is_set():
+            number = next(numbers)
+            answers[number].add(tuple(greedy(server, prompts[number], stream=number % 2 == 0)))
+
+    monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, server.token)
+    words = ["--server", server.url, "--target", target, "--draft-model", fresh, "--data", rows]
+    words += ["--output", folder / "run", "--requests", NUM_REQUESTS]
+    keys = ["train.lr=3e-3", "train.warmup_steps=5", "train.global_batch_tokens=96", "follow.held_out=0.25"]
+    with HttpReplica(server.url, server.token) as replica, ThreadPoolExecutor(16) as pool:
+        clients = [pool.submit(client) for _ in range(16)]
+        try:
+            assert run(["follow", *keys, *map(str, words)]) == 0
+        finally:
+            over.set()
+        before = replica.acceptance().acceptance_length
+    for one in clients:
+        one.result()
+    verdicts = (folder / "run" / "versions.jsonl").read_text().splitlines()
+    assert json.loads(verdicts[-1])["version"] == 1, verdicts
+    with HttpReplica(server.url, server.token) as replica:
+        assert replica.first_answer.status.version == 1
+    print(before)
+    own = hf_engine.generate(prompts, SamplingParams(max_new_tokens=NUM_TOKENS, stop_at_eos=False))
+    assert answers == {number: {tuple(one.token_ids)} for number, one in enumerate(own)}
+    log = server.log.read_text()
+    for kept in (prompts[0], list(own[0].token_ids)[:8]):
+        assert ", ".join(map(str, kept)) not in log
+
+
+@pytest.fixture
+def hf_engine(target) -> Iterator[HfEngine]:
+    context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
+    with HfEngine.create(HfConfig(), read_target(target), context) as engine:
+        yield engine
