@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from spec_kit.hosting import LiveRequest
+
 pytestmark = [
     *needs_sglang,
     pytest.mark.usefixtures("sglang_environment"),
@@ -40,9 +42,13 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
+START_S = 400.0
 NUM_REQUESTS = 160
 NUM_TOKENS = 40
 SAMPLING = {"max_new_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
+OPENAI = {"model": "served", "max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
+MESSAGES = [{"role": "user", "content": "hi"}]
+PROMPT = [5, 6, 7]
 SETTING = {
     "share": 1.0,
     "labels": ["code"],
@@ -97,7 +103,7 @@ def server(sglang_environment, target, fresh, folder) -> Iterator[PageServer]:  
             shell_block("sglang.launch_server"), folder / "server", target, fresh, fresh, here
         )
     try:
-        server.wait_ready(240.0)
+        server.wait_ready(START_S)
         yield server
     finally:
         server.close()
@@ -128,9 +134,8 @@ def greedy(server: PageServer, prompt: list[int], **fields: Any) -> list[int]:
 def hang_up(server: PageServer, stream: bool) -> None:
     """Ask for a long answer, and close the connection before its end."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
-    sampling = SAMPLING | {"max_new_tokens": 100}
+    fields = {"input_ids": [9, 9], "sampling_params": SAMPLING | {"max_new_tokens": 200}, "stream": stream}
     with closing(connection):
-        fields = {"input_ids": [9, 9], "sampling_params": sampling, "stream": stream, "rid": f"gone-{stream}"}
         connection.request("POST", "/generate", json.dumps(fields), {"Content-Type": "application/json"})
         if stream:
             connection.getresponse().read(16)
@@ -138,68 +143,67 @@ def hang_up(server: PageServer, stream: bool) -> None:
             time.sleep(1.0)
 
 
-def left_out(replica: HttpReplica, count: int) -> tuple[list[Any], Counter[str]]:
-    """Take requests until ``count`` requests are left out; return those that were stored, and the causes."""
-    rows = []
-    for _ in range(240):
-        taken = replica.take_requests()
-        rows += taken.requests
-        if sum(taken.left_out.values()) >= count:
-            return rows, Counter(taken.left_out)
-        time.sleep(0.25)
-    raise AssertionError(taken.left_out)
-
-
-def test_each_request_is_stored_or_counted(server, target) -> None:
-    """Streams and batches, by SGLang's own route and those of OpenAI; the first request is SGLang's, at its start."""
+def taken(server: PageServer, count: int) -> tuple[list[LiveRequest], Counter[str]]:
+    """Take requests until ``count`` requests in all are stored or left out; return those stored, and the causes."""
+    rows: list[LiveRequest] = []
     with HttpReplica(server.url, server.token) as replica:
-        before = Counter(replica.take_requests().left_out)
-        assert before["warm_up"] == 1
-        expected = []
-        for fields in ({}, {"stream": True}, {"return_logprob": True, "top_logprobs_num": 2}):
-            expected.append(([5, 6, 7], greedy(server, [5, 6, 7], **fields), "/generate"))
-        batch = {"input_ids": [[5, 6, 7], [8, 9]], "sampling_params": SAMPLING}
-        parts = ask(server, "/generate", batch, **{"x-draft-label": "code"})
-        expected += [
-            (prompt, part["output_ids"], "code")
-            for prompt, part in zip(batch["input_ids"], parts, strict=True)
-        ]
-        openai = {"model": "served", "max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
-        texts = {}
-        for stream in (False, True):
-            ask(server, "/v1/completions", {**openai, "prompt": [5, 6, 7], "stream": stream})
-            expected.append(([5, 6, 7], expected[0][1], "/v1/completions"))
-        chat = {**openai, "messages": [{"role": "user", "content": "hi"}], "stream": False}
-        texts["chat"] = ask(server, "/v1/chat/completions", chat)["choices"][0]["message"]["content"]
-        ask(server, "/v1/chat/completions", {**chat, "stream": True})
-        rows, causes = left_out(replica, sum(before.values()))
-        assert causes == before
-        found = [(row.prompt, row.answer, row.label) for row in rows]
-        assert sorted(found[:-2]) == sorted(expected)
-        tokenizer = AutoTokenizer.from_pretrained(target)
-        prompt = tokenizer.encode("u:hi\na:", add_special_tokens=False)
-        assert [row[0] for row in found[-2:]] == [prompt, prompt]
-        assert [tokenizer.decode(row[1]) for row in found[-2:]] == [texts["chat"]] * 2
+        for _ in range(480):
+            answer = replica.take_requests()
+            rows += answer.requests
+            causes = Counter(answer.left_out)
+            if answer.stored + causes.total() >= count:
+                return rows, causes
+            time.sleep(0.25)
+    raise AssertionError(f"{len(rows)} requests are stored, and left out are {causes}")
 
-        greedy(server, [5, 6], cache_salt="mine")
-        greedy(server, [5, 6], extra_key="mine")
-        ask(
-            server, "/generate", {"input_ids": [5, 6], "sampling_params": SAMPLING}, **{"x-draft-learn": "no"}
-        )
-        ask(server, "/generate", {"input_ids": [5, 6], "sampling_params": SAMPLING | {"n": 2}})
-        ask(
-            server,
-            "/generate",
-            {"input_ids": [5, 6], "sampling_params": SAMPLING | {"logit_bias": {"7": 3.0}}},
-        )
-        ask(server, "/v1/completions", {**openai, "prompt": [[5, 6], [7, 8]], "n": 2})
-        hang_up(server, stream=True)
-        hang_up(server, stream=False)
-        rows, causes = left_out(replica, sum(before.values()) + 9)
+
+def counted(server: PageServer) -> tuple[int, Counter[str]]:
+    """Return how many requests were stored or left out, and the causes; what is stored is dropped."""
+    with HttpReplica(server.url, server.token) as replica:
+        answer = replica.take_requests()
+    return answer.stored + sum(answer.left_out.values()), Counter(answer.left_out)
+
+
+def test_requests_are_stored_however_they_come(server, target) -> None:
+    """The tokens are those of SGLang's own answers, and its request to itself at its start is left out."""
+    count, before = counted(server)
+    assert before["warm_up"] == 1
+    own = greedy(server, PROMPT)
+    expected = [(PROMPT, own, "/generate")]
+    for fields in ({"stream": True}, {"return_logprob": True, "top_logprobs_num": 2}):
+        assert greedy(server, PROMPT, **fields) == own
+        expected.append((PROMPT, own, "/generate"))
+    batch = {"input_ids": [PROMPT, [8, 9]], "sampling_params": SAMPLING}
+    parts = ask(server, "/generate", batch, **{"x-draft-label": "code"})
+    expected += [(PROMPT, own, "code"), ([8, 9], parts[1]["output_ids"], "code")]
+    for stream in (False, True):
+        ask(server, "/v1/completions", {**OPENAI, "prompt": PROMPT, "stream": stream})
+        expected.append((PROMPT, own, "/v1/completions"))
+    chat = ask(server, "/v1/chat/completions", {**OPENAI, "messages": MESSAGES})
+    rows, causes = taken(server, count + len(expected) + 1)
+    *others, last = [(row.prompt, row.answer, row.label) for row in rows]
+    assert sorted(others) == sorted(expected)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    assert last[0] == tokenizer.encode("u:hi\na:", add_special_tokens=False)
+    assert tokenizer.decode(last[1]) == chat["choices"][0]["message"]["content"]
+    assert causes == before
+
+
+def test_other_requests_are_left_out_and_counted(server) -> None:
+    count, before = counted(server)
+    ask(server, "/generate", {"input_ids": PROMPT, "sampling_params": SAMPLING}, **{"x-draft-learn": "no"})
+    greedy(server, PROMPT, cache_salt="mine")
+    greedy(server, PROMPT, extra_key="mine")
+    for fields in ({"n": 2}, {"logit_bias": {"7": 3.0}}):
+        ask(server, "/generate", {"input_ids": PROMPT, "sampling_params": SAMPLING | fields})
+    ask(server, "/v1/completions", {**OPENAI, "prompt": [PROMPT, [7, 8]], "n": 2})
+    ask(server, "/v1/chat/completions", {**OPENAI, "messages": MESSAGES, "store": False})
+    hang_up(server, stream=True)
+    hang_up(server, stream=False)
+    rows, causes = taken(server, count + 10)
     assert rows == []
-    assert causes - before == Counter(
-        cache_salt=2, opted_out=1, several_answers=3, constrained=1, unfinished=2
-    )
+    expected = {"opted_out": 1, "cache_salt": 2, "several_answers": 3, "constrained": 1, "store_false": 1}
+    assert causes - before == Counter(**expected, unfinished=2)
 
 
 def test_a_draft_follows_the_traffic_of_a_server(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from array import array
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spec_core.errors import ConfigError, EngineError
+from spec_engine_sglang.hook import add_routes, register
 from spec_engine_sglang.live_answers import check_storing, keep_answers
-from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, LiveRequests, LiveRequestsConfig
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, LiveRequests, LiveRequestsConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -222,3 +224,20 @@ def test_a_server_that_cannot_store_requests_is_refused(
     else:
         with pytest.raises(error, match=words):
             check_storing(manager, arguments)
+
+
+def test_a_server_that_cannot_store_requests_ends_before_anything_is_launched(monkeypatch) -> None:
+    server = SimpleNamespace(TokenizerManager=Manager, app=None)
+    monkeypatch.setitem(sys.modules, "sglang.srt.entrypoints.http_server", server)
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 0.1, "rows": 0}')
+    launched: list[object] = []
+    with pytest.raises(SystemExit, match=r"^this SGLang was not started: .*SPEC_LIVE_REQUESTS.*rows"):
+        add_routes(lambda **_: launched.append(1), server_args=SimpleNamespace(tokenizer_worker_num=1))
+    assert launched == []
+
+
+def test_an_sglang_without_a_secret_says_that_it_stores_nothing(monkeypatch, caplog) -> None:
+    monkeypatch.delenv(DRAFT_TOKEN_VARIABLE, raising=False)
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 0.1}')
+    register()
+    assert caplog.messages == ["no requests are stored: SPEC_LIVE_REQUESTS needs SPEC_DRAFT_TOKEN, too"]
