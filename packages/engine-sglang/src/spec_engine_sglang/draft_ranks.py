@@ -61,7 +61,7 @@ class SglangRoutes(DraftMiddleware):
 
     sleep_path: ClassVar[str] = "/release_memory_occupation"
     keeps_requests: ClassVar[bool] = True
-    no_states: ClassVar[str] = "SGLang cannot; set follow.capture=prefill"
+    no_states: ClassVar[str] = "SGLang captures no states while it serves; set follow.capture=prefill"
 
     def __init__(self, app: Any, tokenizer_manager: Any) -> None:
         """Wrap ``app``."""
