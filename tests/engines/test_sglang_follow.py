@@ -45,8 +45,11 @@ pytestmark = [
 START_S = 400.0
 NUM_REQUESTS = 96
 NUM_TOKENS = 40
-SAMPLING = {"max_new_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
-OPENAI = {"model": "served", "max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
+JSON = {"Content-Type": "application/json"}
+SAMPLING = {"max_new_tokens": 8, "temperature": 0.0, "ignore_eos": True}
+FOLLOWED = {"sampling_params": SAMPLING | {"max_new_tokens": NUM_TOKENS}}
+LONG = {"input_ids": [9, 9], "sampling_params": SAMPLING | {"max_new_tokens": 200}}
+OPENAI = {"model": "served", "max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
 MESSAGES = [{"role": "user", "content": "hi"}]
 PROMPT = [5, 6, 7]
 SETTING = {
@@ -113,8 +116,7 @@ def ask(server: PageServer, path: str, fields: dict[str, Any], **headers: str) -
     """The JSON of an answer, or of the last part of a streamed one."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
     with closing(connection):
-        sent = {"Content-Type": "application/json", **headers}
-        connection.request("POST", path, json.dumps(fields), sent)
+        connection.request("POST", path, json.dumps(fields), JSON | headers)
         answer = connection.getresponse()
         content = answer.read()
     assert answer.status == 200, content
@@ -131,16 +133,22 @@ def greedy(server: PageServer, prompt: list[int], **fields: Any) -> list[int]:
     ]
 
 
-def hang_up(server: PageServer, stream: bool) -> None:
-    """Ask for a long answer, and close the connection before its end."""
+def hang_up(server: PageServer) -> None:
+    """Close the connection of a stream before its end."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
-    fields = {"input_ids": [9, 9], "sampling_params": SAMPLING | {"max_new_tokens": 200}, "stream": stream}
     with closing(connection):
-        connection.request("POST", "/generate", json.dumps(fields), {"Content-Type": "application/json"})
-        if stream:
-            connection.getresponse().read(16)
-        else:
-            time.sleep(1.0)
+        connection.request("POST", "/generate", json.dumps({**LONG, "stream": True}), JSON)
+        connection.getresponse().read(16)
+
+
+def abort(server: PageServer) -> None:
+    """Ask for an answer, and have SGLang abort it as soon as it knows the request."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, server, "/generate", {**LONG, "rid": "aborted"})
+        while not asked.done():
+            time.sleep(0.1)
+            server.ask("POST", "/abort_request", {"rid": "aborted"})
+    assert asked.result()["meta_info"]["finish_reason"]["type"] == "abort"
 
 
 def taken(server: PageServer, count: int) -> tuple[list[LiveRequest], Counter[str]]:
@@ -198,8 +206,8 @@ def test_other_requests_are_left_out_and_counted(server) -> None:
         ask(server, "/generate", {"input_ids": PROMPT, "sampling_params": SAMPLING | fields})
     ask(server, "/v1/completions", {**OPENAI, "prompt": [PROMPT, [7, 8]], "n": 2})
     ask(server, "/v1/chat/completions", {**OPENAI, "messages": MESSAGES, "store": False})
-    hang_up(server, stream=True)
-    hang_up(server, stream=False)
+    hang_up(server)
+    abort(server)
     rows, causes = taken(server, count + 10)
     assert rows == []
     expected = {"opted_out": 1, "cache_salt": 2, "several_answers": 3, "constrained": 1, "store_false": 1}
@@ -218,7 +226,7 @@ def test_a_draft_follows_the_traffic_of_a_server(
     def client() -> None:
         while not over.is_set():
             number = next(numbers)
-            answers[number].add(tuple(greedy(server, prompts[number], stream=number % 2 == 0)))
+            answers[number].add(tuple(greedy(server, prompts[number], **FOLLOWED, stream=number % 2 == 0)))
 
     monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, server.token)
     words = ["--server", server.url, "--target", target, "--draft-model", fresh, "--data", rows]
@@ -232,7 +240,9 @@ def test_a_draft_follows_the_traffic_of_a_server(
             over.set()
         for one in clients:
             one.result()
-        for number, tokens in enumerate(pool.map(lambda prompt: greedy(server, prompt), prompts[:16])):
+        for number, tokens in enumerate(
+            pool.map(lambda prompt: greedy(server, prompt, **FOLLOWED), prompts[:16])
+        ):
             answers[number].add(tuple(tokens))
     verdicts = (folder / "run" / "versions.jsonl").read_text().splitlines()
     assert json.loads(verdicts[-1])["version"] == 1, verdicts

@@ -14,7 +14,7 @@ import pytest
 from spec_core.errors import ConfigError, EngineError
 from spec_engine_sglang.draft_ranks import SglangRoutes
 from spec_engine_sglang.hook import add_routes, register
-from spec_engine_sglang.live_answers import check_storing, keep_answers
+from spec_engine_sglang.live_answers import check_storing, store_answers
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, LiveRequests, LiveRequestsConfig
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def requests() -> LiveRequests:
 
 def kept(requests: LiveRequests, **fields: Any) -> Manager:
     manager = Manager(**fields)
-    keep_answers(manager, requests)
+    store_answers(manager, requests)
     return manager
 
 
@@ -153,7 +153,7 @@ def test_an_embedding_is_not_a_request(requests) -> None:
             return SimpleNamespace(rid=rid)
 
     manager = Embedding()
-    keep_answers(manager, requests)
+    store_answers(manager, requests)
     asked(manager, requests)
     taken = requests.take()
     assert (taken["requests"], taken["left_out"]) == ([], {})
@@ -186,7 +186,7 @@ def test_an_error_of_sglang_reaches_the_client(requests) -> None:
             yield
 
     manager = Dead()
-    keep_answers(manager, requests)
+    store_answers(manager, requests)
     with pytest.raises(ValueError, match="dead"):
         asked(manager, requests)
     assert requests.take()["left_out"] == {"unfinished": 1}

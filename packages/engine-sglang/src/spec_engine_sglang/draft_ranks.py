@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters
-from spec_engine_sglang.live_answers import keep_answers
+from spec_engine_sglang.live_answers import store_answers
 from spec_engine_sglang.scheduler_updates import ANSWER, request_id
 from spec_kit.hosting import DraftMiddleware, DraftRanks
 
@@ -71,5 +71,5 @@ class SglangRoutes(DraftMiddleware):
     def find_ranks(self, scope: dict[str, Any]) -> SglangRanks:
         """Return the ranks of this server's SGLang."""
         if self.live_requests is not None:
-            keep_answers(self._manager, self.live_requests)
+            store_answers(self._manager, self.live_requests)
         return SglangRanks(self._manager)

@@ -1,7 +1,7 @@
 """Collects the token ids of SGLang's answers to requests that are stored for training.
 
 SGLang's tokenizer manager, in the frontend's process, tokenizes each prompt (``_create_tokenized_object``) and yields
-the answer step by step to its caller (``generate_request``). ``keep_answers`` wraps both. One call may have several
+the answer step by step to its caller (``generate_request``). ``store_answers`` wraps both. One call may have several
 prompts. The names are those of every version from 0.5.16 to 0.5.23; versions have different fields.
 """
 
@@ -51,7 +51,7 @@ def check_storing(manager_type: type, server_args: Any) -> None:
         raise EngineError(f"its TokenizerManager has no {missing[0]}; remove {LIVE_REQUESTS_VARIABLE}")
 
 
-def keep_answers(manager: Any, requests: LiveRequests) -> None:
+def store_answers(manager: Any, requests: LiveRequests) -> None:
     """Wrap methods of SGLang's tokenizer manager, so that ``requests`` stores the answers that it admits."""
     generate, tokenized_of = (getattr(manager, name) for name in _METHODS)
 
