@@ -19,7 +19,7 @@ import pytest
 from spec_core.errors import ArtifactError, ConfigError
 from spec_core.records import FeatureSchema
 from spec_core.validation import validate
-from spec_engine_sglang import hook
+from spec_engine_sglang import hook, live_answers
 from spec_engine_sglang.arguments import server_arguments
 from spec_engine_sglang.config import RESERVED, SPREADING, SglangConfig
 from spec_engine_sglang.engine import SglangEngine
@@ -292,6 +292,28 @@ def test_sglang_has_what_fresh_weights_need(source):
         for node in ast.walk(ast.parse((source / "speculative/spec_info.py").read_text()))
         if isinstance(node, ast.FunctionDef)
     }
+
+
+def test_sglang_has_what_live_requests_need(source):
+    managers = source / "managers"
+    manager = managers / "tokenizer_manager.py"
+    assert {"self", "obj", "request"} <= parameters_of(manager, "generate_request", "TokenizerManager")
+    assert {"self", "obj"} <= parameters_of(manager, "_create_tokenized_object", "TokenizerManager")
+    assert {"rid_to_state", "server_status"} <= attributes_in(manager)
+    text = manager.read_text()
+    for part in ('"finish_reason"', '"prompt_tokens"', '"completion_tokens"', "Starting", "output_ids"):
+        assert part in text
+    assert "TokenizerManager" in (source / "entrypoints/http_server.py").read_text()
+    tokenized = set(fields_in([managers / "io_struct.py"]))
+    assert {
+        *live_answers._NO_TEXT,
+        "lora_id",
+        "extra_key",
+        "session_params",
+        "custom_logit_processor",
+    } <= tokenized
+    sampling = set(fields_in([source / "sampling/sampling_params.py"]))
+    assert {"n", *live_answers._CONSTRAINTS} - sampling <= {"watermark"}  # not in each version
 
 
 def attributes_in(file):

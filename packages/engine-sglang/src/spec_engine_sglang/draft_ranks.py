@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters
+from spec_engine_sglang.live_answers import store_answers
 from spec_engine_sglang.scheduler_updates import ANSWER, request_id
 from spec_kit.hosting import DraftMiddleware, DraftRanks
 
@@ -59,6 +60,8 @@ class SglangRoutes(DraftMiddleware):
     """The HTTP middleware for an SGLang server that a user has started."""
 
     sleep_path: ClassVar[str] = "/release_memory_occupation"
+    keeps_requests: ClassVar[bool] = True
+    no_states: ClassVar[str] = "SGLang captures no states while it serves; set follow.capture=prefill"
 
     def __init__(self, app: Any, tokenizer_manager: Any) -> None:
         """Wrap ``app``."""
@@ -67,4 +70,6 @@ class SglangRoutes(DraftMiddleware):
 
     def find_ranks(self, scope: dict[str, Any]) -> SglangRanks:
         """Return the ranks of this server's SGLang."""
+        if self.live_requests is not None:
+            store_answers(self._manager, self.live_requests)
         return SglangRanks(self._manager)

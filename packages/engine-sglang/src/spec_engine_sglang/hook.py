@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ IMAGE_VARIABLE = "SPEC_TRAINER_SGLANG_IMAGE_TOKEN"
 """Environment variable of a capturing SGLang: ``StateCapture``'s argument ``image``, with spaces between numbers."""
 _TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
 """``spec_kit.hosting.DRAFT_TOKEN_VARIABLE``: set if the draft takes fresh weights."""
+_LIVE_VARIABLE = "SPEC_LIVE_REQUESTS"
+"""``spec_kit.hosting.LIVE_REQUESTS_VARIABLE``: set if a server stores requests."""
 _WHITELIST = "SGLANG_PLUGINS"
 """SGLang's own variable: if set, only the plugins that it lists are loaded (a platform's plugin must be listed,
 too)."""
@@ -62,6 +64,8 @@ def register() -> None:
         _register_capture()
     if os.environ.get(_TOKEN_VARIABLE):
         _register_updates()
+    elif os.environ.get(_LIVE_VARIABLE):
+        log.warning("no requests are stored: %s needs %s, too", _LIVE_VARIABLE, _TOKEN_VARIABLE)
 
 
 def _register_capture() -> None:
@@ -98,18 +102,31 @@ def _register_updates() -> None:
             scheduler_updates.forget_draft,
             HookType.AROUND,
         ),
-        ("sglang.srt.entrypoints.engine.Engine._launch_subprocesses", add_routes, HookType.AFTER),
+        ("sglang.srt.entrypoints.engine.Engine._launch_subprocesses", add_routes, HookType.AROUND),
     ):
         HookRegistry.register(name, hook, kind)
 
 
-def add_routes(launched: Any, *args: Any, **kwargs: Any) -> None:
-    """Add this project's routes to the application, if this process is a server. Runs after its schedulers start."""
-    server = sys.modules.get("sglang.srt.entrypoints.http_server")
-    if server is not None and launched[0] is not None:
-        from spec_engine_sglang.draft_ranks import SglangRoutes
+def add_routes(launch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Launch SGLang's processes; if this process is a server, add this project's routes to its application.
 
+    End this process before anything is launched if the server cannot store requests as the environment asks.
+    """
+    server = sys.modules.get("sglang.srt.entrypoints.http_server")
+    if server is None:
+        return launch(*args, **kwargs)
+    from spec_core.errors import SpecError
+    from spec_engine_sglang.draft_ranks import SglangRoutes
+    from spec_engine_sglang.live_answers import check_storing
+
+    try:
+        check_storing(server.TokenizerManager, kwargs.get("server_args"))
+    except SpecError as error:
+        sys.exit(f"this SGLang was not started: {error}")
+    launched = launch(*args, **kwargs)
+    if launched[0] is not None:
         server.app.add_middleware(SglangRoutes, tokenizer_manager=launched[0])
+    return launched
 
 
 def attach_capture(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import copy
 import inspect
 import secrets
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from spec_engine_vllm.state_rows import STATES_ARGUMENT
+from spec_kit.hosting import LiveAnswer, passed_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -36,8 +36,9 @@ def keep_answers(llm: Any, requests: LiveRequests) -> None:
             if requests.captures_states:
                 _set_mark(asked, None if seen is None else seen.states)
             args, kwargs = asked.args, asked.kwargs
-        answers = generate(*args, **kwargs)
-        return answers if seen is None else _noted(answers, requests, seen)
+        if seen is None:
+            return generate(*args, **kwargs)
+        return passed_on(lambda: generate(*args, **kwargs), requests, seen.note, [seen])
 
     llm.generate = watched
 
@@ -50,7 +51,7 @@ def _admitted(asked: BoundArguments, requests: LiveRequests) -> _Answer | None:
         requests.leave_out(reason)
         return None
     states = secrets.token_hex(8) if requests.captures_states else None
-    return _Answer(asked.arguments["sampling_params"], requests.label, states)
+    return _Answer(requests, asked.arguments["sampling_params"], states)
 
 
 def _set_mark(asked: BoundArguments, states: str | None) -> None:
@@ -83,41 +84,24 @@ def _reason(asked: BoundArguments) -> str:
     return "constrained" if any(getattr(sampling, name, None) for name in _CONSTRAINTS) else ""
 
 
-async def _noted(
-    answers: AsyncGenerator[Any, None], requests: LiveRequests, seen: _Answer
-) -> AsyncGenerator[Any, None]:
-    """Yield ``answers``. Store their tokens if the answer ends normally, by a stop token or its length limit."""
-    try:
-        async with aclosing(answers):
-            async for answer in answers:
-                with requests.guarded():
-                    seen.note(answer)
-                yield answer
-    finally:
-        with requests.guarded():
-            if seen.has_ended:
-                requests.add(seen.prompt, seen.tokens, seen.label, seen.states)
-            else:
-                requests.leave_out("unfinished")
-
-
-class _Answer:
+class _Answer(LiveAnswer):
     """The tokens of a request and its answer so far."""
 
-    def __init__(self, sampling: Any, label: str, states: str | None) -> None:
+    def __init__(self, requests: LiveRequests, sampling: Any, states: str | None) -> None:
         """Begin; ``states``: name of the request's states, if the workers capture them."""
-        self.label, self.states = label, states
+        super().__init__(requests, states)
+        self.states = states
         self._comes_in_parts = sampling.output_kind.name == "DELTA"
-        self.prompt: list[int] = []
-        self.tokens: list[int] = []
-        self.has_ended = False
+        self._prompt: list[int] = []
+        self._tokens: list[int] = []
 
     def note(self, answer: Any) -> None:
         """Add the next message of an answer: its new tokens, or all of its tokens so far."""
         (output,) = answer.outputs
-        self.prompt = answer.prompt_token_ids or self.prompt
+        self._prompt = answer.prompt_token_ids or self._prompt
         if self._comes_in_parts:
-            self.tokens.extend(output.token_ids)
+            self._tokens.extend(output.token_ids)
         else:
-            self.tokens = output.token_ids
-        self.has_ended = output.finish_reason in ("stop", "length")
+            self._tokens = output.token_ids
+        if output.finish_reason in ("stop", "length"):
+            self.end(self._prompt, self._tokens)

@@ -9,6 +9,7 @@ from spec_kit.hosting.draft_ranks import DraftRanks
 from spec_kit.hosting.engine_subprocess import EngineSubprocess
 from spec_kit.hosting.feature_exporter import FeatureExporter
 from spec_kit.hosting.image_fields import image_fields, image_of_fields
+from spec_kit.hosting.live_answers import LiveAnswer, passed_on
 from spec_kit.hosting.live_requests import (
     LIVE_REQUESTS_VARIABLE,
     OTHER_LABEL,
@@ -47,6 +48,7 @@ __all__ = [
     "Fields",
     "HttpReplica",
     "Label",
+    "LiveAnswer",
     "LiveRequest",
     "LiveRequests",
     "LiveRequestsConfig",
@@ -64,6 +66,7 @@ __all__ = [
     "image_of_fields",
     "installed_version",
     "is_label",
+    "passed_on",
     "piece_rows",
     "probe_version",
     "unreserved",

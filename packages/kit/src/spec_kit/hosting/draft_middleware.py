@@ -60,6 +60,10 @@ class DraftMiddleware(ABC):
     """Path of the request that frees the draft's memory, after which no pushed version is served."""
     keeps_requests: ClassVar[bool] = False
     """Whether the subclass passes the tokens of requests to ``live_requests``."""
+    no_states: ClassVar[str] = (
+        f"this server captures no states; start it with states_bytes in {LIVE_REQUESTS_VARIABLE}"
+    )
+    """Answer to a call for states if none are captured, and what to do."""
 
     def __init__(self, app: App) -> None:
         """Wrap ``app``."""
@@ -162,9 +166,7 @@ class DraftMiddleware(ABC):
         assert self.ranks is not None
         try:
             if self.live_requests is None or not self.live_requests.captures_states:
-                raise EngineError(
-                    f"this server captures no states; start it with states_bytes in {LIVE_REQUESTS_VARIABLE}"
-                )
+                raise EngineError(self.no_states)
             body = (await _body(receive)).decode()
             answer = await self.ranks.states(
                 "" if body == "{}" else StatesRange.decode(body).model_dump_json()

@@ -50,6 +50,7 @@ _LABELLED_PATHS = (
     "/v1/responses",
     "/v1/messages",
     "/inference/v1/generate",
+    "/generate",
 )
 """Paths that are the label of a request without the header; so are the configuration's ``routes``."""
 _LONGEST_BODY = 1 << 18

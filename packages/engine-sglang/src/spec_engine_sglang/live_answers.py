@@ -1,0 +1,129 @@
+"""Collects the token ids of SGLang's answers to requests that are stored for training.
+
+SGLang's tokenizer manager, in the frontend's process, tokenizes each prompt (``_create_tokenized_object``) and yields
+the answer step by step to its caller (``generate_request``). ``store_answers`` wraps both. One call may have several
+prompts. The names are those of every version from 0.5.16 to 0.5.23; versions have different fields.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import ConfigError, EngineError
+from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, LiveAnswer, LiveRequestsConfig, passed_on
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    from spec_kit.hosting import LiveRequests
+
+_CONSTRAINTS = (
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
+    "logit_bias",
+    "watermark",
+    "custom_params",
+)
+"""Fields of SGLang's SamplingParams that change the target's distribution."""
+_NO_TEXT = ("mm_inputs", "input_embeds", "positional_embed_overrides")
+"""Fields of a tokenized request whose prompt is more than token ids."""
+_METHODS = ("generate_request", "_create_tokenized_object")
+_RUNNING: ContextVar[dict[str, _Answer]] = ContextVar("running")
+"""Admitted answers of the call of ``generate_request`` that this task runs, by their request ids."""
+
+
+def check_storing(manager_type: type, server_args: Any) -> None:
+    """Raise SpecError if the environment asks a server to store requests in a way in which this SGLang cannot."""
+    config = LiveRequestsConfig.from_environment()
+    if config is None:
+        return
+    if config.states_bytes:
+        raise ConfigError(f"SGLang captures no states; remove states_bytes from {LIVE_REQUESTS_VARIABLE}")
+    if server_args.tokenizer_worker_num > 1:
+        raise ConfigError(
+            f"with --tokenizer-worker-num above 1 no requests are stored; remove it or {LIVE_REQUESTS_VARIABLE}"
+        )
+    if missing := [name for name in _METHODS if not hasattr(manager_type, name)]:
+        raise EngineError(f"its TokenizerManager has no {missing[0]}; remove {LIVE_REQUESTS_VARIABLE}")
+
+
+def store_answers(manager: Any, requests: LiveRequests) -> None:
+    """Wrap methods of SGLang's tokenizer manager, so that ``requests`` stores the answers that it admits."""
+    generate, tokenized_of = (getattr(manager, name) for name in _METHODS)
+
+    def watched(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        running: dict[str, _Answer] = {}
+
+        def begin() -> AsyncGenerator[Any, None]:
+            _RUNNING.set(running)
+            return generate(*args, **kwargs)
+
+        return passed_on(begin, requests, partial(_note, running), running.values())
+
+    def admitting(asked: Any, *args: Any, **kwargs: Any) -> Any:
+        tokenized = tokenized_of(asked, *args, **kwargs)
+        with requests.guarded():
+            if hasattr(tokenized, "return_logprob") and _admits(manager, requests, tokenized):
+                state = manager.rid_to_state[tokenized.rid]
+                _RUNNING.get()[tokenized.rid] = _Answer(requests, tokenized.input_ids, state)
+        return tokenized
+
+    manager.generate_request, manager._create_tokenized_object = watched, admitting
+
+
+def _admits(manager: Any, requests: LiveRequests, tokenized: Any) -> bool:
+    """Return whether to store a request; if not, count the reason."""
+    if not requests.admits(tokenized.rid):
+        return False
+    # Until it has answered a request of its own, SGLang's status is that of its start.
+    reason = "warm_up" if manager.server_status.name == "Starting" else _reason(tokenized)
+    if reason:
+        requests.leave_out(reason)
+    return not reason
+
+
+def _reason(tokenized: Any) -> str:
+    """Return why a tokenized request is left out; an empty string if it is not."""
+    sampling = tokenized.sampling_params
+    if any(getattr(tokenized, name, None) is not None for name in _NO_TEXT):
+        return "no_text"
+    if tokenized.lora_id is not None:
+        return "adapter"
+    if sampling.n > 1 or (getattr(sampling, "beam_width", None) or 1) > 1:
+        return "several_answers"
+    if tokenized.extra_key or getattr(tokenized, "cache_salt", None):
+        return "cache_salt"
+    if tokenized.session_params is not None:  # the scheduler puts an earlier turn before the prompt
+        return "session"
+    constrains = [tokenized.custom_logit_processor, *(getattr(sampling, name, None) for name in _CONSTRAINTS)]
+    return "constrained" if any(constrains) else ""
+
+
+def _note(running: Mapping[str, _Answer], message: Any) -> None:
+    """Note the next message of a call: of one prompt, or those of all its prompts at their ends."""
+    if running:
+        for part in message if isinstance(message, list) else [message]:
+            if answer := running.get(part["meta_info"]["id"]):
+                answer.note(part["meta_info"])
+
+
+class _Answer(LiveAnswer):
+    """The prompt of a request, and SGLang's state of it, which has the tokens of its answer."""
+
+    def __init__(self, requests: LiveRequests, prompt: Any, state: Any) -> None:
+        super().__init__(requests)
+        self._prompt, self._state = prompt, state
+
+    def note(self, about: Any) -> None:
+        """Note what SGLang says about the answer so far."""
+        if (about["finish_reason"] or {}).get("type") not in ("stop", "length"):
+            return
+        tokens = self._state.output_ids
+        if (about["prompt_tokens"], about["completion_tokens"]) == (len(self._prompt), len(tokens)):
+            self.end(self._prompt, tokens)
+        else:  # the scheduler has cut or extended the prompt
+            self.leave_out("other_tokens")

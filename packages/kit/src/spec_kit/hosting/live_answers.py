@@ -1,0 +1,56 @@
+"""LiveAnswer: the answer to a request that is stored at its end. ``passed_on`` passes answers to the client.
+
+An engine's adapter makes a LiveAnswer for each request that ``LiveRequests.admits``, and ends it with the answer.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable
+
+    from spec_kit.hosting.live_requests import LiveRequests
+
+
+class LiveAnswer:
+    """The answer to an admitted request: it is stored when it ends, or counted by the reason why it is not."""
+
+    def __init__(self, requests: LiveRequests, states: str | None = None) -> None:
+        """Begin in the task that answers the request. ``states``: name of the request's states, if captured."""
+        self._requests, self._label, self._states = requests, requests.label, states
+        self._is_over = False
+
+    def end(self, prompt: Iterable[int], tokens: Iterable[int]) -> None:
+        """Store the request: the answer has ended normally, by a stop token or its length limit."""
+        self._is_over = True
+        self._requests.add(prompt, tokens, self._label, self._states)
+
+    def leave_out(self, reason: str) -> None:
+        """Count the request under ``reason``, unless it was stored or counted before."""
+        if not self._is_over:
+            self._is_over = True
+            self._requests.leave_out(reason)
+
+
+async def passed_on(
+    begin: Callable[[], AsyncGenerator[Any, None]],
+    requests: LiveRequests,
+    note: Callable[[Any], None],
+    running: Iterable[LiveAnswer],
+) -> AsyncGenerator[Any, None]:
+    """Yield the messages that ``begin`` returns, each after ``note`` has seen it.
+
+    ``begin`` is called when the first message is asked for, in the task that asks. ``running`` has the answers of
+    these messages; at the end those that have not ended are counted as unfinished.
+    """
+    try:
+        async with aclosing(begin()) as messages:
+            async for message in messages:
+                with requests.guarded():
+                    note(message)
+                yield message
+    finally:
+        for answer in running:
+            answer.leave_out("unfinished")

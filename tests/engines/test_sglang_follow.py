@@ -1,0 +1,265 @@
+"""An SGLang that a user has started keeps requests, and a draft follows them."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import random
+import shutil
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from spec_backend_cpu.backend import CpuBackend
+from spec_core.engine import EngineContext
+from spec_core.records import SamplingParams
+from spec_engine_hf.engine import HfConfig, HfEngine
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, HttpReplica
+from spec_kit.targets import read_target
+from spec_trainer.cli import run
+
+from ..made_once import made_once
+from .page_server import PageServer, shell_block
+from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from spec_kit.hosting import LiveRequest
+
+pytestmark = [
+    *needs_sglang,
+    pytest.mark.usefixtures("sglang_environment"),
+    pytest.mark.xdist_group("sglang follow"),
+    pytest.mark.timeout(600),
+]
+
+START_S = 400.0
+NUM_REQUESTS = 96
+NUM_TOKENS = 40
+JSON = {"Content-Type": "application/json"}
+SAMPLING = {"max_new_tokens": 8, "temperature": 0.0, "ignore_eos": True}
+FOLLOWED = {"sampling_params": SAMPLING | {"max_new_tokens": NUM_TOKENS}}
+LONG = {"input_ids": [9, 9], "sampling_params": SAMPLING | {"max_new_tokens": 200}}
+OPENAI = {"model": "served", "max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
+MESSAGES = [{"role": "user", "content": "hi"}]
+PROMPT = [5, 6, 7]
+SETTING = {
+    "share": 1.0,
+    "labels": ["code"],
+    "routes": ["/generate", "/v1/completions", "/v1/chat/completions"],
+}
+
+
+@pytest.fixture(scope="module")
+def target(make_target, add_characters, tmp_path_factory) -> Path:
+    """A Llama whose answers repeat themselves, so that a draft learns from few of them."""
+
+    def make(folder: Path) -> None:
+        made = make_target("llama", hidden_size=64, head_dim=32, initializer_range=0.1)
+        shutil.copytree(made, folder, dirs_exist_ok=True)
+        add_characters(folder)
+
+    return made_once(tmp_path_factory, "llama-that-repeats", make)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("follow")
+
+
+@pytest.fixture(scope="module")
+def rows(folder) -> Path:
+    """Random tokens: the data of the start draft, of which ``follow`` replays a share."""
+    draw = random.Random(4)
+    row = [
+        {"input_ids": [draw.randrange(3, 97) for _ in range(44)], "loss_mask": [1] * 44} for _ in range(32)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in row))
+    return folder / "rows.jsonl"
+
+
+@pytest.fixture(scope="module")
+def fresh(target, rows, folder) -> Path:
+    """A draft that has learnt nothing, exported by a run of one step."""
+    words = ["--target", target, "--data", rows, "--draft", "eagle3", "--output", folder / "fresh"]
+    assert run([*map(str, words), "train.steps=1", "train.lr=1e-9", "data.eval_samples=0"]) == 0
+    return folder / "fresh" / "draft"
+
+
+@pytest.fixture(scope="module")
+def server(sglang_environment, target, fresh, folder) -> Iterator[PageServer]:  # noqa: F811
+    """The server of the page, with what a CPU needs."""
+    here = {**ARGS, "dtype": "float32", "served-model-name": "served"}
+    (folder / "server").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LIVE_REQUESTS_VARIABLE, json.dumps(SETTING))
+        server = PageServer(
+            shell_block("sglang.launch_server"), folder / "server", target, fresh, fresh, here
+        )
+    try:
+        server.wait_ready(START_S)
+        yield server
+    finally:
+        server.close()
+
+
+def ask(server: PageServer, path: str, fields: dict[str, Any], **headers: str) -> dict[str, Any]:
+    """The JSON of an answer, or of the last part of a streamed one."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
+    with closing(connection):
+        connection.request("POST", path, json.dumps(fields), JSON | headers)
+        answer = connection.getresponse()
+        content = answer.read()
+    assert answer.status == 200, content
+    if fields.get("stream"):
+        *_, content, done = filter(None, content.split(b"\n\n"))
+        assert done == b"data: [DONE]"
+        content = content.removeprefix(b"data: ")
+    return json.loads(content)
+
+
+def greedy(server: PageServer, prompt: list[int], **fields: Any) -> list[int]:
+    return ask(server, "/generate", {"input_ids": prompt, "sampling_params": SAMPLING, **fields})[
+        "output_ids"
+    ]
+
+
+def hang_up(server: PageServer) -> None:
+    """Close the connection of a stream before its end."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
+    with closing(connection):
+        connection.request("POST", "/generate", json.dumps({**LONG, "stream": True}), JSON)
+        connection.getresponse().read(16)
+
+
+def abort(server: PageServer) -> None:
+    """Ask for an answer, and have SGLang abort it as soon as it knows the request."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, server, "/generate", {**LONG, "rid": "aborted"})
+        while not asked.done():
+            time.sleep(0.1)
+            server.ask("POST", "/abort_request", {"rid": "aborted"})
+    assert asked.result()["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+def taken(server: PageServer, count: int) -> tuple[list[LiveRequest], Counter[str]]:
+    """Take requests until ``count`` requests in all are stored or left out; return those stored, and the causes."""
+    rows: list[LiveRequest] = []
+    with HttpReplica(server.url, server.token) as replica:
+        for _ in range(480):
+            answer = replica.take_requests()
+            rows += answer.requests
+            causes = Counter(answer.left_out)
+            if answer.stored + causes.total() >= count:
+                return rows, causes
+            time.sleep(0.25)
+    raise AssertionError(f"{len(rows)} requests are stored, and left out are {causes}")
+
+
+def counted(server: PageServer) -> tuple[int, Counter[str]]:
+    """Return how many requests were stored or left out, and the causes; what is stored is dropped."""
+    with HttpReplica(server.url, server.token) as replica:
+        answer = replica.take_requests()
+    return answer.stored + sum(answer.left_out.values()), Counter(answer.left_out)
+
+
+def test_requests_are_stored_however_they_come(server, target) -> None:
+    """The tokens are those of SGLang's own answers, and its request to itself at its start is left out."""
+    count, before = counted(server)
+    assert before["warm_up"] == 1
+    own = greedy(server, PROMPT)
+    expected = [(PROMPT, own, "/generate")]
+    for fields in ({"stream": True}, {"return_logprob": True, "top_logprobs_num": 2}):
+        assert greedy(server, PROMPT, **fields) == own
+        expected.append((PROMPT, own, "/generate"))
+    batch = {"input_ids": [PROMPT, [8, 9]], "sampling_params": SAMPLING}
+    parts = ask(server, "/generate", batch, **{"x-draft-label": "code"})
+    expected += [(PROMPT, own, "code"), ([8, 9], parts[1]["output_ids"], "code")]
+    for stream in (False, True):
+        ask(server, "/v1/completions", {**OPENAI, "prompt": PROMPT, "stream": stream})
+        expected.append((PROMPT, own, "/v1/completions"))
+    chat = ask(server, "/v1/chat/completions", {**OPENAI, "messages": MESSAGES})
+    rows, causes = taken(server, count + len(expected) + 1)
+    *others, last = [(row.prompt, row.answer, row.label) for row in rows]
+    assert sorted(others) == sorted(expected)
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    assert last[0] == tokenizer.encode("u:hi\na:", add_special_tokens=False).ids
+    assert tokenizer.decode(last[1]) == chat["choices"][0]["message"]["content"]
+    assert causes == before
+
+
+def test_other_requests_are_left_out_and_counted(server) -> None:
+    count, before = counted(server)
+    ask(server, "/generate", {"input_ids": PROMPT, "sampling_params": SAMPLING}, **{"x-draft-learn": "no"})
+    greedy(server, PROMPT, cache_salt="mine")
+    greedy(server, PROMPT, extra_key="mine")
+    for fields in ({"n": 2}, {"logit_bias": {"7": 3.0}}):
+        ask(server, "/generate", {"input_ids": PROMPT, "sampling_params": SAMPLING | fields})
+    ask(server, "/v1/completions", {**OPENAI, "prompt": [PROMPT, [7, 8]], "n": 2})
+    ask(server, "/v1/chat/completions", {**OPENAI, "messages": MESSAGES, "store": False})
+    hang_up(server)
+    abort(server)
+    rows, causes = taken(server, count + 10)
+    assert rows == []
+    expected = {"opted_out": 1, "cache_salt": 2, "several_answers": 3, "constrained": 1, "store_false": 1}
+    assert causes - before == Counter(**expected, unfinished=2)
+
+
+def test_a_draft_follows_the_traffic_of_a_server(
+    server, target, rows, fresh, folder, monkeypatch, hf_engine
+) -> None:
+    """Clients ask all the time, also while the draft is exchanged."""
+    draw = random.Random(3)
+    prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(160)]
+    answers: dict[int, set[tuple[int, ...]]] = {number: set() for number in range(len(prompts))}
+    numbers, over = itertools.cycle(range(len(prompts))), threading.Event()
+
+    def client() -> None:
+        while not over.is_set():
+            number = next(numbers)
+            answers[number].add(tuple(greedy(server, prompts[number], **FOLLOWED, stream=number % 2 == 0)))
+
+    monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, server.token)
+    words = ["--server", server.url, "--target", target, "--draft-model", fresh, "--data", rows]
+    words += ["--output", folder / "run", "--requests", NUM_REQUESTS]
+    keys = ["train.lr=3e-3", "train.warmup_steps=5", "train.global_batch_tokens=96", "follow.held_out=0.25"]
+    with ThreadPoolExecutor(16) as pool:
+        clients = [pool.submit(client) for _ in range(16)]
+        try:
+            assert run(["follow", *keys, *map(str, words)]) == 0
+        finally:
+            over.set()
+        for one in clients:
+            one.result()
+        for number, tokens in enumerate(
+            pool.map(lambda prompt: greedy(server, prompt, **FOLLOWED), prompts[:16])
+        ):
+            answers[number].add(tuple(tokens))
+    verdicts = (folder / "run" / "versions.jsonl").read_text().splitlines()
+    assert json.loads(verdicts[-1])["version"] == 1, verdicts
+    with HttpReplica(server.url, server.token) as replica:
+        assert replica.first_answer.status.version == 1
+        assert replica.acceptance().acceptance_length > 1.05  # it was 1.00
+    own = hf_engine.generate(prompts, SamplingParams(max_new_tokens=NUM_TOKENS, stop_at_eos=False))
+    for found, expected in zip(answers.values(), own, strict=True):
+        assert found <= {tuple(expected.token_ids)}
+    assert sum(map(len, answers.values())) >= NUM_REQUESTS
+    log = server.log.read_text()
+    for kept in (prompts[0], list(own[0].token_ids)[:8]):
+        assert ", ".join(map(str, kept)) not in log
+
+
+@pytest.fixture
+def hf_engine(target) -> Iterator[HfEngine]:
+    context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
+    with HfEngine.create(HfConfig(), read_target(target), context) as engine:
+        yield engine
