@@ -52,5 +52,6 @@ async def passed_on(
                     note(message)
                 yield message
     finally:
-        for answer in running:
-            answer.leave_out("unfinished")
+        with requests.guarded():
+            for answer in running:
+                answer.leave_out("unfinished")
