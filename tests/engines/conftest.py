@@ -23,6 +23,7 @@ from spec_kit.targets.target_reader import read_target
 from spec_trainer.cli import run
 
 from ..made_once import made_once
+from .forked_starts import forked_starts
 from .sharing import Pool, SharingEngine
 
 if TYPE_CHECKING:
@@ -171,7 +172,8 @@ def vllm_environment(draft_notes: Path) -> Iterator[None]:
         patch.setenv("VLLM_CPU_CI_ENV", "1")
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setenv("OMP_NUM_THREADS", "1")
-        yield
+        with forked_starts():
+            yield
 
 
 @pytest.fixture(scope="module")

@@ -244,7 +244,8 @@ def test_a_damaged_parquet_file_is_refused_in_one_line(tmp_path):
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
 @pytest.mark.parametrize(
-    ("content", "suffix"), [(gzip.compress(b"{}\n"), ".jsonl.gz"), (b"PAR1 and more PAR1", ".parquet")]
+    ("content", "suffix"),
+    [(gzip.compress(b"{}\n", mtime=0), ".jsonl.gz"), (b"PAR1 and more PAR1", ".parquet")],
 )
 def test_a_file_of_another_kind_than_its_name_says_is_refused(tmp_path, name, content, suffix):
     (tmp_path / name).write_bytes(content)
