@@ -52,7 +52,7 @@ class Forked(subprocess.Popen[bytes]):
         self._input, self._communication_started = None, False
 
 
-class Nursery:
+class ForkServer:
     """A process that has imported vLLM, has no thread and forks when it is asked."""
 
     def __init__(self) -> None:
@@ -99,13 +99,13 @@ def forked_starts() -> Iterator[None]:
     spawning = importlib.import_module("spec_processes.spawn")
     plain = spawning.spawn_on
     with contextlib.ExitStack() as closing:
-        nursery = functools.cache(lambda: closing.enter_context(contextlib.closing(Nursery())))
+        fork_server = functools.cache(lambda: closing.enter_context(contextlib.closing(ForkServer())))
 
         def spawn_on(end, words, env, output):
             if list(words) != [PROGRAM] or "SPEC_TEST_FORKS" not in env:
                 return plain(end, words, env, output)
             assert output == subprocess.PIPE
-            return nursery().start(end, env)
+            return fork_server().start(end, env)
 
         spawning.spawn_on = spawn_on
         closing.callback(setattr, spawning, "spawn_on", plain)
