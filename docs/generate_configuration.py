@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-from functools import cache
-from itertools import pairwise
-from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticUndefined
@@ -42,10 +37,6 @@ COMPUTED = {"output": "`runs/NAME`"} | {
 """Defaults that are not in a field, by key."""
 
 
-Key = tuple[str, "FieldInfo", str]
-"""A key, its field, and what the class says of it."""
-
-
 def main() -> None:
     print(HEAD)
     _print_table(_keys(run_config_type(track=track_config_type()), ""))
@@ -63,8 +54,8 @@ def main() -> None:
 
 def _print_plugin(title: str, section: str, config: type[BaseModel], base: type[BaseModel]) -> None:
     own = [
-        (key, field, text)
-        for key, field, text in _keys(config, f"{section}.")
+        (key, field)
+        for key, field in _keys(config, f"{section}.")
         if key.removeprefix(f"{section}.").split(".")[0] not in base.model_fields
     ]
     if own:
@@ -72,40 +63,19 @@ def _print_plugin(title: str, section: str, config: type[BaseModel], base: type[
         _print_table(own)
 
 
-def _print_table(keys: Iterable[Key]) -> None:
+def _print_table(keys: Iterable[tuple[str, FieldInfo]]) -> None:
     print("| key | default | meaning |\n|---|---|---|")
-    for key, field, text in keys:
-        print(f"| `{key}` | {COMPUTED.get(key) or _default(field)} | {_one_line(text)} |")
+    for key, field in keys:
+        print(f"| `{key}` | {COMPUTED.get(key) or _default(field)} | {_one_line(field.description)} |")
 
 
-def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
-    texts: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        texts |= _docstrings(base)
+def _keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
     for name, field in model.model_fields.items():
         nested: Any = field.annotation
         if hasattr(nested, "model_fields"):
             yield from _keys(nested, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", field, field.description or texts.get(name, "")
-
-
-@cache
-def _docstrings(model: type) -> dict[str, str]:
-    """Return the string below each field of the class statement; a class that was computed has none."""
-    try:
-        (statement,) = ast.parse(dedent(inspect.getsource(model))).body
-    except (OSError, TypeError):
-        return {}
-    assert isinstance(statement, ast.ClassDef)
-    return {
-        field.target.id: text.value.value
-        for field, text in pairwise(statement.body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-    }
+            yield f"{prefix}{name}", field
 
 
 def _default(field: FieldInfo) -> str:
@@ -115,8 +85,8 @@ def _default(field: FieldInfo) -> str:
     return "" if default is None else f"`{default}`"
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ Seconds = Annotated[float, pydantic.Field(gt=0, le=1e6)]
 class Config(pydantic.BaseModel):
     """Base of every configuration section: frozen, strict types, unknown keys are errors."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class BackendConfig(Config):
