@@ -11,10 +11,11 @@ import torch
 from spec_core.errors import EngineError
 from spec_core.records import FeatureSchema
 from spec_kit.hosting import HttpReplica, LiveRequest
+from spec_trainer.follow import traffic
 from spec_trainer.follow.kept_states import take_states
-from spec_trainer.follow.traffic import with_states
+from spec_trainer.follow.traffic import Traffic, with_states
 
-from ...kit.hosting.test_replicas import Server
+from ...kit.hosting.test_replicas import ANSWER, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,3 +67,21 @@ def test_requests_of_a_server_that_fails_are_left_out_by_name(server) -> None:
     assert [request for request, _ in taken] == requests
     assert torch.equal(taken[0].states, STATES)
     assert [states for _, states in taken[1:]] == ["server_failed"] * 2
+
+
+@pytest.mark.timeout(30)
+def test_a_fetch_ends_while_the_server_stores_more_than_is_fetched(server, monkeypatch) -> None:
+    """Each answer says that requests are left: this server stores faster than it is asked."""
+    monkeypatch.setenv("SPEC_DRAFT_TOKEN", "secret")
+    monkeypatch.setattr(traffic, "_LONGEST_TAKE_S", 0.2)
+    request = LiveRequest(prompt=[5, 6], answer=[7, 8, 9], states=None)
+    server.pieces = iter([(200, ANSWER)])
+    server.answer = (
+        200,
+        {"requests": [request.model_dump(mode="json")], "left": 1, "stored": 9, "left_out": {"empty": 2}},
+    )
+    found = Traffic([f"http://127.0.0.1:{server.server_port}"], 10.0)
+    taken = found.take()
+    assert len(taken) == len(server.asked) - 1 > 1
+    assert all(one.request == request for one in taken)
+    assert found.left_out == {"empty": 2}
