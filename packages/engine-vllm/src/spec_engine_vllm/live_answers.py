@@ -90,7 +90,6 @@ class _Answer(LiveAnswer):
     def __init__(self, requests: LiveRequests, sampling: Any, states: str | None) -> None:
         """Begin; ``states``: name of the request's states, if the workers capture them."""
         super().__init__(requests, states)
-        self.states = states
         self._comes_in_parts = sampling.output_kind.name == "DELTA"
         self._prompt: list[int] = []
         self._tokens: list[int] = []

@@ -19,13 +19,13 @@ class LiveAnswer:
 
     def __init__(self, requests: LiveRequests, states: str | None = None) -> None:
         """Begin in the task that answers the request. ``states``: name of the request's states, if captured."""
-        self._requests, self._label, self._states = requests, requests.label, states
+        self._requests, self._label, self.states = requests, requests.label, states
         self._is_over = False
 
     def end(self, prompt: Iterable[int], tokens: Iterable[int]) -> None:
         """Store the request: the answer has ended normally, by a stop token or its length limit."""
         self._is_over = True
-        self._requests.add(prompt, tokens, self._label, self._states)
+        self._requests.add(prompt, tokens, self._label, self.states)
 
     def leave_out(self, reason: str) -> None:
         """Count the request under ``reason``, unless it was stored or counted before."""
