@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from push_gaps import gap_figures, gaps_of
 
+from spec_core.records import ServerCounters
+from spec_engine_sglang.server_counters import sglang_counters
 from spec_engine_vllm.server_counters import vllm_counters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
-
-    from spec_core.records import ServerCounters
 
 CROSSED = 3
 """Windows in a row that have to be above a line that is called crossed."""
@@ -37,8 +37,8 @@ def moment(url: str, run: Path | None) -> Window:
     """Return the counters of the server at ``url`` and of the run directory of ``follow``, now."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as page:
         text = page.read().decode()
-    counters = vllm_counters(text)
-    assert counters is not None
+    # SGLang counts requests that have ended, and shows no counter before the first one has.
+    counters = vllm_counters(text) or sglang_counters(text) or ServerCounters(generated_tokens=0)
     return Window(time.monotonic(), counters, trained(run))
 
 

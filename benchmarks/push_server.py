@@ -58,14 +58,21 @@ def sglang_command(options: argparse.Namespace, draft: str, folder: Path, port: 
         "context-length": 512,
         "max-running-requests": options.streams,
         "mem-fraction-static": options.gpu_memory_utilization,
+        **speculative_flags(draft, folder),
+    }
+    switches = ["--skip-tokenizer-init", "--skip-server-warmup", "--disable-radix-cache"]
+    return [sys.executable, "-m", "sglang.launch_server", *_words(flags), *switches]
+
+
+def speculative_flags(draft: str, folder: Path) -> dict[str, Any]:
+    """Return the flags by which SGLang serves a draft, without their dashes."""
+    return {
         "speculative-algorithm": draft.upper(),
         "speculative-draft-model-path": folder,
         "speculative-num-steps": DRAFT_TOKENS[draft] if draft == "eagle3" else 1,
         "speculative-eagle-topk": 1,
         "speculative-num-draft-tokens": DRAFT_TOKENS[draft] + 1,
     }
-    switches = ["--skip-tokenizer-init", "--skip-server-warmup", "--disable-radix-cache"]
-    return [sys.executable, "-m", "sglang.launch_server", *_words(flags), *switches]
 
 
 SERVERS = {"vllm": vllm_command, "sglang": sglang_command}

@@ -4,7 +4,7 @@ python benchmarks/serving_load.py http://127.0.0.1:8000 '{"streams": 16, "new_to
 
 runs until its standard input ends, then prints JSON: for each request its status, the draft that the answer named,
 and the time of each of its messages by the clock that every process of this host shares (``time.monotonic``), with
-the number of its tokens where the server is vLLM. ``seed`` draws other prompts, ``rows`` is a file of token ids to
+the number of its tokens. ``seed`` draws other prompts, ``rows`` is a file of token ids to
 cut them from, and ``headers`` go with each request.
 """
 
@@ -94,7 +94,7 @@ async def ask(host: str, port: int, head: str, body: bytes, answer: Answer) -> N
         async for line in reader:
             if line.startswith(b"data: {"):
                 answer.times_s.append(time.monotonic())
-                answer.tokens.append(num_tokens(line))
+                answer.tokens.append(num_tokens(line, sum(answer.tokens)))
             elif line.startswith(b"data: [DONE]"):
                 answer.complete = True
             elif line.lower().startswith(b"x-draft-version:"):
@@ -103,9 +103,15 @@ async def ask(host: str, port: int, head: str, body: bytes, answer: Answer) -> N
         writer.close()
 
 
-def num_tokens(line: bytes) -> int:
-    """Return the number of tokens in a message of vLLM; 0 for another server's."""
-    choices = json.loads(line[len(b"data: ") :]).get("choices") or [{}]
+def num_tokens(line: bytes, before: int) -> int:
+    """Return the number of tokens that a message adds to the ``before`` of its answer.
+
+    Messages of vLLM hold their own tokens; those of SGLang say how many the answer has by now.
+    """
+    message = json.loads(line[len(b"data: ") :])
+    if "meta_info" in message:
+        return message["meta_info"]["completion_tokens"] - before
+    choices = message.get("choices") or [{}]
     return len(choices[0].get("token_ids") or ())
 
 

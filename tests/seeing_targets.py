@@ -120,7 +120,9 @@ def save_seeing_target(
         vision_end_token_id=IMAGE_ID - 1,
     )
     _save_model(folder, config)
-    byte_tokenizer((*SPECIALS, IMAGE, VIDEO), TEMPLATE, "<|im_end|>").save_pretrained(folder)
+    tokenizer = byte_tokenizer((*SPECIALS, IMAGE, VIDEO), TEMPLATE, "<|im_end|>")
+    tokenizer.pad_token = SPECIALS[0]
+    tokenizer.save_pretrained(folder)
     edges = {"shortest_edge": 4 * patch**2, "longest_edge": 100 * patch**2}  # they are areas
     fields = {**_PROCESSOR, "patch_size": patch, "size": edges}
     (folder / "preprocessor_config.json").write_text(json.dumps(fields))

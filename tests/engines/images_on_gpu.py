@@ -316,6 +316,7 @@ def served(given, target: Path, name: str):
     server = output.with_name(f"{output.name}-server")
     words = ["--target", target, "--data", target.with_suffix(".jsonl"), "--draft", name, "--output", output]
     settings = ["train.steps=80", "train.warmup_steps=5", "train.global_batch_tokens=1024"]
+    settings.append("data.on_bad_row=skip")  # a random target may answer with tokens of images
     settings += [f"backend.name={given.backend}", "engine.dtype=float32"]
     start = "import sys; from spec_trainer.cli import run; sys.exit(run(sys.argv[1:]))"
     command = [sys.executable, "-c", start, *map(str, words), *DRAFTS[name], *settings]

@@ -105,9 +105,10 @@ def test_prompts_are_parts_of_the_texts_and_differ_by_seed():
 def test_tokens_of_a_message_are_counted():
     from serving_load import num_tokens
 
-    assert num_tokens(b'data: {"choices": [{"index": 0, "token_ids": [4, 5, 6]}]}\n') == 3
-    assert num_tokens(b'data: {"choices": [], "usage": {}}\n') == 0
-    assert num_tokens(b'data: {"output_ids": [1, 2]}\n') == 0
+    assert num_tokens(b'data: {"choices": [{"index": 0, "token_ids": [4, 5, 6]}]}\n', 2) == 3
+    assert num_tokens(b'data: {"choices": [], "usage": {}}\n', 3) == 0
+    sglang = b'data: {"output_ids": [1, 2, 3], "meta_info": {"completion_tokens": 7}}\n'
+    assert num_tokens(sglang, 4) == 3
 
 
 def test_a_shallow_target_answers_what_its_rows_say(tmp_path):
@@ -125,7 +126,7 @@ def test_a_shallow_target_answers_what_its_rows_say(tmp_path):
 
 
 def test_servers_differ_by_their_draft_and_by_what_they_store(tmp_path):
-    from follow_servers import _command, _environment
+    from follow_servers import _environment, sglang_command, vllm_command
 
     options = SimpleNamespace(
         draft="eagle3",
@@ -140,10 +141,15 @@ def test_servers_differ_by_their_draft_and_by_what_they_store(tmp_path):
         cache=tmp_path,
         words=[],
     )
-    commands = {name: _command(options, name, 8000) for name in ("plain", "live", "no-draft", "ngram")}
+    commands = {name: vllm_command(options, name, 8000) for name in ("plain", "live", "no-draft", "ngram")}
     assert commands["plain"] == commands["live"]
     assert commands["plain"][0] == sys.executable
     assert "--speculative-config" not in commands["no-draft"]
     assert "--middleware" not in commands["ngram"]
+    of_sglang = {name: sglang_command(options, name, 8000) for name in commands}
+    assert of_sglang["plain"] == of_sglang["live"]
+    assert "EAGLE3" in of_sglang["plain"]
+    assert "--speculative-algorithm" not in of_sglang["no-draft"]
+    assert "NGRAM" in of_sglang["ngram"]
     assert json.loads(_environment(options, "live")["SPEC_LIVE_REQUESTS"]) == {"share": 0.1}
     assert _environment(options, "plain")["SPEC_LIVE_REQUESTS"] == ""
