@@ -7,9 +7,9 @@
 Starts stock servers of vLLM (or ``--server sglang``) on the first device, keeps a steady load of streamed greedy
 completions on one of them, and measures tokens/s, the times between tokens, the time to the first token, acceptance,
 the trainer's tokens/s and memory in each of ``--phases``. ``--day-0`` measures the same load without a draft and with
-prompt lookup, then lets a draft of fresh weights learn from its server's requests, and says when the server's tokens/s
-cross those two. Prints one JSON document, which ``--output`` keeps from the first phase on; ``--folder`` keeps all
-logs and runs.
+prompt lookup, then lets a draft of fresh weights learn from its server's requests, and says when the server's
+tokens/s cross those two. Prints one JSON document, which ``--output`` keeps from the first phase on; ``--folder``
+keeps all logs and runs.
 """
 
 from __future__ import annotations
