@@ -187,8 +187,8 @@ class PEagleModel(nn.Module):
             chosen = to_device_async(torch.cat([counted_R, mask_X]), device)
             advance = checkpointed(self.advance, enabled=len(segments) > 1)
             normed_XH, own = advance(segment, inputs, [list(layer) for layer in past], ops)
-            for layer, keys_values in zip(past, own, strict=True):
-                layer.append(keys_values)
+            for layer, (keys, values) in zip(past, own, strict=True):
+                layer.append((keys.clone(), values.clone()))  # a view would keep those of the mask tokens
             pieces.append(normed_XH[chosen])
         return torch.cat(pieces)
 
