@@ -29,8 +29,8 @@ def trained(options, kernel, *, recompute: bool):
 @pytest.mark.parametrize("kernel", [KERNELS.get, no_kernel], ids=["kernel", "plain"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"vocab_size": 9, "segment_tokens": 5, "num_layers": 3}, {"segment_tokens": 1, "retention": 1.0}],
-    ids=["whole", "segments", "a segment for each row"],
+    [{}, {"vocab_size": 9, "segment_tokens": 5, "num_layers": 3}, {"segment_tokens": 20, "retention": 1.0}],
+    ids=["whole", "short segments", "long segments"],
 )
 def test_loss_and_gradients_of_packed_documents_stay_the_same(options, kernel):
     (plain, expected), (again, got) = (trained(options, kernel, recompute=flag) for flag in (False, True))
