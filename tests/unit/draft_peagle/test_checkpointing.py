@@ -71,7 +71,7 @@ def test_a_further_layer_keeps_its_input_alone():
 def most_bytes(segment_tokens: int | None, *, recompute: bool) -> int:
     """Bytes that a step forward and backward holds at its peak."""
     module, *arguments = long_step(
-        300, num_layers=4, segment_tokens=segment_tokens, checkpoint_activations=recompute
+        200, num_layers=4, segment_tokens=segment_tokens, checkpoint_activations=recompute
     )
     with LiveBytes() as live:
         module(*arguments).loss.backward()
