@@ -33,14 +33,24 @@ DRAFTS: dict[str, dict[str, Any]] = {
         "num_anchors": 512,
     },
 }
+LENGTHENED: dict[str, dict[str, Any]] = {
+    "eagle3": {},
+    "dflash": {},
+    "dflash2": {"block_size": 8},
+    "dspark": {"block_size": 7},
+    "mtp": {"num_steps": 3},
+    "peagle": {},
+}
+"""Drafts that have ``checkpoint_activations``, and their shapes where they are not the defaults."""
 LENGTHS = (2048, 4096, 8192, 16_384, 32_768, 65_536)
 
 
 def document_cases(lengths: tuple[int, ...]) -> dict[str, list[dict[str, Any]]]:
-    """Return cases of one document of growing length, without and with ``checkpoint_activations``."""
+    """Return cases of one document of growing length, without and with ``checkpoint_activations``, of each draft."""
     cases: dict[str, list[dict[str, Any]]] = {}
-    for draft, recompute in product(("eagle3", "dflash"), (False, True)):
+    for draft, recompute in product(LENGTHENED, (False, True)):
         name = f"{draft}, checkpoint_activations={str(recompute).lower()}"
         options = (f"checkpoint_activations={str(recompute).lower()}",)
-        cases[name] = [{"draft": draft, "tokens": tokens, "options": options} for tokens in lengths]
+        shape = {"draft": draft, "options": options, **LENGTHENED[draft]}
+        cases[name] = [{**shape, "tokens": tokens} for tokens in lengths]
     return cases

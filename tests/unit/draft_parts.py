@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from spec_core import TargetSpec, TargetTensors
 from spec_kit.drafting import TargetOps
@@ -131,6 +133,30 @@ class KeptForBackward:
     @property
     def num_bytes(self):
         return sum(storage.nbytes() for storage in self._storages.values())
+
+
+class LiveBytes(TorchDispatchMode):
+    """Records the most bytes that the operators inside have allocated at a time, each storage counted once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known, self._now, self.most = WeakIdKeyDictionary(), 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage() not in self._known:
+                self._add(leaf.untyped_storage())
+        return out
+
+    def _add(self, storage):
+        self._known[storage] = True
+        self._now += storage.nbytes()
+        self.most = max(self.most, self._now)
+        weakref.finalize(storage, self._free, storage.nbytes())
+
+    def _free(self, num_bytes):
+        self._now -= num_bytes
 
 
 class Exchange:

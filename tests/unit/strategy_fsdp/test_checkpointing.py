@@ -6,7 +6,7 @@ import pytest
 
 from spec_strategy_fsdp.strategy import FsdpStrategy
 
-from ..strategy_megatron.training import DRAFTS, LIMIT_S, Run, train
+from ..strategy_megatron.training import DRAFTS, HEADS, LIMIT_S, Run, train
 
 AGAIN = {"checkpoint_activations": True}
 STEPS = 3
@@ -19,7 +19,10 @@ STEPS = 3
         pytest.param([("eagle3", "float32"), ("dflash", "bfloat16")], id="two"),
         # Of each draft, its own tests compare what is computed again.
         pytest.param(
-            [*((draft, "float32") for draft in DRAFTS if draft != "eagle3"), ("eagle3", "bfloat16")],
+            [
+                *((draft, "float32") for draft in [*DRAFTS, *HEADS] if draft != "eagle3"),
+                ("eagle3", "bfloat16"),
+            ],
             id="others",
             marks=pytest.mark.slow,
         ),

@@ -22,6 +22,7 @@ from spec_draft_dflash2.draft import DFlash2Draft
 from spec_draft_dspark.draft import DSparkDraft
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_draft_mtp.draft import MtpDraft
+from spec_draft_peagle.draft import PEagleDraft
 from spec_kit.drafting import Fp8Layers, use_fp8_head, write_draft
 from spec_kit.sharding import SafetensorsFolder
 from spec_optimizers.adamw import AdamWOptimizer
@@ -66,7 +67,10 @@ DRAFTS = {
     ),
     "dspark": (DSparkDraft, {"block_size": 4, "num_layers": 2, "num_features": 3, "markov_rank": 8}),
 }
-HEADS = {"mtp": (MtpDraft, {"num_steps": 3})}
+HEADS = {
+    "mtp": (MtpDraft, {"num_steps": 3}),
+    "peagle": (PEagleDraft, {"num_guesses": 3, "num_layers": 2, "segment_tokens": 20}),
+}
 """Drafts whose division over tensor-parallel ranks the contract's suite alone tests."""
 sys.path.append(str(Path(__file__).parents[2] / "plugins/spec-draft-medusa/src"))
 STRANGERS = {"medusa": ("spec_draft_medusa.draft", "MedusaDraft", {"num_heads": 2})}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pydantic
 
 from spec_kit.drafting import DecoderConfig, DistilledLoss
@@ -15,6 +17,8 @@ class MtpConfig(DecoderConfig):
     without a folder, the target's.
     """
 
+    speed_only: ClassVar[frozenset[str]] = frozenset({"checkpoint_activations"})
+
     loss: DistilledLoss = "ce"
     """``ce``: cross-entropy to the target's distribution. ``lk_alpha``: −log of the expected acceptance.
     ``lk_lambda``: a weighted sum of KL divergence and probability of rejection; the more guesses are accepted, the
@@ -23,3 +27,6 @@ class MtpConfig(DecoderConfig):
     """Unrolled steps: how many tokens ahead the head is trained. Most shipped heads were trained for one."""
     step_decay: float = pydantic.Field(0.8, gt=0, le=1)
     """Weight of one step relative to the previous step: step s weighs step_decay ** s."""
+    checkpoint_activations: bool = False
+    """Whether to compute each step's layer again in the backward pass instead of storing its activations. This needs
+    less memory and one more forward pass of the layer; results stay the same."""

@@ -132,9 +132,10 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
 
     def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
         """Return the number of values that a forward pass saves of a sample, at least: of its unrolled steps."""
-        shape = self.shape(target)
+        shape, options = self.shape(target), self.options
         keys = shape.num_kv_heads * shape.head_dim
-        row = self.options.num_steps * (3 * shape.hidden_size + 2 * keys + shape.inner_values)
+        inner = (2 * shape.hidden_size + shape.inner_values) * (not options.checkpoint_activations)
+        row = options.num_steps * (shape.hidden_size + 2 * keys + inner)
         return lambda _, num_supervised: row * num_supervised
 
     @classmethod

@@ -6,6 +6,7 @@ Shapes: T tokens, H width, N heads, D channels of a head.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +22,7 @@ from spec_kit.chain_drafting import (
     take_rows,
     unrolled_attention,
 )
-from spec_kit.drafting import INIT_STD, ContextRows, Mlp, Rope, linear
+from spec_kit.drafting import INIT_STD, ContextRows, Mlp, Rope, checkpointed, linear
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -140,6 +141,23 @@ class MtpHead(nn.Module):
         return self.fc(torch.cat(both, dim=-1))
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """The rows that one step computes."""
+
+    index_N: Tensor | None
+    """int64: row of each query in the flat batch; None: every row has a query."""
+    token_K: Tensor | slice
+    """Index of each row's input token among the embedded tokens."""
+    position_K: Tensor
+    own: ContextRows
+    """The rows that this rank computes in step 0, all of which have a key."""
+    local_N: Tensor | None
+    """int64: index of each query's row among the rows of ``own``; None: each of those rows has a query."""
+    bounds: list[tuple[int, int]]
+    """First row of each document, and the row after its last."""
+
+
 class MtpModel(nn.Module):
     """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``."""
 
@@ -178,7 +196,7 @@ class MtpModel(nn.Module):
         that is after the end of the row's document, the token is arbitrary: the row has no label in this step or a
         later one, and no row of its document attends to it.
         """
-        steps, layer, own = self.config.num_steps, self.mtp.layer, ContextRows.of(batch)
+        steps, own = self.config.num_steps, ContextRows.of(batch)
         inputs = InputTokens.of(batch, own, steps)
         embedded = inputs.padded(ops.embed(inputs.ids_U))
         bounds = [(span.start, span.stop) for span in batch.spans]
@@ -188,26 +206,39 @@ class MtpModel(nn.Module):
             list[torch.Tensor](),
         )
         needed = NeededRows.of(batch, steps, own)
+        advance = checkpointed(self._advance, enabled=self.config.checkpoint_activations)
         for step in range(steps):
             row_N, local_N = needed.of_step(step)
-            # Of step 0, every row has a key.
             token_K = inputs.indices(row_N, step) if step > 0 else inputs.first
             position_K = own.take(batch.position_T) if step == 0 or row_N is None else batch.position_T[row_N]
-            x_KH = self.mtp.join(embedded[token_K], states[-1][: len(position_K)])
-            q, k, v, gate = layer.qkv_gate(x_KH)
-            angles = self.rope.angles(position_K + step, q.dtype)
-            q, k = self.kernels.rotate(q, angles), self.kernels.rotate(k, angles)
-            if step == 0:
-                k, v = own.gather(k, v)
-                if local_N is not None:
-                    q, gate, x_KH = (take_rows(part, local_N) for part in (q, gate, x_KH))
-            keys, values = (
-                [*kept[:1], *(part[: len(q)] for part in kept[1:]), new]
-                for kept, new in ((keys, k), (values, v))
-            )
-            attended = unrolled_attention(self.kernels, q, keys, values, bounds, row_N, own, local_N)
-            states.append(self.mtp.norm(layer.finish(x_KH, attended, gate)))
+            rows = _Rows(row_N, token_K, position_K + step, own, local_N, bounds)
+            state_NH, k, v = advance(rows, embedded, states[-1], *keys, *values)
+            states.append(state_NH)
+            keys.append(k)
+            values.append(v)
         return states[1:], needed
+
+    def _advance(
+        self, rows: _Rows, embedded: Tensor, state: Tensor, *past: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a step's output, keys and values; ``past``: previous steps' keys, then their values."""
+        layer, position_K = self.mtp.layer, rows.position_K
+        x_KH = self.mtp.join(embedded[rows.token_K], state[: len(position_K)])
+        q, k, v, gate = layer.qkv_gate(x_KH)
+        angles = self.rope.angles(position_K, q.dtype)
+        q, k = self.kernels.rotate(q, angles), self.kernels.rotate(k, angles)
+        if not past:
+            k, v = rows.own.gather(k, v)
+            if rows.local_N is not None:
+                q, gate, x_KH = (take_rows(part, rows.local_N) for part in (q, gate, x_KH))
+        steps = len(past) // 2
+        keys, values = (
+            [first, *(part[: len(q)] for part in later)]
+            for first, *later in ((*past[:steps], k), (*past[steps:], v))
+        )
+        indices = rows.index_N, rows.own, rows.local_N
+        attended = unrolled_attention(self.kernels, q, keys, values, rows.bounds, *indices)
+        return self.mtp.norm(layer.finish(x_KH, attended, gate)), k, v
 
     def first_state(self, hidden_TNH: Tensor) -> Tensor:
         """Return step 0's states [T, H]: the target's states *after* its final norm, as engines give them.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pydantic
 
 from spec_kit.drafting import CapturedLayers, DecoderConfig, DistilledLoss
@@ -13,6 +15,8 @@ class PEagleConfig(DecoderConfig):
     None: the value in the folder ``init_from`` or, without a folder, the default that is named below. An option
     that contradicts the folder is an error.
     """
+
+    speed_only: ClassVar[frozenset[str]] = frozenset({"checkpoint_activations"})
 
     loss: DistilledLoss = "ce"
     """``ce``: cross-entropy to the target's distribution. ``lk_alpha``: −log of the expected acceptance.
@@ -28,6 +32,9 @@ class PEagleConfig(DecoderConfig):
     segment_tokens: int | None = pydantic.Field(None, ge=1)
     """Number of tokens whose chains are computed at once. Fewer tokens need less memory, and one more forward pass
     of the layers; results stay the same. None: the whole batch at once."""
+    checkpoint_activations: bool = False
+    """Whether to compute each layer again in the backward pass instead of storing its activations. This needs less
+    memory and one more forward pass of the layers, also with ``segment_tokens``; results stay the same."""
 
     num_layers: int | None = pydantic.Field(None, ge=1, le=1024)
     """Decoder layers of the draft. None: 4."""

@@ -176,9 +176,9 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         Without segments they are those of its tokens and of the mask tokens of its chains, in each layer. With
         segments they are the keys and values of its tokens, and the head's inputs.
         """
-        shape, masks = self.shape(target), self._masks()
+        shape, masks, again = self.shape(target), self._masks(), self.options.checkpoint_activations
         keys = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
-        row = shape.num_layers * (shape.hidden_size + shape.inner_values)
+        row = shape.num_layers * (shape.hidden_size + shape.inner_values * (not again))
         if self.options.segment_tokens is None:
             return lambda num_tokens, num_supervised: round(row * (num_tokens + masks * num_supervised))
         guess = (1 + masks) * shape.hidden_size

@@ -54,22 +54,40 @@ class PEagleLayer(nn.Module):
         angles: tuple[Tensor, Tensor],
         segment: Segment,
         past: Sequence[KeysValues],
+        *,
+        recompute: bool = False,
     ) -> tuple[Tensor, KeysValues]:
         """Return the segment's states [X, H] after the layer, and the keys and values of its rows.
 
-        ``states``: hidden states [X, H], and embeddings [X, H], which only the first layer uses.
+        ``states``: hidden states [X, H], and embeddings [X, H], which only the first layer uses. ``recompute``:
+        compute activations again in the backward pass.
         """
-        rows = segment.stop - segment.first
-        q, k, v = self.qkv(states, angles)
+        compute = checkpointed(self._compute, enabled=recompute)
+        keys, values = ([one[part] for one in past] for part in range(2))
+        hidden_XH, *own = compute(segment, *states, *angles, *keys, *values)
+        return hidden_XH, (own[0], own[1])
+
+    def _compute(
+        self,
+        segment: Segment,
+        hidden_XH: Tensor,
+        embedded_XH: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        *past: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return states, keys and values; ``past``: keys of earlier segments, then their values."""
+        rows, earlier = segment.stop - segment.first, len(past) // 2
+        q, k, v = self.qkv((hidden_XH, embedded_XH), (cos, sin))
         own = k[:rows], v[:rows]
-        known = torch.cat([*(keys for keys, _ in past), own[0]]), torch.cat([*(v for _, v in past), own[1]])
+        known = torch.cat([*past[:earlier], own[0]]), torch.cat([*past[earlier:], own[1]])
         attended = torch.cat(
             [
                 row_attention(q[:rows], known, segment),
                 chain_attention(self._kernels, (q[rows:], k[rows:], v[rows:]), known, segment),
             ]
         )
-        return self.finish(states[0], attended), own
+        return self.finish(hidden_XH, attended), *own
 
     def qkv(
         self, states: tuple[Tensor, Tensor], angles: tuple[Tensor, Tensor]
@@ -169,8 +187,8 @@ class PEagleModel(nn.Module):
             chosen = to_device_async(torch.cat([counted_R, mask_X]), device)
             advance = checkpointed(self.advance, enabled=len(segments) > 1)
             normed_XH, own = advance(segment, inputs, [list(layer) for layer in past], ops)
-            for layer, keys_values in zip(past, own, strict=True):
-                layer.append(keys_values)
+            for layer, (keys, values) in zip(past, own, strict=True):
+                layer.append((keys.clone(), values.clone()))  # a view would keep those of the mask tokens
             pieces.append(normed_XH[chosen])
         return torch.cat(pieces)
 
@@ -188,7 +206,8 @@ class PEagleModel(nn.Module):
         angles = self.rope.angles(to_device_async(segment.position, next_R.device), hidden_XH.dtype)
         kept: list[KeysValues] = []
         for layer, known in zip(self.decoder_layers, past, strict=True):
-            hidden_XH, own = layer((hidden_XH, embedded_XH), angles, segment, known)
+            states, recompute = (hidden_XH, embedded_XH), self.config.checkpoint_activations
+            hidden_XH, own = layer(states, angles, segment, known, recompute=recompute)
             kept.append(own)
         return self.norm(hidden_XH), kept
 

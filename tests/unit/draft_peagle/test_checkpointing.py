@@ -1,0 +1,84 @@
+"""Activations that are computed again in the backward pass: the same step, and what is kept for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spec_backend_cpu.kernels import KERNELS
+from spec_core import no_kernel
+from spec_draft_peagle.chains import Chains
+
+from ..draft_eagle3.cases import make_target
+from ..draft_parts import KeptForBackward, LiveBytes, assert_gradients, gradients, make_ops
+from .cases import denominators, make_config, make_model, make_rule, random_documents
+from .test_step import GAPS, LENGTHS, batch_of
+
+
+def trained(options, kernel, *, recompute: bool):
+    target, dtype = make_target(), torch.float64
+    config = make_config(checkpoint_activations=recompute, **options)
+    documents, module = random_documents(target, LENGTHS, 5), make_model(target, config, dtype, kernel)
+    output = module(
+        batch_of(documents, (GAPS, 0), dtype), denominators(config, documents), make_ops(target, dtype)
+    )
+    output.loss.backward()
+    return output, gradients(module)
+
+
+@pytest.mark.parametrize("kernel", [KERNELS.get, no_kernel], ids=["kernel", "plain"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"vocab_size": 9, "segment_tokens": 5, "num_layers": 3}, {"segment_tokens": 20, "retention": 1.0}],
+    ids=["whole", "short segments", "long segments"],
+)
+def test_loss_and_gradients_of_packed_documents_stay_the_same(options, kernel):
+    (plain, expected), (again, got) = (trained(options, kernel, recompute=flag) for flag in (False, True))
+    assert again.loss.item() == pytest.approx(plain.loss.item(), rel=1e-12)
+    assert_gradients(got, expected, 1e-12)
+    assert all(torch.equal(again.counts[name], value) for name, value in plain.counts.items())
+
+
+def long_step(num_tokens: int, **options):
+    """A model, and a batch of one document whose tokens are all supervised."""
+    target = make_target()
+    config = make_config(num_guesses=8, retention=1.0, **options)
+    documents = random_documents(target, [num_tokens], 1, supervised=1.0)
+    module, batch = make_model(target, config), batch_of(documents, ([0], 0), torch.float32)
+    return module, batch, denominators(config, documents), make_ops(target)
+
+
+def kept(num_layers: int, *, recompute: bool) -> tuple[int, int]:
+    """Bytes that are kept of the layers for the backward pass, and the number of rows and mask tokens."""
+    module, batch, _, ops = long_step(300, num_layers=num_layers, checkpoint_activations=recompute)
+    chains = Chains.of(batch, make_rule(module.config))
+    (segment,) = chains.segments(None)
+    with KeptForBackward() as counted:
+        module.states(batch, chains, ops)
+    return counted.num_bytes, segment.stop + int(segment.count_A.sum())
+
+
+def test_a_further_layer_keeps_its_input_alone():
+    per_row = {}
+    for flag in (False, True):
+        (fewer, rows), (more, _) = (kept(count, recompute=flag) for count in (2, 3))
+        per_row[flag] = (more - fewer) / rows / 4
+    width, queries, inner = 16, 4 * 8, 24
+    assert per_row[True] == width
+    assert per_row[False] > width + 2 * queries + 3 * inner
+
+
+def most_bytes(segment_tokens: int | None, *, recompute: bool) -> int:
+    """Bytes that a step forward and backward holds at its peak."""
+    module, *arguments = long_step(
+        200, num_layers=4, segment_tokens=segment_tokens, checkpoint_activations=recompute
+    )
+    with LiveBytes() as live:
+        module(*arguments).loss.backward()
+    return live.most
+
+
+@pytest.mark.parametrize("segment_tokens", [None, 100])
+def test_the_peak_falls_with_segments_and_without(segment_tokens):
+    plain, again = (most_bytes(segment_tokens, recompute=flag) for flag in (False, True))
+    assert again < 0.75 * plain
