@@ -30,6 +30,8 @@ GOOD = {
         {"role": role, "content": said} for role, said in zip(("user", "assistant") * 2, SAID, strict=True)
     ]
 }
+TOKENISED = {"input_ids": [1, 2], "loss_mask": [0, 1]}
+"""A row for which no process loads a tokenizer."""
 BAD = {"messages": [{"role": "nobody", "content": "x"}]}
 ANSWERED = [
     row | {"messages": [*row["messages"], {"role": "assistant", "content": "Four."}]} for row in CONVERSATIONS
@@ -41,7 +43,7 @@ ANSWERED = [
     [
         (
             CHATML,
-            [GOOD, BAD, {"text": "one"}, {"input_ids": [1, 2], "loss_mask": [0, 1]}, "no JSON", GOOD] * 20,
+            [GOOD, BAD, {"text": "one"}, TOKENISED, "no JSON", GOOD] * 20,
         ),
         (THINKING, [*ANSWERED, BAD] * 8),
     ],
@@ -130,7 +132,7 @@ def test_processes_end_with_the_one_that_is_killed(tokenizer_folder, write, tmp_
     script.write_text(KILLED)
     root = Path(__file__).parents[4]
     reader = subprocess.Popen(
-        [sys.executable, script, tokenizer_folder(), write(*[GOOD] * 2000)],
+        [sys.executable, script, tokenizer_folder(), write(*[TOKENISED] * 20000)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
