@@ -7,7 +7,6 @@ their log-sum-exp. No [T, T] mask is ever allocated. Shapes as in ``kernels.py``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 SCORE_BYTES = 64 << 20
 """Bytes of the attention scores of one chunk, if no kernel computes the attention. It is large enough that matrix
 products dominate, and small against the activations of a step."""
-_KEPT_SHARE = 64
-"""Scores of all documents together are kept for the backward pass if they take at most this share of ``SCORE_BYTES``:
-for so few, computing them again is most of the time."""
 
 
 def unrolled_attention(
@@ -177,12 +173,9 @@ class _MergedAttention(torch.autograd.Function):
 
 
 def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], bounds: Bounds) -> Tensor:
-    """Return the attention without a kernel: dense, a few queries at a time, recomputed in backward if large."""
+    """Return the attention without a kernel: dense, a few queries at a time, recomputed in backward."""
     pieces: list[Tensor] = []
     cursor = 0
-    score_bytes = 4 * q.shape[1] * sum((stop - start) ** 2 for start, stop in bounds)
-    again = partial(checkpoint, _dense_chunk, use_reentrant=False)
-    attend = again if score_bytes > SCORE_BYTES // _KEPT_SHARE else _dense_chunk
     # Without a document one row of padding runs, so that every parameter still gets its (zero) gradient.
     for start, stop in bounds or [(0, min(1, len(q)))]:
         pieces.append(torch.zeros_like(q[cursor:start]))
@@ -191,7 +184,7 @@ def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], boun
             last = min(first + rows, stop)
             local = [tensor[first:last] for tensor in (*keys[1:], *values[1:])]
             causal = keys[0][start:last], values[0][start:last]
-            pieces.append(attend(q[first:last], *causal, *local))
+            pieces.append(checkpoint(_dense_chunk, q[first:last], *causal, *local, use_reentrant=False))
         cursor = stop
     return torch.cat([*pieces, torch.zeros_like(q[cursor:])])
 
