@@ -25,7 +25,7 @@ SQUARE = tuple(name for name in KERNELS if not name.startswith("prefixed"))
 """Kernels of a backend without one for pieces of documents."""
 TOLERANCE = 1e-9
 """Relative error of a step in float64."""
-STEPS = 4
+STEPS = 2
 LONG = {"steps": 20}
 """Steps over which weights may drift apart."""
 
@@ -83,10 +83,10 @@ def assert_divided_runs_are_whole_ones(folder, kinds, divided):
 @pytest.mark.timeout(4 * LIMIT_S)
 def test_any_division_trains_the_same(tmp_path):
     """Two groups of two ranks, one of four, and groups with replicas; a chain, blocks, and Muon."""
-    kinds = [{"draft": "eagle3", **LONG}, {"draft": "dflash", **LONG}, {"optimizer": "muon"}]
-    divided = [(number, run(**kind, parts=2)) for number, kind in enumerate(kinds)]
+    kinds = [{"draft": "eagle3", **LONG}, {"draft": "dflash", **LONG}, {"optimizer": "muon"}, {}]
+    divided = [(number, run(**kinds[number], parts=2)) for number in range(3)]
     divided += [(number, run(**kinds[number], parts=4)) for number in range(2)]
-    divided += [(0, run(**kinds[0], parts=2, replicas=2))]
+    divided += [(3, run(**kinds[3], parts=2, replicas=2))]
     assert_divided_runs_are_whole_ones(tmp_path, kinds, divided)
 
 

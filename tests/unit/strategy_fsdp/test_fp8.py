@@ -8,7 +8,7 @@ from spec_strategy_fsdp.strategy import FsdpStrategy
 
 from ..strategy_megatron.training import LIMIT_S, Run, train
 
-STEPS = 2
+STEPS = 1
 CASES = (("eagle3", "layers"), ("dflash", "layers"), ("dflash", "frozen"))
 
 

@@ -11,7 +11,7 @@ from spec_strategy_fsdp.strategy import FsdpConfig, FsdpStrategy
 from ..strategy_megatron.training import LIMIT_S, Run, train
 
 TOLERANCE = 1e-5
-STEPS = 2
+STEPS = 1
 SPLITS = (1, 2, 4)
 """Numbers of replicas that four ranks are split into."""
 KINDS = [{}, {"draft": "dflash"}, {"optimizer": "muon"}]

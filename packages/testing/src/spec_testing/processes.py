@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
     from types import ModuleType
 
-_PRELOADED = "torch", "torch.distributed.tensor", "torch._dynamo"
+PRELOADED = __name__, "torch", "torch.distributed.tensor", "torch._dynamo"
 """Modules that the fork server imports before it forks ranks. None of them initializes a device."""
 LIMIT_S = patient(120.0)
 """Longest time, in seconds, of the ranks of a test. Only a test that hangs takes so long."""
@@ -205,7 +205,7 @@ class _Processes(_Crew):
         super().__init__()
         # Forked from a server that has only imported: as clean as a new process, and 20 times as fast.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*_PRELOADED, __name__])
+        context.set_forkserver_preload(list(PRELOADED))
         self._processes: list[ForkServerProcess] = []
         for rank in range(world_size):
             ours, theirs = context.Pipe()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from multiprocessing import forkserver
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from spec_testing import processes
 from spec_trainer.data import row_encoder
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
@@ -138,12 +140,22 @@ def tokenizer_kinds():
     return SimpleNamespace(byte_level=byte_level, metaspace=metaspace)
 
 
-@pytest.fixture
-def by_processes(monkeypatch):
-    """Have all rows but the first rendered by two processes, forked from a server that has only imported."""
+@pytest.fixture(scope="session")
+def fork_server():
+    """A context of which the server has imported what renders rows.
+
+    A server that runs already, for earlier tests, lacks it: each process would import it.
+    """
     server = multiprocessing.get_context("forkserver")
     transformers = [f"transformers.models.auto.{part}_auto" for part in ("tokenization", "image_processing")]
-    server.set_forkserver_preload([*transformers, row_encoder.__name__])
+    forkserver._forkserver._stop()
+    server.set_forkserver_preload([*transformers, row_encoder.__name__, *processes.PRELOADED])
+    return server
+
+
+@pytest.fixture
+def by_processes(monkeypatch, fork_server):
+    """Have all rows but the first rendered by two processes, forked from a server that has only imported."""
     monkeypatch.setattr(row_encoder, "ALONE_S", -1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: server)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: fork_server)

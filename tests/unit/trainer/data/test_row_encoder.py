@@ -30,6 +30,8 @@ GOOD = {
         {"role": role, "content": said} for role, said in zip(("user", "assistant") * 2, SAID, strict=True)
     ]
 }
+TOKENISED = {"input_ids": [1, 2], "loss_mask": [0, 1]}
+"""A row for which no process loads a tokenizer."""
 BAD = {"messages": [{"role": "nobody", "content": "x"}]}
 ANSWERED = [
     row | {"messages": [*row["messages"], {"role": "assistant", "content": "Four."}]} for row in CONVERSATIONS
@@ -41,7 +43,7 @@ ANSWERED = [
     [
         (
             CHATML,
-            [GOOD, BAD, {"text": "one"}, {"input_ids": [1, 2], "loss_mask": [0, 1]}, "no JSON", GOOD] * 20,
+            [GOOD, BAD, {"text": "one"}, TOKENISED, "no JSON", GOOD] * 20,
         ),
         (THINKING, [*ANSWERED, BAD] * 8),
     ],
@@ -111,12 +113,18 @@ def test_a_process_that_is_killed_ends_the_reading_in_one_line(tokenizer_folder,
 
 KILLED = """
 import os, sys
+from pathlib import Path
 from spec_trainer.data import row_encoder
-from tests.unit.trainer.data.test_row_encoder import encoder, encode_rows, read_rows
+from spec_trainer.data.config import DataConfig
+from spec_trainer.data.sources import read_rows
 if __name__ == "__main__":
     row_encoder.ALONE_S = -1
     os.sched_getaffinity = lambda _: {0, 1}
-    rows = encode_rows(encoder(sys.argv[1], sys.argv[2]), read_rows(sys.argv[2]))
+    encoder = row_encoder.RowEncoder(
+        config=DataConfig(path=sys.argv[2]), tokenizer_folder=Path(sys.argv[1]), vocab_size=400,
+        longest_prompt=None, with_questions=False,
+    )
+    rows = row_encoder.encode_rows(encoder, read_rows(sys.argv[2]))
     next(rows), next(rows)
     print("rendering", flush=True)
     for row in rows:
@@ -125,13 +133,11 @@ if __name__ == "__main__":
 """
 
 
-def test_processes_end_with_the_one_that_is_killed(tokenizer_folder, write, tmp_path):
+def test_processes_end_with_the_one_that_is_killed(write, tmp_path):
     script = tmp_path / "reads.py"
     script.write_text(KILLED)
-    root = Path(__file__).parents[4]
     reader = subprocess.Popen(
-        [sys.executable, script, tokenizer_folder(), write(*[GOOD] * 2000)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])},
+        [sys.executable, script, tmp_path, write(*[TOKENISED] * 20000)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
