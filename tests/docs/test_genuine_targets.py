@@ -159,6 +159,7 @@ def test_the_recipe_passes_plan(recipe, target, rows, data, tmp_path, monkeypatc
     planned = plan(recipe, target, data, capsys)
     assert planned["data"].startswith("kept samples: ")
     assert planned["samples"] > len(rows)
+    assert [line for line in planned["warnings"] if "answer ends" in line] == []
     assert planned["frozen_tensor_bytes"] == pytest.approx(
         (target / "model.safetensors").stat().st_size, rel=1e-4
     )

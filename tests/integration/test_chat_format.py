@@ -67,6 +67,26 @@ def test_plan_shows_the_samples_that_it_was_asked_for(target, place, capsys, mon
     )
 
 
+def test_a_tokenizer_of_another_model_is_warned_of_where_its_tokens_are_valid(target, place, capsys) -> None:
+    chat = {"messages": [*CONVERSATIONS[0]["messages"], {"role": "assistant", "content": "Yes."}]}
+    Path("chats.jsonl").write_text((json.dumps(chat) + "\n") * 4)
+    plan = ["plan", "--data", "chats.jsonl", "--json", "--target"]
+    found = {}
+    for name, ends in (("own", 257), ("other", 7)):
+        shutil.copytree(target, name)
+        config = json.loads(Path(name, "config.json").read_text()) | {"eos_token_id": ends}
+        for file in ("config.json", "generation_config.json"):
+            Path(name, file).unlink(missing_ok=True)
+        Path(name, "config.json").write_text(json.dumps(config))
+        assert run([*plan, name]) == 0
+        found[name] = [
+            line for line in json.loads(capsys.readouterr().out)["warnings"] if "answer ends" in line
+        ]
+    assert found["own"] == []
+    (line,) = found["other"]
+    assert "end token of the target (7)" in line
+
+
 def test_what_is_trained_regenerated_and_evaluated_is_rendered_alike(target, place, capsys) -> None:
     common = ["--target", str(target)]
     answer = ["regenerate", *common, "--data", "prompts.jsonl", "--max-new-tokens", "4"]

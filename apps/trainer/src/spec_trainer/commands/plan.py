@@ -8,6 +8,7 @@ from spec_core.wording import counted
 from spec_trainer.push.servers import open_transports
 from spec_trainer.run.activations import activations_warning
 from spec_trainer.run.dispatch import sample_bytes
+from spec_trainer.run.end_tokens import end_token_warning
 from spec_trainer.run.expected_time import expected_time
 from spec_trainer.run.few_steps import few_steps_warning
 from spec_trainer.run.memory import RunSizes, rank_parts, rooms
@@ -50,7 +51,11 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "warnings": [
             *filter(
                 None,
-                [few_steps_warning(config.train, run.schedule.total_steps), activations_warning(run, sizes)],
+                [
+                    few_steps_warning(config.train, run.schedule.total_steps),
+                    end_token_warning(run.dataset.train, run.target),
+                    activations_warning(run, sizes),
+                ],
             )
         ],
         "output": str(config.output),

@@ -1,0 +1,33 @@
+"""A warning for data whose answers never end as the target ends its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from spec_core.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from spec_core import TargetSpec
+    from spec_trainer.data.dataset import Sample
+
+
+def end_token_warning(samples: Iterable[Sample], target: TargetSpec) -> str | None:
+    """Return one line if no sample that has a prompt and an answer holds an end token of the target; else None.
+
+    In a conversation with the target's own template, every answer ends with such a token. Tokens of another model's
+    tokenizer are often valid ids of the target, so nothing else would tell them apart. Texts have no prompt and need
+    no end token.
+    """
+    answered = [sample for sample in samples if sample.loss_mask.any() and not sample.loss_mask.all()]
+    ends = target.eos_token_ids
+    if not ends or not answered or any(np.isin(sample.input_ids, ends).any() for sample in answered):
+        return None
+    return (
+        f"no answer ends as the target's do: {counted(len(answered), 'sample')} with a prompt and an answer, none "
+        f"with an end token of the target ({', '.join(map(str, ends))}); the tokenizer or the chat template in "
+        f"'{target.folder}' may be another model's, or answers were cut; spec-trainer plan --show 1 prints a sample"
+    )
