@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -23,8 +25,9 @@ def test_every_target_has_a_recipe() -> None:
 
 @pytest.fixture(autouse=True)
 def large_host(monkeypatch) -> None:
-    """Here the drafts of many GPUs are planned for one CPU, whose memory may be less."""
+    """Here the drafts of many GPUs are planned for one CPU, whose memory and disk may be less."""
     monkeypatch.setattr("spec_trainer.run.memory.free_host_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)

@@ -19,7 +19,7 @@ def end_token_warning(samples: Iterable[Sample], target: TargetSpec) -> str | No
     """Return one line if no sample that has a prompt and an answer holds an end token of the target; else None.
 
     In a conversation with the target's own template, every answer ends with such a token. Tokens of another model's
-    tokenizer are often valid ids of the target, so nothing else would tell them apart. Texts have no prompt and need
+    tokenizer are often valid ids of the target, so no other check would notice them. Texts have no prompt and need
     no end token.
     """
     answered = [sample for sample in samples if sample.loss_mask.any() and not sample.loss_mask.all()]
