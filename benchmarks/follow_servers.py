@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from commands import output_of
 from follow_figures import device_memory, moment, trained
-from push_server import DRAFT_TOKENS, ENVIRONMENT, free_port, on_device, program, ready, speculative_flags
+from push_server import (
+    DRAFT_TOKENS,
+    ENVIRONMENT,
+    flag_words,
+    free_port,
+    on_device,
+    program,
+    ready,
+    speculative_flags,
+)
 from random_dataset import write_random_dataset
 from real_run import SPEC_TRAINER
 
@@ -153,8 +162,14 @@ def vllm_command(options: argparse.Namespace, name: str, port: int) -> list[str]
     if options.backend != "cpu":
         flags["gpu-memory-utilization"] = options.gpu_memory_utilization
     switches = ["--tokens-only", *(["--enforce-eager"] if options.backend == "cpu" else [])]
-    words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, *switches, *options.words]
+    return [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        *flag_words(flags),
+        *switches,
+        *options.words,
+    ]
 
 
 def sglang_command(options: argparse.Namespace, name: str, port: int) -> list[str]:
@@ -174,8 +189,7 @@ def sglang_command(options: argparse.Namespace, name: str, port: int) -> list[st
     elif name == "ngram":
         flags |= {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": 4}
     switches = ["--skip-tokenizer-init", "--skip-server-warmup", "--enable-metrics"]
-    words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
-    return [sys.executable, "-m", "sglang.launch_server", *words, *switches, *options.words]
+    return [sys.executable, "-m", "sglang.launch_server", *flag_words(flags), *switches, *options.words]
 
 
 COMMANDS = {"vllm": vllm_command, "sglang": sglang_command}

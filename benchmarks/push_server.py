@@ -45,7 +45,7 @@ def vllm_command(options: argparse.Namespace, draft: str, folder: Path, port: in
         on_cpu if options.backend == "cpu" else {"gpu-memory-utilization": options.gpu_memory_utilization}
     )
     switches = ["--tokens-only", *(["--enforce-eager"] if options.backend == "cpu" else [])]
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_words(flags), *switches]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flag_words(flags), *switches]
 
 
 def sglang_command(options: argparse.Namespace, draft: str, folder: Path, port: int) -> list[str]:
@@ -61,7 +61,7 @@ def sglang_command(options: argparse.Namespace, draft: str, folder: Path, port: 
         **speculative_flags(draft, folder),
     }
     switches = ["--skip-tokenizer-init", "--skip-server-warmup", "--disable-radix-cache"]
-    return [sys.executable, "-m", "sglang.launch_server", *_words(flags), *switches]
+    return [sys.executable, "-m", "sglang.launch_server", *flag_words(flags), *switches]
 
 
 def speculative_flags(draft: str, folder: Path) -> dict[str, Any]:
@@ -111,7 +111,8 @@ def on_device(number: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": visible.split(",")[number] if visible else str(number)}
 
 
-def _words(flags: dict[str, Any]) -> list[str]:
+def flag_words(flags: dict[str, Any]) -> list[str]:
+    """Return flags as the words of a command line."""
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.wording import counted
 from spec_trainer.push.servers import open_transports
-from spec_trainer.run.activations import activations_warning
 from spec_trainer.run.dispatch import sample_bytes
-from spec_trainer.run.end_tokens import end_token_warning
 from spec_trainer.run.expected_time import expected_time
-from spec_trainer.run.few_steps import few_steps_warning
 from spec_trainer.run.memory import RunSizes, rank_parts, rooms
+from spec_trainer.run.run_warnings import run_warnings
 
 if TYPE_CHECKING:
     from spec_trainer.run.spec import RunSpec
@@ -48,16 +46,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         **({"serve": _measuring(run)} if config.train.serve_every else {}),
         **({"decode": _decoding(run)} if config.decode.every else {}),
         "frozen_tensor_bytes": sizes.frozen_bytes,
-        "warnings": [
-            *filter(
-                None,
-                [
-                    few_steps_warning(config.train, run.schedule.total_steps),
-                    end_token_warning(run.dataset.train, run.target),
-                    activations_warning(run, sizes),
-                ],
-            )
-        ],
+        "warnings": run_warnings(run, sizes),
         "output": str(config.output),
         "identity": run.identity,
     }

@@ -17,11 +17,9 @@ from spec_trainer.decode.cycles import train_with_decode
 from spec_trainer.decode.inline_driver import inline_driver
 from spec_trainer.decode.measurement import Measurement
 from spec_trainer.push.servers import check_servers
-from spec_trainer.run.activations import activations_warning
-from spec_trainer.run.end_tokens import end_token_warning
-from spec_trainer.run.few_steps import few_steps_warning
 from spec_trainer.run.log import cut_records
 from spec_trainer.run.memory import RunSizes
+from spec_trainer.run.run_warnings import run_warnings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,9 +42,7 @@ def run_training(spec: RunSpec) -> dict[str, Any]:
         )
         if checkpoints.first is not None:
             check_strategy(spec.strategy_type, checkpoints.first)
-        few = few_steps_warning(spec.config.train, spec.schedule.total_steps)
-        ends = end_token_warning(spec.dataset.train, spec.target)
-        for warning in filter(None, (few, ends, activations_warning(spec, RunSizes(spec)))):
+        for warning in run_warnings(spec, RunSizes(spec)):
             log.warning("%s", warning)
         start, asked, limit = checkpoints.first, spec, spec.config.train.restarts
         for restart in range(limit):

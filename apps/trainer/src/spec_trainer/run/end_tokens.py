@@ -22,12 +22,16 @@ def end_token_warning(samples: Iterable[Sample], target: TargetSpec) -> str | No
     tokenizer are often valid ids of the target, so no other check would notice them. Texts have no prompt and need
     no end token.
     """
-    answered = [sample for sample in samples if sample.loss_mask.any() and not sample.loss_mask.all()]
-    ends = target.eos_token_ids
-    if not ends or not answered or any(np.isin(sample.input_ids, ends).any() for sample in answered):
+    num_answered, ends = 0, target.eos_token_ids
+    for sample in samples if ends else ():
+        if sample.loss_mask.any() and not sample.loss_mask.all():
+            if np.isin(sample.input_ids, ends).any():
+                return None
+            num_answered += 1
+    if not num_answered:
         return None
     return (
-        f"no answer ends as the target's do: {counted(len(answered), 'sample')} with a prompt and an answer, none "
+        f"no answer ends as the target's do: {counted(num_answered, 'sample')} with a prompt and an answer, none "
         f"with an end token of the target ({', '.join(map(str, ends))}); the tokenizer or the chat template in "
         f"'{target.folder}' may be another model's, or answers were cut; spec-trainer plan --show 1 prints a sample"
     )

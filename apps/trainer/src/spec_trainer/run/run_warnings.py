@@ -1,0 +1,23 @@
+"""The warnings about a run that ``plan`` shows and ``train`` logs at its start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_trainer.run.activations import activations_warning
+from spec_trainer.run.end_tokens import end_token_warning
+from spec_trainer.run.few_steps import few_steps_warning
+
+if TYPE_CHECKING:
+    from spec_trainer.run.memory import RunSizes
+    from spec_trainer.run.spec import RunSpec
+
+
+def run_warnings(run: RunSpec, sizes: RunSizes) -> list[str]:
+    """Return a line for each reason to expect a poor draft or too little memory."""
+    found = (
+        few_steps_warning(run.config.train, run.schedule.total_steps),
+        end_token_warning(run.dataset.train, run.target),
+        activations_warning(run, sizes),
+    )
+    return [warning for warning in found if warning is not None]
