@@ -13,7 +13,7 @@ PARTS := tests/contract/test_megatron_strategy.py::TestMegatronStrategy::test_s3
 	tests/integration/test_decode.py::test_workers_do_what_one_process_does \
 	tests/integration/test_faults.py::test_an_engine_is_replaced_and_a_killed_trainer_ends_the_run \
 	tests/integration/test_follow.py::test_a_killed_command_leaves_a_server_that_serves_and_goes_on \
-	tests/integration/test_follow.py::test_with_worker_processes_the_draft_is_the_same_and_no_request_is_on_disk \
+	tests/integration/test_follow.py::test_with_worker_processes_the_draft_is_the_same_and_no_request_is_on_disk[local] \
 	tests/integration/test_offline.py::test_samples_captured_with_interruptions_give_the_losses_of_the_online_run \
 	tests/integration/test_plugins_of_others.py \
 	tests/integration/test_pushes.py::test_a_draft_is_pushed_by_command \

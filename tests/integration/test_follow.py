@@ -427,9 +427,11 @@ def test_requests_whose_features_are_nan_are_left_out_and_the_rest_is_learnt(lab
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["local", "ray"])
 def test_with_worker_processes_the_draft_is_the_same_and_no_request_is_on_disk(
-    lab, url, tmp_path, caplog, capfd
+    lab, url, tmp_path, caplog, capfd, launcher
 ) -> None:
+    """With Ray, the workers may be on other hosts than the command."""
     caplog.set_level(0)
     poison = [[TOO_LARGE, *prompt] for prompt in prompts("new", 9, 48)]
     asked = [*poison[:5], CANARY, *prompts("new", 109, 49), *poison[5:]]
@@ -439,7 +441,8 @@ def test_with_worker_processes_the_draft_is_the_same_and_no_request_is_on_disk(
     assert cli.run(lab.follow(url, inline, *keys)) == 0
     with draft_server.serving(lab.target, lab.draft("old"), live_server.__file__, 0) as other:
         live_server.ask(other, asked)
-        words = lab.follow(other, workers, *keys, "placement.kind=disaggregated", "--verbose")
+        by = ["placement.kind=disaggregated", f"launcher.name={launcher}"]
+        words = lab.follow(other, workers, *keys, *by, "--verbose")
         assert cli.run(words) == 0
         assert set(live_server.ask(other, prompts("new", 3, 20))["versions"]) == {1}
     (one,), (same,) = rows(inline), rows(workers)
