@@ -34,7 +34,9 @@ ELSEWHERE = {
     "push": "tests/integration/test_pushes.py",
     "serving": "tests/integration/test_pushes.py",
     "follow": "tests/integration/test_follow.py",
+    "--whole-target": "tests/integration/test_whole_target.py",
     "examples/": "tests/docs/test_recipes.py",
+    "Qwen/": "tests/docs/test_recipes.py",
 }
 """Words of a command that needs what is not here -> the test that runs its like."""
 HERE = {"--engine": "hf", "--backend": "cpu", "--max-new-tokens": "4"}

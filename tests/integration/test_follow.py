@@ -431,7 +431,6 @@ def test_requests_whose_features_are_nan_are_left_out_and_the_rest_is_learnt(lab
 def test_with_worker_processes_the_draft_is_the_same_and_no_request_is_on_disk(
     lab, url, tmp_path, caplog, capfd, launcher
 ) -> None:
-    """With Ray, the workers may be on other hosts than the command."""
     caplog.set_level(0)
     poison = [[TOO_LARGE, *prompt] for prompt in prompts("new", 9, 48)]
     asked = [*poison[:5], CANARY, *prompts("new", 109, 49), *poison[5:]]
