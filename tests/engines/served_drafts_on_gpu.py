@@ -33,7 +33,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from sampled_answers import kolmogorov_distances
+from sampled_answers import kolmogorov_distances, own_distances
 from sglang_updates_on_gpu import Pushes, with_noise
 from transformers_target import Transformer
 from vllm_updates_on_gpu import RIG, STREAMS, TOKEN, ask
@@ -192,20 +192,27 @@ def suppress_into(found, key):
 def sampled(given, server, prompt, folder: Path) -> dict:
     """Return how far sampled answers are from the target's distribution in float32 (``sampled_answers.py``).
 
-    The answers are kept in ``folder``.
+    The answers are kept in ``folder``. ``own_distances`` are from the logits that vLLM itself computed: they judge
+    the sampler and the rejection without the rounding of the server's dtype.
     """
     if not given.sampled:
         return {}
     answers = server.sample(prompt, given.sampled)
     (folder / "sampled.json").write_text(json.dumps(answers))
-    distances = kolmogorov_distances(Transformer(given.reference), prompt, answers, TEMPERATURE)
-    return {
+    reference = Transformer(given.reference)
+    distances = kolmogorov_distances(reference, prompt, answers, TEMPERATURE)
+    found = {
         "answers": len(answers),
         "different": len(set(map(tuple, answers))),
         "temperature": TEMPERATURE,
         "kolmogorov_distances": distances,
         "limit": KOLMOGOROV_LIMIT,
     }
+    if given.engine == "vllm":
+        time.sleep(5.0)  # the last steps are written
+        records = folder / "sampler"
+        found["own_distances"] = own_distances(reference, prompt, records, TEMPERATURE, SAMPLED_TOKENS)
+    return found
 
 
 def counters(engine_type, server):
@@ -368,9 +375,12 @@ class Server:
             points = "[vllm.general_plugins]\nspec_rig = spec_vllm_rig:install\n"
             (rig / "entry_points.txt").write_text(points)
             paths = [str(RIG), str(STREAMS), str(rig.parent), *paths]
+        records = output.resolve() / "sampler"
+        records.mkdir()
         return os.environ | {
             "PYTHONPATH": os.pathsep.join(paths),
             "SPEC_TEST_DRAFTS": str(self._drafts),
+            "SPEC_TEST_SAMPLER": str(records),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_NO_USAGE_STATS": "1",
         }

@@ -14,6 +14,8 @@ done, "[3, false]" before it is; all that follow raise, too, if the file says "[
 
 Each line of the file named by SPEC_TEST_SCHEDULED is the number of tokens that vLLM runs in one step.
 
+The folder named by SPEC_TEST_SAMPLER gets the logits and tokens of all sampled steps (``spec_vllm_sampler``).
+
 With SPEC_TEST_FORKS set, vLLM forks its processes on a processor, as it does on a GPU: each that is spawned imports
 vLLM anew. So does the one in which vLLM looks at the class of each model that it sees for the first time.
 """
@@ -56,6 +58,10 @@ def install() -> None:
         _watch_exchanges(Path(os.environ["SPEC_TEST_SWAPS"]))
     if "SPEC_TEST_SCHEDULED" in os.environ:
         _note_tokens_of_steps(Path(os.environ["SPEC_TEST_SCHEDULED"]))
+    if "SPEC_TEST_SAMPLER" in os.environ:
+        import spec_vllm_sampler
+
+        spec_vllm_sampler.record()
     if current_platform.is_cpu():
         _normalise_each_layer_by_its_own_weights()
         if "SPEC_TEST_FORKS" in os.environ:
