@@ -57,7 +57,7 @@ test-sglang: $(SGLANG)/installed ## real SGLang on the CPU over a stand-in for i
 	$(SGLANG)/bin/python -m pytest tests/engines/test_sglang.py tests/engines/test_sglang_images.py tests/engines/test_sglang_seeing_drafts.py tests/engines/test_sglang_follow.py tests/unit/engine_sglang/test_arguments.py -m "$(ONLY)"
 
 test-ascend: $(ASCEND)/installed ## the Ascend backend: torch-npu over a stand-in for CANN, in an environment of its own
-	$(RIG) -m pytest tests/rig_ascend -n 3 --dist loadgroup
+	$(RIG) -m pytest tests/rig_ascend -n 3 --dist loadgroup -m "$(ONLY)"
 
 test-ray: install ## the launcher ray: its whole contract, and runs
 	SPEC_TEST_ALL_OF_RAY=1 $(BIN)/pytest tests/contract/test_ray_launcher.py tests/integration/test_ray_runs.py tests/integration/test_ray_hosts.py
