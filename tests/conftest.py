@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from spec_processes import collect_rarely
+
+from .made_once import made_once
 
 # The tests' process imports torch and transformers, and keeps thousands of tests.
 collect_rarely()
@@ -100,15 +103,16 @@ def tiny_qwen3(make_target: MakeTarget) -> Path:
 
 @pytest.fixture(scope="session")
 def seeing_target(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """``seeing_target(model_type)``: a tiny random target that sees, with tokenizer and image processor."""
-    made: dict[str, Path] = {}
+    """``seeing_target(model_type)``: a tiny random target that sees, with tokenizer and image processor. Shared by
+    all workers."""
 
+    @functools.cache
     def make(model_type: str) -> Path:
         from .seeing_targets import save_seeing_target
 
-        if model_type not in made:
-            made[model_type] = save_seeing_target(tmp_path_factory.mktemp(model_type), model_type)
-        return made[model_type]
+        return made_once(
+            tmp_path_factory, f"seen-by-{model_type}", lambda folder: save_seeing_target(folder, model_type)
+        )
 
     return make
 

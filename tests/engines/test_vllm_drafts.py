@@ -33,8 +33,9 @@ SAMPLED = SamplingParams(
 )
 
 
-RARE = {"eagle3, mla"}
-"""Drafts that are served each night only: their target is a third one, with a vLLM of its own."""
+RARE = {"eagle3, mla", "medusa"}
+"""Drafts that are served each night only: the target of one is a third one, with a vLLM of its own, and the other
+is a third party's."""
 
 
 @pytest.fixture(

@@ -42,6 +42,7 @@ def client_of(draft_notes: Path):
     return connect
 
 
+@pytest.mark.slow
 def test_figures_of_benchmarks_and_loads(llama, trained_draft, sharing_engine, client_of, tmp_path) -> None:
     """Times of each load are those that a client measures of the same requests."""
     trained, engine = trained_draft("eagle3"), sharing_engine(llama)

@@ -42,7 +42,14 @@ SIZES = ((24, 24), (33, 47), (8, 90))
 """The image processor keeps the first, and scales the others."""
 
 
-@pytest.fixture(scope="module", params=(*SEEING, GEMMA))
+KINDS = [
+    pytest.param(kind, marks=[] if kind in ("qwen3_vl", GEMMA) else [pytest.mark.slow])
+    for kind in (*SEEING, GEMMA)
+]
+"""Each has a vLLM of its own, so each change has one Qwen alone."""
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     kind = request.param
     return made_once(tmp_path_factory, f"seeing-{kind}", lambda to: save_seeing_target(to, kind, 64, 32))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import configparser
 import email
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -223,90 +222,6 @@ def test_command_of_a_clean_environment_lists_the_third_parties(run, clean_pytho
     reasons = {row["name"]: row["reason"] for row in rows if row["status"] == "unavailable"}
     assert reasons.keys() <= {"cuda", "ascend", "vllm", "sglang", "megatron"}
     assert all(reasons.values())
-
-
-def test_a_third_partys_draft_trains(run, clean_python, tiny_llama, rows, losses_of, tmp_path):
-    """Its options, losses, checkpoints and exports are a run's like any other's."""
-    output = tmp_path / "run"
-    command = clean_python.parent / "spec-trainer"
-    words = ["--target", tiny_llama, "--data", rows, "--draft", "medusa", "--output", output]
-    run(command, *words, "draft.num_heads=2", "train.steps=8", "train.lr=5e-3", cwd=tmp_path)
-    losses = losses_of(output)
-    assert losses[-1] < losses[0]
-    fields = json.loads((output / "draft" / "config.json").read_text())
-    assert (fields["architectures"], fields["num_heads"]) == (["MedusaModel"], 2)
-    words = ["--target", tiny_llama, "--draft-model", output / "draft", "--prompts", rows, "--json"]
-    measured = json.loads(run(command, "evaluate", *words, cwd=tmp_path))
-    assert measured["outputs_equal"]
-    assert measured["drafted"] == 2 * measured["rounds"] > 0
-    assert measured["acceptance_length"] == pytest.approx(1 + measured["accepted"] / measured["rounds"])
-
-
-def test_a_run_asks_for_the_kernels_that_distributions_bring(run, clean_python, tiny_llama, rows, tmp_path):
-    """A second kernel of the name of the third party's own is refused before training begins."""
-    info = tmp_path / "site" / "another_medusa-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: another-medusa\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[spec_core.kernels]\ncpu:medusa_residual = another_medusa:kernel\n"
-    )
-    words = ["--target", tiny_llama, "--data", rows, "--draft", "medusa", "--output", tmp_path / "run"]
-    command, env = clean_python.parent / "spec-trainer", {**os.environ, "PYTHONPATH": str(info.parent)}
-    with pytest.raises(
-        AssertionError,
-        match=r"kernel 'cpu:medusa_residual' is provided by another-medusa 1\.0 and spec-draft",
-    ):
-        run(command, *words, "train.steps=1", cwd=tmp_path, env=env)
-
-
-LING_TARGET = """
-import sys, torch, transformers
-sys.path.append(sys.argv[1])
-from test_ling import SIZES
-config = transformers.AutoConfig.for_model("bailing_hybrid", **SIZES | {"vocab_size": 97})
-transformers.AutoModelForCausalLM.from_config(config).save_pretrained("target")
-"""
-
-
-def test_a_target_of_a_third_partys_type_is_trained_for(run, clean_python, rows, tmp_path):
-    """`hf` compares the logits of the model's own code with the type's reading before it captures."""
-    tests = ROOT / "tests/plugins/spec-target-type-ling/tests"
-    run(clean_python, "-c", LING_TARGET, tests, cwd=tmp_path)
-    words = ["--target", "target", "--data", rows, "--output", "run", "draft.layers=[1,2,3]", "train.steps=2"]
-    run(clean_python.parent / "spec-trainer", *words, cwd=tmp_path)
-    assert (tmp_path / "run" / "draft" / "model.safetensors").exists()
-
-
-def test_a_draft_trains_on_the_features_of_a_third_partys_engine(
-    run, clean_python, tiny_llama, rows, losses_of, tmp_path
-):
-    """The target runs in a process of the engine's own, which sends the features to the trainer's."""
-    output = tmp_path / "run"
-    words = ["--target", tiny_llama, "--data", rows, "--engine", "remote", "--output", output]
-    settings = ["engine.threads=1", "train.steps=8", "train.lr=5e-3"]
-    run(clean_python.parent / "spec-trainer", *words, *settings, cwd=tmp_path)
-    losses = losses_of(output)
-    assert losses[-1] < losses[0]
-    assert "the remote target is up" in (output / "logs" / "engine-0.log").read_text()
-
-
-def test_a_third_partys_engine_trains_a_draft_and_speculates_with_it(
-    run, clean_python, tiny_llama, rows, losses_of, tmp_path
-):
-    command, output = clean_python.parent / "spec-trainer", tmp_path / "run"
-    words = ["--target", tiny_llama, "--data", rows, "--engine", "serial", "--output", output]
-    run(command, *words, "train.steps=8", "train.lr=5e-3", cwd=tmp_path)
-    losses = losses_of(output)
-    assert losses[-1] < losses[0]
-    words = ["--engine", "serial", "--target", tiny_llama, "--draft-model", output / "draft"]
-    words += ["--prompts", rows, "--max-new-tokens", "16", "--json"]
-    measured = json.loads(run(command, "evaluate", *words, cwd=tmp_path))
-    assert measured["outputs_equal"]
-    assert measured["acceptance_length"] == pytest.approx(1 + measured["accepted"] / measured["rounds"])
-    with pytest.raises(
-        AssertionError, match=r"engine\.most_guesses=2; raise it or lower the number of draft tokens"
-    ):
-        run(command, "evaluate", "engine.most_guesses=2", *words, cwd=tmp_path)
 
 
 def test_without_torch_npu_the_ascend_backend_says_what_to_install(run, clean_python, tmp_path):

@@ -31,13 +31,21 @@ DRAFTS = {
 }
 TWO_AND_TWO = {**Lab.one_and_two, "engine__replicas": 2}
 TOPOLOGIES = {
-    "one card": {"placement__kind": "inline"},
-    "two ranks and two engines on four cards, over HCCL": TWO_AND_TWO,
-    "one card shared, in its memory": {"placement__kind": "colocated", "backend__ipc": "required"},
-    "one card shared, through the host": {"placement__kind": "colocated", "backend__ipc": "never"},
+    "one card": ("eagle3", {"placement__kind": "inline"}),
+    "one card shared, in its memory": (
+        "eagle3",
+        {"placement__kind": "colocated", "backend__ipc": "required"},
+    ),
+    "one card shared, through the host": (
+        "dflash",
+        {"placement__kind": "colocated", "backend__ipc": "never"},
+    ),
 }
+"""Each with the draft that trains there: none depends on the other."""
 ASCEND = {"backend__name": "ascend"}
-EACH_DRAFT = [pytest.param(draft, marks=pytest.mark.xdist_group(draft)) for draft in DRAFTS]
+EACH_TOPOLOGY = [
+    pytest.param(*case, marks=pytest.mark.xdist_group(case[0]), id=name) for name, case in TOPOLOGIES.items()
+]
 EACH_VICTIM = [
     pytest.param(draft, victim, marks=pytest.mark.xdist_group(draft))
     for draft, victim in (("eagle3", "trainer-1"), ("dflash", "engine-0"))
@@ -72,36 +80,43 @@ def cpu_curve(lab):
     return curve
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("draft", EACH_DRAFT)
-def test_the_loss_curve_is_the_cpu_backends(lab, cpu_curve, draft, topology):
-    output = lab.folder / f"{draft}-{list(TOPOLOGIES).index(topology)}"
-    lab.train(output, **ASCEND, **DRAFTS[draft], **TOPOLOGIES[topology])
+@pytest.mark.parametrize(("draft", "topology"), EACH_TOPOLOGY)
+def test_the_loss_curve_is_the_cpu_backends(lab, cpu_curve, tmp_path, draft, topology):
+    assert_curve(lab, cpu_curve, draft, tmp_path / "run", topology)
+
+
+def assert_curve(lab, cpu_curve, draft, output, topology):
+    lab.train(output, **ASCEND, **DRAFTS[draft], **topology)
     assert len(losses(output)) == STEPS
     assert losses(output) == pytest.approx(cpu_curve(draft), rel=1e-4)
 
 
-@pytest.mark.xdist_group("eagle3")
-def test_two_ranks_of_megatron_follow_a_curve_of_the_cpu(lab):
+@pytest.mark.xdist_group("megatron")
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param({"distributed_optimizer": True}, id="data", marks=pytest.mark.slow),
+        pytest.param({"tensor_parallel": 2, "sequence_parallel": True}, id="tensor"),
+    ],
+)
+def test_two_ranks_of_megatron_follow_a_curve_of_the_cpu(lab, tmp_path, way):
     """Data parallel with the distributed optimizer, and a divided draft, over HCCL."""
     draft = {**DRAFTS["eagle3"], "draft__vocab_size": 60}
-    ways = {
-        "data": {"strategy__distributed_optimizer": True},
-        "tensor": {"strategy__tensor_parallel": 2, "strategy__sequence_parallel": True},
-    }
-    lab.train_here(lab.folder / "whole", **draft)
-    for name, way in ways.items():
-        output = lab.folder / name
-        lab.train(output, **ASCEND, **draft, **Lab.one_and_two, strategy__name="megatron", **way)
-        assert losses(output) == pytest.approx(losses(lab.folder / "whole"), rel=1e-4)
+    megatron = {"strategy__name": "megatron", **{f"strategy__{key}": value for key, value in way.items()}}
+    lab.train_here(tmp_path / "whole", **draft)
+    lab.train(tmp_path / "divided", **ASCEND, **draft, **Lab.one_and_two, **megatron)
+    assert losses(tmp_path / "divided") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
 
 
 @pytest.mark.xdist_group("eagle3")
-def test_ranks_are_connected_before_engines_connect_to_them(lab, monkeypatch):
-    """HCCL refuses to connect two groups of a process at once, and torch connects its own in the first collective."""
+def test_the_curve_is_the_same_over_hccl_where_ranks_are_connected_before_engines(
+    lab, cpu_curve, monkeypatch
+):
+    """Two ranks and two engines on four cards. HCCL refuses to connect two groups of a process at once, and torch
+    connects its own in the first collective."""
     monkeypatch.setenv("FAKE_CANN_TRACE", "1")
     output = lab.folder / "traced"
-    lab.train(output, **ASCEND, **DRAFTS["eagle3"], **TWO_AND_TWO, train__steps=1)
+    assert_curve(lab, cpu_curve, "eagle3", output, TWO_AND_TWO)
     for rank in range(2):
         log = (output / f"logs/trainer-{rank}.log").read_text()
         calls = re.findall(r"HcclCommInitRootInfo|HcclAllReduce", log)
@@ -140,7 +155,7 @@ def test_bfloat16_follows_the_cpu_as_closely_as_it_can(lab):
     assert curves[1] == pytest.approx(curves[0], rel=1e-2)
 
 
-@pytest.mark.xdist_group("eagle3")
+@pytest.mark.xdist_group("megatron")
 def test_the_self_test_tells_what_it_ran_on_and_passes():
     words = [str(Path(sys.executable).with_name("spec-trainer")), "check", "--backend", "ascend", "--json"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=150, check=False)

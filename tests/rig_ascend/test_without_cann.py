@@ -68,6 +68,7 @@ def test_other_hardware_works_in_every_process_of_a_run(tiny_llama, tmp_path):  
     assert (tmp_path / "run/draft/model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_wheels_in_a_clean_environment_have_the_command_and_say_what_to_source(clean_python, tmp_path):  # noqa: F811
     command = clean_python.with_name("spec-trainer")
     done = without_cann(command, "plugins", "--json")

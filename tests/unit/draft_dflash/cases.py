@@ -10,6 +10,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from spec_core.records import DraftBatch, Span, Supervision
+from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
 from spec_kit.block_drafting import BlockRule
 
@@ -18,7 +19,6 @@ from .dense_reference import Document, Setting
 
 if TYPE_CHECKING:
     from spec_core import TargetSpec
-    from spec_draft_dflash.config import DFlashConfig
 
 SEED = 11
 LLAMA3 = {
@@ -29,6 +29,14 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+
+
+def make_config(**options) -> DFlashConfig:
+    return DFlashConfig(**{"block_size": 5, "num_layers": 2, "num_anchors": 6, **options})
+
+
+def make_parts(module) -> None:
+    """The dense reference needs nothing besides the setting."""
 
 
 def make_model(target: TargetSpec, config: DFlashConfig, dtype: torch.dtype = torch.float32):

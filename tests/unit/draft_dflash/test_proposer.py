@@ -68,14 +68,6 @@ def test_fewer_tokens_than_trained_run_a_shorter_block_as_in_the_engines():
     assert not torch.allclose(one[0], four[0], rtol=1e-3)
 
 
-def test_proposing_leaves_no_trace():
-    _, _, document, proposer = setup(num_layers=2)
-    extend(proposer, document, 0, 10)
-    first = proposer.propose(4, 0.0, torch.Generator())
-    assert proposer.propose(4, 0.0, torch.Generator()) == first
-    assert proposer.propose(0, 0.0, torch.Generator()).token_ids == ()
-
-
 def test_more_tokens_than_a_block_holds_are_refused_in_one_line():
     _, _, document, proposer = setup(num_layers=2)
     extend(proposer, document, 0, 10)

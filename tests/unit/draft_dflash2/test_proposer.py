@@ -78,28 +78,6 @@ def test_a_guess_depends_on_the_one_before():
     assert any(not torch.allclose(first, other, rtol=1e-2) for other in others)
 
 
-def test_several_sequences_guess_as_each_does_alone():
-    target, config = make_target(), make_config()
-    module, ops, draft = make_model(target, config), make_ops(target), DFlash2Draft(config)
-    proposers = [draft.proposer(module, ops) for _ in range(3)]
-    for proposer, document in zip(proposers, random_documents(target, [9, 14, 5], 4, 6), strict=True):
-        extend(proposer, document, 0, len(document.ids) - 1)
-    alone = [p.propose(3, 1.0, torch.Generator().manual_seed(i)) for i, p in enumerate(proposers)]
-    generators = [torch.Generator().manual_seed(i) for i in range(3)]
-    together = type(proposers[0]).propose_all(proposers, 3, 1.0, generators)
-    for one, other in zip(alone, together, strict=True):
-        assert one.token_ids == other.token_ids
-        torch.testing.assert_close(one.probs_KV, other.probs_KV, rtol=1e-4, atol=1e-6)
-
-
-def test_proposing_leaves_no_trace():
-    _, _, document, proposer = setup()
-    extend(proposer, document, 0, 10)
-    first = proposer.propose(3, 0.0, torch.Generator())
-    assert proposer.propose(3, 0.0, torch.Generator()) == first
-    assert proposer.propose(0, 0.0, torch.Generator()).token_ids == ()
-
-
 def test_more_tokens_than_a_block_holds_are_refused_in_one_line():
     _, _, document, proposer = setup()
     extend(proposer, document, 0, 10)

@@ -79,14 +79,6 @@ def test_a_guess_depends_on_the_one_before(head):
     assert any(not torch.allclose(first, other, rtol=1e-2) for other in others)
 
 
-def test_proposing_leaves_no_trace():
-    _, _, document, proposer = setup("rnn")
-    extend(proposer, document, 0, 10)
-    first = proposer.propose(4, 0.0, torch.Generator())
-    assert proposer.propose(4, 0.0, torch.Generator()) == first
-    assert proposer.propose(0, 0.0, torch.Generator()).token_ids == ()
-
-
 def test_more_tokens_than_a_block_holds_are_refused_in_one_line():
     _, _, document, proposer = setup("vanilla")
     extend(proposer, document, 0, 10)

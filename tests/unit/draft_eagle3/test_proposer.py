@@ -80,13 +80,6 @@ def test_temperature_zero_takes_arg_maxima_without_probabilities():
     assert proposal.token_ids == (int(module.ids_V[module.lm_head(states[0]).argmax()]),)
 
 
-def test_proposing_leaves_no_trace():
-    _, _, document, proposer = setup()
-    extend(proposer, document, 0, 10)
-    first = proposer.propose(NUM_TOKENS, 0.0, torch.Generator())
-    assert proposer.propose(NUM_TOKENS, 0.0, torch.Generator()) == first
-
-
 def test_drawn_tokens_follow_their_probabilities():
     _, _, document, proposer = setup(vocab_size=11)
     extend(proposer, document, 0, 10)

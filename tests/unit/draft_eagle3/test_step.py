@@ -121,11 +121,6 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(attention, "SCORE_BYTES", 4 * 4 * 23 * 7)
 
 
-@pytest.fixture(params=ATTENTIONS)
-def kernel(request, small_chunks):
-    return ATTENTIONS[request.param]
-
-
 @pytest.mark.parametrize(("options", "changes"), CASES.values(), ids=CASES.keys())
 def test_loss_and_every_gradient_equal_the_dense_reference(options, changes, small_chunks, monkeypatch):
     # Three positions per chunk, so that gradients are summed over several chunks.
@@ -244,47 +239,6 @@ def test_fully_supervised_chain_that_always_agrees_has_full_length():
     assert metrics["accuracy"] == [1.0, 1.0, 1.0]
     # Ten rows are labelled at step 0; the last two of them at one and two steps only.
     assert metrics["acceptance_length"] == pytest.approx((8 * 4 + 3 + 2) / 10)
-
-
-@pytest.mark.parametrize(("cut", "gap"), [([[0], [1], [2], [3], [4], [5]], 6), ([[5, 3, 0], [4, 1, 2]], 0)])
-@pytest.mark.parametrize("attention", [{}, MLA], ids=["gqa", "mla"])
-def test_any_cut_into_micro_batches_gives_the_same_step(cut, gap, attention):
-    target, config = make_target(), Eagle3Config(num_steps=4, vocab_size=20, **attention)
-    module, documents = make_model(target, config, torch.float64), random_documents(target, LENGTHS, seed=5)
-    for document in documents:
-        document.states = document.states.double()
-    counts, ops = denominators(config, documents), make_ops(target, torch.float64)
-    whole = module(make_batch(documents, GAPS), counts, ops)
-    whole.loss.backward()
-    expected = gradients(module)
-    module.zero_grad()
-    shares = [
-        module(make_batch([documents[i] for i in part], [gap] * len(part)), counts, ops) for part in cut
-    ]
-    total = sum(shares[1:], shares[0])
-    total.loss.backward()
-    torch.testing.assert_close(total.loss, whole.loss, rtol=1e-12, atol=0)
-    assert_gradients(gradients(module), expected, 1e-12)
-    for name, value in whole.sums.items():
-        torch.testing.assert_close(total.sums[name].double(), value.double(), rtol=1e-12, atol=1e-12)
-        assert torch.equal(total.counts[name], whole.counts[name])
-
-
-@pytest.mark.parametrize("lengths", [[], [1], [2, 1], [9, 4]], ids=str)
-@pytest.mark.parametrize("padding", [0, 3])
-def test_batch_without_labels_gives_zero_loss_and_zero_gradients(lengths, padding, kernel):
-    target, config = make_target(), Eagle3Config(num_steps=4, num_layers=2, vocab_size=20)
-    module = make_model(target, config, kernel=kernel)
-    documents = random_documents(target, lengths, seed=1)
-    for document in documents:
-        document.mask[:] = False
-    batch = make_batch(documents, [0] * len(documents), padding=padding)
-    for counts in (torch.zeros(4, dtype=torch.float64), torch.full((4,), 7.0, dtype=torch.float64)):
-        output = module(batch, counts, make_ops(target))
-        output.loss.backward()
-        assert output.loss.item() == 0
-        assert output.metrics()["acceptance_length"] == 0
-        assert all(p.grad is not None and not p.grad.any() for p in module.parameters())
 
 
 @pytest.mark.parametrize("vocab_size", [None, 11])

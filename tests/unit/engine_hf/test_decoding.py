@@ -97,7 +97,7 @@ def test_sequences_side_by_side_are_decoded_as_one_by_one(make_target, open_engi
         engine = open_engine(make_target(shape), max_num_seqs=size)
         engine.use_proposer(lambda: BigramProposer(BigramModel([list(range(97)), *ragged_prompts()], 97)))
         for k, temperature in ((0, 0.0), (3, 0.0), (3, 0.8)):
-            sampling = SamplingParams(max_new_tokens=14, num_draft_tokens=k, temperature=temperature, seed=4)
+            sampling = SamplingParams(max_new_tokens=9, num_draft_tokens=k, temperature=temperature, seed=4)
             answers = engine.generate(ragged_prompts(), sampling)
             gaps = torch.tensor([gap for answer in answers for gap in answer.top2_margin])
             texts = [(answer.token_ids, answer.guess_depths) for answer in answers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -70,13 +71,8 @@ def test_text_is_decoded_as_before_after_images_were_captured(
     before = [answer.token_ids for answer in engine.generate(prompts, sampling)]
     captured(engine, [request_of(folder, [picture(SIZES[1])])], schema_of(2))
     assert [answer.token_ids for answer in engine.generate(prompts, sampling)] == before
-    model = transformers.AutoModelForImageTextToText.from_pretrained(folder).eval()
     for prompt, answer in zip(prompts, before, strict=True):
-        text = list(prompt)
-        for token in answer:
-            with torch.no_grad():
-                assert int(model(torch.tensor([text])).logits[0, -1].argmax()) == token
-            text.append(token)
+        assert_as_reference(folder, prompt, [], answer)
 
 
 def test_images_that_do_not_take_the_rows_tokens_are_an_engine_error(seeing_target, open_engine, schema_of):
@@ -109,50 +105,46 @@ def prompts_of(folder, shown):
     return [PromptWithImages(r.input_ids, r.images) if r.images else list(r.input_ids) for r in requests]
 
 
-def reference_answer(folder, prompt, pictures, num_tokens):
-    """The greedy answer of the whole model without a cache, with the positions that it computes itself.
+@functools.cache
+def model_of(folder):
+    return transformers.AutoModelForImageTextToText.from_pretrained(folder).eval()
 
-    With each token comes the gap of the two largest logits.
-    """
-    model = transformers.AutoModelForImageTextToText.from_pretrained(folder).eval()
-    arrays, text, gaps = {}, list(prompt), []
+
+def assert_as_reference(folder, prompt, pictures, token_ids, margin=None):
+    """Compare with the whole model without a cache, with the positions that it computes itself: its choice behind
+    each token, and the gap of its two largest logits."""
+    arrays, ids = {}, torch.tensor([[*prompt, *token_ids]])
     if pictures:
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
         arrays = dict(processor([image for _, image in pictures], return_tensors="pt"))
         arrays.pop("num_soft_tokens_per_image", None)
-    for _ in range(num_tokens):
-        ids = torch.tensor([text])
-        kinds = {"mm_token_type_ids": (ids == IMAGE_ID).int()} if pictures else {}
-        with torch.no_grad():
-            best = model(ids, use_cache=False, **arrays, **kinds).logits[0, -1].topk(2)
-        text.append(int(best.indices[0]))
-        gaps.append(float(best.values[0] - best.values[1]))
-    return tuple(text[len(prompt) :]), gaps
+        arrays["mm_token_type_ids"] = (ids == IMAGE_ID).int()
+    with torch.no_grad():
+        best = model_of(folder)(ids, use_cache=False, **arrays).logits[0, len(prompt) - 1 : -1].topk(2)
+    assert token_ids == tuple(best.indices[:, 0].tolist())
+    gaps = (best.values[:, 0] - best.values[:, 1]).tolist()
+    assert margin is None or margin == pytest.approx(gaps, abs=1e-4)
 
 
-def assert_as_reference(folder, answers, prompts, shown):
+def assert_as_references(folder, answers, prompts, shown):
     for answer, prompt, pictures in zip(answers, prompts, shown, strict=True):
-        tokens, gaps = reference_answer(folder, prompt, pictures, len(answer.token_ids))
-        assert answer.token_ids == tokens
-        assert answer.top2_margin == pytest.approx(gaps, abs=1e-4)
+        assert_as_reference(folder, prompt, pictures, answer.token_ids, answer.top2_margin)
 
 
 SHOWN = ([], [picture(SIZES[0])], [picture(size) for size in SIZES], [], [picture(SIZES[1])])
 GREEDY = SamplingParams(max_new_tokens=10, temperature=0.0, stop_at_eos=False)
 
 
-@pytest.mark.parametrize("num_draft_tokens", [0, 3])
 @pytest.mark.parametrize("model_type", ALL_SEEING)
-def test_greedy_answers_to_prompts_with_images_are_the_models(
-    seeing_target, open_engine, model_type, num_draft_tokens
-):
+def test_greedy_answers_to_prompts_with_images_are_the_models(seeing_target, open_engine, model_type):
     """Texts and images share the batches; while one is decoded, others begin and end."""
     folder = seeing_target(model_type)
     engine, prompts = open_engine(folder, max_num_seqs=3), prompts_of(folder, SHOWN)
     engine.use_proposer(PromptLookupProposer)
-    sampling = replace(GREEDY, num_draft_tokens=num_draft_tokens)
-    assert_as_reference(folder, engine.generate(prompts, sampling), prompts, SHOWN)
-    assert engine.acceptance().accepted > 0 or not num_draft_tokens
+    for num_draft_tokens in (0, 3):
+        sampling = replace(GREEDY, num_draft_tokens=num_draft_tokens)
+        assert_as_references(folder, engine.generate(prompts, sampling), prompts, SHOWN)
+    assert engine.acceptance().accepted > 0
 
 
 @pytest.mark.parametrize("model_type", ALL_SEEING)
@@ -161,7 +153,7 @@ def test_near_ties_are_decided_by_text_and_images(seeing_target, open_engine, mo
     monkeypatch.setattr(decoding, "_NEAR_TIE", 1e9)
     folder = seeing_target(model_type)
     prompts = prompts_of(folder, SHOWN[:3])
-    assert_as_reference(folder, open_engine(folder).generate(prompts, GREEDY), prompts, SHOWN[:3])
+    assert_as_references(folder, open_engine(folder).generate(prompts, GREEDY), prompts, SHOWN[:3])
 
 
 def test_answer_depends_on_the_image_alone(seeing_target, open_engine):

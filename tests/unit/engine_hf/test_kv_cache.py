@@ -14,7 +14,7 @@ from spec_kit.targets.target_reader import read_target
 if TYPE_CHECKING:
     from spec_engine_hf.session import Session
 
-ROUNDS = 30
+ROUNDS = 18
 NEW = 4
 
 

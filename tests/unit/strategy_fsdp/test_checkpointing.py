@@ -9,7 +9,7 @@ from spec_strategy_fsdp.strategy import FsdpStrategy
 from ..strategy_megatron.training import DRAFTS, HEADS, LIMIT_S, Run, train
 
 AGAIN = {"checkpoint_activations": True}
-STEPS = 3
+STEPS = 2
 
 
 @pytest.mark.timeout(2 * LIMIT_S)

@@ -26,7 +26,7 @@ SQUARE = tuple(name for name in KERNELS if not name.startswith("prefixed"))
 TOLERANCE = 1e-9
 """Relative error of a step in float64."""
 STEPS = 2
-LONG = {"steps": 20}
+LONG = {"steps": 8}
 """Steps over which weights may drift apart."""
 
 

@@ -357,8 +357,8 @@ class DraftSuite(ConformanceSuite):
         assert most >= max(NUM_PROPOSALS, lively.draft.default_draft_tokens)
         proposer = lively.draft.proposer(lively.module, lively.ops)
         extend(proposer, lively.contexts()[0], 0, 8)
-        proposal = proposer.propose(most, 0.0, torch.Generator())
-        assert len(proposal.token_ids) == most
+        for num_tokens in (0, most):
+            assert len(proposer.propose(num_tokens, 0.0, torch.Generator()).token_ids) == num_tokens
 
     def test_d9_extending_in_parts_changes_nothing(self, lively: Workbench) -> None:
         """D9: guesses do not depend on how states are split over calls of ``extend``, or on earlier proposals."""

@@ -499,8 +499,3 @@ def test_close_unblocks_a_call_of_another_thread():
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(ProtocolError, match="host:port"):
         parse_address(address)
-
-
-def test_the_module_imports_without_torch():
-    code = "import sys, spec_processes.sockets.rendezvous; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
