@@ -287,7 +287,16 @@ def test_sglang_has_what_fresh_weights_need(source):
     assert needed <= parameters_of(helper, "__init__", "FusedKVMaterializeHelper")
     assert {"flat_kv_weight_t", "k_norm_weights"} <= attributes_in(helper)
     assert "_fused_kv_helper" in attributes_in(source / "speculative/dflash_worker_v2.py")
-    assert {"is_eagle3", "is_dflash"} <= {
+    confidence = source / "models/dspark.py"
+    assert {"sts_temperatures", "_last_confidence_raw"} <= {
+        *attributes_in(confidence),
+        *(
+            node.value
+            for node in ast.walk(ast.parse(confidence.read_text()))
+            if isinstance(node, ast.Constant)
+        ),
+    }
+    assert {"is_eagle3", "is_dflash", "is_dspark"} <= {
         node.name
         for node in ast.walk(ast.parse((source / "speculative/spec_info.py").read_text()))
         if isinstance(node, ast.FunctionDef)
