@@ -301,6 +301,13 @@ def test_drafts_that_cannot_be_exchanged_are_refused(algorithm, changes, problem
         slot_of(Scheduler.serving(algorithm, **changes))
 
 
+@pytest.mark.parametrize("method", ["_fused_kv_write_bundle", "_stacked_ctx_kv_params"])
+def test_a_block_whose_weights_are_copied_elsewhere_is_refused(monkeypatch, method) -> None:
+    monkeypatch.setattr(BlockDraft, method, lambda self: None, raising=False)
+    with pytest.raises(EngineError, match="keeps copies of a DSpark draft's weights"):
+        slot_of(Scheduler.serving("DSPARK"))
+
+
 def test_a_quantized_draft_is_refused() -> None:
     scheduler = Scheduler.serving()
     scheduler.draft_worker.draft_worker.model_runner.model_config.quantization = "fp8"

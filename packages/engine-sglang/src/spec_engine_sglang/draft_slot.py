@@ -33,6 +33,8 @@ _NO_WEIGHTS = ("cos_sin_cache", "sts_temperatures", "_last_confidence_raw")
 They are the table of a rotary embedding, which live and spare share and which may grow, and the temperatures and the
 last output of DSpark's confidence head.
 """
+_COPIES = ("_fused_kv_write_bundle", "_stacked_ctx_kv_params")
+"""Methods of a DSpark draft, from SGLang 0.5.17 on, that keep copies of its weights where no exchange finds them."""
 
 
 class SglangDraftSlot(ExchangedSlot):
@@ -100,7 +102,12 @@ def exchangeable_draft(scheduler: Any) -> nn.Module:
         raise EngineError(f"this SGLang drafts with {len(runners)} models; expected one")
     if (quantized := runners[0].model_config.quantization) is not None:
         raise EngineError(f"this SGLang has quantized the draft ({quantized}); start it with a plain one")
-    return runners[0].model
+    model = runners[0].model
+    if any(hasattr(model, name) for name in _COPIES):
+        raise EngineError(
+            "this SGLang keeps copies of a DSpark draft's weights, which would stay old; SGLang 0.5.16 keeps none"
+        )
+    return model
 
 
 def _for_loader(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
