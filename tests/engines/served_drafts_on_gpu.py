@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -100,6 +101,7 @@ def main() -> None:
     words.add_argument("--backend", default="cuda")
     words.add_argument("--transport", default="ipc")
     words.add_argument("--sampled", type=int, default=0, help="sampled answers to the first prompt")
+    words.add_argument("--no-push", action="store_true")
     words.add_argument("--start-s", type=float, default=250.0, help="longest start of a server")
     words.add_argument("words", nargs="*", help="of the server")
     given = words.parse_args()
@@ -117,13 +119,18 @@ def main() -> None:
         plain(given, prompts, document)
     for folder in given.draft:
         found = document[str(folder)] = {}
+        keep = partial(save, given.output / f"{folder.name}.json", document)
         try:
-            measure(given, folder.resolve(), prompts, found)
+            measure(given, folder.resolve(), prompts, found, keep)
         except (EngineError, SpecError, OSError, ValueError, RuntimeError) as error:
             log.exception("%s", folder)
             found["error"] = f"{type(error).__name__}: {error}"
-        (given.output / f"{folder.name}.json").write_text(json.dumps(document, indent=1))
+        keep()
     print(json.dumps(document, indent=1))
+
+
+def save(file: Path, document) -> None:
+    file.write_text(json.dumps(document, indent=1))
 
 
 def versions() -> dict[str, str]:
@@ -150,7 +157,7 @@ def plain(given, prompts, document) -> None:
     part.rename(given.texts)
 
 
-def measure(given, folder: Path, prompts, found) -> None:
+def measure(given, folder: Path, prompts, found, keep) -> None:
     target = read_target(given.target)
     draft, count = check_draft(folder, target, None)
     engine_type = plugins.load_available(Engine, given.engine)
@@ -172,12 +179,21 @@ def measure(given, folder: Path, prompts, found) -> None:
         found["server_rounds"] = rounds
         with suppress_into(found, "sampled_error"):
             found["sampled"] = sampled(given, server, prompts[0], output)
-        if "refused" not in found:
+        keep()
+        if "refused" not in found and not given.no_push:
             with suppress_into(found, "push_error"):
                 found["push"] = push(given, server, folder, output, prompts, answers)
-    while not given.texts.exists():
-        time.sleep(1.0)
+    keep()
+    wait_for(given.texts, given.start_s)
     compare(given, folder, prompts, answers, count, found)
+
+
+def wait_for(texts: Path, limit_s: float) -> None:
+    begun_s = time.monotonic()
+    while not texts.exists():
+        if time.monotonic() > begun_s + limit_s:
+            raise EngineError(f"the server without a draft wrote no {texts} in {limit_s:.0f} s")
+        time.sleep(1.0)
 
 
 @contextmanager
@@ -261,15 +277,8 @@ def compare(given, folder: Path, prompts, answers, count: int, found) -> None:
     reference = Transformer(given.reference)
     if different:
         found["largest_gap"] = max(gap(reference, prompt, text) for prompt, text in different)
-    backend = plugins.load_available(Backend, given.backend)
-    context = EngineContext(backend=backend(backend.Config()))
-    drafted = SamplingParams(max_new_tokens=NEW_TOKENS, num_draft_tokens=count, stop_at_eos=False)
-    with HfEngine.create(HfConfig(dtype="float32"), read_target(given.reference), context) as engine:
-        engine.load_draft(folder)
-        own = engine.generate(prompts, drafted)
-        found["hf_acceptance_length"] = engine.acceptance().acceptance_length
-    pairs = zip(answers, own, strict=True)
-    found["same_texts_as_hf"] = sum(text == list(answer.token_ids) for (text, _), answer in pairs)
+    with suppress_into(found, "hf_error"):  # engine hf drafts for no target with recurrent layers
+        compare_with_hf(given, folder, prompts, answers, count, found)
     replay = Replay(given.reference, folder, reference)
     simulated = [
         replay.simulate(prompt, text, count) for prompt, (text, _) in zip(prompts, answers, strict=True)
@@ -282,6 +291,18 @@ def compare(given, folder: Path, prompts, answers, count: int, found) -> None:
         found["rounds"] = len(rounds)
         found["same_guesses"] = sum(theirs == ours for theirs, ours in rounds)
         found["same_first_guess"] = sum(theirs[:1] == ours[:1] for theirs, ours in rounds)
+
+
+def compare_with_hf(given, folder: Path, prompts, answers, count: int, found) -> None:
+    backend = plugins.load_available(Backend, given.backend)
+    context = EngineContext(backend=backend(backend.Config()))
+    drafted = SamplingParams(max_new_tokens=NEW_TOKENS, num_draft_tokens=count, stop_at_eos=False)
+    with HfEngine.create(HfConfig(dtype="float32"), read_target(given.reference), context) as engine:
+        engine.load_draft(folder)
+        own = engine.generate(prompts, drafted)
+        found["hf_acceptance_length"] = engine.acceptance().acceptance_length
+    pairs = zip(answers, own, strict=True)
+    found["same_texts_as_hf"] = sum(text == list(answer.token_ids) for (text, _), answer in pairs)
 
 
 @torch.no_grad()

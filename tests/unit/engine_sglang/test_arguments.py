@@ -19,7 +19,7 @@ import pytest
 from spec_core.errors import ArtifactError, ConfigError
 from spec_core.records import FeatureSchema
 from spec_core.validation import validate
-from spec_engine_sglang import hook, live_answers
+from spec_engine_sglang import draft_slot, hook, live_answers
 from spec_engine_sglang.arguments import server_arguments
 from spec_engine_sglang.config import RESERVED, SPREADING, SglangConfig
 from spec_engine_sglang.engine import SglangEngine
@@ -141,6 +141,7 @@ def test_blocks_propose_less_than_their_size(draft):
         ("0.5.16", BLOCK | {"is_causal": True}, "is_causal=true with layer_types"),
         ("0.5.16", BLOCK | {"layer_types": ["sliding_attention"] * 2}, "is_causal=false with layer_types"),
         ("0.5.16", CHAIN | {"norm_before_fc": True}, "norm_before_fc=true"),
+        ("0.5.16", {"architectures": ["Qwen3_5ForCausalLM"]}, "which SGLang reads from 0.5.17 on"),
         ("0.5.18", BLOCK | {"architectures": ["DFlash2DraftModel"]}, "which SGLang reads from 0.5.19 on"),
         ("0.5.19", CHAIN | {"image_embeddings": "merged"}, "serves as it was trained from 0.5.20 on"),
         ("0.5.23", CHAIN | {"norm_before_residual": True}, "norm_before_residual=true"),
@@ -163,6 +164,7 @@ def test_a_newer_sglang_reads_what_an_older_one_does_not(draft, monkeypatch):
     check_speculation(draft(BLOCK | {"is_causal": True}), 1)
     check_speculation(draft(CHAIN | {"norm_before_fc": True}), 1)
     check_speculation(draft(CHAIN | {"image_embeddings": "merged"}), 1)
+    check_speculation(draft({"architectures": ["Qwen3_5ForCausalLM"]}), 1)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +289,10 @@ def test_sglang_has_what_fresh_weights_need(source):
     assert needed <= parameters_of(helper, "__init__", "FusedKVMaterializeHelper")
     assert {"flat_kv_weight_t", "k_norm_weights"} <= attributes_in(helper)
     assert "_fused_kv_helper" in attributes_in(source / "speculative/dflash_worker_v2.py")
-    assert {"is_eagle3", "is_dflash"} <= {
+    block = (source / "models/dspark.py").read_text()
+    if not all(name in block for name in ("sts_temperatures", "_last_confidence_raw")):
+        assert any(f"def {name}(" in block for name in draft_slot._COPIES)
+    assert {"is_eagle3", "is_dflash", "is_dspark"} <= {
         node.name
         for node in ast.walk(ast.parse((source / "speculative/spec_info.py").read_text()))
         if isinstance(node, ast.FunctionDef)

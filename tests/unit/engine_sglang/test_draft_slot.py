@@ -89,6 +89,31 @@ class Draft(nn.Module):
                     parameters[stacked].data.copy_(loaded)
 
 
+class Confidence(nn.Module):
+    """As the head of SGLang's DSpark: it keeps its last output, and temperatures that no checkpoint has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(4, 1)
+        self.register_buffer("sts_temperatures", torch.ones(()), persistent=False)
+        self._last_confidence_raw: Tensor | None = None
+
+
+class BlockDraft(Draft):
+    """As SGLang's DSpark: the target's head is a module of the draft, and further heads belong to the draft."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self.tied = self.lm_head = target.lm_head
+        self.markov_head = nn.ModuleDict({"markov_w1": nn.Embedding(7, 2), "markov_w2": Norm(7)})
+        self.confidence_head = Confidence()
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        super().load_weights(
+            pair for pair in weights if not pair[0].startswith(("lm_head.", "embed_tokens."))
+        )
+
+
 class Stacking:
     """As SGLang's helper: what it derives from the layers' weights lies in memory of its own."""
 
@@ -121,7 +146,7 @@ class Scheduler(SimpleNamespace):
     def serving(cls, algorithm: str = "DFLASH", **changes: object) -> Scheduler:
         torch.manual_seed(0)
         target = Target()
-        draft = Draft(target)
+        draft = (BlockDraft if algorithm == "DSPARK" else Draft)(target)
         with torch.no_grad():
             draft.load_weights(export(1).items())
         runner = SimpleNamespace(model=draft, model_config=SimpleNamespace(quantization=None))
@@ -133,6 +158,7 @@ class Scheduler(SimpleNamespace):
                 name=algorithm,
                 is_eagle3=lambda: algorithm == "EAGLE3",
                 is_dflash=lambda: algorithm == "DFLASH",
+                is_dspark=lambda: algorithm == "DSPARK",
             ),
             server_args=SimpleNamespace(**({"dp_size": 1, "pp_size": 1} | changes)),
             draft_worker=worker,
@@ -180,7 +206,7 @@ def test_a_spare_has_parameters_of_its_own_and_none_of_the_targets() -> None:
     assert not theirs & {tensor.untyped_storage().data_ptr() for tensor in spare.parameters()}
 
 
-@pytest.mark.parametrize("algorithm", ["EAGLE3", "DFLASH"])
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "DFLASH", "DSPARK"])
 def test_a_swap_serves_what_a_fresh_load_would_and_a_second_one_what_was(algorithm) -> None:
     scheduler = Scheduler.serving(algorithm)
     slot = slot_of(scheduler)
@@ -209,6 +235,26 @@ def test_a_swap_serves_what_a_fresh_load_would_and_a_second_one_what_was(algorit
     assert digest_of(slot, "live") == first
     assert same(copies(scheduler.target), of_target)
     assert scheduler.draft.embed_tokens.weight is scheduler.target.embed_tokens.weight
+
+
+def test_the_heads_of_a_block_are_exchanged_but_not_what_its_confidence_head_last_computed() -> None:
+    scheduler = Scheduler.serving("DSPARK")
+    slot, draft = slot_of(scheduler), scheduler.draft
+    heads = {
+        "markov_head.markov_w1.weight": torch.full((7, 2), 2.0),
+        "confidence_head.proj.bias": torch.ones(1),
+    }
+    first = copies(draft)
+    slot.load(iter({**export(2), **heads}.items()))
+    draft.confidence_head._last_confidence_raw = torch.full((3, 2), 5.0)  # the draft ran meanwhile
+    slot.swap()
+    for name, expected in heads.items():
+        assert torch.equal(draft.get_parameter(name), expected)
+    assert draft.confidence_head._last_confidence_raw.eq(5.0).all()
+    slot.load(iter({**export(2), **heads}.items()))
+    slot.swap()
+    assert draft.lm_head is scheduler.target.lm_head
+    assert torch.equal(draft.lm_head.weight, first["lm_head.weight"])
 
 
 def test_a_loader_that_collects_gets_tensors_that_stay(monkeypatch) -> None:
@@ -253,6 +299,13 @@ def test_an_update_that_breaks_off_is_never_swapped_in() -> None:
 def test_drafts_that_cannot_be_exchanged_are_refused(algorithm, changes, problem) -> None:
     with pytest.raises(EngineError, match=problem):
         slot_of(Scheduler.serving(algorithm, **changes))
+
+
+@pytest.mark.parametrize("method", ["_fused_kv_write_bundle", "_stacked_ctx_kv_params"])
+def test_a_block_whose_weights_are_copied_elsewhere_is_refused(monkeypatch, method) -> None:
+    monkeypatch.setattr(BlockDraft, method, lambda self: None, raising=False)
+    with pytest.raises(EngineError, match="keeps copies of a DSpark draft's weights"):
+        slot_of(Scheduler.serving("DSPARK"))
 
 
 def test_a_quantized_draft_is_refused() -> None:

@@ -27,8 +27,14 @@ _HELPER = "_fused_kv_helper"
 possible."""
 _STACKED = ("flat_kv_weight_t", "k_norm_weights")
 """Attributes of the object ``_HELPER`` that are derived from the draft's weights."""
-_TABLE = ("cos_sin_cache",)
-"""SGLang's name for the table of a rotary embedding. It is no weight, live and spare share it, and it may grow."""
+_NO_WEIGHTS = ("cos_sin_cache", "sts_temperatures", "_last_confidence_raw")
+"""SGLang's names of tensors that are no weights.
+
+They are the table of a rotary embedding, which live and spare share and which may grow, and the temperatures and the
+last output of DSpark's confidence head.
+"""
+_COPIES = ("_fused_kv_write_bundle", "_stacked_ctx_kv_params")
+"""Methods of a DSpark draft, from SGLang 0.5.17 on, that keep copies of its weights where no exchange finds them."""
 
 
 class SglangDraftSlot(ExchangedSlot):
@@ -67,7 +73,7 @@ class SglangDraftSlot(ExchangedSlot):
         if model is None:
             raise EngineError("there is no spare: no update was ever prepared")
         derived = {} if helper is None else {f"stacked.{name}": getattr(helper, name) for name in _STACKED}
-        return {**self.own_tensors(model, _TABLE), **derived}
+        return {**self.own_tensors(model, _NO_WEIGHTS), **derived}
 
     def swap(self) -> None:
         """Exchange live and spare after the forward pass that the scheduler has launched on another stream."""
@@ -84,9 +90,9 @@ class SglangDraftSlot(ExchangedSlot):
 def exchangeable_draft(scheduler: Any) -> nn.Module:
     """Return the model of a scheduler's draft. Raise EngineError if exchanging it would be wrong or incomplete."""
     algorithm, arguments = scheduler.spec_algorithm, scheduler.server_args
-    if not algorithm.is_eagle3() and not algorithm.is_dflash():
+    if not (algorithm.is_eagle3() or algorithm.is_dflash() or algorithm.is_dspark()):
         raise EngineError(
-            f"SGLang's {algorithm.name} takes no fresh weights here; EAGLE3 and DFLASH drafts do"
+            f"SGLang's {algorithm.name} takes no fresh weights here; EAGLE3, DFLASH and DSPARK drafts do"
         )
     if arguments.dp_size > 1 or arguments.pp_size > 1:
         raise EngineError("this SGLang is data- or pipeline-parallel; start one server for each replica")
@@ -96,7 +102,12 @@ def exchangeable_draft(scheduler: Any) -> nn.Module:
         raise EngineError(f"this SGLang drafts with {len(runners)} models; expected one")
     if (quantized := runners[0].model_config.quantization) is not None:
         raise EngineError(f"this SGLang has quantized the draft ({quantized}); start it with a plain one")
-    return runners[0].model
+    model = runners[0].model
+    if any(hasattr(model, name) for name in _COPIES):
+        raise EngineError(
+            "this SGLang keeps copies of a DSpark draft's weights, which would stay old; SGLang 0.5.16 keeps none"
+        )
+    return model
 
 
 def _for_loader(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

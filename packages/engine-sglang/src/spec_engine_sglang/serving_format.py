@@ -54,6 +54,9 @@ _SHIFTS_IMAGES = ">=0.5.20"
 """Versions that give a draft each token's embedding in the row before the token, also that of an image. Earlier ones
 give it in the token's own row, for a prompt with images (``_draft_extend_for_prefill`` of
 ``speculative/eagle_worker_v2.py``, read in 0.5.16, 0.5.19, 0.5.20 and 0.5.23)."""
+_TEXT_HEAD = "Qwen3_5ForCausalLM"
+"""Architecture name of a Qwen3.5 without a section for vision, which may hold an MTP head."""
+_KNOWS_TEXT_HEADS = ">=0.5.17"
 _UNNAMED_MARKOV_BLOCK = "DSparkDraftModel"
 """SpecForge's name for ``Qwen3DSparkModel``; its fields are not where SGLang looks for them."""
 _READS_CAUSALITY = ">=0.5.23"
@@ -110,6 +113,8 @@ def check_speculation(folder: Path, num_draft_tokens: int) -> None:
         _check_switches(folder, fields)
     if _SELECTOR_BLOCK in architectures(fields) and not probe_version(_KNOWS_SELECTORS, "sglang").ok:
         raise config_error(folder, f"architecture {_SELECTOR_BLOCK}, which SGLang reads from 0.5.19 on")
+    if _TEXT_HEAD in architectures(fields) and not probe_version(_KNOWS_TEXT_HEADS, "sglang").ok:
+        raise config_error(folder, f"architecture {_TEXT_HEAD}, which SGLang reads from 0.5.17 on")
     if fields.get(_IMAGES) == "merged" and not probe_version(_SHIFTS_IMAGES, "sglang").ok:
         raise config_error(folder, f"{_IMAGES}=merged, which SGLang serves as it was trained from 0.5.20 on")
     most = _most_guesses(folder, fields)
