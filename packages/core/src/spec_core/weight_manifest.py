@@ -1,4 +1,4 @@
-"""Manifest: the tensors of one update of a draft's weights, with version, update group and target."""
+"""A Manifest lists the tensors of one update of a draft's weights, with version, update group and target."""
 
 from __future__ import annotations
 
