@@ -1,6 +1,6 @@
-"""The kernels that DFlash can use, and a plain torch version of ``scaled_softmax_`` (see ``spec_core.kernels``).
+"""Define the kernels that DFlash can use, and a plain torch version of ``scaled_softmax_``.
 
-Shapes: X any leading dimensions, V the vocabulary rows of this shard.
+See ``spec_core.kernels``. Shapes: X any leading dimensions, V the vocabulary rows of this shard.
 """
 
 from __future__ import annotations

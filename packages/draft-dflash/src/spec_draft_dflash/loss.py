@@ -1,10 +1,10 @@
-"""Applies the target's head to the blocks' slots, and computes the loss and its gradients, some blocks at a time.
+"""Compute the loss of the blocks' slots, its metrics and its gradients, some blocks at a time.
 
-Only slots that count in the loss are multiplied by the head. Loss, metrics and the gradient with respect to the
-states come from the same pass, so only one chunk's logits are in memory.
+Only the states of slots that count in the loss are multiplied by the target's head. Loss, metrics and the
+gradient with respect to the states come from the same pass, so only one chunk's logits are in memory.
 
-Shapes: A blocks of B slots, S = B − 1 slots that guess, R counted slots, C blocks of a chunk, V rows of the head on
-this shard (see ``spec_core.ops``).
+Shapes: A blocks of B slots, S = B − 1 slots that guess, R slots that count in the loss, C blocks of a chunk,
+V rows of the head on this shard (see ``spec_core.ops``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockLoss:
-    """Computes the loss of blocks: what each slot is compared with, and how much it weighs."""
+    """Computes the loss of blocks; it chooses the training target and the weight of each slot."""
 
     ops: VocabularyOps
     kernels: DFlashKernels
@@ -39,12 +39,12 @@ class BlockLoss:
     weight_S: Tensor
     """float [S]: weights of slots, for losses other than ``dpace``, which computes its own."""
     alpha: float
-    """The parameter of ``dpace``."""
+    """The option ``dpace_alpha``."""
 
     def __call__(
         self, states_ASH: Tensor, batch: DraftBatch, guesses: CountedGuesses, denominators: Tensor
     ) -> StepOutput:
-        """Return loss and metrics of the blocks' states [A, S, H], divided by the global batch's ``denominators``."""
+        """Return loss and metrics of the blocks' states, divided by the global batch's ``denominators``."""
         totals = _BlockSums(self, states_ASH, batch, denominators)
         teacher_size = 4 if self.kind in SOFT_LOSSES else 0
         row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + teacher_size)
@@ -55,9 +55,10 @@ class BlockLoss:
         return totals.output()
 
     def targets(self, batch: DraftBatch, label_R: Tensor) -> HardTargets | SoftTargets:
-        """Return the targets of some slots. ``label_R``: index in the batch of each slot's label token.
+        """Return the training targets of some slots.
 
-        A soft target is the target's distribution, from the target's state at the previous token.
+        ``label_R``: index of each slot's label token in the batch. A soft target is the target model's
+        distribution, computed from its state at the token before the label.
         """
         if soft := SOFT_LOSSES.get(self.kind):
             return SoftTargets.of(batch.hidden_TNH[label_R - 1, -1], soft, self.ops, self.kernels)

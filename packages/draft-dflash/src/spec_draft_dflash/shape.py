@@ -1,4 +1,4 @@
-"""DFlashShape: the sizes and options of a DFlash draft, read from and written to config.json."""
+"""Define DFlashShape: a DFlash draft's sizes and options, read from and written to config.json."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class DFlashShape(BlockShape):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Attention window of each layer in positions; None: full attention."""
+        """Attention window of each layer, in positions; None means full attention."""
         return tuple(self.sliding_window if kind == SLIDING else None for kind in self.layer_types)
 
     @property
     def is_causal(self) -> bool | None:
-        """Whether attention inside a block is causal; None if layers differ."""
+        """Whether attention inside a block is causal; None if the layers differ."""
         kinds = set(self.layer_types)
         return None if len(kinds) > 1 else kinds == {SLIDING}
 
@@ -40,7 +40,7 @@ class DFlashShape(BlockShape):
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
         """Return the fields that ``BlockShape`` reads, and the window of sliding layers."""
         both, found = fields | own, super().read_own(fields, own, folder)
-        # Base configurations carry a window that nobody uses.
+        # Base configurations have a window that no layer uses.
         window = (
             both.get("swa_window_size", both.get("sliding_window"))
             if SLIDING in found["layer_types"]

@@ -1,7 +1,7 @@
-"""Reference drafting for DFlash2: a block's states at once, then its guesses one after the other.
+"""Draft with DFlash2 in plain torch, as a reference: a block's guesses are made one after the other.
 
-Each guess is chosen among its candidates. Shape suffixes: B sequences, K guesses, C candidates of each, H width, V
-vocabulary.
+The states of a block's slots are computed at once. Each guess is then chosen among its candidates. Shape
+suffixes: B sequences, K guesses, C candidates of each, H width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -62,5 +62,5 @@ class DFlash2Proposer(BlockProposer):
 
 
 def _over_vocabulary(prob_BC: Tensor, id_BC: Tensor, logits_BV: Tensor) -> Tensor:
-    """Return probabilities [B, V]: the candidates', and 0 for any other token."""
+    """Return probabilities [B, V] over the vocabulary; every token that is no candidate has 0."""
     return prob_BC.new_zeros(logits_BV.shape).scatter_(1, id_BC, prob_BC)

@@ -1,4 +1,4 @@
-"""DFlash2Shape: the sizes of a DFlash2 draft, read from and written to config.json."""
+"""Define DFlash2Shape: a DFlash2 draft's sizes, read from and written to config.json."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DFlash2Shape(BlockShape):
         return 2 * self.conv_kernel_size * (self.hidden_size // self.conv_group_size)
 
     def tensor_shapes(self) -> Shapes:
-        """Return name and shape of every trained tensor: the backbone's with convolutions, and the selector's."""
+        """Return name and shape of every trained tensor, convolutions and selector included."""
         h, r, vocabulary = self.hidden_size, self.selector_rank, self.target_vocab_size
         own: Shapes = {
             "candidate_selector.predecessor_codebook": (vocabulary, r),

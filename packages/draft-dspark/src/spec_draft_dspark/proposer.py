@@ -1,6 +1,7 @@
-"""Reference drafting for DSpark: a block's states at once, then its guesses one after the other.
+"""Draft with DSpark in plain torch, as a reference: a block's guesses are made one after the other.
 
-Shape suffixes: B sequences, K guesses, H width, V vocabulary.
+The states of a block's slots are computed at once before. Shape suffixes: B sequences, K guesses, H width, V
+vocabulary.
 """
 
 from __future__ import annotations

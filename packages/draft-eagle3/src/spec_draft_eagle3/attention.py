@@ -1,7 +1,8 @@
-"""The projections of grouped-query attention, as in Llama. ``mla.py`` has another kind with the same methods.
+"""Define the projections of grouped-query attention, as in Llama.
 
-The attention itself spans the unrolled steps. These modules compute queries, keys and values from the projected
-input, and project the attention's result. Shapes: T tokens; D channels of a head.
+``mla.py`` has multi-head latent attention with the same methods. ``model.py`` computes the attention itself,
+which spans the unrolled steps. These modules compute queries, keys and values from the projected input, and
+project the attention's result. Shapes: T tokens; D channels of a head.
 """
 
 from __future__ import annotations
