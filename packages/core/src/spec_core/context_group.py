@@ -1,4 +1,4 @@
-"""ContextGroup: the processes that divide the tokens of each sample (context parallelism).
+"""A ContextGroup is a group of processes that divide the tokens of each sample (context parallelism).
 
 Contract:
 

@@ -1,4 +1,4 @@
-"""All errors that the project raises on purpose.
+"""This module has all errors that the project raises on purpose.
 
 ::
 
@@ -24,8 +24,8 @@
         │   └── SchemaMismatch      sender and receiver disagree on the features
         └── EngineError             the engine refused or failed a request
 
-``UsageError`` is one clear line for the user: what is wrong, the value, what was expected, what to do. ``RunError``
-stores its cause and, if one rank is at fault, names that rank.
+The message of a ``UsageError`` is one clear line for the user: what is wrong, the value, what was expected, what to
+do. A ``RunError`` stores its cause and, if one rank is at fault, names that rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The boundary to other libraries' parsers: whatever they raise becomes a one-line error of this project.
+"""Turn any error that other libraries' parsers raise into a one-line error of this project.
 
 transformers, tokenizers, safetensors, yaml, jinja and json promise no type of exception for damaged input:
 RecursionError, AttributeError and a plain Exception were all seen, and tokenizers' panics derive from
@@ -27,7 +27,7 @@ _OURS = (SpecError, KeyboardInterrupt, GeneratorExit)
 
 @contextmanager
 def foreign_errors(error_type: type[SpecError], problem: str) -> Generator[None]:
-    """Raise ``error_type`` with the text "problem: cause" for any error inside, except this project's own.
+    """Raise ``error_type`` with the text "problem: cause" for any error in the block, except this project's own.
 
     SystemExit is converted, too, so that no library or plugin can end a command.
     """

@@ -1,4 +1,4 @@
-"""Tensors that are computed on the CPU and used on a device."""
+"""Copy tensors that are computed on the CPU to a device, without waiting for the copy."""
 
 from __future__ import annotations
 

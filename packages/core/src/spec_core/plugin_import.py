@@ -1,4 +1,4 @@
-"""Import a plugin: any error becomes NotImported, and settings of this process that it changes are restored."""
+"""Import a plugin, turn any error into NotImported, and restore process settings that the import changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resource: an object that holds memory, sockets, threads or processes and must be closed."""
+"""A Resource is an object that holds memory, sockets, threads or processes and must be closed."""
 
 from __future__ import annotations
 

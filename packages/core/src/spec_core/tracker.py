@@ -1,4 +1,4 @@
-"""Tracker: a service that gets the scalars of each step, besides a run's metrics.jsonl.
+"""A Tracker sends the scalars of each step to a service, in addition to a run's metrics.jsonl.
 
 Contract (``spec_testing.TrackerSuite`` quotes the numbers):
 
@@ -45,14 +45,15 @@ class Tracker(Resource):
     """The version that the plugin was written for."""
     Config: ClassVar[type[TrackerConfig]] = TrackerConfig
     Value: ClassVar[Any] = Annotated[str, pydantic.Field(min_length=1)]
-    """Type of the key's value, for pydantic to validate; by default a string, such as a project's name."""
+    """Type of the value of ``track.NAME``, which pydantic validates; by default a string, such as a project's
+    name."""
     default: ClassVar[Any] = None
     """Default of the key, with which a run does not use the tracker: None or False."""
     description: ClassVar[str] = ""
     """Sentence that describes the key in the table of configuration keys."""
 
     def __init__(self, value: Any, folder: Path) -> None:
-        """Store the key's value and the run directory, whose name is the run's name.
+        """Store the value of ``track.NAME``, and the run directory, whose name is the run's name.
 
         A subclass connects to the service.
         """

@@ -1,4 +1,7 @@
-"""Validate a section of the configuration; its first problem becomes one line that names the key and the remedy."""
+"""Validate a section of the configuration, and describe its first problem in one line.
+
+The line names the key and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ def _sections_with(model: type[pydantic.BaseModel], key: str) -> list[str]:
 def _keys_beside(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:
     """Return the keys of the section that contains the key ``path``.
 
-    Required keys come first, then those that the section itself declares, then those that it inherits.
+    Required keys come first, then the section's own keys, then inherited keys.
     """
     for part in path[:-1]:
         field = model.model_fields.get(part)

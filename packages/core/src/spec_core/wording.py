@@ -1,4 +1,4 @@
-"""Write parts of messages: counts with their nouns, and text from outside, shortened and escaped."""
+"""Write parts of messages: counts with their nouns, and values from outside, shortened and escaped."""
 
 from __future__ import annotations
 
