@@ -1,4 +1,4 @@
-"""Optimizer ``adamw``: torch's AdamW."""
+"""The optimizer ``adamw`` is torch's AdamW."""
 
 from __future__ import annotations
 

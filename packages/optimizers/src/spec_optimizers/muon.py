@@ -1,4 +1,7 @@
-"""Optimizer ``muon``: Muon for the matrices between hidden states, AdamW for all other weights."""
+"""The optimizer ``muon`` applies Muon to hidden matrices and AdamW to all other weights.
+
+Hidden matrices are all matrices except embeddings and heads.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MuonConfig(AdamWConfig):
-    """Section ``optimizer`` of a run that names this optimizer; ``betas`` and ``eps`` are for the other weights."""
+    """Section ``optimizer`` of a run that names this optimizer; ``betas`` and ``eps`` are for AdamW."""
 
     matrix_rate: PositiveFloat = 1.0
     """Learning rate of the matrices, as a multiple of ``train.lr``."""
@@ -30,7 +33,7 @@ class MuonConfig(AdamWConfig):
 
 
 class MuonOptimizer(Optimizer):
-    """Muon (arXiv 2502.16982) for matrices, AdamW for a head, an embedding and vectors."""
+    """Muon (arXiv 2502.16982) for hidden matrices, and AdamW for a head, an embedding and vectors."""
 
     name: ClassVar[str] = "muon"
     api_version: ClassVar[int] = 2

@@ -1,4 +1,4 @@
-"""TrackioTracker: sends scalars to Trackio."""
+"""TrackioTracker sends scalars to Trackio."""
 
 from __future__ import annotations
 

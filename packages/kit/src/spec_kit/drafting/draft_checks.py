@@ -1,4 +1,4 @@
-"""Checks of a served draft's folder for one engine, which may read some fields differently or not at all.
+"""Check whether one engine can serve a draft's folder.
 
 The draft's plugin has already checked the folder (``draft_files``). An engine's parser may still read it in another
 way, or crash. Each engine's plugin has a table of such flaws. Importing this module imports no torch.

@@ -1,4 +1,4 @@
-"""Functions for a draft's loss: reductions of logits with a sharded vocabulary, and precomputed gradients.
+"""Reduce logits over a sharded vocabulary, and attach precomputed gradients, for a draft's loss.
 
 Shapes: X any rows, V the local rows of the vocabulary (see ``spec_core.ops``).
 """
@@ -39,7 +39,7 @@ class LabelColumns:
     column_R1: Tensor
     """int64: column of the label; any column if the label is on another shard."""
     here_R1: Tensor
-    """bool: the label is on this shard."""
+    """bool: whether the label is on this shard."""
 
     @classmethod
     def of(cls, id_R: Tensor, ops: VocabularyOps) -> Self:

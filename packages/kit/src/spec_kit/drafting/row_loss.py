@@ -5,7 +5,7 @@ vocabulary goes through ``ops``, so the heads of draft and target may be sharded
 their log-sum-exp are stored, no distributions. The gradient overwrites the logits, the largest tensors of a step.
 
 Every loss has the gradient a · q + b · (q if q < p̂, else 0) − c · p with respect to a row's logits. q: the
-draft's distribution; p: the teacher's, renormalised over the draft's vocabulary; p̂: the teacher's before that
+draft's distribution; p̂: the teacher's distribution; p: the same, renormalised over the draft's vocabulary
 (``Teacher``); a, b, c: factors of each row that depend on the loss.
 """
 
@@ -63,10 +63,10 @@ class Scored:
 def teach(
     ops: VocabularyOps, kernels: DecoderKernels, hidden_RH: Tensor, ids_V: Tensor, vocab_mask_V: Tensor | None
 ) -> Teacher:
-    """Return the target's distribution. ``hidden_RH``: inputs of the target's final norm.
+    """Return the target's distribution at R positions. ``hidden_RH``: inputs of the target's final norm.
 
     ``ids_V``: int64, target id of each row of the draft's head. ``vocab_mask_V``: bool over the whole target
-    vocabulary: whether the token has a row in the draft's head; None: all tokens have one.
+    vocabulary: whether the token has a row in the draft's head; None means all have one.
     """
     logits_RV = ops.teacher_logits(hidden_RH)
     first, stop = ops.vocab_range

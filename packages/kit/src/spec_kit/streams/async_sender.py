@@ -1,6 +1,6 @@
-"""AsyncSender: the engine's side of a stream whose samples may still be in transfer when ``send`` returns.
+"""AsyncSender is a stream's sender whose samples may still be in transfer when ``send`` returns.
 
-It starts up to three threads. One announces the samples to the receiver in sequence. One waits until the
+It starts up to three threads. One announces the samples to the receiver in order. One waits until the
 connection ends, so that no device work waits for a receiver that is gone. If samples overlap, one completes
 tickets (the futures that ``send`` returns).
 """
@@ -38,15 +38,15 @@ LINGER_S = 60.0
 
 
 class PendingSend(ABC):
-    """A sample in transfer. Both methods block, and raise RunError or torch's RuntimeError if it fails."""
+    """A sample in transfer. Both methods block; they raise RunError or RuntimeError if the transfer fails."""
 
     @abstractmethod
     def wait_sendable(self) -> None:
-        """Return when the sample may be announced to the receiver."""
+        """Wait until the sample may be announced to the receiver."""
 
     @abstractmethod
     def wait_sent(self) -> None:
-        """Return when the transfer no longer needs this process, so that the ticket is done (T7)."""
+        """Wait until the transfer no longer needs this process, so that the ticket is done (T7)."""
 
 
 class DeferredBuffer(SenderBuffer):
@@ -107,7 +107,7 @@ class AsyncSender(StreamSender):
         return send.ticket
 
     def flush(self, timeout_s: float) -> None:
-        """Return when every ticket is done (T8)."""
+        """Wait until every ticket is done (T8)."""
         deadline = time.monotonic() + timeout_s
         super().flush(timeout_s)
         late = wait(list(self._open_tickets), max(0.0, deadline - time.monotonic())).not_done
@@ -178,7 +178,7 @@ class AsyncSender(StreamSender):
             raise failure
 
     def _announce_all(self, buffer: DeferredBuffer, opened: Future[RunError | None]) -> None:
-        """Announce samples in the sequence of their sends; runs on a separate thread.
+        """Announce samples in the order of their sends; runs on a separate thread.
 
         A failure ends the connection, because samples must arrive without gaps.
         """
@@ -201,7 +201,7 @@ class AsyncSender(StreamSender):
         self._send_packet(send.ready, time.monotonic() + CLOSE_S)
 
     def _complete_all(self) -> None:
-        """Complete the tickets of overlapping samples in sequence; runs on a separate thread."""
+        """Complete the tickets of overlapping samples in order; runs on a separate thread."""
         while (send := self._to_complete.get()) is not None:
             _settle(send.ticket, self._failure_of(send.pending.wait_sent))
             del send

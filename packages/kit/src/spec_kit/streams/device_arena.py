@@ -1,4 +1,4 @@
-"""DeviceArena: allocates blocks in one range of device memory; and functions that copy samples on a device.
+"""DeviceArena allocates blocks in one range of device memory; functions copy samples on a device.
 
 Shapes: T tokens, N captured layers, H hidden size.
 """
@@ -141,11 +141,11 @@ def first_address(pieces: Sequence[Range]) -> int:
 
 
 def copy_sample(sample: FeatureSample, targets: tuple[Tensor, Tensor]) -> None:
-    """Queue a copy of a sample to ``targets``, its ids and states on a device, on the current stream (T2).
+    """Queue a copy of a sample's ids and hidden states to ``targets`` on the current stream (T2).
 
-    Afterwards work on the same stream may overwrite the sample's device memory. Stream semantics do not protect
-    host memory: a copy from pageable memory has read it when the call returns, so a copy from pinned memory
-    blocks, too.
+    Afterwards work on the same stream may overwrite the sample's device memory. Stream order does not protect host
+    memory. So the copy has read all host memory when the call returns: a copy from pageable memory always has, and
+    a copy from pinned memory is made blocking.
     """
     for target, tensor in zip(targets, (sample.input_ids, sample.hidden_TNH), strict=True):
         pinned = tensor.is_cpu and tensor.is_pinned()

@@ -1,4 +1,4 @@
-"""DevicePool: a pool in device memory that the processes on one device share.
+"""DevicePool is a pool in device memory that the processes on one device share.
 
 Neither process waits on the host for the device. Each block has an event that both processes use. The receiver
 records it after the last read of the block's memory, and the sender's copy waits for it. A reader waits for the
@@ -206,14 +206,14 @@ class DevicePool(ReceiverPool):
         return not self._sharing.records_copies or _own_events[block.event].query()
 
     def read(self, block: Block) -> tuple[Tensor, Tensor]:
-        """Return ``input_ids`` and ``hidden_TNH``, valid on the current stream until ``free``."""
+        """Return a block's ``input_ids`` and ``hidden_TNH``, valid on the current stream until ``free``."""
         assert isinstance(block, _DeviceBlock)
         if self._sharing.records_copies:
             _own_events[block.event].wait(self._device_module.current_stream(self._sharing.device))
         return self._arena.view(block.pieces, block.num_tokens)
 
     def free(self, block: Block) -> None:
-        """Free a block after the work on the current stream, where it has been read."""
+        """Free a block after the work that is queued on the current stream, which reads it."""
         assert isinstance(block, _DeviceBlock)
         read = self._device_module.Event()
         read.record(self._device_module.current_stream(self._sharing.device))

@@ -1,4 +1,4 @@
-"""StreamReceiver: the trainer's side of a feature stream between processes; packets are in ``wire``."""
+"""StreamReceiver is the trainer's side of a feature stream between processes; see ``wire`` for packets."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ class _Loss:
 
 
 def open_port(host: str, port: int = 0) -> socket.socket | None:
-    """Return a listening socket for senders of other hosts, or None if ``host`` is empty; ``port`` 0: a free port.
+    """Return a listening socket for senders of other hosts, or None if ``host`` is empty.
 
-    ``host`` is an address of this host. Raise ConfigError if this host cannot listen there.
+    ``host`` is an address of this host; port 0 selects a free port. Raise ConfigError if listening fails.
     """
     if not host:
         return None
@@ -88,7 +88,7 @@ def open_port(host: str, port: int = 0) -> socket.socket | None:
 
 
 class StreamReceiver(FeatureReceiver):
-    """Receiver with one thread that admits senders, and one per sender that handles the sender's packets.
+    """Receiver with one thread that admits senders, and one thread per sender that handles its packets.
 
     One condition variable guards all state. The address is ``shm:<abstract socket name>:<token>``, followed by
     ``@<host>:<port>`` if there is a port.
@@ -101,7 +101,7 @@ class StreamReceiver(FeatureReceiver):
         pools: Sequence[BufferPoolFactory],
         port: socket.socket | None = None,
     ) -> None:
-        """Listen. A sender gets the first of ``pools`` that serves its device. ``close`` closes them and ``port``."""
+        """Listen; a sender gets the first of ``pools`` that serves its device. ``close`` ends pools and port."""
         self._schema, self._layout = schema, SampleLayout(schema)
         self._window_bytes = window_bytes
         self._used_bytes = 0
@@ -190,7 +190,7 @@ class StreamReceiver(FeatureReceiver):
         return sample
 
     def _lose(self, arrival: _Arrival, error: RunError) -> None:
-        """Drop a sample that cannot be read, and end the connection of its sender, which ``receive`` reports (T7).
+        """Drop a sample that cannot be read, and end its sender's connection; ``receive`` reports it (T7).
 
         If the sender has ended already, drop its other samples, too, and raise the error.
         """
@@ -233,7 +233,10 @@ class StreamReceiver(FeatureReceiver):
             thread.start()
 
     def _greet(self, channel: FramedSocket, name: str, data: bytes) -> _Peer | None:
-        """Return the admitted sender; None if schemas differ (T1). Raise ProtocolError for a wrong token."""
+        """Check a sender's first packet, admit the sender and return it.
+
+        Return None if the sender's feature schema differs (T1). Raise ProtocolError if its secret token is wrong.
+        """
         request = ConnectRequest.decode(data)
         if not same_token(request.token, self._token):
             refusal = f"the receiver {self._name} does not know this sender's token"
@@ -266,10 +269,7 @@ class StreamReceiver(FeatureReceiver):
         return peer
 
     def _serve(self, peer: _Peer) -> None:
-        """Handle the packets of one sender until its connection ends; runs on a separate thread.
-
-        An invalid packet ends only the connection of its sender.
-        """
+        """Handle one sender's packets, on a separate thread, until the sender or an invalid packet ends it."""
         loss: RunError | None = None
         try:
             while True:
@@ -344,7 +344,7 @@ class StreamReceiver(FeatureReceiver):
         return block
 
     def _arrive(self, arrival: _Arrival, failure: RunError | None) -> None:
-        """Queue a sample that has arrived completely, or drop it if ``failure``; called by the pool."""
+        """Queue the sample ``arrival``, or drop it if ``failure`` ended its transfer; the pool calls this."""
         with self._changed:
             if self._closed:
                 return

@@ -1,4 +1,4 @@
-"""StreamSender: the engine's side of a feature stream between processes; packets are in ``wire``."""
+"""StreamSender is the engine's side of a feature stream between processes; see ``wire`` for packets."""
 
 from __future__ import annotations
 

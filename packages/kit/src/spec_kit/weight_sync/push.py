@@ -1,4 +1,4 @@
-"""Push: sends one update to several replicas, each of which commits it independently."""
+"""Push sends one update to several replicas, each of which commits it independently."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Push:
 
     @property
     def version_is_taken(self) -> bool:
-        """Return whether a replica has had another draft under this version; then no replica commits."""
+        """Return whether a replica has committed another draft under this version; then no replica commits."""
         return any(delivery.version_is_taken for delivery in self.deliveries.values())
 
     def run(self, updates: Mapping[str, UpdateId], payload: Payload, deadline: float) -> None:

@@ -1,4 +1,4 @@
-"""UpdateReceiver: receives and commits updates of the draft that an engine serves, in one rank.
+"""UpdateReceiver receives and commits updates of the draft that an engine serves, in one rank.
 
 Each update is received on a separate thread while the engine works; only ``DraftSlot.swap`` interrupts the engine.
 """
@@ -68,7 +68,7 @@ class UpdateReceiver(Resource):
         self._transfer: _Transfer | None = None
         """The last update's transfer; its thread may still run."""
         self._replaced: ServingStatus | None = None
-        """Status before the last commit; None if the spare copy does not hold the draft served then."""
+        """Status before the last commit; None if the spare copy does not hold the draft that was served then."""
         self._damage = ""
         """Why this rank was quarantined; empty again after the next successful commit or revert (U8)."""
         self._digests: dict[int, str] = {}

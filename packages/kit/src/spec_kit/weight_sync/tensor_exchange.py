@@ -1,8 +1,8 @@
-"""Exchange the contents of two models of the same architecture in place, either completely or not at all.
+"""Exchange the contents of two models of one architecture in place, either completely or not at all.
 
 Tensor addresses do not change, so captured device graphs stay valid. Storages are exchanged one after the
-other, through a scratch buffer that was allocated before. If a step fails, all steps are undone; for this,
-each span counts its copies.
+other, through a scratch buffer that was allocated before. If a step fails, all steps are undone; to undo
+them, each span of a storage counts its finished copies.
 """
 
 from __future__ import annotations
