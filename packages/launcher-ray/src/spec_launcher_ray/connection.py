@@ -1,4 +1,4 @@
-"""Connects to Ray: to a running cluster at a configured address, or to a cluster that is started on this host."""
+"""Connect to a running Ray cluster at a configured address, or start a cluster on this host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CONNECT_S = 10.0
 """Longest wait, in seconds, for a cluster's port to answer; Ray itself waits for minutes."""
 _START_TRIES = 4
 """Number of attempts to start a cluster. Ray gives its agents 15 s and its node 30 s to start, which no
-setting changes. A loaded host may need longer; at the next attempt their files are in the page cache."""
+setting changes. A loaded host may need longer; at the next attempt the programs' files are in the page cache."""
 _OWN_PACKAGES = JobConfig(_client_job=True)
 """Settings of the connection. Without the flag, Ray lets workers import from this process's working directory, too.
 
@@ -82,7 +82,10 @@ def connect_cluster(address: ClusterAddress) -> None:
 
 
 def start_cluster() -> None:
-    """Start a cluster on this host, which ends with this process, and connect to it. Raise RunError if that fails."""
+    """Start a cluster on this host and connect to it; it ends with this process.
+
+    Raise RunError if the cluster does not start.
+    """
     with _own_signal_handler():
         for number in range(1, _START_TRIES + 1):
             before = set(psutil.Process().children())

@@ -1,4 +1,4 @@
-"""Outcomes: results of Ray's actors and tasks, and descriptions of how they ended."""
+"""Get the results of Ray's actors and tasks, and describe how workers ended."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ end."""
 
 
 def result(reference: Any, who: str) -> Any:
-    """Return the result of an actor's method or a task.
+    """Wait for the result of an actor's method or a task, and return it.
 
-    Raise its error, or RunError if the actor or task died.
+    If it raised a SpecError, raise an error of the same type; for any other error or a dead actor raise RunError.
     """
     import ray
 

@@ -1,7 +1,7 @@
-"""Placement: assigns each worker a host and devices.
+"""Assign a host and devices to each worker.
 
-It is a pure function of the hosts and the workers, so the command ``plan`` shows what a run does. The
-launcher numbers the devices of all hosts. The workers that share a device are one *bundle*, which Ray
+The placement is a pure function of the hosts and the workers, so the command ``plan`` shows the placement of a
+run. The launcher numbers the devices of all hosts. Workers that share a device form one *bundle*, which Ray
 reserves as a unit.
 """
 
@@ -128,7 +128,7 @@ class DeviceTable:
 def place(
     hosts: Sequence[Host], workers: Sequence[WorkerSpec], spread: bool = False, home: str | None = None
 ) -> list[Bundle]:
-    """Place the workers on devices of the hosts and return their bundles. Raise ConfigError if that fails.
+    """Place the workers on devices of the hosts and return their bundles. Raise ConfigError if they do not fit.
 
     The first trainer writes the run directory, so it gets a device of the host at the address ``home``, if
     there is one. If the engines would take all devices of that host, the other hosts are filled first.
@@ -167,9 +167,9 @@ def _numbered(devices: Sequence[Sequence[tuple[Host, int]]], spread: bool) -> li
 
 
 def neighbours(devices: list[int], who: str) -> list[int]:
-    """Return ``devices``, the devices of a bundle.
+    """Return ``devices``, the devices of a bundle, if they are consecutive, as backends require.
 
-    Raise RunError if they are not consecutive, as backends require.
+    Raise RunError if they are not.
     """
     if devices != list(range(devices[0], devices[0] + len(devices))):
         raise RunError(

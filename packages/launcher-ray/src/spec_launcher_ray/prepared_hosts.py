@@ -1,4 +1,4 @@
-"""PreparedHosts: the hosts of a run, each inside ``Backend.prepare_host``, held there by an actor."""
+"""PreparedHosts keeps the context ``Backend.prepare_host`` open on each host of a run, by an actor there."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class PreparedHosts:
         self._watches |= {actor.watch.remote(): host for host, actor in new.items()}
 
     def check(self) -> None:
-        """Raise RunError if a daemon that ``prepare_host`` has started has died. Forget lost hosts."""
+        """Raise RunError if a daemon that ``prepare_host`` has started has died; forget hosts that are lost."""
         done, _ = ray.wait(list(self._watches), timeout=0)
         for watch in done:
             host = self._watches[watch]

@@ -1,4 +1,4 @@
-"""Reaper: a process that kills the descendants of this process when this process dies, even of ``kill -9``.
+"""A Reaper is a process that kills the descendants of this process when this process dies, even of SIGKILL.
 
 The kernel kills the children of ``spawn`` with their parent, but not the processes that they have started.
 The reaper reads ids of process groups from its standard input. At end of file it kills every process of every
@@ -19,7 +19,7 @@ class Reaper:
     """Starts and controls a reaper process; only this process holds the write end of the reaper's input."""
 
     def __init__(self) -> None:
-        """Start the reaper's process, which ends with this one."""
+        """Start the reaper process, which ends when this process ends."""
         self._process = subprocess.Popen(
             [sys.executable, "-I", __file__], stdin=subprocess.PIPE, start_new_session=True
         )

@@ -1,4 +1,4 @@
-"""Removes the working directory from the import path, because other users may have put modules there."""
+"""Remove the working directory from the import path, because other users may have put modules there."""
 
 from __future__ import annotations
 

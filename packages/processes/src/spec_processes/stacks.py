@@ -1,4 +1,4 @@
-"""The stacks of a worker that does not end: it writes them to its log before it is killed."""
+"""Make a worker that does not end write the stacks of its threads to its log before it is killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WRITING_S = 0.5
 
 
 def write_stacks_when_asked() -> None:
-    """Have ``ask_for_stacks`` write the stack of every thread of this process to standard error.
+    """Let this process write the stacks of its threads to standard error when a parent calls ``ask_for_stacks``.
 
     This works even while a thread holds the interpreter's lock in foreign code.
     """

@@ -1,7 +1,6 @@
-"""Main program of a worker with a control channel: ``python -m spec_processes.worker_main NAME FD PARENT``.
+"""Run a worker with a control channel: ``python -m spec_processes.worker_main NAME FD PARENT``.
 
-NAME is only there to be seen in the list of processes. The first message on the control channel is a
-WorkerStart.
+NAME is only shown in the list of processes. The first message on the control channel is a WorkerStart.
 """
 
 from __future__ import annotations

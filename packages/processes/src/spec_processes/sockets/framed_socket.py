@@ -1,4 +1,4 @@
-"""FramedSocket: sends packets over a stream socket, each with its length in front."""
+"""A FramedSocket sends packets over a stream socket, each with its length in front."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class FramedSocket:
         descriptor: int | None = None,
         wait: Callable[[float | None], None] | None = None,
     ) -> None:
-        """Send one packet; over a Unix socket also the file descriptor ``descriptor``, if given.
+        """Send one packet and, if given, the file descriptor ``descriptor`` (over a Unix socket only).
 
-        ``wait``: if given, called with the seconds until the deadline instead of waiting for the peer to
-        read.
+        If the peer does not read and ``wait`` is given, ``send`` does not block. It calls ``wait`` with the seconds
+        until the deadline, and tries again.
         """
         if not self._sending.acquire(timeout=-1 if deadline is None else _left(deadline)):
             raise TimeoutError("another thread is sending")
@@ -63,7 +63,7 @@ class FramedSocket:
     def receive(self, deadline: float | None = None, descriptors: list[int] | None = None) -> bytes:
         """Wait for the next packet and return it. Raise ProtocolError if it is empty or too large.
 
-        File descriptors that arrive with it are appended to ``descriptors``, even if the call raises.
+        File descriptors that arrive with the packet are appended to ``descriptors``, even if the call raises.
         """
         while (packet := self._next_packet()) is None:
             self._limit_wait(socket.SO_RCVTIMEO, deadline)
@@ -87,7 +87,7 @@ class FramedSocket:
     def arrived(self) -> list[bytes]:
         """Read once, without waiting, and return the packets that are complete.
 
-        Raises as ``receive`` does.
+        Raise ProtocolError for an empty or too large packet, and OSError if the peer has gone.
         """
         try:
             chunk = self.end.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)

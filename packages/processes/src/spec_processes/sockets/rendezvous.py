@@ -1,7 +1,7 @@
-"""TcpRendezvous: a rendezvous whose rank 0 listens at a TCP port; ``spec_core.rendezvous`` has the contract.
+"""A TcpRendezvous is a rendezvous whose rank 0 listens at a TCP port (contract: ``spec_core.rendezvous``).
 
 Threat model: the token keeps out other users and processes of other runs. An ``AcceptLimiter`` bounds the cost of
-connections that have not sent it. Token and records are not encrypted: use loopback or a private network.
+connections that have not sent the token. Token and records are not encrypted: use loopback or a private network.
 
 torch's TCPStore is not used, for three reasons (torch 2.13). Its client waits for ever, whatever its timeout, if
 the store's process is stopped. It does not notice that a member has died. It has no authentication, so any user of
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 
 _kept_stores: list[torch.distributed.Store] = []
-"""Stores that are implemented in Python. torch refers only to their C++ part, so this list refers to the Python
-part."""
+"""Stores that are implemented in Python. torch keeps only their C++ part alive, so this list keeps the Python part
+alive."""
 
 
 @functools.cache
@@ -112,13 +112,13 @@ class TcpRendezvous(Rendezvous):
 
     @property
     def interface(self) -> str:
-        """Return this process's address on the network of the members; only after ``join``."""
+        """Return this process's address on the network of the members; it is known only after ``join``."""
         if self._channel is None:
             raise ProtocolError("join the rendezvous first")
         return self._channel.end.getsockname()[0]
 
     def join(self, timeout_s: float | None = None) -> Self:
-        """Wait until all ranks have joined; every rank must call it first (R3)."""
+        """Wait until all ranks have joined; every rank must call it before any other method (R3)."""
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         with self._lock:
             if self._channel is not None:
@@ -169,7 +169,7 @@ class TcpRendezvous(Rendezvous):
         return PrefixStore(f"{namespace}/{name}", store)
 
     def close(self) -> None:
-        """Leave the group; the other ranks see PeerLost. Idempotent (R8)."""
+        """Leave the group; the calls of other ranks raise PeerLost. Idempotent (R8)."""
         if self._broken is None:
             self._broken = ProtocolError("the rendezvous was closed")
         if self._channel is not None:
