@@ -102,7 +102,7 @@ def check_own(path: Path, is_folder: bool = False) -> None:
 
 
 def open_own(file: Path) -> IO[bytes]:
-    """Open a file for appending, and create it if needed. Raise ArtifactError as ``check_own`` does."""
+    """Open a file for appending, and create it if needed. Raise ArtifactError if it is no regular file."""
     if os.path.lexists(file):
         check_own(file)
     # Between the two lines it may become a link or a pipe: neither is followed or waited for.

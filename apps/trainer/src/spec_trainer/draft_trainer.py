@@ -39,7 +39,7 @@ class DraftTrainer:
     """Trains, saves and exports a draft. Every rank must make each call, and all ranks get equal results."""
 
     def __init__(self, draft: Draft, strategy: Strategy, ops: VocabularyOps, rank: int) -> None:
-        """Train with ``strategy``, which has already got the draft's module, as trainer process ``rank``."""
+        """Train ``draft`` with ``strategy``, which already has its module, as trainer process ``rank``."""
         self._draft = draft
         self._strategy = strategy
         self._ops = ops

@@ -1,4 +1,4 @@
-"""Turn a command line into a RunSpec: read, load and check everything, start and create nothing."""
+"""Turn a command line into a RunSpec: read and check configuration, data and target; start nothing."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ _POLICIES = ("all", "quorum", "best_effort")
 
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> RunSpec:
-    """Return the run that a command line describes. Raise UsageError, in one line, if anything in it is wrong.
+    """Return the run that a command line describes; create and start nothing.
 
-    Nothing is created or started.
+    Raise UsageError, with a message of one line, if the command line or an input that it names is wrong.
     """
     parts, dataset = read_inputs(config_file, flags, overrides)
     run = parts.with_dataset(dataset)
@@ -69,9 +69,10 @@ def _as_begun(run: RunSpec) -> RunSpec:
 
 
 def _divided_as_begun(config: AnyRunConfig) -> AnyRunConfig:
-    """Return the configuration with the run directory's division of batches, unless the user has set its keys.
+    """Return the configuration with the run directory's ``train.balance`` and ``train.accumulation``.
 
-    So its batches stay the same bit for bit. A directory that began before ``train.balance`` existed balances tokens.
+    A key that the user has set keeps the user's value. So a resumed run has the same batches bit for bit. A
+    directory that began before ``train.balance`` existed balances tokens.
     """
     file = RunDirectory(config.output).config
     before = {"balance": "tokens", "accumulation": 1}
@@ -91,7 +92,7 @@ def _divided_as_begun(config: AnyRunConfig) -> AnyRunConfig:
 def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str], *, follows: bool = False
 ) -> tuple[RunParts, Dataset]:
-    """Return a run's RunParts and dataset (empty if it ``follows`` without data); raise as ``resolve`` does."""
+    """Return a run's RunParts and dataset (empty without data). Raise UsageError if an input is wrong."""
     from spec_kit.drafting.draft_files import check_finite
     from spec_trainer.data.kept import load_run_data
 
@@ -260,7 +261,7 @@ def resolve_config(
 
 
 def resolved_config(file: Path) -> tuple[AnyRunConfig, dict[str, Any]]:
-    """Return the same as ``resolve_config`` from the ``config.yaml`` of a run or checkpoint."""
+    """Return configuration and plugin classes from ``config.yaml`` of a run or of a checkpoint."""
     values = read_resolved(file)
     move_keys(values)
     return _validated(values, f"config {file}")

@@ -1,8 +1,8 @@
-"""CaptureRun: a run whose steps write shards of features instead of training.
+"""CaptureRun is a run whose steps write shards of features instead of training.
 
-It uses the batch schedule, dispatcher, engines and feature stream of training. Instead of global batches there are
-shards (files of samples), and instead of a trainer a writer. Data and settings determine the samples of each shard,
-so an interrupted capture continues with the missing shards.
+It uses the batch schedule, dispatcher, engines and feature stream of training. Shards (files of samples) replace
+global batches, and a writer replaces the trainer. Data and settings determine the samples of each shard, so an
+interrupted capture continues with the missing shards.
 """
 
 from __future__ import annotations

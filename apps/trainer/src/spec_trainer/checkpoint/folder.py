@@ -33,7 +33,7 @@ _FILE = rf"^({CONFIG_FILE}|{STATE_FOLDER}/[^/]+)$"
 
 
 class CheckpointMeta(Config):
-    """``meta.json`` of a step folder."""
+    """Content of ``meta.json`` of a step folder."""
 
     step: Annotated[int, Field(ge=0, lt=2**63)]
     """Optimizer steps done."""

@@ -1,4 +1,4 @@
-"""CheckpointStore: saves, loads and rotates the checkpoints of one run.
+"""CheckpointStore saves, loads and rotates the checkpoints of one run.
 
 A step folder holds the strategy's state (model, optimizer, each process's generator), the resolved configuration and
 ``meta.json``. The data position and the learning rate are functions of the step, so nothing else is stored.

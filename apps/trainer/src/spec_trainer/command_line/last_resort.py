@@ -47,7 +47,7 @@ def _keep(text: str, logs: Path | None) -> Path | None:
         try:
             if folder is None:
                 continue
-            # Of mode 0600: values of the run stand in it.
+            # Its mode is 0600, because it may have values of the run.
             descriptor, name = tempfile.mkstemp(prefix="error-", suffix=".log", dir=folder)
             with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)

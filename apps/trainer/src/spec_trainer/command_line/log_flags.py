@@ -1,4 +1,7 @@
-"""Flags --quiet and --verbose of every command, and --json of many. It imports little, for a fast start."""
+"""This module has the flags --quiet and --verbose of every command, and --json of many commands.
+
+It imports little, for a fast start.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of ``spec-trainer plan``: the processes, devices, memory and schedule of a run."""
+"""Build the result of ``spec-trainer plan``: the processes, devices, memory and schedule of a run."""
 
 from __future__ import annotations
 

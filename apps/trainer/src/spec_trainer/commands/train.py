@@ -1,4 +1,4 @@
-"""Run a resolved training run, in this process or with worker processes."""
+"""Train a resolved run, in this process or with worker processes."""
 
 from __future__ import annotations
 

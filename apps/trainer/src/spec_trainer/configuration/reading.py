@@ -1,4 +1,4 @@
-"""Read the configuration: a YAML file, then flags, then ``section.key=value`` arguments; later ones win."""
+"""Read the configuration: a YAML file, then flags, then ``section.key=value``; later values win."""
 
 from __future__ import annotations
 

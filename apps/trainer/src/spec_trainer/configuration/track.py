@@ -1,4 +1,4 @@
-"""Section ``track`` of the configuration, which has a key for each installed tracker."""
+"""This module defines section ``track`` of the configuration, with a key for each installed tracker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spec_core.errors import PluginError
 
 
 class TrackConfig(Config):
-    """Section ``track``: trackers beside metrics.jsonl, each installed one with a key of its name."""
+    """Section ``track``: trackers in addition to metrics.jsonl; each installed tracker has a key of its name."""
 
     @model_validator(mode="before")
     @classmethod

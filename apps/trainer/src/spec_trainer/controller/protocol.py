@@ -27,7 +27,7 @@ A run that decodes goes through cycles. For each one::
 
       ◄──────────────────── Serve       to decoders; answered by Serving
       ◄──────────────────── Generate    to decoders; answered by Generated
-      ◄──────────────────── TrainCycle  to engines and ranks; a rank answers Ready, and what follows that goes on
+      ◄──────────────────── TrainCycle  to engines and ranks; a rank answers Ready; then as above from Start on
 
 A run that follows live requests goes through tasks. For each one::
 
@@ -173,7 +173,7 @@ class Proceed(ControlMessage):
 
     proceed: bool
     prefill_s: float = 0.0
-    """Seconds that engines have spent on captures, in this cycle of a run that decodes."""
+    """Seconds that engines have spent on captures in this cycle of a run that decodes."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class Perform(ControlMessage):
     steps: tuple[int, int]
     """First step of the task, and first step after it."""
     settings: dict[str, Any]
-    """Fields of BatchSettings that the task may have instead of the run's."""
+    """Fields of BatchSettings whose values may differ from the run's."""
     resume_from: str
     """Value of ``train.resume_from`` for the task."""
     notes: dict[str, Any]

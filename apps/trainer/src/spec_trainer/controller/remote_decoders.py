@@ -1,4 +1,4 @@
-"""RemoteDecoders: the controller's interface to the decoders, worker processes with engines that answer prompts."""
+"""RemoteDecoders is the controller's interface to the decoders, worker processes that answer prompts."""
 
 from __future__ import annotations
 

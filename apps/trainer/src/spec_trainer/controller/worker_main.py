@@ -1,4 +1,4 @@
-"""Entry point of every worker of a run, with any launcher."""
+"""This module is the entry point of every worker of a run, with any launcher."""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ class WorkerUser(Protocol):
         """Handle a worker's message."""
 
     def lost(self, engine: str) -> None:
-        """Let other engines do the work of a lost engine."""
+        """Let other engines capture the batches of a lost engine."""
 
     def regained(self, engine: str) -> None:
-        """Send work again to an engine that was lost and whose replacement is ready."""
+        """Send tasks again to an engine that was lost and whose replacement is ready."""
 
 
 class Workers:

@@ -91,7 +91,7 @@ class ChatRenderer:
 
     @cached_property
     def _between_parts(self) -> str:
-        """Text that the template writes between two text parts of a content; a line break if it takes no parts."""
+        """Text that the template writes between two text parts; a line break if it rejects parts."""
         first, second = "QFIRSTPARTQ", "QSECONDPARTQ"
 
         def render(content: object) -> str | None:

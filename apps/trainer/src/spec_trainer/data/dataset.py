@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _DEFAULT_EVAL_SAMPLES = 64
 _DEFAULT_EVAL_SHARE = 10  # at most one sample in ten
 _MOST_HELD_BYTES = 256 << 20
-"""Most bytes of images that are in memory because rows hold them, as data: URIs or in Parquet."""
+"""Most bytes of images that rows themselves contain, as data: URIs or in Parquet, and that stay in memory."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,7 +56,7 @@ def load_run_data(
     run_directory: Path,
     images: ImageRules = NO_IMAGES,
 ) -> Dataset:
-    """Return what ``load_dataset`` returns, from the cache in ``run_directory`` if it is valid; write nothing."""
+    """Return the dataset of ``load_dataset``, from the cache in ``run_directory`` if valid; write nothing."""
     settings = {
         "data": config.model_dump(mode="json", exclude=_UNUSED),
         "vocab_size": vocab_size,
@@ -76,7 +76,7 @@ def load_run_data(
     found = load_dataset(
         config, tokenizer_folder, vocab_size, longest_prompt, with_questions=with_questions, images=images
     )
-    # Whole files are read for it, and so only once rows could be read from them. Images are checked every time.
+    # The digest reads whole files, so it is computed only after their rows. Images are checked every time.
     few = len(found.samples) <= FEW_SAMPLES or any(sample.images for sample in found.samples)
     return found if few else replace(found, origin=_origin(settings, sources, tokenizer_folder))
 

@@ -1,4 +1,4 @@
-"""Time and memory limits for rendering a chat template, which is untrusted code that comes with the target."""
+"""Limit time and memory for rendering a chat template, which is untrusted code of the target."""
 
 from __future__ import annotations
 

@@ -55,7 +55,10 @@ def read_rows(path: str) -> Iterator[DataRow]:
 
 
 def source_files(path: str) -> list[Path]:
-    """Return the files that ``read_rows`` reads; for a hub id, files in the hub's cache. Raise DataError."""
+    """Return the files that ``read_rows`` reads; for a hub id, the files in the hub's cache.
+
+    Raise DataError if ``path`` cannot be read.
+    """
     source = _source(path)
     if not isinstance(source, list):
         name, split = source
@@ -98,7 +101,10 @@ def check_answers(path: str, chat: ChatConfig) -> None:
 
 
 def data_files(folder: Path) -> list[Path]:
-    """Return the data files below ``folder``, sorted by path; what is hidden by a leading dot is left out."""
+    """Return the data files below ``folder``, sorted by path, without hidden ones (leading dot).
+
+    Raise DataError if there is none.
+    """
     paths = (Path(source) / name for source, _, names in os.walk(folder, onerror=_raise) for name in names)
     with _readable(str(folder)):
         files = sorted(path for path in paths if _is_data(path) and not _is_hidden(path.relative_to(folder)))

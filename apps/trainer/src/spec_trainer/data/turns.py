@@ -111,7 +111,7 @@ class TurnFinder:
         """Return index of each message of ``roles`` -> ContentFrame, from one rendering with placeholders.
 
         Return nothing unless that rendering, with the contents put back, equals the text. An empty content gets no
-        placeholder, because templates treat it differently, and neither does one with images.
+        placeholder, because templates treat it differently, and neither does a content with images.
         """
         numbered = [
             {**message, "content": f"{_PLACEHOLDER}{index}Q"}
@@ -145,7 +145,7 @@ class TurnFinder:
         before = self.render(self.messages[:index], True) if self.has_prompt and index > 0 else None
         if before is None or self.text.startswith(before):
             return None if before is None else len(before)
-        # Thinking off, the prompt holds an empty thought. The text has none there, or the row's own.
+        # With thinking off, the prompt has an empty thought. The text has none there, or the row's own.
         header = _EMPTY_THOUGHT_AT_END.sub("", before)
         if header == before or not self.text.startswith(header):
             return None

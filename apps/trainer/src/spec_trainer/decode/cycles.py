@@ -1,4 +1,4 @@
-"""The cycles of ``decode.every``: an engine answers prompts with the draft, and the run trains on the answers.
+"""Run the cycles of ``decode.every``: an engine answers prompts, and the run trains on the answers.
 
 At the end of a cycle the trained draft is pushed into the engine. A cycle starts from a checkpoint, even if nothing
 was interrupted, and trains on answers that are on disk. So its result is the same bit for bit, however often it was
@@ -99,7 +99,7 @@ class _Run:
         self._folder.remove_drafts_after(done_steps)
         for cycle in cycles_left(self._spec, done_steps):
             if cycle.version == cycle.steps.start == done_steps:
-                self._draft(cycle.version)  # now its checkpoint is there, also where this cycle is decoded
+                self._draft(cycle.version)  # while its checkpoint exists, even if this cycle is decoded
             figures = self._decode(cycle)
             answers = cycle_dataset(self._spec.config, cycle.number)
             _check_tokens(answers, self._spec)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 16
-"""Prompts of a portion; the run can be interrupted between portions. The answers depend on this number."""
+"""Number of prompts in a portion; the run can be interrupted between portions. The answers depend on this number."""
 _NAME = "engine"
 
 

@@ -1,4 +1,4 @@
-"""DecodedFolder: files with the answers and figures of each cycle, and the draft that the engine serves.
+"""DecodedFolder has the answers and figures of each cycle, and the draft that the engine serves.
 
 ``cycle-C.jsonl`` has the answers that cycle C trains on, as rows that any run accepts as data. ``cycle-C.json`` has
 the engine's figures. ``held_out.jsonl`` has the first answers to the held-out prompts. Files are written atomically.

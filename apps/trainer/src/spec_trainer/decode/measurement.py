@@ -1,4 +1,4 @@
-"""Measurement: an engine of the run serves the current draft and answers the held-out prompts with it."""
+"""Measurement lets the run's engine serve the current draft and answer the held-out prompts with it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Public benchmarks: their data sets on the hub, and how their rows become questions.
+"""Read public benchmarks from the hub or from files, and make questions of their rows.
 
-A question has the wording with which published acceptance lengths of drafts were measured, so that ours can be
-compared with them. Answers are graded if a row has the right number in GSM8K's format.
+A question has the wording with which published acceptance lengths of drafts were measured, so that this project's
+figures can be compared with them. Answers are graded if a row has the right number in GSM8K's format.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Benchmark:
     hub: str
     """Id on the hub."""
     questions: Callable[[Row], list[str]]
-    """Returns the questions of a row, one for each turn of the conversation; raises KeyError for a field."""
+    """Returns the questions of a row, one for each turn of the conversation; raises KeyError if the row lacks a
+    field."""
     config: str | None = None
     split: str = "test"
 
@@ -89,20 +90,20 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 
 @dataclass
 class BenchmarkRow:
-    """A row of a benchmark: its questions, and the prompts of those questions that were asked so far."""
+    """A row of a benchmark: its questions, and the prompts of the questions asked so far."""
 
     benchmark: str
     where: str
     questions: list[str]
     right: Decimal | None = None
-    """The number that is the right answer, where the row has one (``grading``)."""
+    """The number that is the right answer; None if the row has none (``grading``)."""
     prompts: list[Sequence[int]] = field(default_factory=list["Sequence[int]"])
     messages: list[dict[str, Any]] = field(default_factory=list["dict[str, Any]"])
 
     def ask(self, encoder: Encoder, longest: int) -> None:
         """Render the next question, after the answers so far, as a prompt.
 
-        Raise DataError if it has more than ``longest`` tokens.
+        Raise DataError if the prompt has more than ``longest`` tokens.
         """
         self.messages.append({"role": "user", "content": self.questions[len(self.prompts)]})
         try:
@@ -130,7 +131,7 @@ def parse_benchmarks(words: str) -> dict[str, int | None]:
     """Return benchmark -> number of rows (None: all) from text such as ``gsm8k:200,mt_bench``.
 
     Capitals, dashes and underscores in names do not matter: ``MT-Bench`` is ``mt_bench``. The name of the data set on
-    the hub is accepted, too. Raise ConfigError for anything else.
+    the hub is accepted, too. Raise ConfigError for any other text.
     """
     names = {spelling: name for name in BENCHMARKS for spelling in _spellings(name)}
     wanted: dict[str, int | None] = {}
@@ -155,7 +156,7 @@ def _plain(name: str) -> str:
 def _spellings(name: str) -> set[str]:
     """Return all accepted names of a benchmark, in lower case without dashes and underscores.
 
-    They are its name here, with and without its configuration, and the name of its data set on the hub.
+    They are its key in ``BENCHMARKS``, with and without its configuration, and the name of its data set on the hub.
     """
     benchmark = BENCHMARKS[name]
     names = (name, f"{benchmark.config}-{name}", benchmark.hub, benchmark.hub.partition("/")[2])
@@ -178,12 +179,12 @@ class Questions:
 
     @property
     def benchmarks(self) -> tuple[str, ...]:
-        """The benchmark of each of ``prompts``."""
+        """Name of the benchmark of each prompt in ``prompts``."""
         return tuple(row.benchmark for row in self._rows for _ in row.prompts)
 
     @property
     def right(self) -> tuple[Decimal | None, ...]:
-        """The right answer, a number, to each of ``prompts``; None if there is none."""
+        """The number that is the right answer to each prompt in ``prompts``; None if there is none."""
         return tuple(row.right for row in self._rows for _ in row.prompts)
 
     @property
@@ -271,7 +272,7 @@ def _commit(file: Path) -> str:
 def _of_split(benchmark: Benchmark, folder: Path) -> list[Path]:
     """Return the data files of the benchmark's configuration and split.
 
-    If no path names the configuration, or the split, files of all are returned.
+    If no path names the configuration (or split), the files of all configurations (or splits) are returned.
     """
     files = data_files(folder)
     for part in (benchmark.config, benchmark.split, "question"):

@@ -1,4 +1,4 @@
-"""The prompts of an evaluation, and how to decode them."""
+"""Workload has the prompts of an evaluation and the ways to decode them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Workload:
 
     prompts: Prompts
     benchmarks: tuple[str, ...] = ()
-    """The benchmark of each prompt; empty where they are of none."""
+    """The benchmark of each prompt; empty if the prompts belong to no benchmark."""
     right: tuple[Decimal | None, ...] = ()
-    """The right number of each prompt of a benchmark, where it has one."""
+    """The number that is the right answer to each prompt of a benchmark; None if there is none."""
     sampling: SamplingParams
-    """The way of decoding whose figures stand at the top of the document."""
+    """Parameters of the decoding whose figures are at the document's top level."""
     other_temperature: float | None = None
     """Temperature that is measured as well if ``sampling`` is greedy."""
     concurrency: tuple[int, ...] = ()
@@ -56,7 +56,7 @@ class Workload:
         return replace(self, sampling=replace(self.sampling, num_draft_tokens=0))
 
     def by_benchmark(self) -> dict[str, Prompts]:
-        """Return the prompts of each benchmark, in their order."""
+        """Return the prompts of each benchmark, in the order of ``prompts``."""
         found: dict[str, Prompts] = {}
         for name, prompt in zip(self.benchmarks, self.prompts, strict=bool(self.benchmarks)):
             found.setdefault(name, []).append(prompt)

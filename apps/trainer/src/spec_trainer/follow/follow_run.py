@@ -85,7 +85,7 @@ class FollowRun:
     ) -> None:
         """Continue after ``done_steps`` steps, with the draft that was pushed last; show figures on ``page``.
 
-        ``open_driver`` returns a driver whose engine runs the target of a run, or that has the reservoir's features.
+        ``open_driver`` returns a driver that has an engine with the target, or that takes the reservoir's features.
         """
         self._spec, self._open_driver, self._stop, self._done_steps = spec, open_driver, stop, done_steps
         self._page, self._retained = page, retained
@@ -115,10 +115,10 @@ class FollowRun:
         self._again_s = time.monotonic()
         """Time (``time.monotonic``) from which a server with an earlier draft may be pushed to again."""
         self._pause = self._left = 1
-        """``_pause``: cycles from the last verdict to the next. ``_left``: those cycles that are left."""
+        """``_pause``: number of cycles between two verdicts. ``_left``: cycles until the next verdict."""
 
     def run(self) -> None:
-        """Follow until ``follow.requests`` have arrived. Raise Interrupted if the command is stopped before."""
+        """Repeat cycles until ``follow.requests`` requests have arrived. Raise Interrupted if stopped before."""
         self._prepare()
         try:
             is_complete = False
@@ -149,7 +149,7 @@ class FollowRun:
             self._take()
 
     def _has_new_target(self) -> bool:
-        """Return whether the target has changed, and use the new one. Raise RunError unless settings allow that."""
+        """Return whether the target has changed, and use it. Raise RunError if settings or its shape forbid it."""
         before, target = self._spec.target, self._settled_target()
         if target.digest == before.digest:
             return False
@@ -170,7 +170,7 @@ class FollowRun:
         return True
 
     def _settled_target(self) -> TargetSpec:
-        """Return the target that its files describe; if they are being replaced, wait until they no longer change."""
+        """Read the target from its files; if they are being replaced, wait until they no longer change."""
         known, last = self._spec.target.digest, None
         while True:
             try:

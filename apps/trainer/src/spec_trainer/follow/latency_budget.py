@@ -23,7 +23,8 @@ _SHARE = 0.99
 _ANSWER_S = 5.0
 _LONGEST_PAGE = 1 << 24
 _LEAST_TOKENS = 100
-"""Fewest tokens between two looks by which a server's latency is judged; with fewer, it is not busy."""
+"""Fewest tokens between two readings of a server's metrics by which its latency is judged; a server with fewer tokens
+is not busy."""
 
 
 class LatencyBudget:
@@ -34,12 +35,12 @@ class LatencyBudget:
         self._servers = [_ServerLatency(url) for url in urls]
         self._budget_s, self._every_s = budget_ms / 1000, every_s
         self._next_s = time.monotonic()
-        """Time (``time.monotonic``) of the next look."""
+        """Time (``time.monotonic``) of the next reading of the metrics."""
         self.waited_s = 0.0
         """Seconds that training has waited."""
 
     def wait(self, should_stop: Callable[[], bool], sleep: Sleep) -> None:
-        """Return when no server exceeds the budget, or when ``should_stop()`` is true; wait by ``sleep``."""
+        """Wait until no server exceeds the budget, or ``should_stop()`` is true; wait by calling ``sleep``."""
         if time.monotonic() < self._next_s:
             return
         began_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Reservoir holds live requests for training and for judging in memory, and draws the samples of each cycle."""
+"""Reservoir keeps live requests in memory for training and judging, and draws each cycle's samples."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Reservoir:
         self.labels = LabelCounts()
         """Labels of the requests added so far."""
         self.num_seen = self.num_new = 0
-        """Number of requests added so far; ``num_new``: without those of a command before."""
+        """``num_seen``: number of requests added so far. ``num_new``: the same without requests of earlier
+        commands."""
         self.num_fresh = 0
         """Number of training requests added since the last draw."""
         self._num_state_bytes = 0
@@ -53,7 +54,7 @@ class Reservoir:
 
     @property
     def oldest(self) -> int:
-        """Number of requests that arrived before the oldest one that is kept for training."""
+        """Number of requests that arrived before the oldest training request that is kept."""
         return next((one.number for one in self._train.values()), self.num_seen)
 
     def restore(self, kept: KeptRequests) -> None:
@@ -71,14 +72,15 @@ class Reservoir:
 
     @property
     def kept(self) -> KeptRequests:
-        """Every request that is kept, oldest first, and the counters."""
+        """All requests that are kept, oldest first, and the counters."""
         train, held_out = tuple(self._train.values()), tuple(self._held_out.values())
         return KeptRequests(train, held_out, self.num_seen, self.num_fresh)
 
     def add(self, request: LiveRequest, states: Tensor | str | None = None) -> None:
         """Add a request; it replaces an earlier request with the same prompt, or the oldest request if full.
 
-        ``states``: features of its first tokens if its server has captured them, or the cause for which it has none.
+        ``states``: hidden states of the request's first tokens if its server has captured them, or the reason why
+        not.
         """
         self.num_seen += 1
         self.num_new += 1
@@ -99,7 +101,7 @@ class Reservoir:
             self._keep(request.prompt, KeptRequest(self.num_seen - 1, ids, len(request.prompt), label, rows))
 
     def states(self) -> dict[int, Tensor]:
-        """Return the ``id`` of the ``input_ids`` of each kept request -> its features, if a server captured them."""
+        """Return ``id(input_ids)`` -> hidden states of each kept request whose states a server captured."""
         kept = (*self._train.values(), *self._held_out.values())
         return {id(one.input_ids): one.states for one in kept if one.states is not None}
 

@@ -1,4 +1,7 @@
-"""Read and describe the verdicts of a run that follows servers: when it compared drafts, and which was pushed."""
+"""Read the verdicts of a run of ``spec-trainer follow``, and describe them as text.
+
+A verdict is one comparison of drafts: its time, the acceptance lengths, and which draft was pushed.
+"""
 
 from __future__ import annotations
 

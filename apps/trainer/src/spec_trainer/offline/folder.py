@@ -1,4 +1,4 @@
-"""FeatureFolder: the folder that a capture fills with shards. Imports no torch."""
+"""FeatureFolder is the folder that a capture fills with shards. This module imports no torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``index.json`` of a feature folder: identity of the features, position and checksum of each sample.
+"""Read and write a feature folder's ``index.json``: identity, sample positions and checksums.
 
-Imports no torch.
+This module imports no torch.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ``hidden_states`` [T, N, H] and ``input_ids`` int64 [T] hold the shard's samples one after the other. The file's
 metadata has ids, positions and checksums of the samples, so that a shard can be read before the index is written.
-Imports torch only to read and write features.
+This module imports torch only to read and write features.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Members: the processes of a run, each with its role, its devices, and its share of these devices."""
+"""Members are the processes of a run, each with its role, its devices, and its share of these devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LiveMeasurements: during training, let an engine of the run measure the current draft at regular steps."""
+"""LiveMeasurements lets the run's engine measure the current draft at regular steps of training."""
 
 from __future__ import annotations
 

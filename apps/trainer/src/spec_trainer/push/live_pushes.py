@@ -1,4 +1,4 @@
-"""LivePushes: during training, push the current draft to running servers at regular steps."""
+"""LivePushes pushes the current draft to running servers at regular steps of training."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class LivePushes(Resource):
             self._pusher.close()
 
     def _goes_ahead(self, done_steps: int) -> bool:
-        """Return on every rank whether to push; rank 0 decides, which knows whether the last push has ended."""
+        """Return on every rank whether to push; rank 0 decides, because it knows if the last push has ended."""
         if done_steps == self._last_step:
             return True
         is_free = self._pusher is not None and not self._pusher.is_busy

@@ -90,7 +90,7 @@ def open_publisher(
 ) -> Publisher:
     """Return a publisher of drafts for ``target`` that fills its buckets (send buffers) on ``device``.
 
-    Raise UsageError as ``open_transports`` does, and if this host cannot listen at the address.
+    Raise UsageError if no weight transport can be used, or if this host cannot listen at the address.
     """
     from spec_kit.weight_sync import Publisher
 

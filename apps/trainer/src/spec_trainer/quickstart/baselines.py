@@ -1,4 +1,4 @@
-"""Two baseline drafts that do not use hidden states: a bigram model and prompt lookup.
+"""This module has two baseline drafts that use no hidden states: a bigram model and prompt lookup.
 
 The engine decodes both with the same code as a trained draft (``Engine.use_proposer``).
 """

@@ -76,7 +76,7 @@ class QuickstartSize:
 
     target: TinyTargetConfig = field(default_factory=TinyTargetConfig)
     library: Path | None = None
-    """Folder of Python files to take the text from; None: the standard library of this Python."""
+    """Folder of Python files from which the text is taken; None means this Python's standard library."""
     training: tuple[str, ...] = (
         "train.steps=160",
         "train.lr=7e-3",

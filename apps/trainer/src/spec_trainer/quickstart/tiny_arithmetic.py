@@ -1,4 +1,4 @@
-"""Settings with which a CPU computes small models faster."""
+"""Change torch's settings so that a CPU computes small models faster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections of a report about speculative decoding, for readers who do not know it."""
+"""Write the sections of a report about speculative decoding, for readers who do not know it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Plots of a report as inline SVG. Each panel is a separate image, so that panels wrap on narrow screens."""
+"""Draw the plots of a report as inline SVG.
+
+Each panel is a separate image, so that panels wrap on narrow screens.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _TICKS = 4
 
 
 def svg(draw: Callable[[Sequence[Axes]], None], panels: int) -> str:
-    """Return the HTML of a row of ``panels`` plots; ``draw`` is called once with the axes of all of them."""
+    """Return the HTML of a row of ``panels`` plots; ``draw`` is called once with the axes of all plots."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Sections of the report about drafts that were pushed to servers or judged on their requests."""
+"""Write the sections of a report about drafts that were pushed to servers or judged on requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 _PLOTTED_LABELS = 8
-"""Most labels of one plot: those with the most held-out requests."""
+"""Most labels of one plot: the labels with the most held-out requests."""
 _LENGTHS = ("acceptance_length", "acceptance_length_served", "acceptance_length_start")
 
 

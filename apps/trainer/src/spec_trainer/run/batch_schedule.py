@@ -117,7 +117,7 @@ class BatchSchedule:
 
     @property
     def steps(self) -> range:
-        """The optimizer steps that train on this dataset: all, or with ``decode.every`` those of one cycle."""
+        """Optimizer steps that train on this dataset: all steps, or the steps of a cycle (``decode.every``)."""
         return range(self.total_steps) if self._part is None else self._part
 
     def items(self, done_steps: int) -> Iterator[GlobalBatch]:
@@ -168,7 +168,7 @@ class BatchSchedule:
         return self._max_over_mean(item, self.dataset.lengths)
 
     def cost_imbalance(self, item: GlobalBatch) -> float:
-        """Return the same for the cost of the samples instead of their tokens."""
+        """Return how unevenly the cost of a batch's samples is distributed over the ranks; 1 is even."""
         return self._max_over_mean(item, self._costs(item))
 
     def _max_over_mean(self, item: GlobalBatch, sizes: Mapping[int, int]) -> float:

@@ -1,4 +1,4 @@
-"""A warning for data whose answers never end as the target ends its own."""
+"""Warn of data whose answers never end with an end token of the target."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _ACCELERATOR_FLOPS = 1e15
 
 
 def expected_time(run: RunSpec, sizes: RunSizes) -> dict[str, Any]:
-    """Return {"hours" or "hours_at_least", "rests_on"}; the first key is missing if nothing is known.
+    """Return {"hours" or "hours_at_least", "rests_on"}; the first key is missing if no time can be given.
 
     The hours of a resumed run are estimated from the times in its metrics. Otherwise a lower bound of the FLOPs is
     divided by the device's FLOP/s. On a CPU these are measured with a matrix product. For an accelerator they are

@@ -1,4 +1,4 @@
-"""A warning for a run that has too few steps for its draft to learn much."""
+"""Warn of a run that has too few steps for its draft to learn much."""
 
 from __future__ import annotations
 

@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 
 
 def cut_records(directory: RunDirectory, done_steps: int) -> None:
-    """Remove rows of steps after ``done_steps``, from which a run resumes, from its logs; warn of missing rows."""
+    """Remove the rows of steps after ``done_steps`` from a run's logs; warn of missing rows.
+
+    The run resumes after ``done_steps`` steps.
+    """
     metrics = drop_after(directory.metrics, done_steps, StepRow)
     noted = Counter[int]()
     for file in directory.logs.glob("trained-*.jsonl"):
@@ -57,7 +60,8 @@ class RunLog:
     ) -> None:
         """Open the files. ``show`` displays the metrics of each step to the user; only process 0 calls it.
 
-        ``trained`` is called with each row of ``trained-RANK.jsonl`` if this rank does not see the run directory.
+        ``trained``: called with each row of ``trained-RANK.jsonl`` if this rank cannot access the run
+        directory; else None.
         """
         self._show = show
         self._reports = process == 0

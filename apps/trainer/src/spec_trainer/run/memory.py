@@ -1,7 +1,8 @@
 """Compare the least memory and disk space that a run needs with what this host and its devices have free.
 
-Counted are weights, gradients, optimizer state, frozen tensors, features in flight and checkpoints. Activations for
-the backward pass and an engine's KV cache are not counted, because they depend on code that has not run.
+The needed memory includes weights, gradients, optimizer state, frozen tensors, features in flight and
+checkpoints. It excludes activations for the backward pass and an engine's KV cache, because they depend on
+code that has not run.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class RunSizes:
 
     @cached_property
     def frozen_bytes(self) -> int:
-        """Bytes of the target's embedding and head in trainers: in their compute dtype, and copies in fp8."""
+        """Bytes of the target's embedding and head in a trainer, with their copies in fp8."""
         target, train = self._run.target, self._config.train
         numbers = target.vocab_size * target.hidden_size
         copies = _FP8_BYTES if train.fp8 is not None else 0

@@ -1,4 +1,4 @@
-"""Trackers of a run, such as TensorBoard: check and open those that section ``track`` enables."""
+"""Check and open the trackers of a run, such as TensorBoard, that section ``track`` enables."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class GuardedTracker:
             self._steps.put((step, scalars))
 
     def close(self) -> None:
-        """Wait until the tracker has processed all steps and is closed, at most a minute."""
+        """Wait at most a minute until the tracker has processed all steps and is closed."""
         self._steps.put(None)
         self._thread.join(1.0 if self.failure else _CLOSE_S)
         if self._thread.is_alive() and self.failure is None:

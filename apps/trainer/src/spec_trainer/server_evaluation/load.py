@@ -1,4 +1,4 @@
-"""ServedPass: a server's answers to questions at one concurrency, with the server's own counters."""
+"""A ServedPass has a server's answers to questions at one concurrency, with the server's counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAiServer: a client of a running server with OpenAI's HTTP API, such as vLLM or SGLang."""
+"""OpenAiServer is a client of a running server with OpenAI's HTTP API, such as vLLM or SGLang."""
 
 from __future__ import annotations
 

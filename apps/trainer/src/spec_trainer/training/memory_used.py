@@ -1,4 +1,4 @@
-"""Memory that a trainer process uses, for the metrics of each step."""
+"""Measure the memory that a trainer process uses, for the metrics of each step."""
 
 from __future__ import annotations
 

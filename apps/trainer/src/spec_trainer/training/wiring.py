@@ -1,4 +1,4 @@
-"""Builds the objects of a resolved run and connects them, in one process or several."""
+"""Build the objects of a resolved run and connect them, in one process or several."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class RankLinks:
     """Key-value store by which the ranks form torch's default process group."""
     stream: BatchSource
     work: Callable[[int, Callable[[], object]], object]
-    """Called with the steps done and a function that trains, once the rank has loaded everything. Calls the function
-    when features may arrive; returns when no other process needs this one any more."""
+    """Called with the steps done and a function that trains, once the rank has loaded everything. It calls the
+    function when features may arrive, and waits until no other process needs this rank."""
     should_stop: Callable[[int], bool]
     """Called after every step with the steps done; returns the same on every rank."""
     show: Callable[[dict[str, Any]], None]
@@ -65,7 +65,7 @@ class RankLinks:
     measure: Measure | None = None
     """Lets the run's engine measure a draft; only on rank 0, with ``train.serve_every``."""
     trained: Callable[[dict[str, Any]], None] | None = None
-    """Called with each step's sample ids if the rank does not see the run directory; None if it does."""
+    """Called with each step's sample ids if the rank cannot access the run directory; None if it can."""
     notes: Callable[[], dict[str, Any]] = dict
     """Returns fields for the record of each step, such as which draft the run's engine serves."""
     timer: Timer | None = None
@@ -98,7 +98,7 @@ class RankFeatures:
     """Returns the rank's batches for a run or one of its cycles. The second argument is a callback that gets the rank
     and the request ids of samples whose transport memory is free."""
     address: str = ""
-    """Address at which the rank receives features; empty for features of a folder."""
+    """Address at which the rank receives features; empty if they come from a folder."""
 
 
 @contextmanager
