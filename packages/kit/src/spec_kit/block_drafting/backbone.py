@@ -1,4 +1,6 @@
-"""The network of a draft that guesses blocks, without its head. Parameters are named as in exported files.
+"""Define the network of a draft that guesses blocks, without its head.
+
+Parameters are named as in exported files.
 
 Shapes: A blocks, B slots, T tokens of the batch, N captured layers, H width.
 """
@@ -34,13 +36,13 @@ tensor. Otherwise it is cheaper to compute the few unseen tokens, too.
 
 @dataclass(frozen=True)
 class Geometry:
-    """The positions of blocks, and the rotary angles of their slots [A · B] and of this rank's context [T]."""
+    """The positions of blocks, the rotary angles of their slots [A · B] and of this rank's context [T]."""
 
     layout: BlockLayout
     slot_angles: Angles
     context_angles: Angles
     rows: ContextRows | None = None
-    """The division of the context over ranks; None: it is not divided."""
+    """The division of the context over ranks; None if it is not divided."""
 
 
 class BlockAttention(AttentionProjections):
@@ -72,7 +74,7 @@ class BlockLayer(nn.Module):
     """One Qwen3-style decoder layer over blocks."""
 
     def __init__(self, shape: BlockShape, window: int | None, kernels: BlockKernels) -> None:
-        """Create the layer. ``window``: tokens of its sliding window; None: full attention."""
+        """Create the layer. ``window``: tokens of its sliding window; None for full attention."""
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
@@ -83,7 +85,7 @@ class BlockLayer(nn.Module):
     def forward(
         self, x_ABH: Tensor, context_TH: Tensor, geometry: Geometry, *, recompute: bool = False
     ) -> Tensor:
-        """Return the blocks' states after the layer. ``recompute``: compute activations again in the backward pass.
+        """Return the blocks' states after the layer; ``recompute`` means activation checkpointing.
 
         The input norm is applied to the block only, not to the context.
         """
@@ -97,7 +99,7 @@ class BlockLayer(nn.Module):
         return self.advance(x_ABH, context, geometry)
 
     def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
-        """Return the same as ``forward``; ``context``: the keys and values of the context."""
+        """Return the blocks' states after the layer, given the keys and values of the context."""
         # All slots are normed, also where a rank has some of x.
         x_ABH = x_ABH + self.attend(self.input_layernorm(x_ABH), context, geometry)
         return x_ABH + self.mlp(self.post_attention_layernorm(x_ABH))

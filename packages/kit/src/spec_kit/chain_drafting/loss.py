@@ -1,4 +1,4 @@
-"""Head, teacher and loss of all unrolled steps, computed for a few positions at a time.
+"""Compute head, teacher and loss of all unrolled steps for a few positions at a time.
 
 The teacher of row t in step s is the target's distribution at position u = t + 1 + s. So the loop runs over
 positions u, computes the target's logits once, and scores all S rows that share them. The same pass computes
@@ -38,7 +38,7 @@ class HeadLoss:
     ids_V: Tensor
     """int64: target id of each row of the head."""
     vocab_mask_V: Tensor | None
-    """bool over the whole target vocabulary: the token has a row in the head. None: all tokens have one."""
+    """bool over the whole target vocabulary: whether the token has a row in the head; None if all have one."""
     kind: DistilledLoss
     ops: VocabularyOps
     kernels: ChainKernels
@@ -53,7 +53,7 @@ class HeadLoss:
     ) -> StepOutput:
         """Return loss and metrics of all steps.
 
-        ``states``: inputs of the head in each of S steps, for the ``needed`` rows or, if None, for all, [T, H].
+        ``states``: inputs of the head in each of S steps, for the ``needed`` rows, or for all rows [T, H] if None.
         ``hidden_TH``: inputs of the target's final norm. ``weight_S``: factor of step s on the loss of a labelled
         row.
         """

@@ -43,7 +43,7 @@ class Communicator(CollectiveLibrary, Protocol):
 
 
 class AgreedProcessGroup(LibraryProcessGroup):
-    """A process group on devices, constructed by all ranks. Raises ConfigError if two ranks share a device."""
+    """A process group on devices, which all ranks construct. Raises ConfigError if ranks share a device."""
 
     library: ClassVar[str]
     """Name of the collective library, for messages."""

@@ -133,7 +133,7 @@ def read_shapes(folder: Path) -> Shapes:
 
 
 def check_shapes(folder: Path, found: Shapes, required: Shapes, optional: Shapes) -> None:
-    """Raise ArtifactError for a tensor that is missing, unknown, or of another shape than config.json says."""
+    """Raise ArtifactError for a missing or unknown tensor, or a shape that contradicts config.json."""
     where, allowed = f"draft {folder}: {_TENSORS}", required | optional
     if missing := sorted(required.keys() - found.keys()):
         raise ArtifactError(f"{where} lacks {', '.join(missing)}")

@@ -1,4 +1,4 @@
-"""DraftMiddleware: ASGI middleware of an engine's server that has this project's extension.
+"""DraftMiddleware is the ASGI middleware of an engine's server that has this project's extension.
 
 It answers ``/spec/draft/status`` (GET) and ``/spec/draft/prepare``, ``commit``, ``revert`` and ``abort`` (POST
 with JSON). ``/spec/draft/status?rounds=N&wait_s=S`` is a long poll: it is answered when N verifications were
@@ -156,7 +156,7 @@ class DraftMiddleware(ABC):
             return 409, {"error": str(error)}
 
     def _taken(self) -> tuple[int, Fields]:
-        """Return the HTTP status, and stored requests, which are deleted here."""
+        """Return the HTTP status and stored requests, and delete these requests."""
         if self.live_requests is None:
             return 409, {"error": f"this server keeps no requests; start it with {LIVE_REQUESTS_VARIABLE}"}
         return 200, self.live_requests.take()
@@ -180,7 +180,7 @@ class DraftMiddleware(ABC):
         return bool(self._token) and hmac.compare_digest(claimed, f"Bearer {self._token}".encode())
 
     async def _counted(self, rounds: int, wait_s: float) -> Fields:
-        """Return the status once ``rounds`` verifications were counted, or after ``wait_s`` seconds."""
+        """Wait for ``rounds`` counted verifications, but at most ``wait_s`` seconds; return the status."""
         ends_s = time.monotonic() + wait_s
         while True:
             traffic = self._traffic

@@ -1,4 +1,4 @@
-"""DraftRanks: the ranks of one program as one replica; a commit happens on all ranks or on none."""
+"""DraftRanks presents the ranks of one program as one replica: all ranks commit an update, or none."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class DraftRanks(ABC):
         """Reset the counters, because the draft has changed."""
 
     async def states(self, asked: str) -> Fields | bytes:
-        """Return the fields of a StatesLayout if ``asked`` is empty; else a piece of states or a StatesLeftOut.
+        """Return a StatesLayout's fields if ``asked`` is empty; else a piece of states or a StatesLeftOut.
 
-        ``asked``: a StatesRange as JSON. Raise EngineError if this server captures no states, as by default.
+        ``asked``: a StatesRange as JSON. Raise EngineError if this server captures no states, which is the default.
         """
         raise EngineError("this server's engine captures no states while it serves")
 

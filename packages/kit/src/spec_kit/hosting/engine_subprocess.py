@@ -1,4 +1,4 @@
-"""EngineSubprocess: starts the process in which an engine's program runs, and talks to it.
+"""EngineSubprocess starts the process of an engine's program, and exchanges messages with it.
 
 vLLM and SGLang change the process in which they run (stdout, logging, signal handlers, start method), and are
 configured by environment variables. So the program gets a separate process with its own environment.
@@ -127,7 +127,7 @@ class EngineSubprocess(Resource):
     def decode(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams
     ) -> Sequence[Mapping[str, Any]]:
-        """Return the answers in the sequence of the prompts.
+        """Return the answers in the order of the prompts.
 
         Each answer has the new token ``ids``, and ``gaps``: the difference of the two largest logits of each
         token, or empty. It has ``draft`` (version, digest) if a pushed draft may serve. If the program counts
@@ -166,13 +166,13 @@ class EngineSubprocess(Resource):
         self.prefill(captures.register(requests, done)).add_done_callback(ran)
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Return the answers in the sequence of the prompts."""
+        """Return the answers in the order of the prompts."""
         return [_generation(answer, sampling) for answer in self.decode(prompts, sampling)]
 
     def ask(self, kind: str, **fields: Any) -> Future[Fields]:
         """Send a request to the process; the future returns the reply's fields, or raises EngineError.
 
-        It raises DataError if that is how the process refused the request.
+        It raises DataError if the process has refused the request with a DataError.
         """
         answer: Future[Fields] = Future()
         with self._lock:

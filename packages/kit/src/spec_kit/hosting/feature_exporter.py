@@ -1,7 +1,7 @@
-"""FeatureExporter: sends captured states from the engine's worker process to the trainers.
+"""FeatureExporter sends captured states from the engine's worker process to the trainers.
 
-Its controller is ``capture_controller``. Code that the engine calls (a connector, a hook) hands the states of each
-request to ``export``. A thread of the exporter sends them, so the engine is not blocked.
+``capture_controller`` is the other side, in the engine's process. Code that the engine calls (a connector, a hook)
+hands the states of each request to ``export``. A thread of the exporter sends them, so the engine is not blocked.
 
 Shapes: T tokens, N captured layers, H hidden size.
 """
@@ -49,7 +49,7 @@ class _Export:
 
 
 class FeatureExporter(Resource):
-    """Sends states to trainers. Only one worker process has one: the first of a tensor-parallel group."""
+    """Sends states to trainers. Only the first worker of a tensor-parallel group has an exporter."""
 
     def __init__(self, address: str, timeout_s: float = _CONNECT_S) -> None:
         """Connect to the controller at ``address``, the value of the variable ``CAPTURE_VARIABLE``.

@@ -1,4 +1,4 @@
-"""Images of a request in the messages to an engine's program."""
+"""Encode and decode the images of a request in the messages to an engine's program."""
 
 from __future__ import annotations
 

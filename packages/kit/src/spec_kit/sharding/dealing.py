@@ -41,7 +41,7 @@ def map_dealt(
 def _one_round(
     function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor], held: Parts
 ) -> dict[str, Tensor]:
-    """Apply ``function`` to at most one full tensor on each rank, so to at most as many tensors as ranks."""
+    """Apply ``function`` to at most one full tensor on each rank; ``parts`` has at most one per rank."""
     rank, templates = dist.get_rank(held.group), list[Tensor]()
     own = made = None
     for owner, (name, part) in enumerate(parts.items()):

@@ -49,7 +49,7 @@ class FlatShard:
     values: Tensor
     """The range's elements [n], contiguous; n = 0 if this rank holds none of the rectangle."""
     saves: bool
-    """Whether this rank saves the range; other ranks may hold the same one."""
+    """Whether this rank saves the range; other ranks may hold the same range."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -137,7 +137,7 @@ def save_sharded(
 def load_sharded(
     state: Mapping[str, Tensor | FlatShard], folder: StateFolder, group: dist.ProcessGroup
 ) -> None:
-    """Load what any number of ranks saved into the tensors of ``state``.
+    """Load tensors, saved by any number of ranks, into the tensors of ``state``.
 
     Also restore this rank's random state, if it was saved.
     """

@@ -124,7 +124,7 @@ class DeviceArena:
         return [self._bytes[start:stop] for start, stop in pieces]
 
     def view(self, pieces: Sequence[Range], num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Return ``input_ids`` [T] and ``hidden_TNH``, gathered on the current stream if the block is scattered."""
+        """Return ``input_ids`` [T] and ``hidden_TNH``; gather a scattered block on the current stream."""
         if len(pieces) < 2:
             return self._layout.view(self._bytes, first_address(pieces), num_tokens)
         return self._layout.view(torch.cat(self.parts(pieces)), 0, num_tokens)

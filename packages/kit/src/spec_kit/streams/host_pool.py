@@ -1,4 +1,4 @@
-"""Define pools in host memory that both processes map (``shared_memory``), or that a sender fills over TCP."""
+"""Define pools in host memory that both processes map (``shared_memory``) or a sender fills over TCP."""
 
 from __future__ import annotations
 

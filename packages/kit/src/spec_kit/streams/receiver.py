@@ -1,4 +1,4 @@
-"""StreamReceiver is the trainer's side of a feature stream between processes; see ``wire`` for packets."""
+"""StreamReceiver is the trainer's side of a feature stream between processes (packets: ``wire``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StreamSender is the engine's side of a feature stream between processes; see ``wire`` for packets."""
+"""StreamSender is the engine's side of a feature stream between processes (packets: ``wire``)."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class TargetConfig:
     def _left_out(self) -> Mapping[str, Any]:
         """The file's values as transformers reads them, with defaults for the values that the file lacks.
 
-        Empty if transformers is not installed or cannot read it.
+        Empty if transformers is not installed or cannot read the file.
         """
         values = deepcopy(self._top if self._nested is None else self._nested)  # transformers writes to it
         # transformers promises no type of error for odd values, and warns of old spellings.

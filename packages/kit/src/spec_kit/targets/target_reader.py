@@ -46,7 +46,7 @@ def read_target(folder: Path) -> TargetSpec:
 
 
 def read_target_tensors(target: TargetSpec) -> TargetTensors:
-    """Return the frozen tensors on the CPU, memory-mapped unless their values have to be computed.
+    """Return the target's frozen tensors on the CPU, memory-mapped unless values have to be computed.
 
     Raises TargetError if a tensor is missing.
     """
@@ -177,7 +177,7 @@ def _load_tensor(target: TargetSpec, name: str) -> Tensor:
 
 
 def _embedding_name(folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
-    """Return the name of the only embedding outside the layers, whose tensors have a number in their names."""
+    """Return the name of the only embedding outside the layers; names of layers' tensors have a number."""
     found = [name for name in tensors if _leaf(name) in _EMBEDDINGS and not _in_stack(name)]
     if len(found) == 1:
         return found[0]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from spec_kit.targets.target_config import TargetConfig
 
-# Kinds of scaling that need the length of pre-training; without their own, it is the model's longest.
+# Kinds of scaling that need the context length of pre-training. If it is missing, max_positions is used.
 _NEED_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
 
 
@@ -39,7 +39,7 @@ def target_rope(config: TargetConfig, max_positions: int) -> Mapping[str, Any]:
 
 
 def _stored(config: TargetConfig) -> dict[str, Any]:
-    """Return the field rope_scaling or else rope_parameters; transformers gives the older field precedence."""
+    """Return the field rope_scaling, or else rope_parameters; transformers too prefers the older field."""
     stored = config.section("rope_scaling") or config.section("rope_parameters")
     if config.described.needs_rope and not stored:
         raise config.error(("rope_parameters",), None, f"the values of this {config.model_type} model")

@@ -1,4 +1,4 @@
-"""The model types that can be targets, and how transformers treats embedding, head and positions of each.
+"""List the model types that can be targets, and how their code treats embedding, head and positions.
 
 Every entry is compared with the model code: tests/integration/test_target_types.py builds each type as a small
 random model and compares logits, embeddings, states and rotary frequencies. A type without an entry here or in a
@@ -38,14 +38,17 @@ def _divisor(key: str) -> Scale:
 
 
 def _minicpm(values: TargetValues) -> float:
-    """Return the states' scale before the head: dim_model_base / hidden_size, or 1 for a null dim_model_base."""
+    """Return the factor on the head's input: dim_model_base / hidden_size, or 1 if the former is null."""
     hidden_size = values.integer("hidden_size")
     null = values.is_null("dim_model_base")
     return (hidden_size if null else values.integer("dim_model_base", default=256)) / hidden_size
 
 
 def _cap(default: float | None = None) -> Cap:
-    """Return a function that reads ``final_logit_softcapping``: null means no cap, absence ``default``."""
+    """Return a function that reads ``final_logit_softcapping``.
+
+    It returns None (no cap) if the value is null, and ``default`` if the key is absent.
+    """
     key = "final_logit_softcapping"
 
     def cap(values: TargetValues) -> float | None:

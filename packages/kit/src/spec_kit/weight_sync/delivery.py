@@ -121,7 +121,7 @@ class Delivery(Resource):
             self.state, self.reason = "aborted", cause(error)
 
     def commit(self) -> None:
-        """Make the replica serve the update; ``state`` becomes ``committed``, or ``quarantined`` with a reason."""
+        """Make the replica serve the update. ``state`` becomes ``committed``, or ``quarantined`` on failure."""
         self._deadline = self._end
         try:
             with self._timed("commit"):
