@@ -1,4 +1,4 @@
-"""Checks of an engine's answers against an independent run of the same target.
+"""Check an engine's answers against an independent run of the same target.
 
 Shapes are as in EngineSuite.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KOLMOGOROV_LIMIT = 1.95
 """Limit of the Kolmogorov-Smirnov test: sqrt(n) times the largest distance of the distribution functions.
 
-It is exceeded by chance once in a thousand tests.
+A correct engine exceeds the limit by chance once in a thousand tests.
 """
 
 
@@ -52,7 +52,7 @@ class ReferenceTarget(Protocol):
 
 
 def token_rows(engine: Engine, lengths: Sequence[int]) -> list[list[int]]:
-    """Return prompts of these numbers of tokens; the same in every test."""
+    """Return prompts of these numbers of tokens; equal lengths give equal prompts in every test."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(engine.target.vocab_size, (n,), generator=generator).tolist() for n in lengths]
 

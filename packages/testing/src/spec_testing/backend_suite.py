@@ -1,4 +1,4 @@
-"""BackendSuite: the contract of spec_core.backend (B1–B11) as tests.
+"""BackendSuite tests the contract of spec_core.backend (B1–B11).
 
 ::
 
@@ -93,7 +93,7 @@ class BackendSuite(ConformanceSuite):
         return backend(backend.Config(name=backend.name))
 
     def host_traces(self) -> set[str]:
-        """Return the names of things on the host that ``prepare_host`` could have left, such as processes.
+        """Return the names of processes, files and the like that ``prepare_host`` could have left on the host.
 
         A subclass adds the daemons and directories of its backend.
         """
@@ -176,9 +176,9 @@ class BackendSuite(ConformanceSuite):
         assert run_python(code).split() == ["refused"]
 
     def test_b8_process_group_needs_no_default_group(self, usable: Backend) -> None:
-        """B8: collectives work over a rendezvous, and torch's default group stays out of it.
+        """B8: collectives work over a rendezvous, and need no default group of torch.
 
-        ProcessGroupSuite says what a group of several processes must do.
+        ProcessGroupSuite tests groups of several processes.
         """
         device = usable.device(0)
         with (
@@ -230,7 +230,7 @@ class BackendSuite(ConformanceSuite):
             pytest.skip(f"backend {usable.name!r} has no causal_attention: drafts use dense attention there")
         device = usable.device(0)
         generator = torch.Generator().manual_seed(0)
-        # 9 tokens, 4 query heads over 2 key heads of width 32: the smallest width that every kernel takes.
+        # 9 tokens, 4 query heads and 2 key heads of width 32, the smallest width that every kernel supports.
         q, k, v, grad = (torch.randn(9, heads, 32, generator=generator) for heads in (4, 2, 2, 4))
         wide = (q.double().requires_grad_(), k.double().requires_grad_(), v.double().requires_grad_())
         out, lse = _dense_attention(*wide, bounds)

@@ -1,4 +1,4 @@
-"""Shared by all suites: a base class that refuses silent overrides of tests, and functions to inspect a plugin."""
+"""This module has the base class of all suites, which refuses silent overrides, and inspects plugins."""
 
 from __future__ import annotations
 

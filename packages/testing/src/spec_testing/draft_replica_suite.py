@@ -1,4 +1,4 @@
-"""DraftReplicaSuite: E10 of spec_core.engine and the contract of spec_core.draft_replica (U1–U10) as tests.
+"""DraftReplicaSuite tests the contract of spec_core.draft_replica (U1–U10), and E10 of spec_core.engine.
 
 ::
 
@@ -55,7 +55,7 @@ PROMPTS = ([3, 1, 4, 1, 5], [2, 7, 1, 8], [1, 6, 1, 8, 0, 3])
 
 
 class DraftReplicaSuite(ConformanceSuite):
-    """Tests of an engine's updates.
+    """Tests of the updates of an engine's draft.
 
     A subclass defines the fixtures ``new_engine``, ``export``, ``target_state``.
 
@@ -79,7 +79,7 @@ class DraftReplicaSuite(ConformanceSuite):
 
     @pytest.fixture
     def drafted(self) -> Drafted:
-        """Return a function that returns an engine's guesses in any form; by default its acceptance counters."""
+        """Return a function that describes an engine's guesses; by default it returns acceptance counters."""
         return _counted
 
     @pytest.fixture
@@ -250,7 +250,7 @@ class DraftReplicaSuite(ConformanceSuite):
             replica.commit(update).result(LIMIT_S)
         replica.abort(update).result(LIMIT_S)
         assert replica.status().result(LIMIT_S).version == 1
-        # The publisher's own next update has the number that is taken now, and is refused.
+        # The publisher's own next update has the same number as the update above, and is refused.
         assert not publisher.publish(2, _weights(export(2))).result(LIMIT_S).committed
         assert publisher.publish(3, _weights(export(3))).result(LIMIT_S).committed
 

@@ -1,4 +1,4 @@
-"""DraftSuite: the contract of spec_core.draft (D1–D15) as tests, on a small random target in memory.
+"""DraftSuite tests the contract of spec_core.draft (D1–D15) on a small random target in memory.
 
 ::
 
@@ -81,7 +81,7 @@ class DraftSuite(ConformanceSuite):
 
     @pytest.fixture
     def options(self) -> dict[str, object]:
-        """Return keys of section ``draft`` besides its name."""
+        """Return options of section ``draft`` besides ``name``."""
         return {}
 
     @pytest.fixture
@@ -135,7 +135,7 @@ class DraftSuite(ConformanceSuite):
 
     @pytest.mark.parametrize("what", sorted(INEXPRESSIBLE))
     def test_d2_refuses_what_it_cannot_express(self, bench: Workbench, what: str, tmp_path: Path) -> None:
-        """D2: a target that the draft cannot express is a TargetError of one line, never ignored."""
+        """D2: a target that the draft cannot express raises a TargetError of one line."""
         assert_refusal(bench.draft, toy_target(tmp_path, **INEXPRESSIBLE[what]), what, what in self.expresses)
 
     def test_d2_features_of_an_accepted_target(self, bench: Workbench) -> None:
@@ -206,7 +206,7 @@ class DraftSuite(ConformanceSuite):
             assert_same_gradients(lively.gradients(), expected, TOLERANCE)
 
     def test_d11_the_targets_tensors_stay_the_targets(self, bench: Workbench) -> None:
-        """D11: a non-persistent buffer equals the target's tensor, and is not exported."""
+        """D11: a non-persistent buffer equals a tensor of the target, and is not exported."""
         state = bench.module.state_dict()
         frozen = {name: value for name, value in bench.module.named_buffers() if name not in state}
         theirs = bench.tensors.others.values()
@@ -275,7 +275,7 @@ class DraftSuite(ConformanceSuite):
         assert acceptance_length_of(outputs[-1]) > acceptance_length_of(outputs[0]) + 0.5
 
     def test_d12_only_judged_guesses_count(self, bench: Workbench) -> None:
-        """D12: only verified guesses are counted, at their positions; other drafts ignore guess depths."""
+        """D12: a draft that learns from guesses counts only verified ones; other drafts ignore guess depths."""
         plain, judged = bench.counts_of_rounds()
         expected = [2, 1, *[0] * len(plain)][: len(plain)]
         assert judged == (expected if bench.draft.learns_from_guesses else plain)
@@ -308,7 +308,7 @@ class DraftSuite(ConformanceSuite):
         assert file_bytes(tmp_path / "first") == file_bytes(tmp_path / "second")
 
     def test_d8_export_is_two_files(self, bench: Workbench, tmp_path: Path) -> None:
-        """D8: a served draft is config.json and model.safetensors, nothing else."""
+        """D8: an export has exactly the files config.json and model.safetensors."""
         bench.export(tmp_path / "out")
         assert sorted(file_bytes(tmp_path / "out")) == ["config.json", "model.safetensors"]
 

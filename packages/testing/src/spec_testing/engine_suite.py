@@ -1,4 +1,4 @@
-"""EngineSuite: the contract of spec_core.engine (E1–E16) as tests, against an independent run of the same target.
+"""EngineSuite tests the contract of spec_core.engine (E1–E16) against an independent run of the target.
 
 ::
 
@@ -124,7 +124,7 @@ class EngineSuite(ConformanceSuite):
     def test_e1_one_sample_per_request_at_its_destination(
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
     ) -> None:
-        """E1: each request sends one sample with its ids to each of its destinations, and nothing elsewhere."""
+        """E1: each request sends one sample with its ids to each of its destinations, and to no other."""
         requests = _requests(engine, [r.address for r in receivers])
         engine.capture(requests, schema).result(LIMIT_S)
         for receiver in receivers:
@@ -141,7 +141,7 @@ class EngineSuite(ConformanceSuite):
         receivers: list[FeatureReceiver],
         reference: ReferenceTarget,
     ) -> None:
-        """E2: states of layer k are the input of target layer k or the final norm, in any batch."""
+        """E2: states of layer k equal the input of target layer k or of the final norm, in any batch."""
         requests = _requests(engine, [receivers[0].address])
         engine.capture(requests, schema).result(LIMIT_S)
         together = {s.request_id: s.hidden_TNH for s in _drain(receivers[0], len(requests))}
@@ -211,7 +211,7 @@ class EngineSuite(ConformanceSuite):
         assert_follows_distribution(engine, reference, num_draft_tokens=3)
 
     def test_e5_refused_draft_changes_nothing(self, engine: Engine, tmp_path: Path) -> None:
-        """E5: a folder that is no draft is an ArtifactError, and the engine answers as before."""
+        """E5: a folder that is no draft raises ArtifactError, and the engine answers as before."""
         prompts = _prompts(engine)
         before = _tokens(engine.generate(prompts, GREEDY))
         (tmp_path / "config.json").write_text('{"architectures": ["NotADraft"]}')
@@ -236,7 +236,7 @@ class EngineSuite(ConformanceSuite):
         assert engine.acceptance() == before
 
     def test_e5_acceptance_counts_from_the_last_load(self, engine: Engine, draft_folder: Path) -> None:
-        """E5, E11, E12, E13: counters agree with each other and with the answers, which have times if they can."""
+        """E5, E11, E12, E13: counters agree with each other and with the answers; times ascend if there are any."""
         assert engine.acceptance() == AcceptanceCounters()
         engine.load_draft(draft_folder)
         answers = engine.generate(_prompts(engine), replace(SPECULATING, with_times=True, concurrency=2))
@@ -280,7 +280,7 @@ class EngineSuite(ConformanceSuite):
         context: EngineContext,
         schema: FeatureSchema,
     ) -> None:
-        """E7: an engine without transport and placement gives the same answers, and refuses to capture."""
+        """E7: an engine without transport and placement gives the same answers; its ``capture`` fails."""
         prompts = _prompts(engine)
         with new_engine(replace(context, placement=None, transport=None)) as other:
             assert _tokens(other.generate(prompts, GREEDY)) == _tokens(engine.generate(prompts, GREEDY))
@@ -363,7 +363,7 @@ class EngineSuite(ConformanceSuite):
         "metrics", ["", "<html>", "up 1\n", "# HELP up\n" * 3, "process_cpu_seconds_total nan"]
     )
     def test_e16_metrics_of_another_program_are_none(self, engine: Engine, metrics: str) -> None:
-        """E16: an engine returns None for the metrics of another program, and raises for no text."""
+        """E16: an engine returns None for the metrics of another program, and never raises, whatever the text."""
         assert engine.server_counters(metrics) is None
 
 

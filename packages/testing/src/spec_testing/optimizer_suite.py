@@ -1,4 +1,4 @@
-"""OptimizerSuite: the contract of spec_core.optimizer (G1-G7) as tests, in one process.
+"""OptimizerSuite tests the contract of spec_core.optimizer (G1-G7) in one process.
 
 ::
 
@@ -222,6 +222,6 @@ def _cut_rows(whole: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cut_range(whole: Tensor) -> tuple[Tensor, Tensor]:
-    """Divide a matrix in the middle of a row; give a vector to the second rank only."""
+    """Divide a matrix in the middle of a row, but give a whole vector to the second rank."""
     first = 0 if whole.ndim == 1 else whole.numel() // 2 + 1
     return whole.flatten()[:first], whole.flatten()[first:]

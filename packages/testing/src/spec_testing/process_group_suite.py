@@ -1,4 +1,4 @@
-"""ProcessGroupSuite: the contract of ``spec_core.process_group`` as tests, run by real processes.
+"""ProcessGroupSuite tests the contract of ``spec_core.process_group`` with real processes.
 
 ::
 
@@ -48,7 +48,7 @@ SUMMABLE = [
 ]
 SHAPES = [(3, 5), (1,), (), (0,), (0, 4)]
 LONG_S, SHORT_S = patient(20.0), 1.5
-"""Timeouts of groups in seconds: if no call should time out, and if a test waits for the timeout."""
+"""Timeouts of groups in seconds: one for tests in which no call may time out, one that a test waits for."""
 GRACE_S = patient(3.0)
 """Seconds that a busy machine may add to a timeout."""
 
@@ -346,7 +346,7 @@ def _come_and_go(me: Rank, build: Build) -> None:
         before = settled_resources()
         _live_once(rendezvous, build)
         after = settled_resources()
-        rendezvous.barrier()  # who leaves earlier takes a connection from rank 0's count
+        rendezvous.barrier()  # a rank that leaves earlier would lower rank 0's count of connections
         assert after == before, f"{before} -> {after}"
 
 
@@ -357,4 +357,4 @@ def _live_once(rendezvous: TcpRendezvous, build: Build) -> None:
     group.close()
     group.close()
     del group
-    rendezvous.barrier()  # counting starts when all have closed: a peer's end shows here, too
+    rendezvous.barrier()  # counting starts when all have closed, because a peer's connection counts here, too

@@ -1,4 +1,4 @@
-"""Runs a function as N ranks, each in a process of its own, with a hard time limit and faults at named points.
+"""Run a function as N ranks, each in its own process, with a time limit and with faults at named points.
 
 ::
 
@@ -7,9 +7,9 @@
     results = run_ranks(member, 2, build)
     outcomes = watch_ranks(member, 2, build, faults={(1, "before send"): Fault.KILL})
 
-Functions and classes reach the children by name, so they are defined at the top level of a module; a test
-module that no import statement would find works too. When the call ends, ranks that still run are killed, as
-they are when the test process dies.
+Functions and classes are sent to the child processes by name, so they must be defined at the top level of a module.
+A test module that no import statement would find works, too. Ranks that still run are killed when the call ends or
+the test process dies.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class _Crew:
 class _Processes(_Crew):
     def __init__(self, work: Any, world_size: int, timeout_s: float) -> None:
         super().__init__()
-        # Forked from a server that has only imported: as clean as a new process, and 20 times as fast.
+        # Forked from a server that has only imported modules: as clean as a new process, and 20 times as fast.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
         self._processes: list[ForkServerProcess] = []

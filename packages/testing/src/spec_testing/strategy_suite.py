@@ -1,4 +1,4 @@
-"""StrategySuite: the contract of spec_core.strategy (S1-S12) as tests, with a toy module and real processes.
+"""StrategySuite tests the contract of spec_core.strategy (S1-S12) with a toy module and real processes.
 
 ::
 
@@ -132,7 +132,10 @@ class StrategySuite(ConformanceSuite):
 
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_s4_cut_and_ranks_change_rounding_only(self, plan: Plan, world_size: int) -> None:
-        """S4, S12: any number of ranks and (also empty) micro-batches trains the same weights, up to rounding."""
+        """S4, S12: the weights are the same, up to rounding, with any number of ranks and micro-batches.
+
+        Micro-batches may be empty.
+        """
         expected = reference(plan)
         for reports in train_all(world_size, *(replace(plan, micro_batches=cuts) for cuts in (1, 3, 5))):
             for report in reports:
@@ -202,7 +205,7 @@ class StrategySuite(ConformanceSuite):
         assert not calls, f"collectives without a group in {', '.join(calls)}"
 
     def test_s10_accepts_what_it_trains(self, plan: Plan, tmp_path: Path) -> None:
-        """S10: ``check`` needs no group, and accepts the target and the draft that every test here trains."""
+        """S10: ``check`` needs no group, and accepts the target and the draft that this suite trains."""
         plan.strategy.check(plan.config, toy_target(tmp_path), HINTS)
 
     def test_evaluate_changes_nothing(self, plan: Plan) -> None:

@@ -1,4 +1,6 @@
-"""TransportSuite: the contract of ``spec_core.transport`` as tests, in two processes if the transport connects two.
+"""TransportSuite tests whether a transport keeps the contract of ``spec_core.transport``.
+
+The ranks are processes, or threads if the transport works within one process.
 
 ::
 
@@ -9,7 +11,8 @@
         def build(self):
             return build
 
-Rank 0 receives, the other ranks send. Their functions are in ``transport_parts`` and ``transport_endings``.
+Rank 0 receives, and the other ranks send. The functions that the ranks run are in ``transport_parts`` and
+``transport_endings``.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ class TransportSuite(ConformanceSuite):
 
     @pytest.fixture
     def device(self) -> str:
-        """Return the device that samples are on, on both sides."""
+        """Return the name of the device that has the samples, of both sender and receiver."""
         return "cpu"
 
     @pytest.fixture
@@ -158,15 +161,15 @@ class TransportSuite(ConformanceSuite):
         assert fail(endings.fault_in_one_of_two, Fault.KILL, 1, 3) == "others go on"
 
     def test_a_closed_sender_is_lost_after_its_last_sample(self, play: Play) -> None:
-        """T7: all samples are received, then PeerLost is raised, but not while another sender is connected."""
+        """T7: all samples of a closed sender are received; PeerLost is raised only if no other sender is left."""
         play(endings.close_sender, 3)
 
     def test_a_closed_receiver_completes_tickets_and_unblocks_senders(self, play: Play) -> None:
-        """T7: if the receiver closes, tickets are completed; a waiting and every later ``send`` raises PeerLost."""
+        """T7: if the receiver closes, open tickets end; a waiting and every later ``send`` raises PeerLost."""
         play(endings.close_receiver, 2)
 
     def test_flush_returns_when_every_ticket_is_done(self, play: Play) -> None:
-        """T8: ``flush`` returns when every ticket is done, and raises DeadlineExceeded if one is not."""
+        """T8: ``flush`` waits until every ticket is done, and raises DeadlineExceeded if one is not."""
         play(parts.flush, 2)
 
     def test_close_twice_leaves_nothing_behind(self, play: Play) -> None:

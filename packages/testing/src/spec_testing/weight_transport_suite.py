@@ -1,4 +1,4 @@
-"""WeightTransportSuite: the contract of spec_core.weight_transport (W1–W8) as tests, alone and in whole updates.
+"""WeightTransportSuite tests the contract of spec_core.weight_transport (W1–W8), also in whole updates.
 
 ::
 
@@ -11,7 +11,7 @@
         @pytest.fixture
         def build(self): return build
 
-``build`` is a function at the top level of a module: it is called in processes of its own.
+``build`` is a function at the top level of a module, because each process of a test calls it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ torch-npu does with events of other processes. A leak would leave one for each u
 class WeightTransportSuite(ConformanceSuite):
     """Tests of a weight transport.
 
-    A subclass must define the fixture ``build``. Each side runs in another process.
+    A subclass must define the fixture ``build``. The sender and each receiver run in processes of their own.
     """
 
     @pytest.fixture
@@ -74,7 +74,7 @@ class WeightTransportSuite(ConformanceSuite):
 
     @pytest.fixture
     def device(self) -> str:
-        """Return the type of device that tensors are on; ``build`` selects the process's current device."""
+        """Return the type of device that has the tensors; ``build`` selects the process's current device."""
         return "cpu"
 
     @pytest.fixture
@@ -122,7 +122,7 @@ class WeightTransportSuite(ConformanceSuite):
         assert isinstance(transport.medium(location, stage.device), WeightMedium)
 
     def test_damage_is_never_served(self, stage: WeightStage) -> None:
-        """If a tensor is damaged in transfer, the old version is still served, and the next update succeeds."""
+        """If a tensor is damaged in a transfer, the old version is still served, and the next update succeeds."""
         run_ranks(publish_damaged, 2, stage)
 
     def test_rank_that_is_slow_ends_at_the_deadline(self, stage: WeightStage) -> None:
@@ -171,7 +171,10 @@ class _Mail:
 
 
 def _round_trips(me: Rank, stage: WeightStage) -> None:
-    """Send from rank 0 to all others and compare. New memory is filled, so that missing bytes are noticed."""
+    """Send tensors from rank 0 to all others and compare them.
+
+    New memory is filled with a pattern, so that missing bytes are noticed.
+    """
     torch.use_deterministic_algorithms(True)
     transport, mail = stage.build() if me.rank else stage.build_publishers(), _Mail(me)
     device = stage.device
@@ -214,7 +217,7 @@ def _sender_that_leaves(me: Rank, stage: WeightStage) -> None:
             arrived = dict(receiver.receive(sender_address, started + SHORT_S))
         except RunError:
             assert time.monotonic() - started < LONG_S / 2
-        else:  # a transport whose sender has written all when it opens
+        else:  # a transport whose sender has written all tensors when it opens
             assert len(arrived) == len(manifest.tensors)
     mail.send("done")
 
