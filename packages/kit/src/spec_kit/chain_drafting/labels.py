@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch, Supervision
 
 WORTH_LEAVING_OUT = 0.03
-"""Rows are left out if they are more than this share of all steps' rows: copying the others costs 3 to 6 % of a
-step."""
+"""Rows are left out if they are more than this share of all steps' rows: copying the remaining rows costs 3 to
+6 % of a step."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class NeededRows:
         return cls(row_N, counts, index_T, rows, local_N, are_all)
 
     def of_step(self, step: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return the int64 indices of a step's rows in the flat batch and among this rank's rows (None: all)."""
+        """Return int64 indices of a step's rows in the flat batch and among this rank's rows; None for all."""
         if self.are_all:
             return None, None
         return self.row_N[: self.counts[step]], self.local_N[: self.counts[step]]

@@ -2,8 +2,8 @@
 
 The teacher of row t in step s is the target's distribution at position u = t + 1 + s. So the loop runs over
 positions u, computes the target's logits once, and scores all S rows that share them. The same pass computes
-loss, metrics, and the gradients with respect to the head and its inputs. No tensor of T · V or S · T · V'
-elements is ever allocated.
+loss, metrics, and the gradients with respect to the head and its inputs. No tensor with the logits of all T
+positions is ever allocated.
 
 Shapes: R positions of a chunk, S steps, V rows of the draft's head (of this shard: see ``spec_core.ops``).
 """
@@ -53,7 +53,7 @@ class HeadLoss:
     ) -> StepOutput:
         """Return loss and metrics of all steps.
 
-        ``states``: inputs of the head in each of S steps, for the ``needed`` rows, or for all rows [T, H] if None.
+        ``states``: inputs of the head in each of S steps, for the ``needed`` rows, or for all rows [T, H] without it.
         ``hidden_TH``: inputs of the target's final norm. ``weight_S``: factor of step s on the loss of a labelled
         row.
         """

@@ -41,7 +41,7 @@ class DecoderConfig(DraftConfig):
     """Options of a draft that is made of decoder layers: sizes that may differ from the target's."""
 
     intermediate_size: int | None = Field(None, ge=1)
-    """Width of the draft's MLP. None means the target's value, as in the three options of the heads."""
+    """Width of the draft's MLP. None means the target's value, also in the options of the heads."""
     num_heads: int | None = Field(None, ge=1)
     """Query heads of the draft's attention."""
     num_kv_heads: int | None = Field(None, ge=1)

@@ -86,7 +86,7 @@ def _llama3(frequency: Tensor, rope: Mapping[str, Any]) -> Tensor:
 
 
 def _yarn(frequency: Tensor, rope: Mapping[str, Any], theta: float, max_positions: int) -> Tensor:
-    """Keep the frequencies of channels that turn often in the original context; divide slow ones."""
+    """Keep the frequencies of channels that turn often in the original context; divide the others."""
     dim = 2 * len(frequency)
     context = rope.get("original_max_position_embeddings") or max_positions
 

@@ -41,7 +41,7 @@ class Teacher:
     best_R: Tensor
     """int64: arg-max over the whole vocabulary."""
     trained_R: Tensor
-    """bool: the arg-max has a row in the draft's head, so the position is trained."""
+    """bool: whether the arg-max has a row in the draft's head; only such positions are trained."""
 
 
 @dataclass(frozen=True)

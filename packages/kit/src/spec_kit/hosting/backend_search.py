@@ -1,4 +1,4 @@
-"""Find the backend in a process of an engine's program, to which no run names the backend."""
+"""Find the backend for a type of device, in a process of an engine's program that knows no run."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class DraftMiddleware(ABC):
     no_states: ClassVar[str] = (
         f"this server captures no states; start it with states_bytes in {LIVE_REQUESTS_VARIABLE}"
     )
-    """Answer to a call for states if none are captured, and what to do."""
+    """Error message for a call for states if none are captured."""
 
     def __init__(self, app: App) -> None:
         """Wrap ``app``."""

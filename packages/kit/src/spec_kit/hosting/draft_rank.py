@@ -1,4 +1,4 @@
-"""DraftRank carries out draft updates in one rank of an engine's program; it is called with strings."""
+"""DraftRank runs draft updates in one rank of an engine's program; arguments and results are strings."""
 
 from __future__ import annotations
 

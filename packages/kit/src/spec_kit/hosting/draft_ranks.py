@@ -22,7 +22,7 @@ class DraftRanks(ABC):
     """Calls the DraftRank of each process of one program, on the event loop of the program's frontend."""
 
     def __init__(self) -> None:
-        """Start without a call; the number of ranks is not known yet."""
+        """Start with an unknown number of ranks, which the first call finds out."""
         self._order = asyncio.Lock()
         self._num_ranks = 0
         """Number of ranks that hold the draft; 0 before the first call."""

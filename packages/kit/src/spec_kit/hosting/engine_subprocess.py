@@ -116,7 +116,7 @@ class EngineSubprocess(Resource):
 
     @abstractmethod
     def prefill(self, requests: Sequence[CaptureRequest]) -> Future[Fields]:
-        """Send the requests to the program, whose worker exports the states of each.
+        """Send the requests to the program, whose worker exports the states of each request.
 
         The ``request_id`` and ``destinations`` of a request must reach ``FeatureExporter.export`` unchanged; these
         destinations are short names, which may be logged. The future completes when the program has run every

@@ -17,6 +17,6 @@ def image_fields(image: ImageSource) -> Fields:
 
 
 def image_of_fields(fields: Fields) -> ImageSource:
-    """Return the image that ``image_fields`` has described."""
+    """Return the image from the fields that ``image_fields`` has returned."""
     data = base64.b64decode(fields["data"])
     return ImageSource(digest=fields["digest"], path=fields["path"], data=data)

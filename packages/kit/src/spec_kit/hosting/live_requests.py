@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 LIVE_REQUESTS_VARIABLE = "SPEC_LIVE_REQUESTS"
 """Environment variable of a server: the fields of LiveRequestsConfig as JSON. If unset, nothing is stored."""
 LEARN_HEADER = b"x-draft-learn"
-"""Header of a request: ``no`` prevents that it is stored, ``yes`` stores it whatever the share is."""
+"""Header of a request: ``no`` prevents its storage, ``yes`` stores it regardless of ``share``."""
 LABEL_HEADER = b"x-draft-label"
 """Header of a request: one of the labels of the configuration, by which acceptance is reported."""
 OTHER_LABEL = "other"
@@ -56,8 +56,8 @@ _LABELLED_PATHS = (
 _LONGEST_BODY = 1 << 18
 """Largest body of a request, in bytes, that is parsed."""
 _TAKEN_TOKENS = 24_576
-"""Largest number of tokens of one ``take``. As ids of seven digits with commas they fit the largest response that
-a client reads."""
+"""Largest number of tokens of one ``take``. Written as ids of seven digits with commas, they fit the largest response
+that a client reads."""
 _ROW_TOKENS = 18
 """Size of the field names, the label and the key of one request in a response, in tokens."""
 _TOKEN_BYTES = 4
@@ -69,7 +69,7 @@ _LABEL: pydantic.TypeAdapter[str] = pydantic.TypeAdapter(Label)
 
 
 class LiveRequestsConfig(Config):
-    """Fields of ``SPEC_LIVE_REQUESTS``."""
+    """Fields of the JSON object in the environment variable ``SPEC_LIVE_REQUESTS``."""
 
     share: Annotated[float, pydantic.Field(gt=0, le=1)]
     """Share of the requests that is stored; a hash of the request's id decides."""

@@ -58,7 +58,7 @@ class StatesLeftOut(WireRecord):
     """Answer for a request whose states are missing or incomplete."""
 
     left_out: Annotated[str, pydantic.Field(pattern=r"^[a-z_]{1,32}$")]
-    """Cause why states are missing."""
+    """Why states are missing."""
 
 
 def piece_rows(schema: FeatureSchema) -> int:

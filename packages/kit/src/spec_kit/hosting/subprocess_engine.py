@@ -91,7 +91,7 @@ class SubprocessEngine(Engine):
         self._submit(lambda: self._capturing(schema)).result()
 
     def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
-        """Hand the batch to the program and return at once (E1-E3)."""
+        """Hand the batch of requests to the program and return at once (E1-E3)."""
         done: Future[None] = Future()
 
         def begin() -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CLOSE_S = 10.0
 """Seconds that ``close`` waits until all samples are announced."""
 SETTLE_S = 0.5
-"""Seconds that ``close`` then waits until the receiver has requested all announced samples."""
+"""Seconds that ``close`` waits, after the announcements, until the receiver has requested all samples."""
 LINGER_S = 60.0
 """Seconds for which a closed sender stores samples that the receiver has not requested yet."""
 
@@ -57,7 +57,7 @@ class DeferredBuffer(SenderBuffer):
     for the receiver after the sender has closed."""
 
     def open(self) -> None:
-        """Prepare the buffer, on the announcing thread. It may block; ``connect`` waits for it."""
+        """Prepare the buffer on the announcing thread. The call may block; ``connect`` waits for it."""
 
     @abstractmethod
     def take_pending(self) -> PendingSend:

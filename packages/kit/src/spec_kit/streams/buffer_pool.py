@@ -38,7 +38,7 @@ class BufferPoolFactory(ABC):
     """Returns the pool that each sender of a receiver writes to."""
 
     def serves(self, device_id: str) -> bool:
-        """Return whether a sender on the device ``device_id`` (of ``SenderConnector``) can write to its pools."""
+        """Return whether a sender on the device ``device_id`` (of ``SenderConnector``) can write to the pools."""
         return True
 
     @abstractmethod

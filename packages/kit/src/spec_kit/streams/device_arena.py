@@ -1,4 +1,4 @@
-"""DeviceArena allocates blocks in one range of device memory; functions copy samples on a device.
+"""Allocate blocks in one range of device memory (DeviceArena), and copy samples on a device.
 
 Shapes: T tokens, N captured layers, H hidden size.
 """
@@ -71,9 +71,9 @@ class GrantInfo(NamedTuple):
 
 
 def arena_bytes(layout: SampleLayout, window_bytes: int) -> int:
-    """Return the bytes of memory for a window with the padding of its blocks.
+    """Return how many bytes a window of ``window_bytes`` needs with the padding of its blocks.
 
-    Samples of one token have the largest share of padding, so it is computed for them.
+    The padding is computed for samples of one token, which have the largest share of padding.
     """
     return -(-window_bytes * layout.block_bytes(1) // layout.sample_bytes(1))
 

@@ -108,7 +108,7 @@ class EventPool:
         return handle
 
     def free(self, handle: bytes) -> None:
-        """Store an event for the next block."""
+        """Keep an event for reuse by a later block."""
         self._lent.remove(handle)
         self._spare[self._device].append(handle)
 

@@ -269,7 +269,7 @@ class StreamReceiver(FeatureReceiver):
         return peer
 
     def _serve(self, peer: _Peer) -> None:
-        """Handle one sender's packets, on a separate thread, until the sender or an invalid packet ends it."""
+        """Handle one sender's packets, on a separate thread; an invalid packet ends only its connection."""
         loss: RunError | None = None
         try:
             while True:

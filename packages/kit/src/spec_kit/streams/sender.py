@@ -32,7 +32,7 @@ _done.set_result(None)
 
 
 class StreamSender(FeatureSender):
-    """Sender without a thread: each call blocks while it talks to the receiver, one call at a time."""
+    """Sender without a thread. Each call blocks until its exchange with the receiver ends; one call at a time."""
 
     def __init__(
         self, address: str, schema: FeatureSchema, timeout_s: float, connector: SenderConnector

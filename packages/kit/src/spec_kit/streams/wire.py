@@ -78,7 +78,7 @@ class Packet(NamedTuple):
 
 _HEADER = struct.Struct("<QQq")
 MAX_DATA_BYTES = MAX_PACKET_BYTES - _HEADER.size
-"""Largest payload of a packet."""
+"""Largest payload of a packet in bytes."""
 
 
 @dataclass(frozen=True)

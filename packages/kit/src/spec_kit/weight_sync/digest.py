@@ -121,6 +121,6 @@ def tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _computing_device(device: torch.device) -> torch.device:
-    """Return ``device`` if torch itself supports it, or the CPU if an extension does."""
+    """Return ``device`` if torch itself supports it, or the CPU if a torch extension supports it."""
     is_torchs = torch.get_device_module(device).__name__.startswith("torch.")
     return device if is_torchs else torch.device("cpu")

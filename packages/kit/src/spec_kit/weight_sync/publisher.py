@@ -89,7 +89,7 @@ _LEFT_OUT = ReplicaOutcome(
 
 
 class Publisher(Resource):
-    """Pushes weights to one update group; only ``serving``, ``next_version`` and ``close`` block."""
+    """Pushes weights to the replicas of one update group; only ``serving``, ``next_version`` and ``close`` block."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class Publisher(Resource):
         return self._submit(publish, then=self._repair)
 
     def revert(self, timeout_s: float = 60.0) -> Future[Mapping[str, ReplicaOutcome]]:
-        """Undo the newest commit on every replica. A replica that cannot gets the previous version, if any."""
+        """Undo the newest commit on every replica; if a replica cannot, push the previous version to it."""
         return self._submit(lambda: self._revert(timeout_s), then=self._repair)
 
     def serving(self, timeout_s: float = 10.0) -> dict[str, ServingStatus]:

@@ -49,8 +49,7 @@ class UpdateReceiver(Resource):
     """Receives and commits the updates of one group, in one rank; any thread may call it.
 
     An engine calls ``commit`` and ``revert`` between two of its steps. Each call returns the status after the
-    call. It raises EngineError in the cases in which ``spec_core.draft_replica`` says that the call is
-    refused.
+    call. It raises EngineError if the call is refused (``spec_core.draft_replica`` names the cases).
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class UpdateReceiver(Resource):
             return self._status
 
     def commit(self, update: UpdateId) -> ServingStatus:
-        """Serve the received update (U3)."""
+        """Swap in the received update, so that the engine drafts with it (U3)."""
         with self._lock:
             if self._is(update, "committed"):
                 return self._status
@@ -131,7 +130,7 @@ class UpdateReceiver(Resource):
             return self._status
 
     def abort(self, update: UpdateId) -> ServingStatus:
-        """Forget an update that is not committed (U5)."""
+        """Discard an update that is not committed (U5)."""
         with self._lock:
             self.give_up(update, "the publisher gave it up")
             return self._status
