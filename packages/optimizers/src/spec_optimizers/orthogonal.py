@@ -66,7 +66,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         rate = group["lr"] * group["matrix_rate"]
         for name, matrix in zip(self._names, matrices, strict=True):
             matrix.mul_(1 - rate * group["weight_decay"]).add_(steps[name], alpha=-rate)
-        # Loading a state makes new groups and a new dictionary.
+        # Loading a state creates new parameter groups and a new state dictionary.
         self._others.param_groups, self._others.state = others, self.state
         self._others.step()
 

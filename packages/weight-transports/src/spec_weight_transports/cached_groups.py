@@ -80,7 +80,7 @@ class WeightGroup:
         if self._own_stream is not None:
             try:
                 self._own_stream.stream.synchronize()
-            except RuntimeError as error:  # torch's, for all that fails on a device
+            except RuntimeError as error:  # torch raises it for all errors of a device
                 raise PeerLost(f"a broadcast has failed on {self._device}: {error}") from error
         self._is_drained = True
 

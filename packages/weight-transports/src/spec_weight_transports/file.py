@@ -208,7 +208,7 @@ def _locked_folder(prefix: str, parent: Path) -> tuple[Path, int]:
     Remove older folders with this prefix that no process has locked.
     """
     for left in parent.glob(f"{prefix}*"):
-        with suppress(OSError), _opened(left) as descriptor:  # where locks do not work, all of them stay
+        with suppress(OSError), _opened(left) as descriptor:  # without working locks, all folders stay
             if _take(descriptor):
                 shutil.rmtree(left, ignore_errors=True)
     while True:
@@ -217,7 +217,7 @@ def _locked_folder(prefix: str, parent: Path) -> tuple[Path, int]:
             is_ours = True
             with suppress(OSError):
                 is_ours = _take(descriptor)
-            if is_ours and folder.exists():  # else another process took it for one that was left
+            if is_ours and folder.exists():  # else another process has removed it as unlocked
                 return folder, os.dup(descriptor)
 
 

@@ -109,7 +109,7 @@ def _attend(
     """Return the attention of one chunk of blocks to the context's keys and to the blocks' keys (``own``)."""
     pairs = zip((k_TND, v_TND), own, strict=True)
     k, v = (torch.cat([old[chunk.context], new.flatten(0, 1)]) for old, new in pairs)
-    if not len(q_CBND):  # nothing to attend, but a gradient (of zero) must reach every input
+    if not len(q_CBND):  # no queries, but every input must get a (zero) gradient
         return q_CBND + k.sum() + v.sum()
     mask = chunk.visible(q_CBND.shape[1], window)
     group = q_CBND.shape[2] // k.shape[1]

@@ -100,7 +100,7 @@ class BlockLayer(nn.Module):
 
     def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
         """Return the blocks' states after the layer, given the keys and values of the context."""
-        # All slots are normed, also where a rank has some of x.
+        # All slots are normed, even if a rank has only some of them in x.
         x_ABH = x_ABH + self.attend(self.input_layernorm(x_ABH), context, geometry)
         return x_ABH + self.mlp(self.post_attention_layernorm(x_ABH))
 
@@ -149,7 +149,7 @@ class BlockBackbone(nn.Module):
         hidden_TNH, position_T, device = batch.hidden_TNH, batch.position_T, batch.input_ids_T.device
         anchor_A, start_A, seen_C = blocks.anchor_A, blocks.start_A, blocks.context_rows(batch)
         if len(seen_C) < WORTH_A_COPY * len(position_T):
-            # All between a block's start and its anchor stay side by side, so that positions are what they were.
+            # All tokens between a block's start and its anchor are kept, so that positions do not change.
             anchor_A, start_A = (torch.searchsorted(seen_C, places_A) for places_A in (anchor_A, start_A))
             row_C = to_device_async(seen_C, device)
             rows = ContextRows.evenly(len(seen_C), batch)

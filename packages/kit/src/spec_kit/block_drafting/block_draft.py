@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 _KEYS_VALUES = ("k_proj.weight", "v_proj.weight")
 C = TypeVar("C", bound=BlockConfig)
 S = TypeVar("S", bound=BlockShape)
-# Which channels turn. SGLang 0.5.16 turns all channels whatever a DFlash config says, so a fresh draft does.
+# Keys for the number of rotated channels. SGLang 0.5.16 rotates all channels whatever a DFlash config says, so a
+# fresh draft does, too.
 _ROPE_NOT_COPIED = frozenset({"partial_rotary_factor", "rope_dim"})
 
 

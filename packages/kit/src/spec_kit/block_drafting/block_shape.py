@@ -210,5 +210,5 @@ def default_layers(num_target_layers: int, num_features: int) -> tuple[int, ...]
     n = num_target_layers
     if num_features == 1:
         return (n // 2 + 1,)
-    # The output's number is rounded, as SGLang does it: a half goes to the even one.
+    # The output's number is rounded as in SGLang: a half is rounded to the even number.
     return tuple(1 + round(1 + i * (n - 4) / (num_features - 1)) for i in range(num_features))

@@ -177,7 +177,7 @@ def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], boun
     """Return the attention without a kernel: dense, a few queries at a time, recomputed in backward."""
     pieces: list[Tensor] = []
     cursor = 0
-    # Without a document one row of padding runs, so that every parameter still gets its (zero) gradient.
+    # Without a document, one row of padding is computed, so that every parameter gets a (zero) gradient.
     for start, stop in bounds or [(0, min(1, len(q)))]:
         pieces.append(torch.zeros_like(q[cursor:start]))
         rows = max(1, SCORE_BYTES // (4 * q.shape[1] * max(1, stop - start)))

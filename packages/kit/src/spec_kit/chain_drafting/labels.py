@@ -52,7 +52,7 @@ class SupervisedRows:
         if needed is None or is_local_T is None:
             return cls(*to_device_async(columns, device))
         teacher_R, first_R, depth_R = columns
-        below_T = F.pad(is_local_T.cumsum(0), (1, 0))  # own rows before each row
+        below_T = F.pad(is_local_T.cumsum(0), (1, 0))  # number of this rank's rows before each row
         deepest_R = depth_R.clamp(max=len(needed.counts))
         columns = columns[
             :, below_T[(teacher_R - first_R).maximum(teacher_R - deepest_R)] > below_T[teacher_R - deepest_R]

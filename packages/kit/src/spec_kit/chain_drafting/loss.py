@@ -86,7 +86,7 @@ class _StepSums:
         self.agreed_X = zeros(num_steps * num_tokens)
         self.grad_states_XH = self.grad_head_VH = None
         if torch.is_grad_enabled():
-            # One row more than there are, for the gradients of rows that are not labelled.
+            # One extra row takes the gradients of rows without a label.
             self.grad_states_XH = states[0].new_zeros(num_steps * num_tokens + 1, width)
             if head.head.weight.requires_grad:
                 self.grad_head_VH = zeros(head.head.weight.shape)
@@ -97,7 +97,7 @@ class _StepSums:
         labelled_RS, row_RS = chunk.labels(step_S)
         if self.index_T is not None:
             row_RS = self.index_T[row_RS]
-        row_RS = torch.where(labelled_RS, row_RS, 0)  # what is not labelled is some other row, with weight 0
+        row_RS = torch.where(labelled_RS, row_RS, 0)  # a row without a label gets index 0 and weight 0
         input_RSH = torch.stack([state[row_RS[:, s]] for s, state in enumerate(self.states)], dim=1)
         logits_RSV = head.head.forward(input_RSH)
         ops, kernels = head.ops, head.kernels

@@ -52,7 +52,7 @@ def gloo_device(interface: str) -> Generator[Any]:
     """
     with opening:
         before = _listeners()
-        # Connected when a group is built, so that one that cannot work raises there (P8).
+        # A group connects when it is built (lazy_init=False), so a group that cannot work raises then (P8).
         device = ProcessGroupGloo.create_device(hostname=interface, lazy_init=False)
         ports = {inode: descriptor for inode, descriptor in _listeners().items() if inode not in before}
     yield device
@@ -124,6 +124,6 @@ def _open_files() -> Iterator[tuple[int, str]]:
     for name in os.listdir("/proc/self/fd"):
         try:
             file = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:  # the descriptor of this very listing, for one
+        except OSError:  # such as the descriptor of this listing itself
             continue
         yield int(name), file

@@ -33,7 +33,7 @@ class _Gloo:
     """Gloo as a CollectiveLibrary. Calls block until they are done; gloo has one timeout for all calls."""
 
     def __init__(self, gloo: Any) -> None:
-        self._gloo = gloo  # torch's stubs leave its methods out
+        self._gloo = gloo  # torch's type stubs lack its methods
 
     def broadcast(self, raw: Tensor, src: int, deadline: float) -> None:
         options = torch.distributed.BroadcastOptions()
@@ -119,7 +119,7 @@ class GlooProcessGroup(LibraryProcessGroup):
             yield
         except RuntimeError as error:
             where = f"rank {self.rank} of {self.world_size}: {call}"
-            self._end(f"{where} failed")  # so that the peers that wait for this rank learn of it, too
+            self._end(f"{where} failed")  # so that peers that wait for this rank fail, too
             if time.monotonic() - started >= self._timeout_s:
                 raise DeadlineExceeded(f"{where}: no answer within {self._timeout_s} s") from error
             raise PeerLost(f"{where}: {error}") from error

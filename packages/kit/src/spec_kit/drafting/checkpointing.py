@@ -24,5 +24,5 @@ def checkpointed(function: Callable[P, R], *, enabled: bool = True) -> Callable[
     """
     if not enabled:
         return function
-    # Nothing in it is random: the state of the generators need not be kept.
+    # The function draws no random numbers, so the state of the generators need not be stored.
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)

@@ -203,7 +203,7 @@ def write_draft(draft: Draft, weights: Mapping[str, Tensor], target: TargetSpec,
     """
     from safetensors.torch import save_file
 
-    # A copy of its own: safetensors refuses tensors that share memory.
+    # Each tensor is cloned, because safetensors refuses tensors that share memory.
     exported = draft.exported_tensors(weights, target)
     stored = {name: tensor.cpu().clone().contiguous() for name, tensor in exported}
     for name, tensor in stored.items():

@@ -27,7 +27,7 @@ def sharded_logsumexp_argmax(
     local_X, sum_X, index_X = kernels.logsumexp_argmax(logits_XV)
     top_X = ops.reduce_max(local_X)
     log_sum_X = top_X + ops.reduce_sum(sum_X * (local_X - top_X).exp()).log()
-    # A NaN is not below anything: what such a row calls its largest is still an id of the vocabulary.
+    # Comparisons with NaN are false, so a row with NaN still gets a valid id of the vocabulary.
     best_X = torch.where(local_X < top_X, torch.iinfo(torch.int64).min, -ids_V[index_X])
     return log_sum_X, -ops.reduce_max(best_X)
 

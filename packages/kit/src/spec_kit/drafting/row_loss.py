@@ -129,7 +129,7 @@ def _lk_lambda(
     return value_RS, (share_RS + (1 - share_RS) * scored.below_RS, share_RS - 1, share_RS)
 
 
-# Values [R, S], and the factors a, b, c [R, S] of their gradients.
+# Each loss returns its values [R, S], and the factors a, b, c [R, S] of their gradients.
 ROW_LOSSES: Mapping[
     DistilledLoss, Callable[[Scored, Teacher, VocabularyOps, DecoderKernels], tuple[Tensor, Factors]]
 ] = {

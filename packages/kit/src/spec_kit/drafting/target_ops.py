@@ -52,7 +52,7 @@ class TargetOps(VocabularyOps):
         normed = (
             F.rms_norm(wide, wide.shape[-1:], eps=self._target.norm_eps).to(self._norm_H.dtype) * self._norm_H
         )
-        # Float32 from here on: soft-cap, scale and softmax of a bf16 product lose the small probabilities.
+        # Float32 from here on: soft-cap, scale and softmax in bf16 would lose small probabilities.
         logits = self.head.forward(normed).to(wide.dtype)
         if self._target.logit_scale != 1:
             logits = logits * self._target.logit_scale

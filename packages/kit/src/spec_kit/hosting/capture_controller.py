@@ -169,7 +169,7 @@ class CaptureController(Resource):
             if not self._has_token(first):
                 channel.close()
                 continue
-            with suppress(PeerLost):  # the end of its messages says so too
+            with suppress(PeerLost):  # then its messages end below
                 channel.send("configuration", **self._configuration)
             self._received_s = time.monotonic()
             self._exporter = channel

@@ -118,7 +118,7 @@ class DraftMiddleware(ABC):
             passed.set()
 
         await self._app(scope, await self.renewed(path, receive), naming)
-        if path == self.sleep_path and answered == [http.HTTPStatus.OK]:  # without such a route it is refused
+        if path == self.sleep_path and answered == [http.HTTPStatus.OK]:  # a server may lack this route
             await self._note("forget")
 
     def _opening(self, send: Send) -> Send:

@@ -87,7 +87,7 @@ class DraftRanks(ABC):
                 )
         answers = await self.answers("commit", argument)
         if refused := _first_refusal(answers):
-            await self.answers("revert", argument)  # those that have committed
+            await self.answers("revert", argument)  # on the ranks that have committed
             raise EngineError(refused)
         return _statuses(answers)
 

@@ -100,7 +100,7 @@ class EngineSubprocess(Resource):
         self._reaper = Reaper()
         self._process, self._channel = spawn([self.module], env, subprocess.PIPE, context.peer_s)
         self._reaper.add(self._process.pid)
-        with suppress(PeerLost):  # its end is noticed, with the cause, by a thread below
+        with suppress(PeerLost):  # the thread _await_end reports why the process ended
             self._channel.send(
                 "order",
                 arguments=dict(arguments),
@@ -215,7 +215,7 @@ class EngineSubprocess(Resource):
         self._channel.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(self.grace_s)
-        if self._process.poll() is None:  # else its number may be another group's by now
+        if self._process.poll() is None:  # else another group may have its number by now
             end_group(self._process.pid)
         self._process.wait()
         for thread in self._threads:
@@ -278,7 +278,7 @@ class EngineSubprocess(Resource):
 
     def _await_end(self) -> None:
         code = self._process.wait()
-        end_group(self._process.pid)  # its children hold its output open
+        end_group(self._process.pid)  # its children keep its output open
         listening, copying, _ = self._threads
         listening.join()
         copying.join()

@@ -322,7 +322,7 @@ class LiveRequests:
     def _reason(self, asked: _AskedRequest | None, request_id: str) -> str:
         """Return why a request is not stored; empty if it is stored."""
         config = self._config
-        if asked is None:  # none of a client's
+        if asked is None:  # no client has sent this request
             return "no_http"
         if asked.learn == "no":
             return "opted_out"

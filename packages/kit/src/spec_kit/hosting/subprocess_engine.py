@@ -176,7 +176,7 @@ class SubprocessEngine(Engine):
         if (process := self._process) is not None:
             process.close()
         self._thread.shutdown(wait=True)
-        if (process := self._process) is not None:  # the thread was constructing it
+        if (process := self._process) is not None:  # it was under construction above
             process.close()
 
     def _submit(self, work: Callable[[], R]) -> Future[R]:
@@ -194,7 +194,7 @@ class SubprocessEngine(Engine):
     def _program(self, mode: Mode) -> EngineSubprocess:
         """Return the program running in ``mode``; first stop a program that runs in another mode."""
         if (process := self._process) is not None:
-            process.health()  # a restart must not hide a death
+            process.health()  # a restart must not hide that the program has died
             if process.mode == mode:
                 return process
         if self._draft is not None and isinstance(mode, SpeculativeMode):

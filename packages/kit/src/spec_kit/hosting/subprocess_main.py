@@ -117,11 +117,11 @@ class EngineLink(AbstractContextManager["EngineLink"]):
             kind, fields = "done", await handler(message)
         except DataError as error:
             kind, fields = "refused", {"message": str(error), "is_data": True}
-        except Exception as error:  # whatever a program raises is for the engine
+        except Exception as error:  # the engine gets whatever the program raises
             if has_failed():
                 raise
             kind, fields = "refused", {"message": _one_line(error)}
-        with suppress(PeerLost):  # nobody waits for it
+        with suppress(PeerLost):  # the engine is gone, so nobody waits for the reply
             self._channel.send(kind, key=message["key"], **fields)
 
     async def _beat(self, check: Callable[[], Awaitable[object]]) -> None:

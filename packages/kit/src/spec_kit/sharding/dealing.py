@@ -48,7 +48,7 @@ def _one_round(
         whole = held.gather(name, part)
         templates.append(whole.new_empty(()).expand(whole.shape))
         own = whole if owner == rank else own
-    # Only now: a collective that waits for one rank's work would hold up all others.
+    # After all gathers, because a collective that waits for one rank's work would delay all ranks.
     if own is not None:
         made = function(own).contiguous()
     results: dict[str, Tensor] = {}

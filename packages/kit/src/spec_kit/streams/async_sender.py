@@ -132,7 +132,7 @@ class AsyncSender(StreamSender):
             for thread in completing:
                 thread.join(SETTLE_S)
         super().close()
-        with contextlib.suppress(queue.Empty):  # a send of another thread may have come in meanwhile
+        with contextlib.suppress(queue.Empty):  # another thread may have called ``send`` meanwhile
             while (send := self._to_announce.get_nowait()) is not None:
                 send.ticket.set_exception(ProtocolError("the sender was closed"))
 
@@ -142,7 +142,7 @@ class AsyncSender(StreamSender):
         The process does not exit before this thread ends.
         """
         for thread in self._threads[1:2]:
-            thread.join()  # it watches a connection that has ended
+            thread.join()  # the watching thread ends, because the connection has ended
         if any(thread.is_alive() for thread in self._threads[2:]):
             threading.Thread(target=self._linger, name=f"linger {self._name}").start()
         else:
@@ -193,7 +193,7 @@ class AsyncSender(StreamSender):
             if failure is not None:
                 self._channel.shutdown()
             _settle(send.ticket, failure)
-            del send  # and the memory that it holds
+            del send  # this frees the memory that it holds
         self._to_complete.put(None)
 
     def _announce(self, send: _Send) -> None:
@@ -210,13 +210,15 @@ class AsyncSender(StreamSender):
         return failure_of(step, f"a sample did not reach {self._name}")
 
     def _watch(self, buffer: DeferredBuffer) -> None:
-        """Wait until either side closes the connection, then abandon the buffer; runs on its own thread."""
+        """Wait, on a separate thread, until either side closes the connection; then abandon the buffer.
+
+        If this sender has closed it and samples may overlap, the receiver may still read samples from the buffer, so
+        the buffer is not abandoned.
+        """
         ended = select.poll()
         ended.register(self._channel.end, select.POLLRDHUP)
         ended.poll()
-        if not (
-            self._closed and buffer.overlapping
-        ):  # then it is not known whether the receiver is still there
+        if not (self._closed and buffer.overlapping):
             buffer.abandon()
 
 
@@ -226,7 +228,7 @@ def failure_of(step: Callable[[], None], problem: str) -> RunError | None:
         step()
     except RunError as error:
         return error
-    except RuntimeError as error:  # what torch raises for everything
+    except RuntimeError as error:  # torch raises it for all errors
         return RunError(f"{problem}: {error}")
     return None
 

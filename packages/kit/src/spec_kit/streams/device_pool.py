@@ -143,7 +143,7 @@ class PeerEvents:
             event_type = torch.get_device_module(self._device).Event
             try:
                 self._opened[handle] = event_type.from_ipc_handle(self._device, handle)
-            except RuntimeError as error:  # torch's only error; the handle was good while its maker lived
+            except RuntimeError as error:  # torch's only error; the handle is valid while its process lives
                 raise PeerLost(f"the receiver's event is gone: {error}") from error
         return self._opened[handle]
 
@@ -165,7 +165,7 @@ class DevicePool(ReceiverPool):
         """Allocate memory for a window of ``window_bytes`` by ``sharing``."""
         self.kind = sharing.device_type
         self._sharing = sharing
-        # Only the arena keeps the memory, so that after ``close`` it goes with the last view of a sample.
+        # Only the arena references the memory, so after ``close`` it is freed with the last view of a sample.
         memory, self.descriptor, self.size, self._close_memory = sharing.create(
             arena_bytes(layout, window_bytes)
         )

@@ -223,7 +223,7 @@ class StreamReceiver(FeatureReceiver):
                     "%s: refused a connection of %s: %s", self._name, name or "another host", error
                 )
                 peer = None
-            except OSError:  # it has gone already
+            except OSError:  # the sender has gone already
                 peer = None
             if peer is None:
                 channel.close()
@@ -249,8 +249,8 @@ class StreamReceiver(FeatureReceiver):
         if not name:
             detect_dead_host(channel.end)
         factory = next(pool for pool in self._pools if pool.serves(request.device_id))
-        # ``receive`` has the lock while it reads, and may wait there until this sender has connected to its pool: the
-        # reply, by which it does so, must not wait for the lock. When its ``connect`` returns, it counts already.
+        # ``receive`` holds the lock while it reads, and may then wait until this sender has connected to its pool.
+        # The sender needs the reply for that, so the reply is sent without the lock, after the sender is counted.
         with self._changed:
             pool = factory.admit(request.device_id, self._on_freed)
             peer = _Peer(channel, name or request.sender, pool)
@@ -278,7 +278,7 @@ class StreamReceiver(FeatureReceiver):
                     self._handle(peer, Packet.decode(data))
         except ProtocolError as error:
             loss = ProtocolError(f"the sender in {peer.name}: {error}")
-        except RuntimeError as error:  # this end's: its pool could not serve that sender
+        except RuntimeError as error:  # an error here: the pool could not serve that sender
             loss = error if isinstance(error, RunError) else RunError(f"no room for {peer.name}: {error}")
         except OSError:
             loss = peer.failure
@@ -330,7 +330,7 @@ class StreamReceiver(FeatureReceiver):
             grant = Packet(PacketKind.GRANT, request.number, block.offset, payload)
             try:
                 peer.channel.send(grant.encode(), time.monotonic())
-            except OSError:  # it has died, or does not read: ``_serve`` finds the connection ended
+            except OSError:  # the sender has died or does not read; ``_serve`` sees the end
                 peer.channel.shutdown()
 
     def _ready(self, peer: _Peer, packet: Packet) -> None:

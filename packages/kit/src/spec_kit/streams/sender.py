@@ -77,7 +77,7 @@ class StreamSender(FeatureSender):
         self._closed = True
         with contextlib.suppress(OSError):
             self._channel.send(Packet(PacketKind.CLOSE).encode(), time.monotonic())
-        hang_up(self._channel)  # wakes a send of another thread
+        hang_up(self._channel)  # this wakes a ``send`` in another thread
         with self._in_use:
             self._close_buffer()
             self._channel.close()
@@ -128,7 +128,7 @@ class StreamSender(FeatureSender):
             self._buffer.settle()
             try:
                 self._send_packet(Packet(PacketKind.WITHDRAW, self._number), time.monotonic())
-            except RunError:  # it takes in nothing: its room would never come back
+            except RunError:  # the receiver reads nothing, so it would never free the block
                 self._channel.shutdown()
             raise
 

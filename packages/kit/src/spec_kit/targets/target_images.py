@@ -89,7 +89,7 @@ def decoded_image(data: bytes) -> Image:
     from PIL import Image, ImageOps
 
     try:
-        # Pillow warns of damaged metadata, too; only what the pixels need matters here.
+        # Pillow also warns of damaged metadata, which do not matter for the pixels.
         with warnings.catch_warnings(action="ignore"):
             image = Image.open(BytesIO(data), formats=FORMATS)
             if image.width * image.height > _MOST_PIXELS:

@@ -54,7 +54,7 @@ def _complete(config: TargetConfig, stored: dict[str, Any], max_positions: int) 
         raise config.error(("rope_theta",), theta, "a positive number")
     old_kind = stored.pop("type", None)
     kind: object = stored.get("rope_type") or old_kind or "default"
-    if kind == "mrope":  # how positions of images are made, not how frequencies are: those are the usual ones
+    if kind == "mrope":  # it changes the positions of images, not the frequencies
         kind = "default"
     rope: dict[str, Any] = {**stored, "rope_type": kind, "rope_theta": theta}
     partial = _first(

@@ -125,7 +125,7 @@ TARGET_TYPES: Mapping[str, TargetType] = {
     **_all("minicpm3", embedding_scale=_factor("scale_emb", 12.0), logit_scale=_minicpm),
     **_all("afmoe", embedding_scale=_afmoe),
     **_all("cohere2_moe", logit_scale=_factor("logit_scale", 0.0625)),
-    # Layer norms: these can be run and can answer prompts, but no draft takes their head.
+    # Types with layer norms: engines can run them, but no draft supports their head.
     **_all("gpt2 gpt_neox gptj opt phi falcon bloom mpt stablelm starcoder2 nemotron phimoe", **_LAYER),
     **_all("persimmon jais2 gpt_bigcode", **_LAYER),
     **_all("cohere cohere2", **_LAYER, logit_scale=_factor("logit_scale", 0.0625)),

@@ -20,7 +20,7 @@ def use_device(device: torch.device) -> None:
     """Make ``device`` the current device of this thread, if it has an index."""
     import torch
 
-    if str(device) != device.type:  # it has a number
+    if str(device) != device.type:  # the name has an index
         torch.get_device_module(device).set_device(device)
 
 

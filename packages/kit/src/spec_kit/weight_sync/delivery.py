@@ -187,7 +187,7 @@ class Delivery(Resource):
         may fail.
         """
         now = time.monotonic()
-        # A busy replica may take its time, but nobody waits long for one that has let the update's time pass.
+        # A busy replica may answer late, but the wait is short if the update's deadline has passed already.
         deadline = (
             now + _ANSWER_S if self._cancelled else max(now + _ANSWER_S, min(self._deadline, now + _UNDO_S))
         )
@@ -202,7 +202,7 @@ class Delivery(Resource):
 
     def _own_reason(self) -> str:
         """Return in parentheses why the replica itself aborted, such as an unreachable address, or nothing."""
-        with contextlib.suppress(Exception):  # it may not answer either
+        with contextlib.suppress(Exception):  # the replica may not answer this call either
             status = settled(self.replica.status(), time.monotonic() + _ANSWER_S, self.name)
             if status.update == self.update and status.state == "aborted":
                 return f" ({status.reason})"
@@ -270,6 +270,6 @@ def settled(future: Future[ServingStatus], deadline: float, who: str) -> Serving
     try:
         return future.result(max(0.0, deadline - time.monotonic()))
     except FutureTimeoutError as error:
-        if future.done():  # the error is its own, or it has come just now
+        if future.done():  # the call itself timed out, or it has just ended
             return future.result()
         raise DeadlineExceeded(f"{who} did not answer before the deadline of the update") from error

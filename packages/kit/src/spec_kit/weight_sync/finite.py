@@ -32,7 +32,7 @@ class FiniteCheck:
         """Yield the same tensors, and queue each check; later work on the stream may overwrite a tensor."""
         for name, tensor in tensors:
             if tensor.is_floating_point() and tensor.numel():
-                # Torch has no extremes of floats of 8 bits.
+                # torch.aminmax does not support 8-bit floats.
                 values = tensor.detach().float() if tensor.itemsize == 1 else tensor.detach()
                 least, greatest = torch.aminmax(values)
                 self._extremes[least.device, least.dtype][name] = least, greatest

@@ -286,7 +286,7 @@ class Publisher(Resource):
             )
             payload = Payload(manifest=self._manifest(self._last_version, entries), weights=weights)
             push = self._push(payload, counted, deadline - time.monotonic())
-            # It was a trainer with a lower fence, which is refused from now on wherever this push has begun.
+            # A trainer with a lower fence took the version; replicas that this push has reached now refuse it.
             if version is not None or not push.version_is_taken or time.monotonic() > deadline:
                 break
         committed = push.committed or not (problem or self._members)
@@ -384,7 +384,7 @@ class Publisher(Resource):
         for name, member in list(self._members.items()):
             if member.counts:
                 continue
-            with contextlib.suppress(Exception):  # it has gone, or this publisher is closed
+            with contextlib.suppress(Exception):  # the replica has gone, or this publisher is closed
                 status = settled(member.replica.status(), time.monotonic() + _STATUS_S, name)
                 member.counts = self._serves_newest(status)
                 if self._newest is not None and not member.counts:

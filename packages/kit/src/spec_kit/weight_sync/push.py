@@ -58,7 +58,7 @@ class Push:
                 self._each("abort", received, lambda delivery: delivery.abort(reason))
             else:
                 self._each("commit", received, lambda delivery: delivery.commit())
-            # Behind the commits: a replica that hangs may take its time to answer.
+            # Aborts follow the commits, because a replica that hangs may answer late.
             self._each("abort", failed, lambda delivery: delivery.abort(delivery.reason))
 
     def _each(self, phase: str, deliveries: Iterable[Delivery], action: Callable[[Delivery], None]) -> None:

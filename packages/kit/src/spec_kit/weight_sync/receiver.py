@@ -83,7 +83,7 @@ class UpdateReceiver(Resource):
             before, self._transfer = self._transfer, _Transfer(self, request, self._transfer)
             self._replaced = None
             self._set("prepared", update=request.update)
-            if before is not None:  # its publisher asks at once who has taken its place
+            if before is not None:  # only now: its publisher asks at once which update replaced it
                 before.cancel()
             self._transfer.start()
             return self._status
@@ -165,7 +165,7 @@ class UpdateReceiver(Resource):
             if transfer is not None:
                 self.give_up(transfer.request.update, "the engine closes")
         if transfer is not None:
-            transfer.cancel()  # also where the update is committed, and its publisher is silent
+            transfer.cancel()  # also if the update is committed and its publisher is silent
             transfer.join()
         for transport in self.transports.values():
             transport.close()
@@ -290,10 +290,10 @@ class _Transfer:
             self._owner.give_up(update, cause(error))
 
     def _receive(self, channel: UpdateChannel) -> None:
-        # Also where the update was given up meanwhile: the publisher waits for it, and then sees the end.
+        # Greet even if the update was given up meanwhile: the publisher waits for this, and then sees the end.
         channel.post(self._greeting(), self._deadline)
         self._register(channel)
-        with contextlib.ExitStack() as ends:  # closed after the publisher has the answer: that may take time
+        with contextlib.ExitStack() as ends:  # closed after the answer is sent, because closing may take time
             try:
                 self._load(channel, ends)
             except Exception as error:
@@ -301,7 +301,7 @@ class _Transfer:
                 raise
             self._owner.has_received(self.request.update)
             channel.post(Loaded(seconds=self._times()), self._deadline)
-        channel.expect(Confirm, self._deadline)  # or the end of the connection: nothing is confirmed then
+        channel.expect(Confirm, self._deadline)  # raises if the connection ends unconfirmed
         channel.post(Loaded(seconds=self._times()), self._deadline)
 
     def _load(self, channel: UpdateChannel, ends: contextlib.ExitStack) -> None:

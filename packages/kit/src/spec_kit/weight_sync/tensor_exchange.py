@@ -161,7 +161,7 @@ def _copy(to: Tensor, source: Tensor) -> None:
 
 def _tensors_in(module: nn.Module, lent: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
     fields = module.__dict__
-    # Copies, since the engine may set an attribute meanwhile.
+    # The items are copied, since the engine may set an attribute meanwhile.
     for name, value in [*fields.items(), *fields["_parameters"].items(), *fields["_buffers"].items()]:
         if isinstance(value, _HOLDERS) and name not in lent:
             if isinstance(value, torch.Tensor):
@@ -183,7 +183,7 @@ def _storage_pairs(live: Mapping[str, Tensor], spare: Mapping[str, Tensor]) -> l
         ours, theirs = live.get(path), spare.get(path)
         here, there = (None if tensor is None else storage_address(tensor) for tensor in (ours, theirs))
         if here == there:
-            continue  # such as one table for all layers with the same rotary embedding
+            continue  # both models share it, such as a table of rotary angles
         if ours is None or theirs is None or _outline(ours) != _outline(theirs):
             raise EngineError(
                 f"the loaded draft does not match the serving one: {path} is {_named(theirs)}, "
