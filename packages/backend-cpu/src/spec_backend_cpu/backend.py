@@ -1,4 +1,4 @@
-"""CpuBackend: the reference backend, which runs on every machine and which other backends are compared with."""
+"""CpuBackend is the reference for other backends and runs on every machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class CpuBackend(Backend):
         )
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
-        """Return the number of OpenMP threads of a child: its share of the host's cores, at least one (B4)."""
+        """Return the variable that gives a child its share of the host's cores as OpenMP threads (B4).
+
+        The child gets at least one thread.
+        """
         import os
 
         threads = max(1, int(share * len(os.sched_getaffinity(0))))

@@ -36,7 +36,7 @@ def check_loadable(target: TargetSpec) -> None:
 def _is_known(model_type: str) -> bool:
     """Return whether Transformers supports this model type.
 
-    Most types have a module of their own. The rest are looked up in Transformers' registry.
+    Most model types have a module of their own in Transformers. Others are looked up in its registry.
     """
     found = find_spec("transformers")
     if found is not None and found.origin is not None:
@@ -49,7 +49,7 @@ def _is_known(model_type: str) -> bool:
 
 
 def _check_quantization(target: TargetSpec, quantization: dict[str, Any]) -> None:
-    """Raise TargetError if Transformers does not know the quantisation, or the library that reads it is missing."""
+    """Raise TargetError if Transformers does not know the quantisation or needs a library that is missing."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
     log = logging.getLogger("transformers")

@@ -1,7 +1,9 @@
-"""Makes a spare of a model: the same modules with copied parameters. Imports no SGLang.
+"""Make the spare of a live model: the same modules with copied parameters.
 
-SGLang builds its models within global state that no longer exists when it serves, so a spare is made from the live
-model. It can be loaded, but never run: buffers and modules without parameters are shared with the live model.
+An update is loaded into the spare. SGLang builds its models within global state that no longer exists when it
+serves, so the spare is made from the live model. Weights can be loaded into the spare, but it can never run,
+because it shares buffers and modules without parameters with the live model. This module does not import
+SGLang.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Exchanges weights that vLLM has packed for the CPU. They are not tensors, so references to them are exchanged.
+"""Exchange weights that vLLM has packed for the CPU between two models.
 
-Imports no vLLM.
+Packed weights are not tensors, so references to them are exchanged. This module does not import vLLM.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 PACKED = "cpu_linear"
-"""vLLM's attribute of a layer: a function that multiplies by the layer's packed weights, which exist nowhere else."""
+"""Name of vLLM's attribute of a layer: a function that multiplies by the layer's packed weights, which exist
+nowhere else."""
 
 
 def packed_layers(model: nn.Module, foreign: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers of ``model`` with packed weights, by path, without layers shared with ``foreign``."""
+    """Return the layers of ``model`` that have packed weights, by path, except layers of ``foreign``."""
     packed = {path: layer for path, layer in model.named_modules() if PACKED in layer.__dict__}
     if not packed:
         return {}
