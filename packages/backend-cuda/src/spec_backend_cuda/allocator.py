@@ -39,8 +39,8 @@ def _without_expandable(settings: str) -> str:
 def limit_memory(fraction: float, device: torch.device) -> None:
     """Limit the memory of torch's allocator to ``fraction`` of the device's memory.
 
-    Raise ConfigError if ``fraction`` is not between 0 and 1, or if other processes leave less free memory
-    than this.
+    Raise ConfigError if ``fraction`` is not above 0 and at most 1, or if other processes leave less free
+    memory than this.
     """
     import torch
 

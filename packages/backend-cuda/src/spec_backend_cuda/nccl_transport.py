@@ -99,7 +99,7 @@ class NcclConnector(SenderConnector):
 
 
 def is_elsewhere(device_id: str, gpu: str) -> bool:
-    """Return whether a sender can use NCCL and its GPU is not ``gpu``.
+    """Return whether the GPU of a sender's ``device_id`` is not ``gpu``.
 
     NCCL supports no communicator of two ranks on one GPU.
     """

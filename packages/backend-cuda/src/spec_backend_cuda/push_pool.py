@@ -62,7 +62,7 @@ class PushPool(BufferPoolFactory):
     def __init__(
         self, arena: DeviceArena, device: torch.device, new_link: Callable[[], tuple[str, P2PLink]]
     ) -> None:
-        """Make the pool. ``new_link`` returns a link's name, for the sender, and the receiver's side of it."""
+        """Make the pool. ``new_link`` makes a link; it returns the link's name and its receiving side."""
         self.arena, self.device = arena, device
         self.receiving = threading.Lock()
         """Held by the channel that is receiving."""
@@ -125,7 +125,7 @@ class _SenderChannel(ReceiverPool):
         self._fetches: queue.SimpleQueue[tuple[ScatteredBlock, Arrived] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._busy = False
-        """Whether a transfer to this receiver is in flight."""
+        """Whether a transfer of this channel is in flight."""
         self._disconnected = False
         """Whether the sender has disconnected."""
         self._abort_timer: threading.Timer | None = None
