@@ -32,7 +32,7 @@ class CollectiveTransport(WeightTransport):
     api_version: ClassVar[int] = 2
 
     def __init__(self, config: WeightTransportConfig, backend: Backend) -> None:
-        """Store the options. Groups are built by updates."""
+        """Store the options; the first update builds a process group."""
         super().__init__(config, backend)
         self._cached = CachedGroups()
 
@@ -71,7 +71,7 @@ class CollectiveTransport(WeightTransport):
         return WeightMedium.SOCKETS if is_cpu else WeightMedium.DEVICE_LINK
 
     def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
-        """Return a receiver that joins the sender's group."""
+        """Return a receiver that joins the sender's process group."""
         membership = self._membership(Route(manifest.group, "", device))
         return _CollectiveReceiver(membership, BucketPlan.of(manifest, bucket_bytes), device)
 
@@ -83,7 +83,7 @@ class CollectiveTransport(WeightTransport):
         device: torch.device,
         replica: str,
     ) -> WeightSender:
-        """Return a sender that is in one group with all receivers."""
+        """Return a sender that is in one process group with all receivers."""
         membership = self._membership(Route(manifest.group, replica, device))
         plan = BucketPlan.of(manifest, self.config.bucket_bytes)
         return _CollectiveSender(membership, plan, weights, receivers, device)

@@ -72,7 +72,7 @@ class SupervisedRows:
         return labelled_RS, row_RS
 
     def chunks(self, most: int) -> list[SupervisedRows]:
-        """Split into as few chunks as possible, of about equal size and at most ``most`` positions each."""
+        """Split the pairs into as few chunks as possible, of similar size and at most ``most`` positions."""
         if not len(self.teacher_R):
             return []
         size = ceil(len(self.teacher_R) / ceil(len(self.teacher_R) / most))

@@ -66,7 +66,7 @@ class DraftMiddleware(ABC):
     """Error message for a call for states if none are captured."""
 
     def __init__(self, app: App) -> None:
-        """Wrap ``app``."""
+        """Wrap the ASGI application ``app``."""
         self._app = app
         self._token = os.environ.get(DRAFT_TOKEN_VARIABLE, "")
         self.ranks: DraftRanks | None = None
