@@ -52,8 +52,8 @@ class Prompt:
     request_id: int
     destinations: list[str]
     expected_ids: list[int] | None
-    """For a prompt with images, the token ids that vLLM should run, because vLLM inserts images' tokens
-    itself; None for text."""
+    """The token ids that vLLM should run for a prompt with images, whose tokens vLLM inserts itself; None for
+    text."""
     token_ids: list[int]
     block_ids: list[int]
 
