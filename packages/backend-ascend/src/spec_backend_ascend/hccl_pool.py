@@ -162,7 +162,7 @@ class HcclBuffer(DeferredBuffer):
     overlapping: ClassVar[bool] = True
 
     def __init__(self, layout: SampleLayout, root: bytes, device: torch.device, descriptor: int) -> None:
-        """Begin to connect to the receiver; ``descriptor`` is the file of its counter in shared memory."""
+        """Begin to connect to the receiver. ``descriptor``: the file of its counter in shared memory."""
         self._layout, self._device = layout, device
         self._communicator = _connected(root, SENDER, device)
         self._taken = _counter(descriptor)

@@ -40,7 +40,7 @@ class CpuBackend(Backend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        """Return what this machine's hardware offers (B3)."""
+        """Return the capabilities of this machine's hardware (B3)."""
         version = Availability.of_distribution("torch").versions.get("torch", "0")
         return Capabilities(
             dtypes=frozenset({"float32", "bfloat16"}), fp8=Version(version) >= Version(FP8_SINCE)

@@ -153,7 +153,7 @@ class _OwnKeys:
 
 
 class _Piece(NamedTuple):
-    """Neighbouring blocks of one document, and the context tokens that at least one of them attends to."""
+    """Neighbouring blocks of one document, and the context tokens to which at least one block attends."""
 
     blocks: slice
     context: slice

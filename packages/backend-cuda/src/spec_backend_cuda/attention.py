@@ -42,7 +42,7 @@ class PackedRows(NamedTuple):
     """int32 [sequences + 1]: first row of each sequence among ``rows``, then the number of rows."""
     longest: int
     overlapping: tuple[Pair, ...] = ()
-    """The bounds of all sequences if some of them share rows, because pieces of one document share keys."""
+    """The bounds of all sequences if some sequences share rows: pieces of one document share keys."""
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[Pair]) -> tuple[Tensor, Tensor]:

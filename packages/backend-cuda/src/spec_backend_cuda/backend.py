@@ -55,8 +55,8 @@ class CudaConfig(BackendConfig):
     turns. ``auto``: use MPS, or take turns with a warning if MPS does not work. ``required``: use MPS, or
     refuse the run. ``never``: take turns."""
     mps_threads: Literal["split", "shared"] = "shared"
-    """Under MPS, ``shared``: each process may use all multiprocessors of the GPU. ``split``: each process uses only
-    its share of them."""
+    """Under MPS, ``shared``: each process may use all multiprocessors of the GPU. ``split``: each process
+    uses only its share of the multiprocessors."""
     ipc: Literal["auto", "required", "never"] = "auto"
     """Whether processes on one GPU pass features through the GPU's memory. ``auto``: use the GPU's memory if
     the driver allows it, else host memory. ``never``: use host memory. ``required``: use the GPU's memory, or
@@ -117,7 +117,7 @@ class CudaBackend(Backend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        """Return the capabilities of the GPUs (B3). All GPUs are assumed to be like the first visible one."""
+        """Return the capabilities of the GPUs (B3). All GPUs are assumed to be like the first visible GPU."""
         try:
             gpus = inventory().gpus
         except DriverMissing:

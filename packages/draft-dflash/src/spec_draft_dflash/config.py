@@ -25,7 +25,7 @@ class DFlashConfig(BlockConfig):
 
     loss: LossKind = "ce"
     """``ce``: cross-entropy to the next tokens, with more weight on early slots. ``dpace``: the same, but a
-    slot's weight is what it adds to the expected accepted length. ``soft``: cross-entropy to the target's
+    slot's weight is its contribution to the expected accepted length. ``soft``: cross-entropy to the target's
     distribution. ``lk_alpha``: −log of the expected acceptance. ``lk_lambda``: a weighted sum of KL
     divergence and probability of rejection; the more guesses are accepted, the less KL weighs (arXiv
     2602.23881). The last three also need the target's last hidden state, which is then captured, too."""
@@ -44,7 +44,8 @@ class DFlashConfig(BlockConfig):
     is causal. None means sliding attention in all layers if ``sliding_window`` is set, else full attention in
     all layers."""
     sliding_window: int | None = pydantic.Field(None, ge=2)
-    """Number of positions that a sliding layer's query attends to, including its own; at least a block."""
+    """Number of positions to which a sliding layer's query attends, its own position included; at least
+    ``block_size``."""
 
     @pydantic.model_validator(mode="after")
     def _window_is_used(self) -> Self:

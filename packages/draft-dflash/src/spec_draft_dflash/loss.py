@@ -37,7 +37,7 @@ class BlockLoss:
     kernels: DFlashKernels
     kind: LossKind
     weight_S: Tensor
-    """float [S]: weights of slots, for losses other than ``dpace``, which computes its own."""
+    """float [S]: weights of slots, for losses other than ``dpace``, which computes its own weights."""
     alpha: float
     """The option ``dpace_alpha``."""
 

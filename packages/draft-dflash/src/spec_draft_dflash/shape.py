@@ -23,7 +23,8 @@ class DFlashShape(BlockShape):
 
     layer_types: tuple[LayerType, ...]
     sliding_window: Size | None = None
-    """Positions that a sliding layer's query attends to, including its own; None without sliding layers."""
+    """Number of positions to which a sliding layer's query attends, its own position included; None without
+    sliding layers."""
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -74,11 +75,11 @@ class DFlashShape(BlockShape):
     def to_json(self, target: TargetSpec) -> Json:
         """Return the fields of config.json that both engines read.
 
-        vLLM 0.32 and SGLang 0.5.23 read ``is_causal`` first, for all layers at once. vLLM 0.26 and SGLang 0.5.16 do
-        not know this field. Without it, all versions take sliding layers as causal and full ones as not causal.
-        Transformers drops a ``sliding_window`` that is not declared as used. The captured layers are written in both
-        conventions: ``target_layer_ids`` counts layers' outputs; vLLM's top-level list, which vLLM reads first,
-        counts layers' inputs.
+        vLLM 0.32 and SGLang 0.5.23 read ``is_causal`` first, for all layers at once. vLLM 0.26 and SGLang
+        0.5.16 do not know this field. Without it, all versions take sliding layers as causal and full layers
+        as not causal. Transformers drops a ``sliding_window`` that is not declared as used. The captured
+        layers are written in both conventions: index i means the output of layer i in ``target_layer_ids``,
+        and the input of layer i in the top-level list, which vLLM reads first.
         """
         causal = self.is_causal
         return {

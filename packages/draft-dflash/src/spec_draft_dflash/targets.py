@@ -74,7 +74,7 @@ class SoftTargets:
 
     @classmethod
     def of(cls, hidden_RH: Tensor, loss: DistilledLoss, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
-        """Return the target's distributions at the states ``hidden_RH``, which are inputs of its final norm."""
+        """Return the target's distributions. ``hidden_RH``: the target's states, inputs of its final norm."""
         ids_V = torch.arange(*ops.vocab_range, device=hidden_RH.device)
         return cls(teach(ops, kernels, hidden_RH, ids_V, None), loss, ops, kernels)
 

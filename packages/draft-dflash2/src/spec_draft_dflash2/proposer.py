@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class DFlash2Proposer(BlockProposer):
-    """Guesses one token with each slot after the first; the selector uses the previous guess as it was drawn.
+    """Guesses one token with each slot after the first; the selector reads the previous guess.
 
     To guess K tokens, vLLM and SGLang run a block of K + 1 slots, even if K + 1 is below the block size of training.
     This proposer does the same.
@@ -36,7 +36,7 @@ class DFlash2Proposer(BlockProposer):
     def guess_all(
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
-        """Return each sequence's guesses, with the distributions over the vocabulary that they were drawn from."""
+        """Return each sequence's guesses, with the vocabulary-wide distributions from which they are drawn."""
         first, selector = proposers[0], proposers[0].module.candidate_selector
         states_BKH = cls.states(proposers, num_tokens + 1)[:, 1:]
         uniform_BK = uniform_numbers(generators, num_tokens).to(states_BKH.device)

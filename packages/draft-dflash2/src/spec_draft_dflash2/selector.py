@@ -49,7 +49,7 @@ def scores(logits_RC: Tensor, context_Rr: Tensor, successor_RCr: Tensor) -> Tens
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of guesses, and their logits in float32 or wider; the same on all shards."""
+    """The candidates of guesses, and their logits in float32 or wider; equal on all vocabulary shards."""
 
     id_RC: Tensor
     logits_RC: Tensor
@@ -68,7 +68,7 @@ class Candidates:
 def _merged(top_RC: Tensor, id_RC: Tensor, ops: VocabularyOps, count: int) -> tuple[Tensor, Tensor]:
     """Return ids and logits [R, count] of the likeliest of all shards' candidates.
 
-    Of two equal logits, the smaller token id comes first.
+    If two logits are equal, the smaller token id comes first.
     """
     ids, tops, no_id = list[torch.Tensor](), list[torch.Tensor](), torch.iinfo(torch.int64).min
     for _ in range(count):

@@ -51,8 +51,9 @@ class DFlash2Shape(BlockShape):
     def parallel_hints(self) -> TensorParallelHints:
         """Return how tensor-parallel ranks divide the draft.
 
-        A sub-layer's output is summed over ranks after its convolution, which every rank applies to its own summand.
-        So each rank computes only a summand of the taps' gradient, too. Every rank has the whole selector.
+        A sub-layer's output is summed over ranks after its convolution, which every rank applies to its own
+        summand. Each rank therefore also computes only a summand of the taps' gradient. Every rank has the
+        whole selector.
         """
         hints = super().parallel_hints()
         inner = {f"{layer}.{name}" for layer in self.layer_names for name in ("self_attn.o_proj", "mlp")}
@@ -86,8 +87,8 @@ class DFlash2Shape(BlockShape):
     def to_json(self, target: TargetSpec) -> Json:
         """Return the fields of config.json that vLLM from 0.28 on and SGLang from 0.5.19 on read.
 
-        The captured layers are written in both conventions, as in a DFlash draft: ``target_layer_ids`` counts layers'
-        outputs, the list at the top level counts layers' inputs.
+        The captured layers are written in both conventions, as in a DFlash draft: index i means the output of
+        layer i in ``target_layer_ids``, and the input of layer i in the top-level list.
         """
         return {
             **self.backbone_fields(ARCHITECTURE, target, tied=target.tied),

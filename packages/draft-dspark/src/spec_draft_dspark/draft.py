@@ -52,7 +52,7 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:
-        """Return whether a config.json describes DeepSpec's DSpark draft, or SpecForge's, which has another name."""
+        """Return whether config.json describes a DSpark draft, under DeepSpec's or SpecForge's name."""
         return not architectures(fields).isdisjoint({ARCHITECTURE, _SPECFORGE})
 
     @classmethod

@@ -32,7 +32,7 @@ class GroupedQueryAttention(AttentionProjections):
 
     @property
     def input_projections(self) -> tuple[nn.Linear, ...]:
-        """The projections of the layer's input; the first one makes the queries."""
+        """The projections of the layer's input; the first projection makes the queries."""
         return self.q_proj, self.k_proj, self.v_proj
 
     def queries(self, projected: Tensor, turn: Turn) -> Tensor:

@@ -43,8 +43,8 @@ class Eagle3Config(DecoderConfig):
     """Weight of one step's loss relative to the previous step's loss: step s has the weight step_decay **
     s."""
     checkpoint_activations: bool = False
-    """Whether to compute each layer of each step again in the backward pass instead of storing its activations.
-    This needs less memory and one more forward pass of the layers; results stay the same."""
+    """Whether to compute each layer of each step again in the backward pass instead of storing its
+    activations. This saves memory and costs one more forward pass of the layers; results stay the same."""
 
     attention: Literal["gqa", "mla"] = pydantic.Field("gqa", exclude_if=lambda kind: kind == "gqa")
     """``gqa``: grouped-query attention, as in Llama. ``mla``: multi-head latent attention, as in DeepSeek V3

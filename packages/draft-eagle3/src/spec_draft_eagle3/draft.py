@@ -98,7 +98,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
         """Return the fields of a ``speculators`` config.json, under the names that engines read.
 
-        Captured layers are counted by the layers' inputs, as in vLLM.
+        A captured layer's id means the layer's input, as in vLLM.
         """
         names = (
             "draft_vocab_size",
@@ -115,7 +115,10 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
     @classmethod
     def module_name(cls, stored_name: str) -> str:
-        """Return the module's name for a stored tensor; published drafts may call the first layer ``layers.0``."""
+        """Return a stored tensor's name in the module.
+
+        Published drafts may call the first layer ``layers.0``.
+        """
         name = super().module_name(stored_name)
         return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
 

@@ -44,7 +44,7 @@ class LatentAttention(nn.Module):
 
     @property
     def input_projections(self) -> tuple[nn.Linear, ...]:
-        """The projections of the layer's input; the first one makes the queries."""
+        """The projections of the layer's input; the first projection makes the queries."""
         return self.q_a_proj, self.kv_a_proj_with_mqa
 
     def queries(self, projected: Tensor, turn: Turn) -> Tensor:

@@ -69,7 +69,10 @@ class MlaShape(Eagle3Shape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the fields of any Eagle3 draft. Fields of grouped-query attention are derived from other fields."""
+        """Return the fields that every Eagle3 draft has.
+
+        Fields of grouped-query attention are derived from other fields.
+        """
         read = super().read_own(fields, own, folder)
         derived = {"num_key_value_heads": "num_attention_heads", "head_dim": "qk_rope_head_dim"}
         return read | {key: fields[source] for key, source in derived.items() if source in fields}
@@ -131,7 +134,10 @@ class MlaShape(Eagle3Shape):
         return super().problem() or _rope_problem(self.rope)
 
     def to_json(self, target: TargetSpec) -> Json:
-        """Return the config.json fields that both engines read; unscaled rotary embeddings are written as YaRN."""
+        """Return the config.json fields that both engines read.
+
+        Unscaled rotary embeddings are written as YaRN.
+        """
         yarn = self.model_copy(update={"rope": _as_yarn(self.rope, self.max_positions)})
         served = self if self.rope.get("rope_type") == "yarn" else yarn
         fields = super(MlaShape, served).to_json(target) | {key: getattr(self, key) for key in LATENT_SIZES}

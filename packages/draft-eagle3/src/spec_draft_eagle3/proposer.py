@@ -2,7 +2,7 @@
 
 The KV caches hold the known positions.
 
-Shape suffixes: B sequences, T new positions of all of them, L cached positions, H width, V vocabulary.
+Shape suffixes: B sequences, T new positions of all sequences, L cached positions, H width, V vocabulary.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Eagle3Shape(DecoderShape):
         }
 
     def mapping_shapes(self) -> tuple[Shapes, Shapes]:
-        """Return the shapes of the other tensors that a folder must have, and of those that it may have.
+        """Return the shapes of a folder's further required tensors, and of its further allowed tensors.
 
         The vocabulary mapping ``d2t`` is required if the vocabulary is reduced. A folder may have copies of
         norms.
@@ -110,8 +110,8 @@ class Eagle3Shape(DecoderShape):
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
         """Return the fields that only Eagle3 reads: the captured layers, as ``captured``.
 
-        The top level of config.json (``fields``) lists a layer k as k. Its nested section (``own``) lists the layer
-        as k − 1, the layer whose output enters layer k.
+        At the top level of config.json (``fields``), the number k means the input of layer k. In the nested
+        section (``own``), k − 1 means the same state, as the output of layer k − 1.
         """
         outputs = (own, _LAYERS) if own.get(_LAYERS) else (fields, _ANGELSLIM_LAYERS)
         layers = read_layers((fields, _LAYERS), outputs, folder)

@@ -30,5 +30,5 @@ class MtpConfig(DecoderConfig):
     """Weight of one step's loss relative to the previous step's loss: step s has the weight step_decay **
     s."""
     checkpoint_activations: bool = False
-    """Whether to compute each step's layer again in the backward pass instead of storing its activations. This needs
-    less memory and one more forward pass of the layer; results stay the same."""
+    """Whether to compute each step's layer again in the backward pass instead of storing its activations.
+    This saves memory and costs one more forward pass of the layer; results stay the same."""

@@ -56,7 +56,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
-        """Return a draft that starts from the MTP head in ``folder``, or None if there is none.
+        """Return a draft that starts from the MTP head in ``folder``, or None if the folder has no head.
 
         SGLang can serve the draft only if the folder is a whole target.
         """

@@ -2,7 +2,7 @@
 
 The KV caches hold the known positions.
 
-Shapes: B sequences, T new positions of all of them, K guesses, H width, V vocabulary.
+Shapes: B sequences, T new positions of all sequences, K guesses, H width, V vocabulary.
 """
 
 from __future__ import annotations

@@ -81,7 +81,10 @@ class MtpShape(DecoderShape):
         }
 
     def to_json(self, target: TargetSpec) -> Json:
-        """Return the config.json fields of a text-only Qwen3.5, from which vLLM derives the head's configuration."""
+        """Return the config.json fields of a text-only Qwen3.5.
+
+        vLLM derives the MTP head's configuration from these fields.
+        """
         return {
             **head_fields(ARCHITECTURES[0], "qwen3_5_text", target),
             "hidden_size": self.hidden_size,

@@ -1,6 +1,6 @@
 """Choose the guesses of a document on which the draft is trained (COD, arXiv 2602.01469).
 
-COD is conditional drop. Row a of a document has the target's state at token a, and token a + 1, its last
+COD means conditional drop. Row a of a document has the target's state at token a, and token a + 1, its last
 known token. The row's chain consists of guesses k = 0, 1, … for tokens a + 2 + k. The row itself makes guess
 0; each later guess has a mask token after the row. A guess can count only if its token and the tokens of all
 earlier guesses of the chain are in the document and supervised. After each guess, a random share of the
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainRule:
-    """Rule that decides how long chains can be and how many of them continue."""
+    """Rule that determines how long chains can be and which share of chains continues after each guess."""
 
     num_guesses: int
     retention: float

@@ -34,8 +34,9 @@ class PEagleConfig(DecoderConfig):
     segments cost one more forward pass of the layers; results stay the same. None means the whole batch at
     once."""
     checkpoint_activations: bool = False
-    """Whether to compute each layer again in the backward pass instead of storing its activations. This needs less
-    memory and one more forward pass of the layers, also with ``segment_tokens``; results stay the same."""
+    """Whether to compute each layer again in the backward pass instead of storing its activations. This saves
+    memory and costs one more forward pass of the layers, also with ``segment_tokens``; results stay the
+    same."""
 
     num_layers: int | None = pydantic.Field(None, ge=1, le=1024)
     """Number of decoder layers of the draft. None means 4."""

@@ -29,7 +29,7 @@ _VALUES = ("accuracy", "acceptance", "guess_loss")
 
 @dataclass(frozen=True, kw_only=True)
 class PEagleLoss:
-    """Computes the loss of guesses: the draft's head, and the target's distributions that it is compared with."""
+    """Computes the loss of guesses: compares the draft's distributions with the target's distributions."""
 
     head: LinearWeight
     ids_V: Tensor

@@ -1,6 +1,6 @@
 """Draft with P-EAGLE in plain torch, as a reference: one pass over the cached rows makes all guesses.
 
-Shapes: B sequences, T new positions of all of them, K guesses, H width, V vocabulary.
+Shapes: B sequences, T new positions of all sequences, K guesses, H width, V vocabulary.
 """
 
 from __future__ import annotations

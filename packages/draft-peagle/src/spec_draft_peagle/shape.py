@@ -102,7 +102,7 @@ class PEagleShape(DecoderShape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the captured layers, and the mask token from the first of vLLM's fields for it that is present."""
+        """Return the captured layers, and the mask token from the first present of vLLM's fields for it."""
         found = {
             "captured": read_layers((fields, _LAYERS), (own, _LAYERS), folder),
             MASK_TOKEN: parallel_mask_token(fields),
@@ -131,7 +131,7 @@ class PEagleShape(DecoderShape):
         return super().problem()
 
     def to_json(self, target: TargetSpec) -> Json:
-        """Return the config.json fields that vLLM reads: Eagle3's with more layers, and the mask token."""
+        """Return the config.json fields that vLLM reads: fields of an Eagle3 draft, and the mask token."""
         layers = self.layer_ids(target.num_layers)
         return {
             **head_fields(ARCHITECTURE, "llama", target),

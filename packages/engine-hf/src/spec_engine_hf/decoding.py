@@ -101,7 +101,7 @@ class Decoder:
         at_once: int,
         go_on: Callable[[], bool],
     ) -> list[Generation]:
-        """Return the answers to ``prompts``, decoding at most ``at_once`` of them at a time.
+        """Return the answers to ``prompts``, decoding at most ``at_once`` sequences at a time.
 
         ``first_index`` is the index of the first prompt. The next prompt starts when an answer ends. Once
         ``go_on()`` is false, no further prompt starts, and only the answers to the prompts that have started
@@ -294,7 +294,7 @@ class _Sequence:
     ) -> None:
         self.prompt, self.images = prompt, images_of(prompt)
         self.text = list(prompt)
-        """All known tokens. The target has not run the last of them yet."""
+        """All known tokens. The target has not run the last token yet."""
         self.generator, self.proposer = generator, proposer
         self.proposal = _NO_GUESS
         self.new_ids: list[int] = []

@@ -212,7 +212,7 @@ class HfModel:
         return padded_BT.to(self.device)
 
     def _check_head(self) -> None:
-        """Raise TargetError if the loaded head does not compute what TargetSpec, from config.json, describes."""
+        """Raise TargetError if the loaded head differs from TargetSpec, which is read from config.json."""
         if self.target.norm == "layer" or self.target.head_bias_name is not None:
             return  # no draft accepts such a head
         norm_H = self._norm.weight.detach()

@@ -1,4 +1,4 @@
-"""Session holds sequences that are decoded together, and the target's KV cache of them.
+"""Session holds sequences that are decoded together, and their KV cache in the target.
 
 Shape suffixes: B sequences, T tokens of a forward pass, L columns of the cache, N wanted layers, H hidden size,
 V vocabulary.

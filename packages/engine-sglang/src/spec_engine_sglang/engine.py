@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 VERSIONS = ">=0.5.16,<0.5.24"
-"""The supported versions of SGLang. docs/engines-sglang.md says what was checked with which version."""
+"""The supported versions of SGLang. docs/engines-sglang.md lists the checks of each version."""
 
 
 @cache

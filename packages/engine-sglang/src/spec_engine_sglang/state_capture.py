@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows ``start`` to ``stop`` of a forward pass: consecutive tokens of a request, from its token ``first`` on."""
+    """Rows ``start`` to ``stop`` of a pass: consecutive tokens of a request, from its token ``first`` on."""
 
     request: Assignment
     first: int

@@ -98,8 +98,8 @@ async def _stream_all(engine: Any, message: Fields) -> list[Fields]:
 async def stream_answer(engine: Any, name: str, ids: list[int], sampling: Fields) -> Fields:
     """Stream an answer; return SGLang's last message of it, with all of its tokens and their ``times``.
 
-    ``times`` are seconds from the request to each token's arrival. A message holds all tokens so far, or only the new
-    ones if the server streams increments; its token count always includes all.
+    ``times`` are seconds from the request to each token's arrival. A message has all tokens so far, or only
+    the new tokens if the server streams increments. Its token count always includes all tokens.
     """
     tokens: list[int] = []
     times: list[float] = []

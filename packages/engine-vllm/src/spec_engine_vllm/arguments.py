@@ -1,7 +1,7 @@
 """Return the arguments and the environment of a vLLM that captures, speculates or decodes plainly.
 
-Capture and speculation both need vLLM's only ``speculative_config``, so one process can do only one of them.
-This module does not import vLLM.
+Capture and speculation both need vLLM's only ``speculative_config``, so one process can do only one of the
+two. This module does not import vLLM.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ length."""
 def longest(config: VllmConfig, target: TargetSpec, mode: Mode) -> int:
     """Return the maximum length, in tokens, of a sample or of a prompt with its answer in this mode.
 
-    ``max_model_len`` sets it. By default it is the target's maximum, and while vLLM captures also at most one
-    batch.
+    It is ``max_model_len`` if set, else the target's maximum. While vLLM captures, the default is also at
+    most ``batch_tokens``.
     """
     most = target.max_positions
     if isinstance(mode, CaptureMode):

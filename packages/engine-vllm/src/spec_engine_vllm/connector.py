@@ -211,7 +211,7 @@ def _states_group(kv_cache_config: Any) -> int:
 
 
 def _difference(prompt: Prompt) -> str:
-    """Return the message for a prompt with images whose token ids are not the expected ones."""
+    """Return the error message for a prompt with images whose token ids are not the expected ids."""
     assert prompt.expected_ids is not None
     run, expected = len(prompt.token_ids), len(prompt.expected_ids)
     return (
@@ -222,6 +222,6 @@ def _difference(prompt: Prompt) -> str:
 
 
 def _assignment(sampling_params: Any) -> dict[str, Any] | None:
-    """Return the request id and destinations of a request to be captured; None for other requests."""
+    """Return the id and the destinations of a request that must be captured; None for other requests."""
     extra = getattr(sampling_params, "extra_args", None) or {}
     return extra.get("kv_transfer_params")

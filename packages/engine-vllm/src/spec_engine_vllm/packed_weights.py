@@ -31,7 +31,7 @@ def packed_steps(live: nn.Module, spare: nn.Module, foreign: nn.Module) -> list[
 
 
 class PackedExchange:
-    """Exchanges the packed weights of one layer between the live and the spare model: a step of an ``Exchange``."""
+    """Exchanges one layer's packed weights between live and spare model, as a step of an ``Exchange``."""
 
     def __init__(self, live: nn.Module, spare: nn.Module) -> None:
         """Prepare to exchange the packed weights of two layers."""

@@ -120,7 +120,7 @@ class Requests:
         self._is_sampler_right = None if may_draft else True
 
     async def run(self, message: Fields) -> Fields:
-        """Return the ``answers`` to the requests of ``message``; at most ``concurrency`` of them run at once."""
+        """Return the ``answers`` to the requests of ``message``; at most ``concurrency`` requests run at once."""
         room = asyncio.Semaphore(message.get("concurrency") or len(message["requests"]) or 1)
 
         async def answer(index: int, request: Fields) -> Fields:
@@ -188,7 +188,7 @@ class Requests:
 
 
 def _watch_cores(link: EngineLink, closing: threading.Event) -> None:
-    """End this process and report the cause when a process that vLLM has started ends unexpectedly."""
+    """If a process that vLLM has started ends unexpectedly, report the cause and end this process."""
     cores = {process.sentinel: process for process in multiprocessing.active_children()}
 
     def watch() -> None:

@@ -28,7 +28,7 @@ class WorkerExtension(SamplerCheck):
         return _rank_of(self).answer(call, argument)
 
     def spec_states(self, asked: str = "") -> dict[str, Any] | None:
-        """Return states of a request that this server has served, from the first rank; None from other ranks."""
+        """Return states of a request that this server has served; None on all ranks but the first."""
         return states_of(self.model_runner, asked)  # type: ignore[attr-defined]
 
 

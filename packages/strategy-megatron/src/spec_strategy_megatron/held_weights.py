@@ -1,4 +1,4 @@
-"""HeldWeights converts between full weights and the elements of them that one rank holds.
+"""HeldWeights converts between full weights and the elements that one rank holds.
 
 A tensor-parallel rank holds a shard of each trained weight, and its optimizer a range of this shard's master.
 """

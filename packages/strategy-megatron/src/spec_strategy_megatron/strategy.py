@@ -291,7 +291,7 @@ class MegatronStrategy(Strategy):
         return self._hints is not None and self.config.sequence_parallel
 
     def _sum_partial_gradients(self) -> None:
-        """Sum gradients over the tensor axis if each rank has only a summand of them."""
+        """Sum those gradients over the tensor axis of which each rank has only a summand."""
         import torch
         import torch.distributed as dist
 

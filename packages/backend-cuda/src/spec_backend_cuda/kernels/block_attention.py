@@ -39,7 +39,10 @@ class BlockPositions(Protocol):
 
 
 class Tiling(NamedTuple):
-    """Tile sizes and launch options of a kernel, measured on an H200 with blocks of 16 and 32 heads over 8."""
+    """Tile sizes and launch options of a kernel.
+
+    They were measured on an H200, with blocks of 16 slots, 32 query heads and 8 key-value heads.
+    """
 
     rows: int
     keys: int

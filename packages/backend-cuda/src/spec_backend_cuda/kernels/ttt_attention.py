@@ -83,9 +83,10 @@ def _tile_indices(
     GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Return the indices of the tile's query rows and of its key elements, each with a mask of valid indices.
+    """Return the indices of the tile's query rows and of its key elements, with masks of valid indices.
 
-    The rows are token, query head and mask [PADDED, TOKENS, 1], the elements [TOKENS, PADDED_WIDTH].
+    Token, query head and mask of the rows have the shape [PADDED, TOKENS, 1]; the elements have the shape
+    [TOKENS, PADDED_WIDTH].
     """
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     member = tl.arange(0, PADDED)
