@@ -24,7 +24,7 @@ D9  ``proposer`` drafts exactly as the engines do: its proposals equal the guess
     ``default_draft_tokens`` is the number of guesses with which an exported draft is served at first.
     ``extend_all`` and ``propose_all`` do for several sequences what ``extend`` and ``propose`` do for one.
 D10 ``kernels`` declares every kernel that the module may use, with an example for each that has a plain version.
-    With a backend's kernels a step differs from the plain one by rounding only.
+    A step with a backend's kernels differs from a step without them by rounding only.
 D11 ``target_tensors`` names every tensor that ``build`` takes from ``TargetTensors.others``. A tensor that stays
     unchanged becomes a non-persistent buffer: neither a parameter nor in the state dict, and never exported.
 D12 If a sample has guess depths (``Generation.guess_depths``), a draft that ``learns_from_guesses`` trains on guessed
@@ -125,7 +125,7 @@ class Draft(ABC):
     """The version that the plugin was written for."""
     Config: ClassVar[type[DraftConfig]] = DraftConfig
     small_run: ClassVar[Mapping[str, object]] = {}
-    """Keys of section ``draft`` that suit a target of a few million parameters and minutes of training. The
+    """Options of section ``draft`` that suit a target with a few million parameters and a training of minutes. The
     quickstart sets them."""
     serving_methods: ClassVar[Mapping[str, str]] = {}
     """Engine plugin -> the engine's name for the speculative method that serves exports of this draft, such

@@ -12,14 +12,13 @@ E4  ``generate`` without draft tokens is plain decoding; greedy output with a dr
     (in float32). Sampled output follows the target's distribution exactly, with a draft or without.
 E5  ``load_draft`` checks the whole folder before it changes anything, and resets the counters of
     ``acceptance``.
-E6  ``health`` raises EngineError when the engine cannot serve; ``close`` is idempotent and leaves nothing.
-    ``health`` may be called from any thread, also while the engine works.
+E6  ``health`` raises EngineError if the engine cannot serve. It may be called from any thread, also while the engine
+    works. ``close`` is idempotent and releases everything.
 E7  ``create`` is the only constructor that the application calls, for every engine. An engine whose context has
     neither a transport nor a placement generates; its ``capture`` fails with EngineError.
-E8  ``check_draft`` raises UsageError, one line, if this engine cannot serve a draft folder, or not with the given
-    number of draft tokens per round. It only reads files, before anything starts. ``check_method`` needs no folder:
-    it raises ConfigError if this engine can serve no export of the draft. Optional: by default every draft is
-    accepted.
+E8  ``check_draft`` raises UsageError, one line, if this engine cannot serve a draft folder with the given number of
+    draft tokens per round. It only reads files, before anything starts. ``check_method`` needs no folder: it raises
+    ConfigError if this engine can serve no export of the draft. Optional: by default every draft is accepted.
 E9  ``start`` waits until the engine is ready to capture for a schema. It raises EngineError if the target does not
     have the schema's layers or width. Other calls work without ``start``, too: they start what they need.
 E10 ``draft_replica`` returns the object by which a publisher updates the weights of the served draft (contract:

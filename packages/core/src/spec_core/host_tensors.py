@@ -13,5 +13,5 @@ def to_device_async(tensor: Tensor, device: torch.device) -> Tensor:
     """Return ``tensor`` on ``device``, copied asynchronously from pinned memory on the device's current stream."""
     if tensor.device == device:
         return tensor
-    # From memory that is not pinned the driver copies with the CPU's help, and may make it wait.
+    # A copy from memory that is not pinned needs the CPU, and may block it.
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -266,7 +266,7 @@ def load_record(interface: type[P], record: PluginRecord) -> type[P]:
         raise PluginInvalid(
             f"{what}: {record.entry_point.value} is not a subclass of spec_core.{interface.__name__}"
         )
-    # The version comes first: a plugin for another version is not at fault for what it lacks here.
+    # Check the version first: a plugin for another version may rightly lack members of this version.
     if problem := _version_problem(interface, plugin, record.distribution):
         raise PluginApiMismatch(f"{what} {problem}")
     if problem := _problem(interface, plugin, record.name):

@@ -4,7 +4,7 @@ Contract (``spec_testing.TrackerSuite`` quotes the numbers):
 
 K1  ``probe`` says whether the service's client is installed; it never raises.
 K2  The plugin's module imports without torch and without the service's client.
-K3  ``log`` takes the scalars of a step. Steps ascend, but a run that goes on from a checkpoint repeats some.
+K3  ``log`` takes the scalars of a step. Steps ascend, but a run that resumes from a checkpoint repeats some steps.
 K4  A new tracker for the same run directory continues the run of the previous tracker. It stores what it
     needs for that in the directory, in files whose names begin with a dot. Another directory of the same name
     is another run.

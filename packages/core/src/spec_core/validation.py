@@ -26,7 +26,7 @@ def validate(model: type[C], values: Mapping[str, Any], source: str) -> C:
     """Check ``values`` against ``model``; the first problem becomes a one-line ConfigError."""
     with foreign_errors(ConfigError, source):
         for key, number in _integers(values):
-            if abs(number) >= 1 << 63:  # it counts nothing, and overflows where it is divided
+            if abs(number) >= 1 << 63:  # too large for any option; it overflows in divisions
                 raise ConfigError(
                     f"{source}: {shown(key)[1:-1]}={shown(number)}: expected an integer of 63 bits"
                 )
@@ -55,14 +55,14 @@ def suggestion(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, cutoff=0.6)
     if not close:
         return f" (known: {', '.join(sorted(known))})"
-    # Of two that are as close, the one that begins as the word does.
+    # If two known words are equally similar, prefer the one with the same first letter.
     likeness = {name: difflib.SequenceMatcher(None, name, word).ratio() for name in close}
     best = max(close, key=lambda name: (likeness[name], name[:1] == word[:1]))
     return f" (did you mean {best!r}?)"
 
 
 def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
-    # An unknown key first: a misspelt one is also why another is missing.
+    # Report an unknown key first: if a key is misspelt, the right key is missing, too.
     problem = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
     path = [str(part) for part in problem["loc"] if isinstance(part, str)]
     key = ".".join(str(part) for part in problem["loc"]) or "configuration"
@@ -72,7 +72,7 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
         hint = f" (did you mean {' or '.join(homes)}?)" if homes else ""
         return f"unknown {kind} {shown(key)}" + (hint or suggestion(path[-1], _keys_beside(model, path)))
     if problem["type"] == "missing":
-        inner = next(iter(_keys_beside(model, [*path, ""])), "")  # of a section that is missing as a whole
+        inner = next(iter(_keys_beside(model, [*path, ""])), "")  # of a missing section
         key = f"{key}.{inner}" if inner else key
         example = f", such as {key}=VALUE" if len(path) == len(problem["loc"]) else ""
         return f"{key} is required{example}"

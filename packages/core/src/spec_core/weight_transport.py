@@ -21,13 +21,13 @@ W5  Another thread may call ``close`` of a sender or receiver: calls in progress
 W6  ``probe`` says why a transport cannot be used in this process, ``obstacle`` why it cannot reach a certain rank.
     ``medium`` returns the medium through which the bytes reach a rank. If the user lists no transports, the
     transport with the fastest medium is used.
-W7  A transport may cache what it has built for an update, for the next update of the same update group and replica.
-    It uses the cache only if every side has completed the previous update and has cached it, too. Otherwise all
-    sides build anew within the same update: after a failure, for other ranks, or for a restarted process.
-    ``forget`` releases the cache for a replica, ``close`` the whole cache. An update in progress keeps what it
-    uses.
+W7  A transport may cache the connections and memory of an update for the next update of the same update group and
+    replica. It uses the cache only if every side has completed the previous update and has a cache, too. Otherwise,
+    such as after a failure, for other ranks or for a restarted process, all sides build new ones in the same update.
+    ``forget`` releases the cache for a replica, ``close`` the whole cache. An update in progress keeps what it uses
+    of the cache.
 W8  Only the publisher sets options (``Config``). A server opens the transport with default options, so every option
-    has a default. If a rank must know an option of the sender, it is in the rank's element of the result of
+    has a default. If a rank must know an option of the sender, the option is in the rank's element of the result of
     ``open``.
 """
 
@@ -131,7 +131,7 @@ class WeightTransport(Resource):
         """
 
     def medium(self, location: str, device: torch.device) -> WeightMedium:
-        """Return the medium between a sender on ``device`` and a rank that ``obstacle`` says it can reach.
+        """Return the medium from a sender on ``device`` to a rank that the sender can reach (``obstacle``).
 
         ``location``: the result of the method ``location`` in the rank's process.
         """

@@ -93,7 +93,7 @@ class LocalLauncher(Launcher):
     def replace(self, worker: WorkerHandle) -> WorkerHandle:
         """Kill what is left of the worker's process group, and start the worker again (L11)."""
         assert isinstance(worker, LocalWorker)
-        if worker in self._workers:  # else an earlier try has ended it
+        if worker in self._workers:  # otherwise an earlier attempt has ended it
             self._inbox.forget(worker)
             worker.channel.close()
             _end(worker)
@@ -147,7 +147,7 @@ def _end(worker: LocalWorker, deadline: float | None = None) -> None:
     A worker that does not end by itself writes the stacks of its threads to its log before it is killed.
     """
     if worker.process.returncode is not None:
-        return  # its group was killed then; the number may be another group's by now
+        return  # its group was killed, too; the id may now belong to another group
     if deadline is not None:
         try:
             worker.process.wait(max(0.0, deadline - time.monotonic()))

@@ -70,7 +70,7 @@ class RayWorker(ChannelWorker):
     def ending(self) -> WorkerEnded:
         """Return how the worker, its actor, or the Ray node of its host has ended."""
         how, killed = ending_of(self.code) if self.cluster.lives(self.host) else ("", True)
-        if lost := not self.cluster.lives(self.host):  # while it died it may have answered
+        if lost := not self.cluster.lives(self.host):  # asked again: a dying host may have answered
             how, killed = f"was lost: {_gone(self.host)}", True
         return WorkerEnded(self, f"{how}; see {self.log}", killed, host_lost=lost and self.alone)
 
@@ -193,7 +193,7 @@ class RayLauncher(Launcher):
             self._place(reservation, [bundle], bundle.host.address)
         except RunError:
             self._reservations.remove(reservation)
-            reservation.close()  # else nothing would be free for the next try
+            reservation.close()  # so that its devices are free for the next attempt
             raise
 
     def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:
@@ -331,7 +331,7 @@ class RayLauncher(Launcher):
                 continue
             name, end = caller
             if name not in missing:
-                end.close()  # of an actor that was given up
+                end.close()  # its actor was given up
                 continue
             missing.remove(name)
             actor, code = self._actors[name]

@@ -140,7 +140,7 @@ def place(
         return bundles
     before = [host for host in hosts if host != own]
     number = first.first_device % len(hosts) if spread else _last_before(before, own, first.first_device)
-    with suppress(ConfigError):  # then they do not fit in this order
+    with suppress(ConfigError):  # raised if they do not fit in this order
         moved = DeviceTable([*before[:number], own, *before[number:]], spread).bundles(workers)
         if _host_of(first, moved) == own:
             return moved

@@ -52,7 +52,7 @@ class PreparedHosts:
         objections = {host: actor.objection.remote() for host, actor in new.items()}
         for host, objection in objections.items():
             if words := result(objection, f"host {host.address}"):
-                ray.kill(new[host])  # its name is free then
+                ray.kill(new[host])  # frees the actor's name
                 raise ConfigError(f"host {host.address} {words}")
         self._actors |= new
         prepared = {host: actor.prepare.remote() for host, actor in new.items()}

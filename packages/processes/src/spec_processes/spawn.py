@@ -64,7 +64,7 @@ def channel_to_parent(descriptor: str, parent: str) -> ControlChannel:
     ``descriptor`` and ``parent``: FD and PARENT, the last two arguments of the child's command line.
     """
     die_with_parent()
-    if os.getppid() != int(parent):  # it died before the line above
+    if os.getppid() != int(parent):  # the parent died before the line above
         os._exit(1)
     collect_rarely()
     os.set_inheritable(int(descriptor), False)

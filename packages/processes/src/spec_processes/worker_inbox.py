@@ -62,7 +62,7 @@ class ChannelWorker(WorkerHandle):
         try:
             self.channel.send("message", message=message)
         except PeerLost:
-            pass  # its end is in the inbox
+            pass  # the inbox reports that the worker has ended
         except DeadlineExceeded as error:
             raise DeadlineExceeded(f"{self.name}: {error}") from error
 
@@ -111,7 +111,7 @@ class WorkerInbox:
 
     def forget(self, worker: ChannelWorker) -> None:
         """Drop the events of a worker and stop reading its channel, which the launcher then closes (L11)."""
-        with suppress(KeyError):  # its end was read
+        with suppress(KeyError):  # its channel has ended already
             self._opened().unregister(worker.channel)
         for _ in range(len(self._arrived)):  # ``wake`` may add to it meanwhile
             event = self._arrived.popleft()

@@ -33,7 +33,7 @@ class ChannelLink(RunLink):
 
     def send(self, message: Message) -> None:
         """Send a message to the run (L6)."""
-        if self._ended:  # over TCP a packet to nobody is no error yet
+        if self._ended:  # over TCP the first packet after the end raises no error
             raise PeerLost("the run has ended")
         self._channel.send("message", message=message)
 

@@ -77,7 +77,7 @@ class FramedSocket:
                 if not _is_over(deadline):
                     continue
                 raise TimeoutError("the peer sent nothing") from error
-            except TimeoutError as error:  # the connection's, not the call's
+            except TimeoutError as error:  # the connection timed out, not this call
                 raise _dead_host() from error
             if not chunk:
                 raise ConnectionResetError("the peer has closed the connection")
@@ -129,7 +129,7 @@ class FramedSocket:
                         wait(None if deadline is None else _left(deadline))
                     continue
                 if len(left) < len(data):
-                    self.shutdown()  # after half a packet the peer could not make sense of another one
+                    self.shutdown()  # the peer could parse no other packet after half of this one
                 raise TimeoutError("the peer does not read") from error
             except TimeoutError as error:
                 raise _dead_host() from error

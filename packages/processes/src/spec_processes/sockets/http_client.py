@@ -169,7 +169,7 @@ class HttpClient(Resource):
             h11.RemoteProtocolError,
             RunError,
             UnicodeError,
-        ) as error:  # the last of a host's name
+        ) as error:  # UnicodeError: of an invalid host name
             reason = self._reason(error, timeout_s)
             raise EngineError(f"{self.url} does not answer {_last_name(path)}: {reason}") from error
 
@@ -207,7 +207,7 @@ class HttpClient(Resource):
     def _reason(self, error: Exception, timeout_s: float) -> str:
         if isinstance(error, TimeoutError):
             return f"no whole answer came within {timeout_s:g} s"
-        if isinstance(error, h11.RemoteProtocolError):  # it quotes what came
+        if isinstance(error, h11.RemoteProtocolError):  # its text quotes received bytes
             return f"it speaks no HTTP: {shortened(str(error), _LONGEST_QUOTE)}; {self._hint}"
         return f"{cause(error)}; {self._hint}" if isinstance(error, OSError) else cause(error)
 
@@ -217,7 +217,7 @@ def server_address(url: str) -> SplitResult:
 
     The default port is 80, for https 443. Raise ConfigError for any other URL.
     """
-    with suppress(ValueError):  # of a port or of an IPv6 address
+    with suppress(ValueError):  # invalid port or IPv6 address
         parts = urlsplit(url)
         is_plain = (
             url.isascii()

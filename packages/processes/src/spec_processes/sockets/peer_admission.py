@@ -75,7 +75,7 @@ class AcceptLimiter:
                         self._accept(key.fileobj)
                     elif (pending := self._pending.get(key.data)) and (packet := self._read(pending)):
                         yield self._remove(pending), packet
-        except OSError:  # of a listener: it was shut down
+        except OSError:  # a listener was shut down
             return
         finally:
             for pending in list(self._pending.values()):
@@ -89,7 +89,7 @@ class AcceptLimiter:
         self._closed = True
         for listener in self._listeners:
             with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # wakes it
+                listener.shutdown(socket.SHUT_RDWR)  # wakes ``first_packets``
 
     def _accept(self, listener: object) -> None:
         assert isinstance(listener, socket.socket)

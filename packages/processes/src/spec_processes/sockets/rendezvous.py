@@ -174,7 +174,7 @@ class TcpRendezvous(Rendezvous):
             self._broken = ProtocolError("the rendezvous was closed")
         if self._channel is not None:
             self._channel.shutdown()
-            with self._lock:  # a call of another thread ends first
+            with self._lock:  # wait for the call of another thread
                 self._channel.close()
         if self._server is not None:
             self._server.close()
@@ -234,7 +234,7 @@ class TcpRendezvous(Rendezvous):
             self._compare(frames)
         self._calls += 1
         del self._received[mine.number]
-        frames[self.rank] = mine  # what came back is only the receipt
+        frames[self.rank] = mine  # this rank's record came back without its payload
         return [frames[rank].payload for rank in range(self.world_size)]
 
     def _accept(self, frame: Frame) -> None:

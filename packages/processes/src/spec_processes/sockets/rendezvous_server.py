@@ -217,7 +217,7 @@ class RendezvousServer:
             complete = len(self._members) + len(self._gone) == self._world_size
         member.start(self._forward, self._forget)
         if complete:
-            self._limiter.close()  # nobody else is awaited
+            self._limiter.close()  # all members have joined
 
     def _forward(self, rank: int, frame: Frame) -> None:
         with self._lock:
