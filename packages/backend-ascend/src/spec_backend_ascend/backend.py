@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 EXEC_TIMEOUT_UNIT_S = 68
-"""Unit of HCCL_EXEC_TIMEOUT, in seconds: HCCL rounds it down to a multiple of this."""
+"""Unit of HCCL_EXEC_TIMEOUT, in seconds: HCCL rounds it down to a multiple of this number."""
 
 
 class AscendConfig(BackendConfig):

@@ -261,7 +261,7 @@ def _gets_lease(file: Path) -> bool:
 
 
 def runs(pid: int) -> bool:
-    """Return whether a process runs; a zombie, which a container may never reap, does not."""
+    """Return whether a process runs. A zombie, which a container may never reap, counts as ended."""
     try:
         return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

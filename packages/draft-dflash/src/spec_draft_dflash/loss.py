@@ -90,7 +90,7 @@ class _BlockSums:
         self.grad_ASH = torch.zeros_like(states_ASH) if torch.is_grad_enabled() else None
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Add loss, metrics and gradients of the counted guesses of the blocks in ``blocks``."""
+        """Add loss, metrics and gradients of ``guesses``, the guesses of ``blocks`` that count in the loss."""
         place, ops = (guesses.block_R, guesses.guess_R), self.rule.ops
         logits_RV = ops.head.forward(self.states_ASH[blocks][place])
         compared = self.rule.targets(self.batch, guesses.label_R).compare(logits_RV)

@@ -123,7 +123,7 @@ class _Sums:
         self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Add loss, metrics and gradients of the counted guesses of the blocks in ``blocks``."""
+        """Add loss, metrics and gradients of ``guesses``, the guesses of ``blocks`` that count in the loss."""
         index, options = (guesses.block_R, guesses.guess_R), self.rule.options
         scored = self._score(blocks, guesses)
         loss_R = scored.head_loss_R + options.selector_weight * scored.selector_loss_R

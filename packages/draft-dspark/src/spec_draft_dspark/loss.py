@@ -100,7 +100,7 @@ class _Sums:
         self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Add loss, metrics and gradients of the counted guesses of the blocks in ``blocks``."""
+        """Add loss, metrics and gradients of ``guesses``, the guesses of ``blocks`` that count in the loss."""
         index, options = (guesses.block_R, guesses.guess_R), self.rule.options
         scored = self._score(blocks, guesses)
         loss_R = options.ce_weight * scored.cross_R + options.l1_weight * (2 - 2 * scored.overlap_R)
@@ -168,8 +168,8 @@ class _Sums:
 
         It is a · q + b · (q where q < p), minus weight · ce_weight at the label. Here b = −2 · weight ·
         l1_weight, and a = weight · (ce_weight + 2 · l1_weight · B), where B is Σ q over the tokens with q <
-        p. It follows from d‖p − q‖₁ / d logit = q (s − Σ s q) with s = 1 − 2 [q < p]. The label's column is
-        rounded only once.
+        p. The formula follows from d‖p − q‖₁ / d logit = q (s − Σ s q) with s = 1 − 2 [q < p]. The label's
+        column is rounded only once.
         """
         options, column_R1 = self.rule.options, scored.labels.column_R1
         all_R = weight_R * (options.ce_weight + 2 * options.l1_weight * scored.below_R)

@@ -1,7 +1,7 @@
 """Draft with DSpark in plain torch, as a reference: a block's guesses are made one after the other.
 
-The states of a block's slots are computed at once before. Shape suffixes: B sequences, K guesses, H width, V
-vocabulary.
+One pass before computes the states of all slots of a block. Shape suffixes: B sequences, K guesses, H width,
+V vocabulary.
 """
 
 from __future__ import annotations

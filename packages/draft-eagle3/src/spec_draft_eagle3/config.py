@@ -15,8 +15,8 @@ published draft has as many."""
 
 
 LatentSize = Annotated[int | None, pydantic.Field(ge=1, exclude_if=lambda size: size is None)]
-"""A size of multi-head latent attention. A run directory's configuration omits a size that is None, as
-earlier versions do."""
+"""A size of multi-head latent attention. A run directory's configuration omits a size that is None, as in
+earlier versions."""
 
 
 ImageEmbeddings = Literal["placeholder", "merged"]

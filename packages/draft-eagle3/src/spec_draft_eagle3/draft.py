@@ -77,10 +77,10 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:
-        """Return whether the architecture is Eagle3's. EAGLE's own files are recognised by their draft vocabulary.
+        """Return whether config.json describes an Eagle3 draft.
 
-        A draft with the same layers and a mask token is P-EAGLE, which guesses all tokens in one pass, and
-        not Eagle3.
+        EAGLE's own files are recognised by their draft vocabulary. A draft with the same layers and a mask
+        token is P-EAGLE, which guesses all tokens in one pass, and not Eagle3.
         """
         if parallel_mask_token(fields) is not None:
             return False
@@ -224,7 +224,10 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         )
 
     def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return a lower bound on the values that a forward pass saves for a sample: its unrolled steps."""
+        """Return a function that computes a lower bound on the values that a forward pass saves.
+
+        It counts the values of a sample's unrolled steps.
+        """
         shape, options = self.shape(target), self.options
         keys = shape.cache_shape[0] * shape.cache_shape[1]
         values = shape.hidden_size + 2 * keys + shape.inner_values * (not options.checkpoint_activations)

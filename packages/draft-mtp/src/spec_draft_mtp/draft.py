@@ -135,7 +135,10 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         )
 
     def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return a lower bound on the values that a forward pass saves for a sample: its unrolled steps."""
+        """Return a function that computes a lower bound on the values that a forward pass saves.
+
+        It counts the values of a sample's unrolled steps.
+        """
         shape, options = self.shape(target), self.options
         keys = shape.num_kv_heads * shape.head_dim
         inner = (2 * shape.hidden_size + shape.inner_values) * (not options.checkpoint_activations)

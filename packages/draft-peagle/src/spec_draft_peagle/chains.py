@@ -38,10 +38,11 @@ class ChainRule:
     least_retention: float
 
     def draw(self, sample: Supervision) -> tuple[Tensor, Tensor]:
-        """Return int64 [R] twice: each row's number of guesses after the random drop, and before it.
+        """Return each row's number of guesses after the random drop, and before it, int64 [R] each.
 
-        The draw depends only on (seed, epoch, sample id, loss mask). If a sample records the depth at which
-        each token was guessed, its chains are the engine's verification rounds, and no guess is dropped.
+        The random drop depends only on (seed, epoch, sample id, loss mask). If a sample records the depth at
+        which each token was guessed, its chains are the engine's verification rounds, and no guess is
+        dropped.
         """
         reach_R = self._reach(sample)
         if sample.guess_depth is not None:
@@ -122,7 +123,7 @@ class Chains:
 
     @classmethod
     def of(cls, batch: DraftBatch, rule: ChainRule) -> Self:
-        """Draw the chains of every document of a batch."""
+        """Choose the chains of every document of a batch by the random drop."""
         mask_T, guess_depth_T = batch.loss_mask_T.cpu(), batch.guess_depth_T
         columns, bounds, cursor = [torch.zeros(3, 0, dtype=torch.int64)], list[tuple[int, int]](), 0
         for span in batch.spans:
@@ -166,7 +167,7 @@ class Chains:
         """Return int64 [3, E]: each guess's chain, its index in the chain, and the token before the guess.
 
         The teacher needs the state at the token before the guess. Guesses are ordered like the segments' rows
-        and mask tokens. The chain is the number of its row; the token is an index in the flat batch.
+        and mask tokens. A chain is given by the number of its row, a token by its index in the flat batch.
         """
         columns = [torch.zeros(3, 0, dtype=torch.int64)]
         for segment in self.segments(num_rows):

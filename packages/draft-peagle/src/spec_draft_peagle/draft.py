@@ -176,9 +176,9 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         )
 
     def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return a lower bound on the number of values that a forward pass saves for a sample.
+        """Return a function that computes a lower bound on the values that a forward pass saves.
 
-        Without segments it counts each layer's values of the sample's tokens and of the mask tokens of its
+        Without segments it counts each layer's values of a sample's tokens and of the mask tokens of its
         chains. With segments it counts the keys and values of the tokens, and the head's inputs.
         """
         shape, masks, again = self.shape(target), self._masks(), self.options.checkpoint_activations

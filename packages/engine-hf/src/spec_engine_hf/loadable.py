@@ -1,4 +1,4 @@
-"""Check, before anything starts, that the installed Transformers can load a target."""
+"""Check, before a run starts, that the installed Transformers can load a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Return the arguments of an SGLang process that captures, speculates or decodes plainly.
+"""Compute the arguments of an SGLang process that captures, speculates or decodes plainly.
 
 The arguments are fields of SGLang's ``ServerArgs``, named as in every version from 0.5.16 to 0.5.23.
 """

@@ -10,7 +10,10 @@ from spec_kit.hosting import ServerMetrics
 
 
 def sglang_counters(text: str) -> ServerCounters | None:
-    """Return the counters of finished requests in an SGLang server's metrics; None for another program's."""
+    """Return the counters of finished requests from an SGLang server's metrics.
+
+    The result is None for the metrics of another program.
+    """
     metrics = ServerMetrics(text)
     generated = metrics.total("sglang:generation_tokens_total")
     if generated is None:

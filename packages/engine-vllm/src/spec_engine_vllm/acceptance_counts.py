@@ -125,7 +125,7 @@ def rounds_of(llm: Any) -> RoundCounter:
 
 
 def speculation_counters() -> AcceptanceCounters:
-    """Return vLLM's own counters since its frontend started."""
+    """Return vLLM's own acceptance counters since its frontend started."""
     from vllm.v1.metrics.reader import get_metrics_snapshot
 
     prefix = "vllm:spec_decode_num_"

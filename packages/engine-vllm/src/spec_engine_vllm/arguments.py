@@ -1,4 +1,4 @@
-"""Return the arguments and the environment of a vLLM that captures, speculates or decodes plainly.
+"""Compute the arguments and the environment of a vLLM that captures, speculates or decodes plainly.
 
 Capture and speculation both need vLLM's only ``speculative_config``, so one process can do only one of the
 two. This module does not import vLLM.

@@ -128,11 +128,11 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished_all_groups(request, block_ids)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Return 0 tokens: nothing is loaded from elsewhere."""
+        """Return 0 tokens, because this connector loads no keys and values."""
         return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Do nothing: no tokens are loaded."""
+        """Do nothing, because this connector loads no keys and values."""
 
     # Methods that vLLM calls in a worker.
 
@@ -182,10 +182,10 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         return hidden_TNH.to(schema.torch_dtype()).contiguous()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Do nothing: no tokens are loaded."""
+        """Do nothing, because this connector loads no keys and values."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: no tokens are loaded."""
+        """Do nothing, because this connector loads no keys and values."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Do nothing: ``wait_for_save`` reads the states when the step's passes are complete."""

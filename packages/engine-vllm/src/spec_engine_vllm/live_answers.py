@@ -46,7 +46,7 @@ def keep_answers(llm: Any, requests: LiveRequests) -> None:
 
 
 def _admitted(asked: BoundArguments, requests: LiveRequests) -> _Answer | None:
-    """Return an object that collects the answer to a request; None if the request is not to be stored."""
+    """Return an object that collects the answer to a request; None if the request must not be stored."""
     if not requests.admits(asked.arguments["request_id"]):
         return None
     if reason := _reason(asked):

@@ -43,7 +43,7 @@ class PackedExchange:
         self._before = None
 
     def exchange(self) -> None:
-        """Give each layer the packed weights of the other."""
+        """Exchange the packed weights of the two layers."""
         self._before = live, spare = _packed(self._live), _packed(self._spare)
         _assign(self._live, spare)
         _assign(self._spare, live)

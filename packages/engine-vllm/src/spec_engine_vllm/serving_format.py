@@ -1,7 +1,7 @@
 """Build the vLLM command that serves a draft, and check the draft's folder for vLLM 0.26 to 0.33.
 
-The draft's plugin has already checked the folder. docs/evaluation.md has the table of fields and versions, and how
-each is known. A folder whose architecture is not listed here is not checked.
+The draft's plugin has already checked the folder. docs/evaluation.md has the table of fields and versions,
+and the source of each entry. A folder whose architecture is not listed here is not checked.
 """
 
 from __future__ import annotations

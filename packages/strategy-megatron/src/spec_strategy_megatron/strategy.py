@@ -291,7 +291,7 @@ class MegatronStrategy(Strategy):
         return self._hints is not None and self.config.sequence_parallel
 
     def _sum_partial_gradients(self) -> None:
-        """Sum those gradients over the tensor axis of which each rank has only a summand."""
+        """Sum over the tensor axis the gradients that each rank has computed only in part."""
         import torch
         import torch.distributed as dist
 

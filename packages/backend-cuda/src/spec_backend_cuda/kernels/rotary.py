@@ -1,7 +1,7 @@
 """Apply rotary embeddings to heads, with or without an RMS norm of each head before.
 
-The forward and the backward pass each read the heads once. Rows of the kernels are (token, head); a row's two
-halves are the channel pairs.
+The forward and the backward pass each read the heads once. Rows of the kernels are (token, head). Channel i
+of a row's first half and channel i of its second half are a pair.
 """
 
 # ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)
