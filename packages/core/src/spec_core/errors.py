@@ -100,7 +100,7 @@ class PeerLost(RunError, ConnectionError):
 
 
 class HostLost(PeerLost):
-    """The host on which all workers of a run were is lost, so no worker can be started again."""
+    """All workers of a run were on one host, which is lost, so no worker can be started again."""
 
 
 class NoDevices(RunError):

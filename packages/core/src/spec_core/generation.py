@@ -54,7 +54,7 @@ class Generation:
     """Per token, the id of the refused guess that the token replaced; −1 if it replaced none. Empty if
     the engine does not report it."""
     verifications: tuple[int, ...] = ()
-    """Number of the answer's verifications that accepted 0, 1, … guesses. Empty if the engine does not count
+    """Element k: number of the answer's verifications that accepted k guesses. Empty if the engine does not count
     them."""
     cached_tokens: int = 0
     """Number of prompt tokens that came from a prefix cache; 0 if the engine does not count them."""

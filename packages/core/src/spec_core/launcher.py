@@ -104,8 +104,8 @@ class WorkerSpec:
     def env(self, backend: Backend, local_rank: int | None = None) -> Mapping[str, str]:
         """Return the environment variables of the worker.
 
-        ``local_rank``: index of the worker's first device on the worker's host; by default ``first_device``,
-        as for a launcher of one host.
+        ``local_rank``: index of the worker's first device on the worker's host. The default, ``first_device``,
+        is right if a launcher has one host only.
         """
         first = self.first_device if local_rank is None else local_rank
         return backend.child_env(self.role, self.share, first, self.num_devices)
@@ -150,7 +150,7 @@ class WorkerEnded:
     killed: bool = False
     """True if the cause lies outside the run's own processes: SIGKILL, a lost machine, silence."""
     host_lost: bool = False
-    """True if the host on which all workers were is lost, so that no worker can be started again (L11)."""
+    """True if all workers were on one host, which is lost, so that no worker can be started again (L11)."""
 
 
 @dataclass(frozen=True, kw_only=True)

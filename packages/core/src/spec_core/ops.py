@@ -78,7 +78,7 @@ class VocabularyOps(ABC):
         return self._head or LinearWeight(self.head_VH)
 
     def use_head(self, head: LinearWeight) -> None:
-        """Compute all later products with the head by ``head`` (O6)."""
+        """Use ``head`` for all later products with the head's weight (O6)."""
         self._head = head
 
     @property

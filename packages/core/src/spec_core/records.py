@@ -71,7 +71,7 @@ class Capabilities:
     """Tensors can be shared with another process that uses the same device, without a copy through host
     memory."""
     memory_limit: bool = False
-    """``Backend.limit_memory`` enforces its limit."""
+    """``Backend.limit_memory`` enforces the limit."""
     graph_capture: bool = False
     concurrent_collectives: bool = True
     """A process group may be used while another thread of the process uses torch's own groups."""
@@ -144,7 +144,7 @@ class CaptureRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSample:
-    """Token ids and hidden states of one sample. The trainer looks up the loss mask by ``sample_id``."""
+    """Token ids and hidden states of one sample. The loss mask is not sent, because the trainer has it."""
 
     request_id: int
     input_ids: Tensor

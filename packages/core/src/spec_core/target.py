@@ -77,7 +77,7 @@ class TargetSpec:
     latent: LatentSizes | None = None
     """Sizes of the target's multi-head latent attention; None if it has another kind of attention."""
     image_token_id: int | None = None
-    """Id of the placeholder token of each embedding of an image. None if no images are given to this target."""
+    """Id of the placeholder token for each embedding of an image. None if no images are given to this target."""
     image_ends: tuple[int, int] | None = None
     """Ids of the tokens that the target's image processor puts before and behind each image. None if it puts
     no tokens there."""

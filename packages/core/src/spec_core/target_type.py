@@ -87,7 +87,7 @@ class TargetType:
     """Whether config.json must have rope_parameters (or rope_scaling) and rope_theta, because the type's
     default is not a plain rotation with base ``theta``."""
     image_token: str | None = None
-    """Key of config.json that has the id of the placeholder token of each embedding of an image. None if no images
+    """Key of config.json that has the id of the placeholder token for each embedding of an image. None if no images
     are given to targets of this type."""
     image_ends: tuple[str, str] | None = None
     """Keys of config.json that have the ids of the tokens before and behind an image, if the target's

@@ -48,9 +48,9 @@ class Tracker(Resource):
     """Type of the value of ``track.NAME``, which pydantic validates; by default a string, such as a project's
     name."""
     default: ClassVar[Any] = None
-    """Default of the key, with which a run does not use the tracker: None or False."""
+    """Default of ``track.NAME``, None or False, with which a run does not use the tracker."""
     description: ClassVar[str] = ""
-    """Sentence that describes the key in the table of configuration keys."""
+    """Sentence that describes ``track.NAME`` in the table of configuration keys."""
 
     def __init__(self, value: Any, folder: Path) -> None:
         """Store the value of ``track.NAME``, and the run directory, whose name is the run's name.

@@ -89,13 +89,13 @@ class HostActor:
         return ""
 
     def prepare(self) -> None:
-        """Enter ``prepare_host``."""
+        """Enter the context ``Backend.prepare_host`` on this host."""
         self._stack.enter_context(self._backend.prepare_host(self._needs.placement))
 
     def env(self, workers: Sequence[tuple[WorkerSpec, int]], address: str) -> dict[str, dict[str, str]]:
         """Return worker name -> environment variables.
 
-        ``workers``: each with its first device on this host.
+        ``workers``: pairs of a worker and the index of its first device on this host.
         """
         node = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         if "GLOO_SOCKET_IFNAME" not in node:
@@ -118,7 +118,7 @@ class HostActor:
             self._backend.check_host()
 
     def leave(self) -> None:
-        """Leave ``prepare_host``."""
+        """Leave the context ``Backend.prepare_host``."""
         self._left.set()
         self._stack.close()
 
@@ -127,7 +127,7 @@ class WorkerActor:
     """Ray actor that starts one worker process and waits for its end."""
 
     def __init__(self) -> None:
-        """Begin without a worker. This process dies with its parent, the raylet."""
+        """Start no worker yet. This process dies with its parent, the raylet."""
         die_with_parent()
         self._process: subprocess.Popen[bytes] | None = None
 

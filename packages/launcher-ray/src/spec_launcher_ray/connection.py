@@ -95,7 +95,7 @@ def start_cluster() -> None:
                 return
             except RunError as error:
                 _end(set(psutil.Process().children()) - before)
-                if number == _START_TRIES or isinstance(error.__cause__, ValueError):  # the cause is no timeout
+                if number == _START_TRIES or isinstance(error.__cause__, ValueError):  # no timeout
                     logs = f"{get_default_ray_temp_dir()}/session_latest/logs"
                     raise RunError(f"{error} (try {number} of {_START_TRIES}); see {logs}") from error
                 log.warning("%s (try %d of %d); it is started again", error, number, _START_TRIES)

@@ -240,7 +240,7 @@ class RayLauncher(Launcher):
         return self._cluster.hosts(self._resource)
 
     def _bundles(self, workers: Sequence[WorkerSpec], hosts: Sequence[Host] | None = None) -> list[Bundle]:
-        """Return the bundles of the workers. If ``launcher.hosts`` is set, its order is followed."""
+        """Return the bundles of the workers. Hosts are used in the order of ``launcher.hosts``, if it is set."""
         home = None if self._cluster is None or self.config.hosts else self._cluster.own_address
         return place(self._found_hosts if hosts is None else hosts, workers, self.config.spread, home)
 

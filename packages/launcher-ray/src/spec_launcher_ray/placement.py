@@ -57,8 +57,8 @@ class Bundle:
     def amount_of(self, worker: WorkerSpec) -> float:
         """Return the amount of Ray's resource that the worker's actor requests.
 
-        Ray counts in steps of 0.0001, and an actor cannot request a fraction of more than one device. Such a
-        worker's devices are reserved only by the placement-group bundle.
+        Ray counts in steps of 0.0001, and an actor cannot request a fraction of several devices. So a worker that
+        shares several devices requests 0; only the placement-group bundle reserves its devices.
         """
         if len(self.workers) == 1:
             return self.amount

@@ -30,7 +30,7 @@ class PreparedHosts:
     def __init__(
         self, cluster: Cluster, context: LaunchContext, resource: str, named: Callable[[str], str]
     ) -> None:
-        """Prepare no host yet.
+        """Store the arguments; no host is prepared yet.
 
         ``resource`` counts devices; ``named`` returns an actor's name in Ray's dashboard.
         """

@@ -15,7 +15,7 @@ def leave_out_working_directory() -> None:
     """Import nothing from the working directory from now on, in this process and its descendants.
 
     Every Python process that ``multiprocessing``, torch's compiler, Ray, vLLM or SGLang starts inherits the
-    variable. Some of these programs pass ``sys.path`` on, too.
+    environment variable PYTHONSAFEPATH. Some of these programs pass ``sys.path`` on, too.
     """
     os.environ.update(SAFE_PATH)
     if sys.flags.safe_path:

@@ -115,7 +115,7 @@ def assert_follows_distribution(engine: Engine, reference: ReferenceTarget, num_
 def _rank_in_distribution(
     reference: ReferenceTarget, prompt: Sequence[int], answer: Generation, generator: torch.Generator
 ) -> Tensor:
-    """Return, for each new token, the total probability of likelier tokens, plus a random share of the token's."""
+    """Return, for each new token, the probability of all likelier tokens plus a random part of the token's own."""
     tokens = [*prompt, *answer.token_ids]
     probs_TV = reference.logits(tokens)[len(prompt) - 1 : -1].double().softmax(-1)
     own_T1 = probs_TV.gather(1, torch.tensor(answer.token_ids)[:, None])

@@ -129,7 +129,7 @@ class OptimizerSuite(ConformanceSuite):
             assert plugin.state_bytes(weight) in (0, kept)
 
     def test_g5_goes_on_to_the_bit(self, plugin: Optimizer) -> None:
-        """G5: a fresh optimizer with the weights and the state of another takes the same next step."""
+        """G5: a fresh optimizer that gets the weights and the state of another takes the same next step."""
         weights, again = _weights(_drawn(0)), _weights(_drawn(5))
         built, fresh = plugin.build(weights, map_here), plugin.build(again, map_here)
         for number in range(_STEPS):

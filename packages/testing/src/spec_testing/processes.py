@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 PRELOADED = __name__, "torch", "torch.distributed.tensor", "torch._dynamo"
 """Modules that the fork server imports before it forks ranks. None of them initializes a device."""
 LIMIT_S = patient(120.0)
-"""Longest time, in seconds, of the ranks of a test. Only a test that hangs takes so long."""
+"""Longest time, in seconds, that the ranks of a test may take. Only a test that hangs takes so long."""
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2) that sets the signal that a process gets when its parent dies."""
 

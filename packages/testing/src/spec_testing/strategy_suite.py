@@ -158,7 +158,7 @@ class StrategySuite(ConformanceSuite):
             assert load(resumed.weights).keys() == ToyDraft(0).state_dict().keys()
 
     def test_s5_loads_at_another_world_size(self, plan: Plan) -> None:
-        """S5, S12: one rank loads what two saved: weights are bitwise equal, the next step up to rounding."""
+        """S5, S12: if one rank loads the state of two, weights are bitwise equal, the next step up to rounding."""
         saved = plan.folder / "saved"
         ((went_on,), _) = train_all(2, replace(plan, save_to=saved))
         ((resumed,),) = train_all(1, replace(plan, steps=1, seed=5, resume_from=saved))
@@ -209,7 +209,7 @@ class StrategySuite(ConformanceSuite):
         plan.strategy.check(plan.config, toy_target(tmp_path), HINTS)
 
     def test_evaluate_changes_nothing(self, plan: Plan) -> None:
-        """``evaluate`` returns the output of the step that would follow, and changes no weight."""
+        """``evaluate`` returns the output that the next step would return, and changes no weight."""
         for ((evaluated, stepped, unchanged),) in on_ranks(evaluate_then_step, 2, [plan]):
             assert evaluated == pytest.approx(stepped, rel=TOLERANCE)
             assert unchanged

@@ -139,7 +139,7 @@ def train_all(world_size: int, *plans: Plan) -> list[list[Report]]:
 
 
 def on_ranks(act: Callable[[Strategy, Plan], Any], world_size: int, plans: Sequence[Plan]) -> list[list[Any]]:
-    """Call ``act`` with a strategy and each plan in a process for each rank; return [rank][plan]."""
+    """Call ``act`` with a strategy and each plan in a process for each rank; return results as [rank][plan]."""
     return run_ranks(_rank, world_size, act, plans, f"group-{uuid4().hex}", timeout_s=LIMIT_S)
 
 

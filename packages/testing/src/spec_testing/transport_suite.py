@@ -51,7 +51,7 @@ class TransportSuite(ConformanceSuite):
 
     @pytest.fixture
     def device(self) -> str:
-        """Return the name of the device that has the samples, of both sender and receiver."""
+        """Return the name of the device that samples are on, for both the sender and the receiver."""
         return "cpu"
 
     @pytest.fixture

@@ -101,7 +101,7 @@ class WeightTransportSuite(ConformanceSuite):
         run_ranks(_sender_that_leaves, 2, stage)
 
     def test_w5_close_from_another_thread_ends_a_transfer(self, stage: WeightStage) -> None:
-        """W5: an update in which a rank hangs ends when the publisher is closed from another thread."""
+        """W5: if a rank hangs during an update, closing the publisher from another thread ends the update."""
         run_ranks(_close_while_a_rank_hangs, 2, stage)
 
     def test_w5_w7_thirty_updates_leave_nothing(self, stage: WeightStage) -> None:

@@ -152,7 +152,7 @@ class TcpRendezvous(Rendezvous):
     def store(self, name: str) -> torch.distributed.Store:
         """Return a key-value store for torch's process groups.
 
-        Collective; valid while the rendezvous is open (R7).
+        Every rank must call it. The store is valid while the rendezvous is open (R7).
         """
         from torch.distributed import FileStore, PrefixStore
 
