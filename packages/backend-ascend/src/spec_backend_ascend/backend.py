@@ -84,7 +84,7 @@ class AscendBackend(Backend):
 
     @classmethod
     def import_env(cls) -> Mapping[str, str]:
-        """Return variables with which torch can be imported if torch_npu is installed but cannot be loaded (B11)."""
+        """Return variables with which torch can be imported if torch_npu is installed but cannot load (B11)."""
         return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} if host.breaks_torch() else {}
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:

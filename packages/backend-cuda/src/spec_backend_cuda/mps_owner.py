@@ -58,7 +58,10 @@ def mps_environment(folder: Path) -> dict[str, str]:
 
 
 def folders() -> Path:
-    """Return the parent of every run's folder, which is the temporary folder if sockets' paths then fit."""
+    """Return the parent of every run's folder.
+
+    It is the temporary folder, or /tmp if the temporary folder's path is too long for sockets.
+    """
     wanted = Path(tempfile.gettempdir())
     return wanted if len(str(wanted)) <= _LONGEST_FOLDER else Path("/tmp")
 

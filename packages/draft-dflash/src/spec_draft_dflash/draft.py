@@ -49,8 +49,8 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
         """Return the fields of a ``speculators`` folder, translated to the names and values that engines read.
 
-        In the result, a layer id means that the layer's input is captured. Full-attention layers are never
-        causal inside a block.
+        Id k of a captured layer means the input of target layer k. Full-attention layers are never causal
+        inside a block.
         """
         served = super().speculators_fields(fields, folder)
         kinds = section(fields, "transformer_layer_config", folder).get("layer_types") or ()

@@ -98,7 +98,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
         """Return the fields of a ``speculators`` config.json, under the names that engines read.
 
-        A captured layer's id means the layer's input, as in vLLM.
+        As in vLLM, id k of a captured layer means the input of target layer k.
         """
         names = (
             "draft_vocab_size",

@@ -139,8 +139,8 @@ class _Network:
     def embed_known(self, ids_T: Tensor, hidden_TNH: Tensor, ends: Tensor) -> Tensor:
         """Return the embeddings [T, H] of tokens, each of which follows the state in its row.
 
-        ``ends``: each sequence's last row. The target has not computed its token, so the token belongs to no
-        image.
+        ``ends``: each sequence's last row. The target has not run this row's token yet, so the token belongs
+        to no image.
         """
         embedded_TH = self._ops.embed(ids_T)
         if self.module.merged_token_id is None:

@@ -30,7 +30,8 @@ class MtpShape(DecoderShape):
     def for_target(cls, config: Any, target: TargetSpec, **own: object) -> Self:
         """Return a new head's shape.
 
-        A target that rotates all channels is stated explicitly, because Qwen3.5 by default rotates a quarter.
+        If the target rotates all channels, the shape says so explicitly, because Qwen3.5 rotates a quarter by
+        default.
         """
         return super().for_target(config, target, **{"rope": {_PARTIAL: 1.0, **target.rope}, **own})
 

@@ -69,7 +69,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
         """Return the fields of a ``speculators`` config.json, under the names that engines read.
 
-        A captured layer's id means the layer's input, as in vLLM.
+        As in vLLM, id k of a captured layer means the input of target layer k.
         """
         names = (
             "draft_vocab_size",

@@ -52,7 +52,7 @@ class HeldWeights:
         return self.joined(name, self.masters[name].values)
 
     def joined(self, name: str, values: Tensor) -> Tensor:
-        """Join each data-parallel rank's ``values``, float32 [n], to this tensor-parallel rank's shard."""
+        """Join the ``values`` (float32 [n]) of all data-parallel ranks into this tensor-parallel rank's shard."""
         parameter = self.trained[name]
         if not self.config.distributed_optimizer:
             return values.view(parameter.shape)
