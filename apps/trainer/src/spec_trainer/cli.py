@@ -197,7 +197,7 @@ def regenerate(
     as_json: Json = False,
     logs: LogFlags = _LOGS,
 ) -> None:
-    """Let the target answer the prompts anew, for training on its own words; the same command again goes on.
+    """Let the target generate new answers to prompts, as training data; the same command again resumes.
 
     Parameters
     ----------
@@ -228,9 +228,9 @@ def export_command(
     output
         Folder to write; must not exist.
     target
-        Folder of the target, if it was moved since.
+        Folder of the target, if it was moved since the training.
     whole_target
-        Write a copy of the target with the draft inside, for a draft that targets ship with (an MTP head).
+        Write a copy of the target with the draft inside, for a draft that is part of its target (an MTP head).
     """
     from spec_trainer.commands.export import export_checkpoint
     from spec_trainer.serving import closing_lines

@@ -67,20 +67,20 @@ def _named(path: object) -> object:
 
 
 class TrainConfig(StepConfig):
-    """Section ``train``: schedule, batch and how often things happen (in optimizer steps)."""
+    """Section ``train``: schedule, batch, and the intervals (in steps) of checkpoints, evaluations and pushes."""
 
     ranks: Annotated[int, Field(ge=1, le=65536)] = 1
     """Number of trainer processes."""
     steps: PositiveInt | None = None
     """Number of optimizer steps of the run; overrides ``epochs``."""
     epochs: PositiveInt = 1
-    """Passes over the training data."""
+    """Number of passes over the training data."""
     lr: PositiveFloat = 1e-4
     """Peak learning rate."""
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     """Shape of the learning rate after the warm-up; wsd holds the peak and decays linearly at the end."""
     warmup_steps: NonNegativeInt = 20
-    """Steps of linear warm-up."""
+    """Number of steps of linear warm-up."""
     decay_share: Fraction = 0.2
     """Share of all steps that ``wsd`` spends decaying at the end."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -128,15 +128,15 @@ class PlacementConfig(Config):
     engine_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of each device that the engine gets; colocated only."""
     window_bytes: PositiveInt | None = None
-    """Most bytes of features in flight to one trainer rank. By default the features of two global batches, or
-    of the rank's shares of sixteen global batches if that is less."""
+    """Largest number of bytes of features in flight to one trainer rank. By default the features of two global
+    batches, or of the rank's shares of sixteen global batches if that is less."""
 
 
 class CaptureConfig(Config):
     """Section ``capture``: the folder that ``spec-trainer capture`` writes."""
 
     shard_bytes: PositiveInt = 1 << 30
-    """Most bytes of features in one file; a larger sample gets a file of its own."""
+    """Largest number of bytes of features in one file; a larger sample gets a file of its own."""
 
 
 class PushConfig(Config):
@@ -149,8 +149,8 @@ class PushConfig(Config):
     """Weight transports, the preferred one first. By default the fastest installed transport for each
     server."""
     bucket_bytes: Annotated[int, Field(ge=4096)] | None = None
-    """Most bytes of weights that are sent at once. By default each transport's own value, which is 256 MiB
-    for this project's transports."""
+    """Largest number of bytes of weights that are sent at once. By default each transport's own value, which is 256
+    MiB for this project's transports."""
     folder: Annotated[Path | None, BeforeValidator(_named)] = None
     """Folder in which weight transports that send files keep the newest versions. Servers must see it under
     the same path. By default a temporary folder on this host."""
@@ -159,7 +159,7 @@ class PushConfig(Config):
     address: Name = "127.0.0.1:0"
     """host:port at which servers reach the trainer; port 0 is any free one."""
     timeout_s: Seconds = 60.0
-    """Longest time for one push."""
+    """Longest time for one push, in seconds."""
     canary_margin: PositiveFloat | None = None
     """A pushed version is reverted if the acceptance length falls by more than this number of tokens and
     chance cannot explain the fall. By default no version is reverted."""
@@ -178,7 +178,7 @@ class DecodeConfig(Config):
     """Number of prompts that are answered for a cycle, taken in turn from the training data, in a new order on each
     pass. With ``train.serve_every``: most held-out prompts that are answered for a measurement."""
     max_new_tokens: PositiveInt = 256
-    """Most tokens of an answer."""
+    """Largest number of tokens of an answer."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """1 samples from the target's own distribution, 0 is greedy."""
     top_p: Fraction = 1.0
@@ -198,11 +198,11 @@ class TimeoutsConfig(Config):
     """Section ``timeouts``, in seconds."""
 
     start_s: Seconds = 600.0
-    """Longest time for an engine or a trainer process to be ready."""
+    """Longest time, in seconds, for an engine or a trainer process to be ready."""
     peer_s: Seconds = 120.0
     """Silence after which another process of the run counts as lost."""
     step_s: Seconds = 1800.0
-    """Longest time for the features of one step to arrive."""
+    """Longest time, in seconds, for the features of one step to arrive."""
 
 
 class ProfileConfig(Config):

@@ -88,7 +88,7 @@ def locked_folder(folder: Path, activity: str, results: str) -> Iterator[None]:
 
 
 def check_own(path: Path, is_folder: bool = False) -> None:
-    """Raise ArtifactError if ``path`` is a symbolic link, or not a regular file (``is_folder``: not a folder)."""
+    """Raise ArtifactError if ``path`` is a link or no regular file (with ``is_folder``: no folder)."""
     expected, name = (stat.S_ISDIR, "folder") if is_folder else (stat.S_ISREG, "file")
     try:
         mode = path.lstat().st_mode

@@ -69,7 +69,7 @@ class DraftTrainer:
         return self._strategy.gather_weights()
 
     def exported(self, weights: Mapping[str, Tensor], target: TargetSpec) -> dict[str, Tensor]:
-        """Return the tensors that an export of the full ``weights`` has, as copies. Thread-safe."""
+        """Return copies of the tensors that an export of the full ``weights`` would contain. Thread-safe."""
         lent = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
         return {
             name: tensor.clone() if tensor.untyped_storage().data_ptr() in lent else tensor

@@ -58,11 +58,11 @@ class CaptureRun:
         return list(self.run.schedule.items(0))
 
     def num_bytes(self, items: Sequence[GlobalBatch]) -> int:
-        """Return the bytes of the features of these shards."""
+        """Return the bytes of the features of the shards ``items``."""
         return sample_bytes(self.run.schema, self.num_tokens(items))
 
     def num_tokens(self, items: Sequence[GlobalBatch]) -> int:
-        """Return the number of tokens of these shards."""
+        """Return the number of tokens of the shards ``items``."""
         lengths = self.run.dataset.lengths
         return sum(lengths[sample_id] for item in items for sample_id in item.sample_ids)
 

@@ -1,4 +1,4 @@
-"""Read a step folder's metadata, and check that every file is complete and unchanged. Imports no torch.
+"""Read a step folder's metadata, and check that every file is complete and unchanged. Torch is not imported.
 
 ``meta.json`` has a digest of every other file, and a digest of its own content.
 """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PIECE_BYTES = 16 << 20
-"""Most bytes of a file that a rank holds in memory while the file is copied."""
+"""Largest number of bytes of a file that a rank holds in memory while the file is copied."""
 _Piece = tuple[str, int, bytes]
 """Name of the file, byte offset, content."""
 

@@ -1,4 +1,4 @@
-"""Choose the checkpoint from which a run resumes or restarts. Imports no torch."""
+"""Choose the checkpoint from which a run resumes or restarts. This module imports no torch."""
 
 from __future__ import annotations
 

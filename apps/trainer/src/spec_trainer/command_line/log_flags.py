@@ -30,7 +30,7 @@ class LogFlags:
     ] = False
 
     def __post_init__(self) -> None:
-        """Raise ConfigError if both are given."""
+        """Raise ConfigError if both --quiet and --verbose are given."""
         if self.quiet and self.verbose:
             raise ConfigError("--quiet and --verbose exclude each other; remove one")
 

@@ -18,12 +18,12 @@ class RetentionConfig(Config):
     """Section ``follow.retention``: live requests are also kept on disk, so that a restarted command has them."""
 
     rows: NonNegativeInt = 0
-    """Most requests that are kept on disk, newest first; 0 keeps none, and removes the requests of earlier
-    commands."""
+    """Largest number of requests that are kept on disk, newest first; 0 keeps none, and removes the requests of
+    earlier commands."""
     bytes: PositiveInt = 64 << 20
-    """Most bytes of the kept requests' token ids; a token takes 4 bytes."""
+    """Largest number of bytes of the kept requests' token ids; a token takes 4 bytes."""
     age_s: Seconds = 86_400.0
-    """Longest time for which a request is kept on disk while the command runs."""
+    """Longest time, in seconds, for which a request is kept on disk while the command runs."""
 
 
 class FollowConfig(Config):
@@ -41,21 +41,21 @@ class FollowConfig(Config):
     replay: Annotated[float, Field(ge=0, lt=1)] = 0.25
     """Share of a cycle's training samples that comes from the data of section ``data``."""
     kept: PositiveInt = 4096
-    """Most training requests that are kept in memory; the oldest is removed first."""
+    """Largest number of training requests that are kept in memory; the oldest is removed first."""
     half_life: PositiveInt = 1024
     """Number of newer requests after which a request is trained on half as often."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.125
     """Share of the requests that are held out to judge drafts; a hash of the prompt decides."""
     window: Annotated[int, Field(ge=8)] = 128
-    """Most held-out requests by which drafts are judged; the newest are kept."""
+    """Largest number of held-out requests by which drafts are judged; the newest are kept."""
     poll_s: Seconds = 2.0
     """Time between two queries of the servers if they had too few requests."""
     capture: Literal["prefill", "serving"] = "prefill"
     """Source of the features of requests: prefill: an engine of the command computes them; serving: the servers
     capture them while they serve."""
     states_bytes: PositiveInt = 8 << 30
-    """Most bytes of features that are kept in memory with ``capture=serving``; the oldest request is removed
-    first."""
+    """Largest number of bytes of features that are kept in memory with ``capture=serving``; the oldest request is
+    removed first."""
     retention: RetentionConfig = RetentionConfig()
     latency_budget_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Training waits while the p99 inter-token latency of a server is above this value; by default it never waits."""

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 _FILE_BYTES = 1 << 20
 _WORD_CHARACTERS = 1 << 16
 _LEVELS = 32
-"""Most levels of nesting; a plugin's options have three or four."""
+"""Largest number of levels of nesting; a plugin's options have three or four."""
 _KEY = re.compile(r"[^\s.\[\]]+(\.[^\s.\[\]]+)*")
 _ODD_NUMBER = re.compile(r"[-+]?(0[xXbB][\da-fA-F_]+|0[0-7_]+|\d[\d.]*_[\d._]*|\d+(:[0-5]?\d)+(\.\d*)?)")
 """Numbers of YAML 1.1 that are not plain decimals: hexadecimal, binary, octal (010 is 8), 1_000, base 60."""
 _ODD_BOOLEAN = re.compile(r"yes|no|on|off", re.IGNORECASE)
 """Booleans of YAML 1.1 that are strings in YAML 1.2."""
 _VALUES = 1 << 17
-"""Most values of a configuration, with aliases expanded; each takes about 1 kB."""
+"""Largest number of values of a configuration, with aliases expanded; each takes about 1 kB."""
 _EVENTS: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

@@ -34,7 +34,7 @@ class HealthWatch(AbstractContextManager["HealthWatch"]):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Stop watching."""
+        """Stop the checks of the engine's health."""
         self._left.set()
         self._thread.join(_LEAVING_S)
 

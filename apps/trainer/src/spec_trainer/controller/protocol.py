@@ -117,9 +117,9 @@ class Ready(ControlMessage):
     """Says that the worker has loaded everything that it needs and can start its work."""
 
     address: str = ""
-    """Address at which a rank receives features; empty for others."""
+    """Address at which a rank receives features; empty for other workers."""
     done_steps: int = 0
-    """Optimizer steps of the checkpoint from which a rank resumes; 0 for others."""
+    """Optimizer steps of the checkpoint from which a rank resumes; 0 for other workers."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Start(ControlMessage):
 
 @dataclass(frozen=True)
 class Capture(ControlMessage):
-    """Asks an engine to capture a batch of samples, whose token ids it reads from the dataset."""
+    """Asks an engine to capture a batch of samples; the engine reads their token ids from the dataset."""
 
     batch: int
     samples: list[tuple[int, int, list[str]]]
@@ -138,7 +138,7 @@ class Capture(ControlMessage):
 
 @dataclass(frozen=True)
 class CaptureTokens(ControlMessage):
-    """Asks an engine to capture a batch of samples that are in no dataset on disk."""
+    """Asks an engine to capture a batch of samples whose token ids are in this message, not on disk."""
 
     batch: int
     samples: list[tuple[int, list[int], list[str]]]
@@ -219,9 +219,9 @@ class Perform(ControlMessage):
     """Asks a trainer rank to perform a task on samples that are in memory only."""
 
     entry: str
-    """``RankTask.entry``."""
+    """The task's function (``RankTask.entry``)."""
     arguments: dict[str, Any]
-    """``RankTask.arguments``."""
+    """The function's last argument (``RankTask.arguments``)."""
     samples: list[tuple[str, str]]
     """Token ids (int32, little-endian) and packed loss mask of each sample, encoded in base64."""
     steps: tuple[int, int]

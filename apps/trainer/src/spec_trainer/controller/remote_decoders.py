@@ -32,7 +32,7 @@ class RemoteDecoders:
         """Number of a portion -> its answers."""
 
     def serve(self, version: int, folder: Path) -> None:
-        """Let every decoder serve the draft in ``folder`` as ``version``, and wait until all do."""
+        """Let every decoder serve the draft in ``folder`` as ``version``, and wait until all serve it."""
         for name in self.names:
             self._send(name, 0, Serve(version, str(folder)))
         self._workers.until(lambda: not self._portion_of)

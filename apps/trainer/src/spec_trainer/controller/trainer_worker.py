@@ -82,11 +82,11 @@ class RankLink:
         self._arrived[TrainCycle] = self._arrived[Perform] = self._arrived[Stop]
         self._following: ControlMessage = Stop()
         self.result: dict[str, Any] = {}
-        """``RankLinks.result`` of the newest part."""
+        """``RankLinks.result`` of the part that began last."""
         threading.Thread(target=self._read, name="controller", daemon=True).start()
 
     def wait(self, kind: type[M], timeout_s: float | None = None) -> M:
-        """Return the next message of a type. Raise DeadlineExceeded if none arrives within ``timeout_s``."""
+        """Wait for the next message of type ``kind`` and return it. Raise DeadlineExceeded after ``timeout_s``."""
         try:
             return self._arrived[kind].get(timeout=timeout_s)
         except queue.Empty as error:
@@ -197,11 +197,11 @@ class RankLink:
 
 @dataclass(frozen=True)
 class _RankPart:
-    """The whole run, or a part of it, as a rank works on it."""
+    """The run, or a part of it, with the function that processes the features on a rank."""
 
     spec: RunSpec
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Fields for its rows of metrics."""
+    """Fields that are added to each row of metrics."""
     consume: Consume = train_rank
 
 

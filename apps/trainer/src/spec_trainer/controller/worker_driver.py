@@ -74,12 +74,12 @@ class _PartInTraining:
     exported: tuple[str, protocol.Exported] | None = None
     """Rank that has exported a draft to measure, and its message."""
     pause: Pause | None = None
-    """Called before the rank of a task gets the answer to a step."""
+    """Called before the rank of a task gets the answer ``Proceed`` to a step."""
     paused: tuple[str, int] | None = None
     """Rank that waits for the end of ``pause``, and its number of steps done."""
     interrupted: str | None = None
     result: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Result of the task."""
+    """Result of the performed task; empty after training."""
 
 
 class WorkerDriver(RunDriver):
@@ -180,7 +180,7 @@ class WorkerDriver(RunDriver):
             raise Interrupted(training.interrupted)
 
     def serve(self, version: int, folder: Path) -> None:
-        """Let every decoder serve the draft in ``folder`` as ``version``, and wait until all do."""
+        """Let every decoder serve the draft in ``folder`` as ``version``, and wait until all serve it."""
         self._decoders.serve(version, folder)
 
     def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
@@ -257,7 +257,7 @@ class WorkerDriver(RunDriver):
                 raise RunError(f"{rank} sent {message}, which only the controller sends")
 
     def _proceed(self, part: _PartInTraining, rank: str, steps: int) -> None:
-        """Answer a rank that has done a step."""
+        """Send ``Proceed`` to a rank that has done a step."""
         self._workers.send(rank, protocol.Proceed(self._may_proceed(part, steps), part.dispatcher.busy_s))
 
     def _may_proceed(self, part: _PartInTraining, done_steps: int) -> bool:

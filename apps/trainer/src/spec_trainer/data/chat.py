@@ -54,7 +54,7 @@ class Rendering:
 
 
 class ChatRenderer:
-    """Renders conversations with a chat template. Raises DataError if neither tokenizer nor configuration has one."""
+    """Renders conversations with a chat template. Raises DataError if no template is configured or found."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: ChatConfig) -> None:
         """Use the template and variables of ``config``, or the template of ``tokenizer``."""

@@ -98,7 +98,7 @@ def write_chat_record(folder: Path, chat: ChatConfig) -> None:
 
 
 def read_chat_record(folder: Path) -> ChatConfig | None:
-    """Return the chat settings in a draft's folder; None if it has none, such as a draft of another trainer."""
+    """Return the chat settings in a draft's folder; None if the folder has no chat settings."""
     file = folder / _RECORD
     return _recorded(file, read_json_object(file, ArtifactError)) if file.exists() else None
 

@@ -16,14 +16,14 @@ class DataConfig(PromptConfig):
     """A .jsonl, .json or .parquet file, a folder of them, or a hub id ``owner/name[:split]``; only
     ``spec-trainer follow`` can do without."""
     eval_path: str | None = None
-    """Held-out data, in the forms that ``path`` takes; with it nothing is held out from ``path``."""
+    """Held-out data, in the forms that ``path`` takes; if it is set, nothing is held out from ``path``."""
     eval_samples: int | None = pydantic.Field(None, ge=0)
     """Number of samples of ``path`` that are held out if there is no ``eval_path``. By default 64, but at
     most a tenth of all samples."""
     features: Annotated[str, pydantic.Field(min_length=1)] | None = None
     """Folder that ``spec-trainer capture`` wrote: its features are read, and no engine starts."""
     max_length: int = pydantic.Field(2048, ge=2)
-    """Most tokens of a sample; further tokens are cut off."""
+    """Largest number of tokens of a sample; further tokens are cut off."""
     last_turn_only: bool = False
     """Supervise only the last assistant turn of a conversation; a row's own ``last_turn_only`` takes
     precedence."""

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _DEFAULT_EVAL_SAMPLES = 64
 _DEFAULT_EVAL_SHARE = 10  # at most one sample in ten
 _MOST_HELD_BYTES = 256 << 20
-"""Most bytes of images that rows themselves contain, as data: URIs or in Parquet, and that stay in memory."""
+"""Largest number of bytes of images that rows themselves contain, as data: URIs or in Parquet, and that stay in
+memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +216,7 @@ class _Reader:
                     self._report.drop(row.reason, f"{where}: {row}")
 
     def _hold(self, where: str, encoded: Encoded) -> None:
-        """Raise DataError if the images that rows hold themselves take too much memory."""
+        """Raise DataError if the images that rows themselves contain take too much memory."""
         self._held_bytes += sum(len(image.data) for image in encoded.images)
         if self._held_bytes > _MOST_HELD_BYTES:
             raise DataError(

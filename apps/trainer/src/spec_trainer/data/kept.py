@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 FEW_SAMPLES = 2000
 """A dataset of at most this many samples is not cached, because rendering it takes only some seconds."""
 _KEPT = ".rendered-"
-"""Prefix of the cache folder's name; ``Dataset.origin`` follows."""
+"""Prefix of the cache folder's name; the rest of the name is ``Dataset.origin``."""
 _RECORD = "record.json"
 _RECORD_BYTES = 1 << 30
 _ARRAYS = ("prompts", "questions")
@@ -105,7 +105,7 @@ def keep_run_data(dataset: Dataset, run_directory: Path) -> None:
 def _origin(settings: Mapping[str, Any], sources: Iterable[str], tokenizer_folder: Path) -> str:
     """Return a digest of all inputs of the samples: settings, library versions and files.
 
-    It is empty if a file cannot be read.
+    The digest is empty if a file cannot be read.
     """
     whole = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
     whole.update(json.dumps([version(name) for name in _LIBRARIES]).encode())

@@ -1,4 +1,4 @@
-"""Count the rows of the data that were used, truncated and dropped, with file and line of the first of each kind."""
+"""Count the used, truncated and dropped rows of the data, and note the first row of each kind."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ALONE_S = 5.0
 """CPU seconds spent on rows before other processes are started; starting a process takes about as long."""
 _MOST_PROCESSES = 16
-"""Most processes; each takes 0.4 GB of memory."""
+"""Largest number of processes; each takes 0.4 GB of memory."""
 _CHUNK_ROWS = 32
 _CHUNKS_AHEAD = 4
 """Chunks of rows that are read ahead for each process."""
@@ -59,7 +59,7 @@ class RowEncoder:
     tokenizer_folder: Path
     vocab_size: int
     longest_prompt: int | None
-    """Most tokens of a prompt; None if no prompts are wanted."""
+    """Largest number of tokens of a prompt; None if no prompts are wanted."""
     with_questions: bool
     images: ImageRules = NO_IMAGES
 

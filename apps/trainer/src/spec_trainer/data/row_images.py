@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _BAD = "bad image"
 _PROBLEM = 500
-"""Most characters of the description of a problem, which may hold a path."""
+"""Largest number of characters of the description of a problem, which may hold a path."""
 _ADDRESS = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://|https?:", re.IGNORECASE)
 """An address of the network, such as https://…"""
 
@@ -36,9 +36,9 @@ class ImageRules:
     """Whether the rows of a run may have images."""
 
     token_id: int | None = None
-    """``TargetSpec.image_token_id``."""
+    """The target's image token (``TargetSpec.image_token_id``); None if the target is not multimodal."""
     ends: tuple[int, int] | None = None
-    """``TargetSpec.image_ends``."""
+    """Tokens that enclose an image (``TargetSpec.image_ends``), if the target has them."""
     refused: str = TEXT_ONLY
     """Reason for refusing rows with images; empty if such rows are allowed."""
 

@@ -61,9 +61,9 @@ class Tokens:
     """A row that is already tokenised."""
 
     input_ids: np.ndarray
-    """int64 [T]"""
+    """int64 [T]: token ids."""
     loss_mask: np.ndarray
-    """bool [T]"""
+    """bool [T]: whether token i is supervised."""
     last_turn_only: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Template variables with which the row was rendered, if the row specifies them."""

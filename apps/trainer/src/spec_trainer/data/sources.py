@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from spec_trainer.data.chat_config import ChatConfig
 
 _LINE_BYTES = 16 << 20
-"""Most bytes of one JSONL row, enough for some millions of tokens. As Python lists they take 20 times as much."""
+"""Largest number of bytes of one JSONL row, enough for some millions of tokens. As Python lists they take 20 times as
+much."""
 _JSON_BYTES = 1 << 30
-"""Most bytes of a .json file, which is read as a whole; .jsonl and .parquet files may have any size."""
+"""Largest number of bytes of a .json file, which is read as a whole; .jsonl and .parquet files may have any size."""
 _PARQUET_ROWS = 256
 _AS_UTF8 = "save the file as UTF-8, such as by iconv -f UTF-16 -t UTF-8"
 _DESCRIPTIONS = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"})

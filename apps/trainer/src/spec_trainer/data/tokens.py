@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 _FILE_BYTES = 1 << 30
-"""Most bytes of one tokenizer file; tokenizer files of public models have at most some 20 MB."""
+"""Largest number of bytes of one tokenizer file; tokenizer files of public models have at most some 20 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +40,9 @@ class Encoded:
     """The tokens of one row."""
 
     input_ids: np.ndarray
-    """int32 [T]"""
+    """int32 [T]: token ids."""
     loss_mask: np.ndarray
-    """bool [T]"""
+    """bool [T]: whether token i is supervised."""
     images: tuple[ImageSource, ...] = ()
     """Images of the row, in the order of their tokens."""
     after_images: int = 0

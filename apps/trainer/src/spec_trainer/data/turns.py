@@ -36,7 +36,8 @@ _THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 _FEW = 1
 """Up to this number of turns, each turn is searched alone, with two renderings of the messages before it."""
 _MOST = 200
-"""Most turns of one conversation that are searched alone; the time is quadratic in the conversation's length."""
+"""Largest number of turns of one conversation that are searched alone; the time is quadratic in the conversation's
+length."""
 
 Span = tuple[int, int]
 Around = tuple[str, str, str, str]

@@ -44,7 +44,7 @@ class Benchmark:
     """A benchmark: a data set on the hub, and how to make questions of its rows."""
 
     hub: str
-    """Id on the hub."""
+    """Id of the data set on the hub."""
     questions: Callable[[Row], list[str]]
     """Returns the questions of a row, one for each turn of the conversation; raises KeyError if the row lacks a
     field."""

@@ -41,7 +41,7 @@ class EvaluationRequest:
     """Number of tokens that the draft proposes per round. By default a whole block for a block draft; for a chain 4,
     or the number of tokens that the draft was trained to guess ahead if that is less."""
     max_new_tokens: int = 128
-    """Most new tokens of each answer."""
+    """Largest number of new tokens of each answer."""
     temperature: float | None = None
     """Temperature of the sampled answers; greedy answers are always measured, and 0 measures only them. If a
     temperature is given, its figures are at the document's top level. By default the greedy figures are, and 1.0 is

@@ -24,7 +24,7 @@ class Progress:
     waited_s: float
     served_step: int
     acceptance_lengths: Mapping[str, float]
-    """Acceptance length of each draft of the last verdict."""
+    """Acceptance length of each draft that the last verdict compared."""
     by_label: Mapping[str, float]
     """Acceptance length of the draft that served before the last verdict, by the requests' label."""
 

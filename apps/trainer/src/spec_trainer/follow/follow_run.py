@@ -54,11 +54,11 @@ log = logging.getLogger(__name__)
 
 _TRAIN = "spec_trainer.follow.rank_tasks:train_on_finite"
 _LEAST_HELD_OUT = 8
-"""Fewest held-out requests by which a draft is judged."""
+"""Smallest number of held-out requests by which a draft is judged."""
 _AGAIN_S = 60.0
 """Seconds until the next push to a server that serves an earlier draft."""
 _LONGEST_PAUSE = 16
-"""Most cycles from one verdict to the next, if drafts do not improve."""
+"""Largest number of cycles from one verdict to the next, if drafts do not improve."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class _StatesCapturer:
     """A Capturer that sends samples at once, in the calling thread."""
 
     def __init__(self, send: Callable[[SampleReference], None]) -> None:
-        """Send each sample by ``send``."""
+        """Send each sample by calling ``send``."""
         self._send = send
 
     def capture(self, samples: Sequence[SampleReference]) -> Future[None]:

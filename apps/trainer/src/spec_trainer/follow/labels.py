@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from spec_trainer.follow.judge import DraftRounds
 
 MOST_LABELS = 32
-"""Most labels in a run, besides ``other``. A server sends only labels that its operator has listed."""
+"""Largest number of labels in a run, besides ``other``. A server sends only labels that its operator has listed."""
 
 
 class LabelCounts:

@@ -23,8 +23,8 @@ _SHARE = 0.99
 _ANSWER_S = 5.0
 _LONGEST_PAGE = 1 << 24
 _LEAST_TOKENS = 100
-"""Fewest tokens between two readings of a server's metrics by which its latency is judged; a server with fewer tokens
-is not busy."""
+"""Smallest number of tokens between two readings of a server's metrics by which its latency is judged; a server with
+fewer tokens is not busy."""
 
 
 class LatencyBudget:

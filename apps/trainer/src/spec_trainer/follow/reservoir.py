@@ -60,7 +60,7 @@ class Reservoir:
     def restore(self, kept: KeptRequests) -> None:
         """Add the requests of an earlier command to a reservoir that is empty.
 
-        A request that ``follow.held_out`` now gives another purpose is left out.
+        A request is left out if ``follow.held_out`` now assigns it to the other group (training or held out).
         """
         for was_held_out, requests in enumerate((kept.train, kept.held_out)):
             for one in requests:
@@ -133,13 +133,13 @@ class Reservoir:
         return _dataset([one.input_ids for one in kept], [_answer_mask(one) for one in kept])
 
     def held_out_labels(self) -> list[str]:
-        """Return the label of each held-out request, in the same order."""
+        """Return the label of each held-out request, in the order of ``held_out``."""
         return [one.label for one in self._held_out.values()]
 
     def leave_out(self, dataset: Dataset, not_finite: Iterable[int]) -> None:
         """Drop the requests whose features are not finite.
 
-        ``dataset`` was returned by this object; ``not_finite`` has sample ids in it.
+        ``dataset`` was returned by ``draw`` or ``held_out``; ``not_finite`` has its sample ids.
         """
         for sample_id in not_finite:
             self.left_out["not_finite"] += 1

@@ -49,7 +49,7 @@ def open_retained(directory: RunDirectory, config: RetentionConfig) -> RetainedR
 
 
 class RetainedRequests(Resource):
-    """The file of retained requests; one thread may use it."""
+    """The file of retained requests; only one thread may use it."""
 
     def __init__(self, file: Path, config: RetentionConfig, clock: Callable[[], float] = time.time) -> None:
         """Open the file, and create it if needed. Raise ArtifactError if it is no file of retained requests."""

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LONGEST_TAKE_S = 10.0
-"""Time after which one ``take`` asks a server for no further requests, even if it reports that more are left."""
+"""Seconds after which one ``take`` requests nothing more from a server, even if more requests are left."""
 
 
 class TakenRequest(NamedTuple):
-    """A request as a server has stored it."""
+    """A live request that a server has stored, with the hidden states for it."""
 
     request: LiveRequest
     states: Tensor | str | None

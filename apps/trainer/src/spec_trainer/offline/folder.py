@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FeatureFolder:
-    """A folder of features, complete or not."""
+    """A folder of features, which may be incomplete."""
 
     root: Path
 

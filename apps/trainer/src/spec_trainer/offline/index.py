@@ -151,7 +151,7 @@ class FeatureIndex(pydantic.BaseModel):
 
 
 def digest(content: bytes | bytearray | memoryview | np.ndarray) -> str:
-    """Return the BLAKE2b checksum (16 bytes) of some content, as hexadecimal digits."""
+    """Return the BLAKE2b checksum (16 bytes) of ``content``, as hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -161,7 +161,10 @@ def token_digest(input_ids: np.ndarray) -> str:
 
 
 def sample_digest(input_ids: np.ndarray, images: Sequence[ImageSource]) -> str:
-    """Return the digest by which a run finds a sample: of its token ids and, after a dash, of its images if any."""
+    """Return the digest of a sample's token ids and, after a dash, of its images, if it has any.
+
+    A run finds the sample by this digest.
+    """
     tokens = token_digest(input_ids)
     return f"{tokens}-{digest(''.join(image.digest for image in images).encode())}" if images else tokens
 

@@ -25,7 +25,7 @@ _SURE = 3.0
 _LOOKS = 4
 """Number of comparisons within a window; it is small, because each comparison may err by chance."""
 _LEAST_ANSWERS = 10
-"""Fewest answers at which a window ends; with fewer answers it is extended up to ``_LONGEST`` times."""
+"""Smallest number of answers at which a window ends; with fewer answers it is extended up to ``_LONGEST`` times."""
 _LONGEST = 4
 
 

@@ -25,8 +25,8 @@ class PushRequest:
     transport: Annotated[list[str] | None, Parameter(consume_multiple=1, negative="")] = None
     """Weight transports, the preferred one first. By default the fastest installed transport for each server."""
     bucket_bytes: int | None = None
-    """Most bytes of weights that are sent at once. By default each transport's own value, which is 256 MiB for this
-    project's transports."""
+    """Largest number of bytes of weights that are sent at once. By default each transport's own value, which is 256
+    MiB for this project's transports."""
     folder: Path | None = None
     """Folder in which weight transports that send files keep the newest versions. Servers must see it under the same
     path. By default a temporary folder on this host."""

@@ -55,11 +55,11 @@ class BigramProposer(Proposer):
         self._last = 0
 
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Take tokens that the target has accepted."""
+        """Store the last token that the target has accepted."""
         self._last = next_ids[-1]
 
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
-        """Guess the next tokens."""
+        """Guess the next ``num_tokens`` tokens, greedily or by sampling at ``temperature``."""
         token_ids: list[int] = []
         probs: list[Tensor] = []
         for _ in range(num_tokens):
@@ -86,12 +86,12 @@ class PromptLookupProposer(Proposer):
         self._ids: list[int] = []
 
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Take tokens that the target has accepted."""
+        """Append the tokens that the target has accepted to the text."""
         # The prompt's first token follows nothing and is never handed over, which hardly matters.
         self._ids.extend(next_ids)
 
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
-        """Guess the next tokens."""
+        """Return at most ``num_tokens`` guesses, which are copied from the text."""
         for length in range(self._longest_ngram, 0, -1):
             found = self._end_of_latest(self._ids[-length:])
             if found is not None:

@@ -64,7 +64,7 @@ PROMPT_TOKENS = 48
 CPU_CONCURRENCY = 4
 """Texts decoded at once on a CPU; with many more, a CPU has no spare compute to verify guesses."""
 COMPARED_TOKENS = 64
-"""Most tokens of an answer with a baseline draft, of which only the acceptance length is measured."""
+"""Largest number of tokens of an answer with a baseline draft, of which only the acceptance length is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

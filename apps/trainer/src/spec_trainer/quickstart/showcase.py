@@ -24,7 +24,7 @@ NUM_TEXTS = 4
 SIDE_BY_SIDE = (1, 4, 8)
 """Numbers of texts decoded at once to measure speeds; with many texts a draft does not help on a CPU."""
 LEAST_TIMED = 4
-"""Fewest texts for a speed, so that no single text dominates the result."""
+"""Smallest number of texts for a speed, so that no single text dominates the result."""
 TIMED_TOKENS = 32
 
 

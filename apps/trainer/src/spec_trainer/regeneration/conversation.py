@@ -123,7 +123,7 @@ class Continuation(Conversation):
         return self._images
 
     def text_form(self) -> dict[str, Any]:
-        """Return the text, if the row is a text."""
+        """Return the text with its continuation if the row is a text, else an empty dict."""
         return {} if self._text is None else {"text": self._text}
 
 

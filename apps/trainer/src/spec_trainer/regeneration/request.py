@@ -24,7 +24,7 @@ class RegenerationRequest:
     backend: str = "cpu"
     """Hardware; a backend plugin."""
     max_new_tokens: int = 1024
-    """Most tokens of one answer."""
+    """Largest number of tokens of one answer."""
     temperature: float = 1.0
     """1 samples from the target's own distribution, 0 is greedy."""
     top_p: float = 1.0

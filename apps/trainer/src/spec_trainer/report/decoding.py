@@ -51,7 +51,7 @@ _NUMBERS = {
 
 
 def explanations(summary: Mapping[str, Any]) -> str:
-    """Return sentences that explain the figures ``_NUMBERS``; empty if one of them was not measured."""
+    """Return HTML that explains the figures ``_NUMBERS``; empty if one of them was not measured."""
     if any(summary.get(key) is None for key in _NUMBERS):
         return ""
     rows = "".join(

@@ -20,7 +20,7 @@ _AXES = (0.2, 0.17, 0.77, 0.66)
 axis labels and title. They are fixed, because matplotlib's automatic layouts draw each panel twice."""
 
 _TICKS = 4
-"""Most intervals between ticks. A tick with its label takes longer to draw than a curve."""
+"""Largest number of intervals between ticks. A tick with its label takes longer to draw than a curve."""
 
 
 def svg(draw: Callable[[Sequence[Axes]], None], panels: int) -> str:

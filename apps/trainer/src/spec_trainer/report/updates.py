@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 _PLOTTED_LABELS = 8
-"""Most labels of one plot: the labels with the most held-out requests."""
+"""Largest number of labels of one plot: the labels with the most held-out requests."""
 _LENGTHS = ("acceptance_length", "acceptance_length_served", "acceptance_length_start")
 
 

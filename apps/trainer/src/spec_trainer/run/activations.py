@@ -90,7 +90,7 @@ def largest_pass_bytes(run: RunSpec) -> int:
 
 
 def _is_known(run: RunSpec) -> bool:
-    """Return whether the memory of a device and the samples of a rank's passes are known."""
+    """Return whether the device's memory and the samples of each micro-batch are known."""
     divides = run.schedule.num_shares != run.config.train.ranks
     return not (run.config.decode.every or divides or run.backend.capabilities().device_bytes is None)
 

@@ -50,7 +50,7 @@ class BatchSettings:
     balance: Literal["cost", "tokens"]
     """Quantity that is divided evenly over ranks and micro-batches."""
     capture_tokens: int
-    """Most tokens of one capture batch of the engine."""
+    """Largest number of tokens of one capture batch of the engine."""
     total_steps: int | None
     epochs: int
     eval_every: int
@@ -211,14 +211,15 @@ class BatchSchedule:
         return [tuple(processes) for processes in found]
 
     def captures(self, item: GlobalBatch) -> list[tuple[int, ...]]:
-        """Return the sample ids of each capture batch of an item; which rank trains a sample does not matter."""
+        """Return the sample ids of each capture batch of ``item``; which rank trains a sample does not matter."""
         return capture_batches(item.sample_ids, self.dataset.lengths, self.settings.capture_tokens)
 
     def request_id(self, item: GlobalBatch, sample_id: int) -> int:
         """Return the id of one capture of a sample.
 
-        A sample is captured again in later epochs and evaluations, and two captures of it may run at once. Ids
-        of an item are higher than the ids of earlier items; the items of one evaluation share a range of ids.
+        A sample is captured again in later epochs and evaluations, and two captures of it may run at once. The ids of
+        a global batch (``item``) are higher than the ids of earlier ones; the items of one evaluation share a range
+        of ids.
         """
         return (2 * item.step + (not item.evaluates)) * len(self.dataset.lengths) + sample_id
 

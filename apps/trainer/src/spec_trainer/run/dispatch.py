@@ -59,9 +59,9 @@ class _Batch:
     waiting: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     """Request id -> the ranks that have not released the sample."""
     need: Counter[int] = field(default_factory=Counter[int])
-    """Rank -> bytes that the samples take of its window."""
+    """Rank -> bytes of the rank's window that the samples take."""
     released: Counter[int] = field(default_factory=Counter[int])
-    """Rank -> bytes that it released before the batch was captured."""
+    """Rank -> bytes that the rank released before the batch was captured."""
     captured: bool = False
     """Whether the engine has captured and sent the batch; it may not have arrived completely."""
 

@@ -22,7 +22,7 @@ _LAST_STEPS = 20
 _FEWEST_STEPS = 3
 _WIDEST = 8192
 _PRODUCT_S = 0.003
-"""Seconds of one matrix product above which no wider product is measured."""
+"""If one matrix product takes more than these seconds, no wider product is measured."""
 _MEASURED_S = 0.2
 _ACCELERATOR_FLOPS = 1e15
 """FLOP/s in bfloat16 that no supported accelerator exceeds: the peak of an H100 or H200 without sparsity."""

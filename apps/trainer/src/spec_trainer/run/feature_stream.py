@@ -48,7 +48,7 @@ class BatchSource(Protocol):
         """Return this process's micro-batches of ``item``, on the process's device."""
 
     def check(self) -> None:
-        """Raise RunError if the token ids that came with features differ from those of their samples.
+        """Raise RunError if the token ids that came with features differ from the samples' token ids.
 
         The call synchronizes with the device, so the loop makes it after another synchronization.
         """

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from spec_trainer.config import TrainConfig
 
 FEWEST_STEPS = 100
-"""Fewest steps after which a draft has learned something; the quickstart's run takes 160."""
+"""Smallest number of steps after which a draft has learned something; the quickstart's run takes 160."""
 _WARM_UPS = 5
 """Least ratio of a run's steps to its warm-up steps."""
 

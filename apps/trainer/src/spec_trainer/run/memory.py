@@ -131,7 +131,7 @@ class RunSizes:
 
     @cached_property
     def window_bytes(self) -> int:
-        """Most bytes of features in flight to one rank: the window, or all features of the run if they are less."""
+        """Largest number of bytes in flight to one rank: the window, or all features of the run if they are less."""
         run = self._run
         if self._config.data.features is not None:
             return 0
@@ -213,7 +213,7 @@ def _host(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
 
 
 def _target(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> MemoryPart:
-    """Return the target's weights on one device of an engine, or of ``engines`` engines in host memory."""
+    """Return the memory of the target's weights on one device, or of ``engines`` engines in host memory."""
     config, own = run.config.engine, run.engine_type
     wide = getattr(config, "dtype", None) == "float32" and run.target.dtype != "float32"
     if wide:
@@ -232,7 +232,7 @@ def _target(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> Memory
 
 
 def rank_parts(run: RunSpec, sizes: RunSizes) -> list[MemoryPart]:
-    """Return what each trainer rank holds on its device, without activations and features in flight."""
+    """Return the parts of a trainer rank's device memory, without activations and features in flight."""
     config, shares = run.config, run.schedule.num_shares
     tokens = ceil(config.train.global_batch_tokens / shares / config.train.accumulation)
     tokens = min(tokens, run.source.total_tokens)

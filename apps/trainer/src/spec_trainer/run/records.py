@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LINE_BYTES = 1 << 20
-"""Most bytes of one row; a step's row has a few hundred."""
+"""Largest number of bytes of one row; a step's row has a few hundred."""
 _FILE_BYTES = 1 << 32
-"""Most bytes of a file of rows; a file with a million steps has some hundred million."""
+"""Largest number of bytes of a file of rows; a file with a million steps has some hundred million."""
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Number = bool | int | float
@@ -177,7 +177,7 @@ def whole_rows(file: Path, kind: type[Row]) -> tuple[list[tuple[str, dict[str, A
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    """Yield each line that ends with a line break; of a longer line only the first ``_LINE_BYTES``."""
+    """Yield each complete line (with a line break), cut to ``_LINE_BYTES`` bytes if it is longer."""
     with file.open("rb") as stream:
         while line := stream.readline(_LINE_BYTES):
             end = line

@@ -181,14 +181,14 @@ class RunSpec(RunParts):
 
     @cached_property
     def longest_sample(self) -> int:
-        """Most tokens of a sample, or of a prompt with its answer if the run's engine generates answers."""
+        """Largest number of tokens of a sample, or of a prompt with its answer if the run's engine answers."""
         prompts = [len(sample.prompt) for sample in self.source.samples if sample.prompt is not None]
         if prompts:
             return max(prompts) + self.config.decode.max_new_tokens
         return max(self.dataset.lengths.values())
 
     def members(self) -> list[Member]:
-        """Return the processes of the run; none if inline. Raise ConfigError if the devices cannot hold them."""
+        """Return the processes of the run, none if inline. Raise ConfigError if the devices cannot hold them."""
         return self._members
 
     @cached_property

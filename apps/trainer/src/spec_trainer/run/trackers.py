@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _CLOSE_S = 60.0
 """Seconds that a tracker has at the end of a run to send the remaining steps (K5)."""
 _MOST_WAITING = 10_000
-"""Most steps in a tracker's queue."""
+"""Largest number of steps in a tracker's queue."""
 
 
 def check_trackers(config: TrackConfig) -> None:

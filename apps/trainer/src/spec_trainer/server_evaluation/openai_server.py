@@ -44,7 +44,7 @@ class ServedAnswer:
     text: str
     num_tokens: int
     times: AnswerTimes | None
-    """None if the answer has no text, for example because it ends at once."""
+    """Arrival times of the answer's chunks; None if the answer has no text, such as because it ends at once."""
 
 
 class OpenAiServer(Resource):
