@@ -67,7 +67,7 @@ def _named(path: object) -> object:
 
 
 class TrainConfig(StepConfig):
-    """Section ``train``: schedule, batch, and the intervals (in steps) of checkpoints, evaluations and pushes."""
+    """Section ``train``: schedule, batch, and steps between checkpoints, evaluations and pushes."""
 
     ranks: Annotated[int, Field(ge=1, le=65536)] = 1
     """Number of trainer processes."""
@@ -140,7 +140,7 @@ class CaptureConfig(Config):
 
 
 class PushConfig(Config):
-    """Section ``push``: the running servers that get the draft while it trains, every ``train.push_every`` steps."""
+    """Section ``push``: running servers that get the draft every ``train.push_every`` training steps."""
 
     to: tuple[ServerUrl, ...] = ()
     """Addresses of the servers, such as http://127.0.0.1:8000. Their secret is not written here: the environment
@@ -270,7 +270,7 @@ def run_config_type(
 
 
 def check_source(config: AnyRunConfig) -> None:
-    """Raise ConfigError if a run has no data, or has ``follow.servers``; ``spec-trainer follow`` allows both."""
+    """Raise ConfigError if a run has no data or has ``follow.servers``, which only ``follow`` allows."""
     if config.follow.servers:
         raise ConfigError("follow.servers: only spec-trainer follow learns from servers; remove it")
     if config.data.path is None:

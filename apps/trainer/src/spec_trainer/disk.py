@@ -111,7 +111,7 @@ def open_own(file: Path) -> IO[bytes]:
 
 
 def lock_file(file: IO[str] | IO[bytes], problem: str) -> None:
-    """Lock an open file until it is closed. Raise ArtifactError with ``problem`` if another process holds it."""
+    """Lock an open file until it is closed. Raise ArtifactError(``problem``) if it is locked already."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -124,7 +124,7 @@ def remove(path: Path) -> None:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Write a file atomically: a reader sees the old or the new content. Raise RunError if the disk is full."""
+    """Write a file so that readers see the old or the new content. Raise RunError if the disk is full."""
     scratch = file.with_name(f".{file.name.lstrip('.')}.{secrets.token_hex(8)}")
     try:
         with scratch.open("x") as stream:  # never through what somebody has put there
@@ -137,12 +137,12 @@ def write_atomically(file: Path, text: str) -> None:
 
 
 def follow_umask(file: Path) -> None:
-    """Give a file the read and write permissions of its folder, because safetensors makes its files private."""
+    """Give a file the read and write permissions of its folder; safetensors makes files private."""
     file.chmod(file.parent.stat().st_mode & 0o666)
 
 
 def not_written(what: object, place: Path, error: BaseException) -> RunError:
-    """Return the RunError for a failed write of ``what``, which was to be at the path ``place`` or below it."""
+    """Return the RunError for a failed write of ``what`` at the path ``place`` or below it."""
     message = f"{what} was not written: {cause(error)}"
     remedy = _REMEDIES.get(_errno(error) or 0)
     if remedy is None:

@@ -1,4 +1,4 @@
-"""DraftTrainer wraps a draft and its strategy; the training loop and checkpoints use only this interface."""
+"""DraftTrainer wraps a draft and its strategy for the training loop and the checkpoints."""
 
 from __future__ import annotations
 

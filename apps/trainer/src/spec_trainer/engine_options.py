@@ -32,7 +32,7 @@ class EngineSections(Config, Generic[B, E]):
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The sections and plugins with which ``wiring.create_engine`` makes an engine for a command without a run."""
+    """The sections and plugins from which ``create_engine`` makes an engine for a command without a run."""
 
     config: EngineSections[BackendConfig, EngineConfig]
     backend: Backend

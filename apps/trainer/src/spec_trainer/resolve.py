@@ -59,7 +59,7 @@ def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Se
 
 
 def _as_begun(run: RunSpec) -> RunSpec:
-    """Return the run with the former defaults of draft options, if its run directory was created with them."""
+    """Return the run with former defaults of draft options if its run directory began with them."""
     former = run.config.draft.as_before()
     if former is None or run.directory.begun_as() is None:
         return run
@@ -174,7 +174,7 @@ def _check_decoder(parts: RunParts) -> None:
 
 
 def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
-    """Raise ConfigError if a sample has more tokens than the target has positions; an engine would fail later."""
+    """Raise ConfigError if a sample has more tokens than the target has positions."""
     longest = max(dataset.lengths, key=dataset.lengths.__getitem__, default=None)
     if longest is not None and dataset.lengths[longest] > target.max_positions:
         raise ConfigError(
@@ -184,7 +184,7 @@ def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
 
 
 def _check_window(run: RunSpec) -> None:
-    """Raise ConfigError if ``placement.window_bytes`` cannot hold the features of the longest prompt and answer."""
+    """Raise ConfigError if ``placement.window_bytes`` is too small for the longest prompt and answer."""
     window, longest = run.config.placement.window_bytes, run.longest_sample
     size = sample_bytes(run.schema, longest)
     if window is not None and size > window:
@@ -250,7 +250,7 @@ def resolve_config(
     overrides: Sequence[str],
     defaults: Mapping[str, object] | None = None,
 ) -> tuple[AnyRunConfig, dict[str, Any]]:
-    """Return the validated configuration, and section -> plugin class for each section that names a plugin."""
+    """Return the validated configuration, and section -> plugin class."""
     values = read_configuration(config_file, flags, overrides, defaults)
     values.setdefault("output", str(_default_output(config_file, values)))
     moved = move_keys(values)

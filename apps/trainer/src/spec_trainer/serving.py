@@ -1,4 +1,4 @@
-"""Build the shell commands that serve a draft, and the last lines of commands that train or measure it."""
+"""Build shell commands that serve a draft, and the last lines of commands that train or measure it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ShardSchedule(BatchSchedule):
-    """Batch schedule that visits every sample once, in the order of the data; its items are the missing shards."""
+    """Batch schedule that visits every sample once, in data order; its items are the missing shards."""
 
     def __init__(self, dataset: Dataset, settings: BatchSettings, folder: FeatureFolder) -> None:
         """Divide ``dataset`` into shards by ``settings``; leave out shards that exist in ``folder``."""

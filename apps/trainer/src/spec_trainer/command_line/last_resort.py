@@ -1,4 +1,4 @@
-"""Write the traceback of an unexpected error to a file, and name this file in the one-line error message."""
+"""Write an unexpected error's traceback to a file, and name the file in the one-line error message."""
 
 from __future__ import annotations
 

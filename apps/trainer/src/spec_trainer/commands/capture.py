@@ -83,7 +83,7 @@ def run_capture(capture: CaptureRun) -> dict[str, Any]:
 
 
 def _driver(capture: CaptureRun, stop: StopRequest) -> AbstractContextManager[RunDriver]:
-    """Return a driver that captures in this process, or in worker processes (engines and a writer of shards)."""
+    """Return a driver that captures in this process, or in worker processes (engines and a writer)."""
     if capture.run.config.placement.kind != "inline":
         return worker_driver(capture.run, stop, _progress(capture), _WRITER)
 

@@ -1,4 +1,4 @@
-"""Run ``spec-trainer evaluate``: start the engine, measure a draft, and return the document with the figures."""
+"""Run ``spec-trainer evaluate``: start the engine, measure a draft, and return the figures."""
 
 from __future__ import annotations
 

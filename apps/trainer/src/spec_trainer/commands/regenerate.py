@@ -62,7 +62,7 @@ class Regeneration:
         return self.target.max_positions - self.request.max_new_tokens
 
     def open(self, content: object) -> Conversation:
-        """Return a row's Conversation, which is answered turn by turn. Raise BadRow if the row cannot be answered."""
+        """Return a row's Conversation. Raise BadRow if the row cannot be answered."""
         return open_conversation(
             content, self.encoder, self.target.eos_token_ids, self.longest, self.encoder.images.refused
         )

@@ -15,7 +15,7 @@ FOLLOW_DEFAULTS = {"train.schedule": "constant", "data.eval_samples": 0}
 
 
 class RetentionConfig(Config):
-    """Section ``follow.retention``: live requests are also kept on disk, so that a restarted command has them."""
+    """Section ``follow.retention``: live requests are kept on disk, too, so that a restart has them."""
 
     rows: NonNegativeInt = 0
     """Largest number of requests that are kept on disk, newest first; 0 keeps none, and removes the requests of
@@ -27,7 +27,7 @@ class RetentionConfig(Config):
 
 
 class FollowConfig(Config):
-    """Section ``follow``: the draft learns from live requests of running servers (``spec-trainer follow``)."""
+    """Section ``follow``: ``spec-trainer follow`` trains a draft on live requests of running servers."""
 
     servers: tuple[ServerUrl, ...] = ()
     """Addresses of the servers, such as http://127.0.0.1:8000. Their secret is in the environment variable

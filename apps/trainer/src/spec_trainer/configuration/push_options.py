@@ -28,7 +28,7 @@ class _PushWords(Config):
 
 
 def read_transport_options(words: Sequence[str]) -> TransportOptions:
-    """Return the options in arguments ``push.options.NAME.KEY=VALUE``. Raise ConfigError for any other argument."""
+    """Return the options in arguments ``push.options.NAME.KEY=VALUE``. Raise ConfigError for others."""
     values = read_configuration(None, {}, words)
     return anchor_options(validate(_PushWords, values, "options").push.options)
 

@@ -64,7 +64,7 @@ def read_configuration(
     overrides: Sequence[str],
     defaults: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
-    """Merge a command's defaults, a YAML file, the flags of the command line and ``section.key=value`` arguments.
+    """Merge a command's defaults, a YAML file, the flags and ``section.key=value`` arguments.
 
     ``defaults`` and ``flags``: dotted key -> value. Later layers win; ``${section.key}`` is replaced by that key's
     value. Raise ConfigError, which names the file, line or argument that is wrong.
@@ -193,7 +193,7 @@ def _check_scalar(event: yaml.ScalarEvent, where: str, resolved: bool) -> None:
 
 @contextmanager
 def _yaml_errors(problem: str) -> Generator[None]:
-    """Turn YAML errors into ConfigError that begins with ``problem`` and includes YAML's message and line number."""
+    """Turn YAML errors into ConfigError that begins with ``problem`` and has YAML's message and line."""
     with foreign_errors(ConfigError, problem):
         try:
             yield
@@ -211,7 +211,7 @@ def _layer(key: str, value: Any, word: str) -> dict[str, Any]:
 
 
 def _merged(below: Any, above: Any) -> Any:
-    """Merge ``above`` into ``below``: mappings key by key; any other value of ``above`` replaces the value below."""
+    """Merge mappings key by key; any other value of ``above`` replaces the value of ``below``."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
     lower, upper = cast("dict[Any, Any]", below), cast("dict[Any, Any]", above)

@@ -1,4 +1,4 @@
-"""Resolve references between keys of a configuration: ``${section.key}`` is replaced by that key's value.
+"""Replace each reference ``${section.key}`` in a configuration by that key's value.
 
 Environment variables are not allowed between ``${`` and ``}``. So a run does not depend on the environment, and no
 variable's content is copied into run directories, checkpoints and requests.

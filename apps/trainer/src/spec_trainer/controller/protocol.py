@@ -65,7 +65,7 @@ def _types() -> dict[str, type[ControlMessage]]:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOrder:
-    """Description of a worker and its task; a launcher passes its fields to the worker as ``WorkerSpec.order``."""
+    """Description of a worker and its task, which a launcher passes on as ``WorkerSpec.order``."""
 
     name: str
     program: str
@@ -185,7 +185,7 @@ class StepShown(ControlMessage):
 
 @dataclass(frozen=True)
 class Trained(ControlMessage):
-    """Carries a row (the sample ids of a step) for the file ``trained-RANK.jsonl`` of data-parallel rank ``rank``."""
+    """Carries the sample ids of a step for the file ``trained-RANK.jsonl`` of data-parallel rank ``rank``."""
 
     rank: int
     row: dict[str, Any]
@@ -203,7 +203,7 @@ class Finished(ControlMessage):
 
 @dataclass(frozen=True)
 class TrainCycle(ControlMessage):
-    """Starts training on the answers of one cycle, which the decoders have generated and which are on disk."""
+    """Starts training on the answers of one cycle, which decoders have generated; they are on disk."""
 
     number: int
     steps: tuple[int, int]

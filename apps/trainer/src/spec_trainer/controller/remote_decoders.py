@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RemoteDecoders:
-    """The decoders of a run. Each serves the same draft, and gets the next portion of prompts when it is free."""
+    """The decoders of a run. All serve the same draft, and each answers portions of prompts."""
 
     def __init__(self, workers: Workers, stop: StopRequest) -> None:
         """Decode with the workers that are later listed in ``names``, until ``stop`` is requested."""

@@ -86,7 +86,7 @@ class RankLink:
         threading.Thread(target=self._read, name="controller", daemon=True).start()
 
     def wait(self, kind: type[M], timeout_s: float | None = None) -> M:
-        """Wait for the next message of type ``kind`` and return it. Raise DeadlineExceeded after ``timeout_s``."""
+        """Wait for the next message of type ``kind`` and return it; raise DeadlineExceeded if it is late."""
         try:
             return self._arrived[kind].get(timeout=timeout_s)
         except queue.Empty as error:
@@ -216,7 +216,7 @@ def _rank_part(spec: RunSpec, message: ControlMessage) -> _RankPart:
 
 
 def _on_its_own(stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> RunSpec:
-    """Return the run with a temporary run directory, for a rank whose host cannot access the run directory."""
+    """Return the run with a temporary run directory, for a rank that cannot access the run directory."""
     if order.index == 0 or spec.config.decode.every:
         check_sees_run_directory(order)
     folder = stack.enter_context(TemporaryDirectory(prefix="spec-rank-"))

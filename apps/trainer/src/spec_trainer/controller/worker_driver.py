@@ -83,7 +83,7 @@ class _PartInTraining:
 
 
 class WorkerDriver(RunDriver):
-    """Drives one run from the start of its workers to their exit. Messages are handled in the calling thread."""
+    """Drives one run from the start of its workers to their exit, in the calling thread."""
 
     def __init__(self, spec: RunSpec, launcher: Launcher, stop: StopRequest, progress: StepProgress) -> None:
         """Prepare the run of ``spec``; nothing starts before ``started``."""
@@ -108,7 +108,7 @@ class WorkerDriver(RunDriver):
 
     @contextmanager
     def started(self, workers: Sequence[WorkerSpec]) -> Iterator[WorkerDriver]:
-        """Yield this driver once all workers are ready; stop the workers afterwards, also after an interruption."""
+        """Yield this driver once all workers are ready; stop the workers after the ``with`` block."""
         for spec in workers:
             self._dataset = Path(spec.arguments["dataset"])
             if spec.arguments["program"] == DECODER:

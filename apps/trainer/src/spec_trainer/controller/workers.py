@@ -31,7 +31,7 @@ _ROOM_CHECK_S = 5.0
 
 
 class WorkerUser(Protocol):
-    """Interface of the object that sends workers their tasks. It is called in the thread of ``Workers.until``."""
+    """Interface of the object that sends workers their tasks; ``Workers.until`` calls it."""
 
     engines: Mapping[str, object]
     """Name -> worker that is replaced if it fails."""

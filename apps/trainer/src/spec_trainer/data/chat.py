@@ -191,7 +191,7 @@ def _undated(template: str) -> str:
 
 
 def _without_empty_thought(text: str, span: tuple[int, int], message: dict[str, Any]) -> tuple[int, int]:
-    """Return the span without the empty ``<think>`` block that a template writes for an answer without reasoning.
+    """Return the span without an empty ``<think>`` block that the template writes.
 
     A target with reasoning enabled does not emit an empty block; with reasoning disabled, the block is in the prompt.
     """

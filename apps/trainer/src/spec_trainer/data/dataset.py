@@ -61,7 +61,7 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """All samples of a run, by sample id: training samples in the order of the files, then held-out samples."""
+    """All samples of a run, by sample id: training samples in file order, then held-out samples."""
 
     train: tuple[Sample, ...]
     held_out: tuple[Sample, ...]
@@ -248,7 +248,7 @@ def _num_held_out(config: DataConfig, num_samples: int) -> int:
 def _split(
     found: Sequence[_Found], num: int, report: DataReport, supervised: bool
 ) -> tuple[list[_Found], list[_Found]]:
-    """Split the samples; hold out the ``num`` distinct samples with the smallest digests, whatever their order.
+    """Split the samples: hold out the ``num`` distinct samples with the smallest digests.
 
     Duplicates of a held-out sample are dropped, so that the draft is not evaluated on training data.
     ``supervised``: raise DataError if no training sample has a supervised token.

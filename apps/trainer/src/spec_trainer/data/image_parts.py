@@ -43,7 +43,7 @@ def image_part(name: str, part: Mapping[str, Any]) -> Part | None:
 def with_images(
     messages: list[dict[str, Any]], fields: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], tuple[Any, ...]]:
-    """Return the messages with a ``PART`` for each image, and the references of the images in the same order.
+    """Return the messages with a ``PART`` for each image, and the images' references in this order.
 
     Images in the row's fields (``ROW_KEYS``) replace image parts without a reference, or the marks
     ``<image>`` in users' messages. Without parts and marks, they precede the first user's text. Raise BadRow

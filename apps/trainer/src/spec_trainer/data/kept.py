@@ -1,4 +1,4 @@
-"""Cache rendered and tokenised data in the run directory, so that a resumed run does not render it again."""
+"""Cache rendered and tokenised data in the run directory, so that a resumed run starts faster."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class RowEncoder:
 def encode_rows(
     row_encoder: RowEncoder, rows: Iterator[DataRow]
 ) -> Generator[tuple[str, EncodedRow | BadRow], None, None]:
-    """Yield ``file:line`` and result of every row, in order; results do not depend on the number of processes.
+    """Yield ``file:line`` and result of every row, in order, for any number of processes.
 
     Raise DataError, after the results of all earlier rows, if rows cannot be encoded or read further.
     """

@@ -212,7 +212,7 @@ def _parquet_rows(file: Path) -> Iterator[DataRow]:
 
 
 def _without_nulls(value: object) -> object:
-    """Return a table's value without null fields, at any depth; Parquet adds nulls for fields of other rows."""
+    """Return a table's value without null fields, which Parquet adds for fields of other rows."""
     if isinstance(value, dict):
         return {key: _without_nulls(part) for key, part in value.items() if part is not None}
     if isinstance(value, list) and isinstance(

@@ -268,7 +268,7 @@ class Encoder:
         return ids.astype(np.int32)
 
     def _text(self, row: Text) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and mask of a text with the tokenizer's special tokens around it; all tokens are supervised."""
+        """Return ids and mask of a text, with the tokenizer's special tokens; all tokens are supervised."""
         ids = np.asarray(self._tokenize(_unicode(row.text))["input_ids"], dtype=np.int64)
         return ids, np.ones(len(ids), dtype=bool)
 
@@ -324,7 +324,7 @@ class Encoder:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return all files that a tokenizer may be read from. Raise DataError for a pipe, a device or a huge file."""
+    """Return all files that a tokenizer may read. Raise DataError for a pipe, a device or a huge file."""
     files = sorted(path for path in folder.rglob("*") if path.suffix in _FILES and path.exists())
     files = [path for path in files if not path.is_dir()]
     for file in files:
@@ -333,10 +333,10 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def token_range(offsets: np.ndarray, start: int, stop: int) -> slice:
-    """Return the slice of tokens for the characters ``start`` to ``stop``; ``offsets`` is int [T, 2], ascending.
+    """Return the slice of the tokens of the characters ``start`` to ``stop``.
 
-    The slice goes from the first to the last token that overlaps these characters. Tokens between them are included
-    even with empty offsets, which some tokenizers give to white space.
+    ``offsets``: int [T, 2], ascending. The slice goes from the first to the last token that overlaps these
+    characters. Tokens between them are included even with empty offsets, which some tokenizers give to white space.
     """
     first = int(np.searchsorted(offsets[:, 1], start, side="right"))
     last = int(np.searchsorted(offsets[:, 0], stop, side="left"))

@@ -50,7 +50,7 @@ def interrupted_decoding() -> Interrupted:
 
 
 class EngineDecoder(Resource):
-    """Decodes with a served draft. The first draft is loaded; later drafts are pushed into the running engine."""
+    """Decodes with a draft. The first draft is loaded; later drafts are pushed into the running engine."""
 
     def __init__(self, parts: RunParts, engine: Engine) -> None:
         """Decode with ``engine``; no draft is served yet."""

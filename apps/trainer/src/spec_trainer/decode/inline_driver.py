@@ -175,7 +175,7 @@ class InlineDriver(RunDriver):
         self.decoders[0].serve(version, folder)
 
     def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
-        """Answer prompts, portion by portion; if a stop is requested, raise Interrupted before the next portion."""
+        """Answer prompts, portion by portion; raise Interrupted between portions if a stop is requested."""
         answered: list[Pass] = []
         for portion in portions(prompts, seed):
             if self.stop.requested:

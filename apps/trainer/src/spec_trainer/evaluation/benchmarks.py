@@ -164,7 +164,7 @@ def _spellings(name: str) -> set[str]:
 
 
 class Questions:
-    """The conversations of all rows of the benchmarks; the target's answers are added to them turn by turn."""
+    """The conversations of the benchmarks' rows; the target's answers are added turn by turn."""
 
     def __init__(self, rows: Sequence[BenchmarkRow], encoder: Encoder, longest: int) -> None:
         """Make the prompt of each row's first question; ``longest``: the most tokens of a prompt."""
@@ -193,7 +193,7 @@ class Questions:
         return any(row.is_open for row in self._rows)
 
     def ask_all(self, answer: Callable[[list[Sequence[int]]], Sequence[Sequence[int]]]) -> None:
-        """Make the prompts of all later questions, which contain the target's answers to the earlier questions.
+        """Make the prompts of all later questions, with the target's answers to the earlier questions.
 
         ``answer`` returns the tokens of the target's answers to prompts, without their end-of-text tokens. Answers
         that were cut are used, too.
@@ -231,7 +231,7 @@ def _rows(name: str, folder: Path | None) -> Iterator[DataRow]:
 
 
 def _files(name: str, folder: Path) -> list[Path]:
-    """Return the benchmark's files in ``folder``: the file with its name, or the files of a copy of its data set.
+    """Return the benchmark's files in ``folder``: the file with its name, or a copy of its data set.
 
     The file's name may be any of ``_spellings``, such as ``sanitized-mbpp``.
     """
@@ -251,7 +251,7 @@ def _files(name: str, folder: Path) -> list[Path]:
 
 
 def _copy(hub: str, names: set[str], folder: Path) -> Path | None:
-    """Return the folder of a data set's copy: in a cache of the hub, ``folder``/owner/name, or ``folder`` itself."""
+    """Return the folder of a data set's copy: in a hub cache, ``folder``/owner/name, or ``folder``."""
     cached = f"datasets--{hub.replace('/', '--')}"
     for place in (folder / cached, folder / "hub" / cached, folder):
         if place.name == cached and (current := place / "refs" / "main").is_file():
@@ -282,7 +282,7 @@ def _of_split(benchmark: Benchmark, folder: Path) -> list[Path]:
 
 
 def _names(path: Path, part: str) -> bool:
-    """Return whether a folder of ``path`` is called ``part``, or the file's name begins with the word ``part``."""
+    """Return whether a folder of ``path`` is named ``part``, or the file's name begins with this word."""
     return part in path.parts[:-1] or re.match(rf"{part}\b", path.name) is not None
 
 

@@ -32,7 +32,7 @@ class Workload:
 
     @property
     def timed(self) -> SamplingParams:
-        """The parameters ``sampling`` without options that take time in addition to decoding, such as logit gaps."""
+        """The parameters ``sampling`` without options that take extra time, such as logit gaps."""
         return replace(self.sampling, with_margins=False)
 
     @property
@@ -42,7 +42,7 @@ class Workload:
 
     @property
     def sampled(self) -> SamplingParams | None:
-        """The parameters ``timed`` with the temperature of sampled answers; None if only greedy ones are measured."""
+        """The parameters ``timed`` with the temperature of sampled answers; None if these are not measured."""
         temperature = self.sampling.temperature or self.other_temperature
         return replace(self.timed, temperature=temperature) if temperature else None
 
@@ -63,5 +63,5 @@ class Workload:
         return found
 
     def enough_for(self, concurrency: int) -> Prompts:
-        """Return enough prompts for ``concurrency`` answers at once; prompts are repeated if there are too few."""
+        """Return enough prompts for ``concurrency`` answers at once, with repetitions if needed."""
         return list(itertools.islice(itertools.cycle(self.prompts), max(concurrency, len(self.prompts))))

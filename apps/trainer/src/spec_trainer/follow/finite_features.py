@@ -26,10 +26,10 @@ def with_finite_features(links: RankLinks) -> RankLinks:
 
 
 class FiniteFeatures:
-    """A BatchSource that sets features that are not finite to zero, and their samples' loss masks to False."""
+    """A BatchSource that zeroes features that are not finite, and the loss masks of their samples."""
 
     def __init__(self, source: BatchSource, not_finite: list[int]) -> None:
-        """Take batches from ``source``; add the ids of samples whose features are not finite to ``not_finite``."""
+        """Take batches from ``source``; add the ids of samples that are not finite to ``not_finite``."""
         self._source, self._not_finite = source, not_finite
 
     def prepare(self, item: GlobalBatch) -> None:

@@ -1,4 +1,4 @@
-"""FollowRun repeats a cycle: take live requests, train on them, judge the draft, push it if it is better.
+"""FollowRun repeats a cycle: take live requests, train on them, judge the draft, push a better one.
 
 The training of each cycle starts from a checkpoint and ends with a checkpoint. Requests are held in memory, and in a
 file only if ``follow.retention`` is on.
@@ -199,7 +199,7 @@ class FollowRun:
         export_draft(spec.draft, weights, spec.target, folder, spec.config.data)
 
     def _take(self) -> None:
-        """Fetch the requests that the servers have stored; wait ``follow.poll_s`` if they are too few for a cycle."""
+        """Fetch requests that the servers have stored; wait ``follow.poll_s`` if a cycle needs more."""
         self._check_stop()
         for taken in self._traffic.take():
             self._reservoir.add(*taken)
@@ -321,7 +321,7 @@ class FollowRun:
         )  # fmt: skip
 
     def _push(self, step: int) -> bool:
-        """Push the draft of step ``step`` to every server that answers; return whether any server committed it."""
+        """Push the draft of step ``step`` to every server that answers; return whether any committed it."""
         servers, push = list(self._traffic.versions), self._spec.config.push
         if not servers:
             return False

@@ -1,4 +1,4 @@
-"""LatencyBudget makes training wait while the servers' answers are slower than ``follow.latency_budget_ms``."""
+"""LatencyBudget makes training wait while servers are slower than ``follow.latency_budget_ms``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ fewer tokens is not busy."""
 
 
 class LatencyBudget:
-    """Compares the p99 inter-token latency of servers, since the last reading of their metrics, with a budget."""
+    """Compares the p99 inter-token latency of servers since the last reading with a budget."""
 
     def __init__(self, urls: Sequence[str], budget_ms: float, every_s: float) -> None:
         """Read the metrics of the servers at most every ``every_s`` seconds."""
@@ -54,7 +54,7 @@ class LatencyBudget:
             self.waited_s += time.monotonic() - began_s
 
     def _slow(self) -> str:
-        """Read every server's metrics; return a line about a server that exceeds the budget, or an empty string."""
+        """Read every server's metrics; return a line about a server over the budget, or an empty string."""
         found = {server.url: server.p99_s() for server in self._servers}
         self._next_s = time.monotonic() + self._every_s
         for url, p99_s in found.items():
@@ -72,7 +72,7 @@ class _ServerLatency:
         self._problem = ""
 
     def p99_s(self) -> float | None:
-        """Return the 99th percentile of the seconds between tokens, over the tokens served since the last call.
+        """Return the p99 of the seconds between tokens, over the tokens served since the last call.
 
         Return None if the server has served too few tokens, does not answer, or has no such metrics.
         """

@@ -81,7 +81,7 @@ class MetricsPage(Resource):
 
 
 class _Server(ThreadingHTTPServer):
-    """Serves the page. If too many connections are open, a new one replaces the oldest, so none can block others."""
+    """Serves the page. A new connection replaces the oldest if too many are open, so none can block."""
 
     daemon_threads, block_on_close = True, False
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Reservoir:
-    """Keeps the newest requests, one per prompt. A hash of the prompt decides whether a request is held out."""
+    """Keeps the newest request of each prompt. A hash of the prompt decides if a request is held out."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Reservoir:
         self._num_state_bytes -= place.pop(digest).num_state_bytes
 
     def _chosen(self, weights: np.ndarray, num: int, *stream: int) -> list[int]:
-        """Return ``num`` different indices in ascending order, drawn by weight (Efraimidis and Spirakis, 2006)."""
+        """Return ``num`` different indices, ascending, drawn by weight (Efraimidis and Spirakis, 2006)."""
         bits = np.random.PCG64(np.random.SeedSequence([self._seed, *stream]))
         uniform = (bits.random_raw(len(weights)) >> 11).astype(np.float64) * 2.0**-53
         keys = np.log(np.maximum(uniform, 2.0**-54)) / np.maximum(weights, 1e-300)

@@ -40,7 +40,7 @@ _WAIT_S = 30.0
 
 
 def open_retained(directory: RunDirectory, config: RetentionConfig) -> RetainedRequests | None:
-    """Return the run's retained requests; if ``follow.retention`` is off, remove their file and return None."""
+    """Return the run's retained requests; if ``follow.retention`` is off, remove the file, return None."""
     if config.rows:
         return RetainedRequests(directory.requests, config)
     for file in (directory.requests, directory.requests_journal):

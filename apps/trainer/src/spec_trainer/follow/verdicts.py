@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def read_verdicts(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run's ``versions.jsonl``, oldest first. Raise ArtifactError if they cannot be read."""
+    """Return the rows of ``versions.jsonl``, oldest first. Raise ArtifactError if unreadable."""
     directory = RunDirectory(folder)
     if not directory.config.exists():
         raise ArtifactError(f"{folder} is no run directory; name the output of spec-trainer follow")

@@ -58,7 +58,7 @@ class FeatureIdentity:
     shard_bytes: _Number
 
     def differences(self, wanted: FeatureIdentity) -> list[str]:
-        """Return the fields in which ``wanted`` differs, as texts such as ``layers [2, 4] there, [2, 5] here``."""
+        """Return the fields in which ``wanted`` differs, as texts such as ``layers [2] there, [5] here``."""
         there, here = _flat(self), _flat(wanted)
         return [f"{key} {there[key]} there, {here[key]} here" for key in there if there[key] != here[key]]
 
@@ -70,7 +70,7 @@ class FeatureIdentity:
 
 @dataclass(frozen=True)
 class StoredSample:
-    """Position and checksums of a sample: its tokens are rows ``offset`` to ``offset + num_tokens`` of a shard."""
+    """Position and checksums of a sample: rows ``offset`` to ``offset + num_tokens`` of a shard."""
 
     sample_id: int
     """Index of the sample in the captured data: training samples in file order, then held-out samples."""

@@ -118,7 +118,10 @@ class _Metadata(pydantic.BaseModel):
 
 
 def read_entry(file: Path, identity: FeatureIdentity) -> ShardEntry:
-    """Return a shard's index entry from its header. Raise ArtifactError if it is damaged or of another capture."""
+    """Return a shard's index entry from its header.
+
+    Raise ArtifactError if the shard is damaged or belongs to another capture.
+    """
     shard, header_checksum = _open(file)
     with foreign_errors(ArtifactError, f"{file} is damaged; {remedy(file)}"):
         found = _Metadata.model_validate_json(shard.metadata()[_METADATA])

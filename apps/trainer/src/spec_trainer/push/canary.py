@@ -60,7 +60,7 @@ class CanaryVerdict:
 
 
 class Canary:
-    """Compares each version's acceptance length with the reference, the last version that was not reverted.
+    """Compares each version's acceptance length with the last version that was not reverted.
 
     Servers count only requests that began after the last change of the draft, because the draft's KV cache of earlier
     requests was computed by another version. A version is judged until the verdict is significant, normally over at

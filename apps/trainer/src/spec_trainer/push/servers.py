@@ -130,7 +130,7 @@ def check_servers(spec: RunSpec) -> None:
 
 
 def check_listening(spec: RunSpec) -> None:
-    """Raise ConfigError if a run that pushes cannot listen at ``push.address``, such as if its port is in use.
+    """Raise ConfigError if a run that pushes cannot listen at ``push.address``.
 
     If workers may be on other hosts, this is not checked here: the rank that pushes listens on its own host.
     """

@@ -119,7 +119,7 @@ class QuickstartFiles:
 def run_quickstart(
     draft: str, engine: str, output: Path, size: QuickstartSize | None = None, backend: str = "cpu"
 ) -> dict[str, Any]:
-    """Train the tiny target and a draft, measure the draft, write the report, and return the run's summary."""
+    """Train the tiny target and a draft, measure the draft, write the report, and return the summary."""
     # Mistakes are found before minutes of training.
     draft_type = plugins.load_available(Draft, draft)
     plugins.load_available(Engine, engine)
@@ -185,7 +185,7 @@ def _texts(summary: dict[str, Any]) -> str:
 
 
 def _one_at_a_time(summary: dict[str, Any]) -> dict[str, float]:
-    """Return the speed-up for one text at a time, with the run's number of draft tokens, if it was measured."""
+    """Return the speed-up for one text at a time and the run's number of draft tokens, if measured."""
     found = [
         row["speedup"]
         for row in summary.get("speeds", ())
@@ -217,7 +217,7 @@ def prepare_files(
 
 
 def _measure_all(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> dict[str, Any]:
-    """Measure the trained draft's speed and acceptance length, and the acceptance length of three baselines."""
+    """Measure the trained draft's speed and acceptance length, and the baselines' acceptance lengths."""
     untrained = export_untrained(run.draft, run.target, run.directory.root / "untrained_draft")
     with one_thread(), engine_output_kept(run.engine_type), create_engine(run, run.target) as engine:
         work = Workload(prompts=prompts, sampling=sampling)

@@ -103,7 +103,7 @@ def speed_picture(summary: Mapping[str, Any]) -> str:
 
 
 def texts(summary: Mapping[str, Any]) -> str:
-    """Return decoded texts; accepted guesses are coloured by position in their pass, refused guesses struck out."""
+    """Return decoded texts, with accepted guesses coloured by position and refused guesses struck out."""
     shown = summary.get("texts")
     if not shown:
         return ""

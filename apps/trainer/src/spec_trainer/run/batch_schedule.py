@@ -39,7 +39,7 @@ class GlobalBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
-    """Settings that, with the data, determine the global batches; plain numbers, not read from a process group."""
+    """Plain-number settings that, with the data, determine the global batches."""
 
     global_batch_tokens: int
     shuffle: bool
@@ -229,7 +229,7 @@ class BatchSchedule:
 
     @lru_cache(maxsize=2)  # noqa: B019
     def denominators(self, items: tuple[GlobalBatch, ...], draft: Draft) -> Tensor:
-        """Return the loss denominators over all samples of ``items``, from loss masks only, without communication.
+        """Return the loss denominators over all samples of ``items``, from loss masks only.
 
         The latest results are cached, so that they can be computed ahead of their use.
         """

@@ -1,4 +1,4 @@
-"""RunDirectory has the paths of a run's files, checks which run owns them, and cleans up after a crash."""
+"""RunDirectory has the paths of a run's files, checks which run owns them, and removes crash leftovers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _TRAIN_IDENTITY = (
 
 
 def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> str:
-    """Return a digest of data, chat format, target, draft, optimizer, seed, dtype and batch: the run's identity.
+    """Return the run's identity: a digest of data, chat format, target, draft, optimizer and batch.
 
-    Options of the draft, the optimizer and the strategy are included, except options that change speed only. The
-    strategy itself, the number of processes, placement, logging, timeouts and ``train.steps`` are not: they may
-    change between start and resume.
+    Seed, dtype, and options of the draft, the optimizer and the strategy are included, except options that change
+    speed only. The strategy itself, the number of processes, placement, logging, timeouts and ``train.steps`` are
+    not: they may change between start and resume.
     """
     parts = {
         "data": data_digest,

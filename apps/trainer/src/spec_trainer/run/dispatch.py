@@ -110,7 +110,7 @@ def sample_bytes(schema: FeatureSchema, num_tokens: int) -> int:
 
 
 def check_sizes(schedule: BatchSchedule, schema: FeatureSchema, window_bytes: int) -> None:
-    """Raise ConfigError if a sample exceeds the window or the token budget of a forward pass of the target."""
+    """Raise ConfigError if a sample exceeds the window, or the tokens of a forward pass of the target."""
     for sample_id, length in schedule.dataset.lengths.items():
         if length > schedule.settings.capture_tokens:
             raise ConfigError(
@@ -126,7 +126,7 @@ def check_sizes(schedule: BatchSchedule, schema: FeatureSchema, window_bytes: in
 
 
 class Dispatcher:
-    """Dispatches capture batches to engines. Thread-safe, because engines call back from their own threads."""
+    """Dispatches capture batches to engines. Thread-safe; engines call back from their own threads."""
 
     def __init__(
         self,

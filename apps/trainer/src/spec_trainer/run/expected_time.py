@@ -105,7 +105,7 @@ def _product_flops_per_s(run: RunSpec) -> float:
 
 
 def _product_s(matrix: torch.Tensor, number: int) -> float:
-    """Return the seconds of ``number`` products of ``matrix`` with itself, until the result is on the host."""
+    """Return the seconds of ``number`` products of ``matrix`` with itself, result on the host included."""
     start = time.perf_counter()
     product = matrix
     for _ in range(number):

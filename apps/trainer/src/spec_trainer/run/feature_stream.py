@@ -147,7 +147,7 @@ class FeatureStream:
             self._take(0.0)
 
     def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
-        """Return this process's micro-batches of ``item``; wait at most ``timeouts.step_s`` for their features."""
+        """Return this process's micro-batches of ``item``; wait for features for ``timeouts.step_s``."""
         if self._item != item:
             self.prepare(item)
         try:

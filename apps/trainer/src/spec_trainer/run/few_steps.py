@@ -15,7 +15,7 @@ _WARM_UPS = 5
 
 
 def few_steps_warning(train: TrainConfig, num_steps: int) -> str | None:
-    """Return one line that says why ``num_steps`` are too few and which options to add; None if they are enough."""
+    """Return a warning that ``num_steps`` are too few, with advice; None if they are enough."""
     enough = max(FEWEST_STEPS, _WARM_UPS * train.warmup_steps)
     if num_steps >= enough:
         return None

@@ -1,4 +1,4 @@
-"""RunLog writes the metrics of each step on rank 0, and on every rank the ids of the samples that it trained."""
+"""RunLog writes the metrics of each step on rank 0, and each rank's sample ids of each step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cut_records(directory: RunDirectory, done_steps: int) -> None:
 
 
 class RunLog:
-    """Writes ``logs/trained-RANK.jsonl`` of each data-parallel rank, and metrics and trackers on process 0."""
+    """Writes ``trained-RANK.jsonl`` of each data-parallel rank; on process 0 also metrics and trackers."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class RunLog:
 
 
 class RemoteRankFiles(AbstractContextManager["RemoteRankFiles"]):
-    """Writes ``logs/trained-RANK.jsonl`` for data-parallel ranks whose hosts cannot access the run directory."""
+    """Writes ``trained-RANK.jsonl`` of data-parallel ranks that cannot access the run directory."""
 
     def __init__(self, logs: Path) -> None:
         """Write into the folder ``logs``; a file is created with its first row."""

@@ -1,4 +1,4 @@
-"""Compare the least memory and disk space that a run needs with what this host and its devices have free.
+"""Compare the memory and disk space that a run needs at least with the free memory and space.
 
 The needed memory includes weights, gradients, optimizer state, frozen tensors, features in flight and
 checkpoints. It excludes activations for the backward pass and an engine's KV cache, because they depend on
@@ -43,7 +43,7 @@ _PROCESS_BYTES = 200 << 20
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """One item of the memory that a run needs, such as the target's weights: name, bytes and how to reduce it."""
+    """One item of the memory that a run needs, such as the target's weights."""
 
     what: str
     num_bytes: int
@@ -83,7 +83,7 @@ class Room:
 
 
 class RunSizes:
-    """Byte sizes of a run's weights, states and features, from file headers and shapes; no weight is loaded."""
+    """Sizes in bytes of a run's weights, states and features; no weight is loaded."""
 
     def __init__(self, run: RunSpec) -> None:
         """Compute the sizes of ``run``; torch is not imported."""
@@ -92,7 +92,7 @@ class RunSizes:
 
     @cached_property
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """Name -> shape of each trained weight of the draft; empty if the draft's plugin does not declare them."""
+        """Name -> shape of each trained weight of the draft; empty if the plugin does not declare them."""
         return self._run.draft.weight_shapes(self._run.target)
 
     @cached_property
@@ -161,7 +161,7 @@ class RunSizes:
 
 
 def rooms(run: RunSpec, sizes: RunSizes) -> list[Room]:
-    """Return the devices, host memory and disk of this host that the run uses, each with what the run needs there."""
+    """Return the devices, host memory and disk that the run uses here, each with the run's needs."""
     return [*_devices(run, sizes), *_host(run, sizes), _disk(run, sizes)]
 
 

@@ -1,4 +1,4 @@
-"""Read and validate the JSON rows and figures of a run directory, which may come from an untrusted source.
+"""Read and validate the JSON rows and figures of a run directory, which may be untrusted.
 
 A value without a declared field must be a number, a string, a list of numbers, or null.
 """

@@ -109,7 +109,7 @@ class RunSpec(RunParts):
 
     @property
     def source(self) -> Dataset:
-        """The data that the user gave, even if this RunSpec is a cycle, whose ``dataset`` is generated answers."""
+        """The data that the user gave, even if this RunSpec is a cycle that trains on generated answers."""
         return self.prompts or self.dataset
 
     @cached_property

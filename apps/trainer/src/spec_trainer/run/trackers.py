@@ -42,9 +42,9 @@ def build_trackers(config: TrackConfig, directory: RunDirectory) -> list[Guarded
 
 
 class GuardedTracker:
-    """Runs a tracker in its own thread. If it raises or hangs, log a warning and continue the run without it.
+    """Runs a tracker in a thread. If the tracker raises or hangs, the run goes on without it.
 
-    So a slow or failing service neither delays the training nor hides a training error (K7).
+    A warning is logged. So a slow or failing service neither delays the training nor hides a training error (K7).
     """
 
     def __init__(self, name: str, value: object, folder: Path) -> None:

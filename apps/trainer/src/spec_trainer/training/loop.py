@@ -103,7 +103,7 @@ def _prepare_next(state: TrainState) -> None:
 
 
 def _hand_over(state: TrainState, to: LivePushes | LiveMeasurements, name: str) -> dict[str, Any]:
-    """Start a push or a measurement of the draft (``to``) if one is due; return fields for the step's metrics."""
+    """Start a push or a measurement of the draft (``to``) if one is due; return fields for metrics."""
     fields: dict[str, Any] = {}
     if to.is_due(state.done_steps):
         with state.timer(name):

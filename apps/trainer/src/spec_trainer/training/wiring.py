@@ -50,7 +50,7 @@ _MEASURED = (
 
 @dataclass(frozen=True, kw_only=True)
 class RankLinks:
-    """Functions by which a trainer rank communicates with the rest of the run, in its process or in others."""
+    """Functions by which a trainer rank communicates with the rest of the run."""
 
     store: Store
     """Key-value store by which the ranks form torch's default process group."""
@@ -130,14 +130,14 @@ def rank_features(
 
 
 def train_rank(spec: RunSpec, rank: int, device: torch.device, links: RankLinks) -> None:
-    """Train the remaining steps of ``spec`` as trainer rank ``rank``; after the run's last step, export the draft."""
+    """Train the remaining steps of ``spec`` as trainer rank ``rank``; at the run's end export the draft."""
     with _train_state(spec, rank, device, links) as state:
         links.work(state.done_steps, functools.partial(_train_and_finish, state))
 
 
 @contextmanager
 def _train_state(spec: RunSpec, rank: int, device: torch.device, links: RankLinks) -> Iterator[TrainState]:
-    """Yield the TrainState of a trainer rank, resumed from the checkpoint that ``run_training`` has chosen."""
+    """Yield a trainer rank's TrainState, resumed from the checkpoint that ``run_training`` chose."""
     import torch.distributed as dist
 
     from spec_trainer.push.live_measurements import LiveMeasurements
@@ -192,7 +192,7 @@ def build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer:
 
 
 def new_module(spec: RunSpec, tensors: TargetTensors) -> nn.Module:
-    """Return the draft's module with the run's initial weights; seed this process's random-number generators."""
+    """Return the draft's module with the run's initial weights; seed this process's random generators."""
     import torch
 
     # Every rank draws the same initial weights; afterwards each has its own generator.
@@ -264,7 +264,7 @@ def _finish(state: TrainState, last: dict[str, Any]) -> None:
 
 
 def _kept_summary(state: TrainState) -> dict[str, Any]:
-    """Return times and other figures of the existing summary if the run was already complete; otherwise nothing."""
+    """Return the figures of the existing summary if the run was already complete; otherwise nothing."""
     try:
         saved = read_figures(state.spec.directory.summary, KeptSummary)
     except ArtifactError:  # there is none, or it is damaged
