@@ -1,7 +1,7 @@
 """ImagePrompts makes prompts with images in the form that vLLM takes.
 
-vLLM takes one placeholder token for each image, and replaces it by the number of tokens that its own image
-processor computes. The connector compares the result with the trainer's token ids.
+vLLM takes one placeholder token for each image, and replaces it by as many tokens as vLLM's own preprocessing
+of images computes. The connector compares the result with the trainer's token ids.
 """
 
 from __future__ import annotations
