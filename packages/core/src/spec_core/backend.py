@@ -52,7 +52,7 @@ Placement = Literal["inline", "colocated", "disaggregated"]
 
 
 class Backend(ABC):
-    """A hardware plugin; the module has the contract."""
+    """A hardware plugin; the module's docstring has the contract."""
 
     API_VERSIONS: ClassVar[range] = range(2, 3)
     """Accepted versions of this interface; 2 is the version of the first release."""
@@ -118,7 +118,7 @@ class Backend(ABC):
         """
 
     def group_settings(self) -> str:
-        """Return the environment settings, as ``NAME=value``, that must be equal on all members of a group (B8)."""
+        """Return the environment settings, as ``NAME=value``, that all members of a group must share (B8)."""
         return ""
 
     @abstractmethod

@@ -75,7 +75,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Append the target's hidden states of T more positions, each with the id of the token that *follows* it.
+        """Append the target's hidden states of T more positions, each with the id of the token *after* it.
 
         The last id of ``next_ids`` is the last known token, whose hidden state does not exist yet.
         """

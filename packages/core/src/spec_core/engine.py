@@ -174,7 +174,7 @@ class Engine(Resource):
 
     @classmethod
     def check_capture(cls, config: EngineConfig, schema: FeatureSchema) -> None:
-        """Raise ConfigError if this engine, as configured, would capture wrong states of a layer of ``schema``.
+        """Raise ConfigError if this engine, as configured, would capture wrong states for ``schema``.
 
         Optional: by default every schema is accepted. Called before anything starts; imports nothing heavy.
         """

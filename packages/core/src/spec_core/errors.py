@@ -64,7 +64,7 @@ class PluginError(UsageError):
 
 
 class PluginNotFound(PluginError, LookupError):
-    """No distribution provides a plugin of that name."""
+    """No distribution provides a plugin of the requested name."""
 
 
 class PluginConflict(PluginError):
@@ -120,5 +120,5 @@ class EngineError(RunError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of the error's type if the message is empty."""
+    """Return the first line of an error's message, or the name of its type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

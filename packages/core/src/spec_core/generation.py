@@ -98,7 +98,7 @@ class AcceptanceCounters:
 
     @classmethod
     def of_rounds(cls, drafted: int, accepted: int, rounds: int = 1) -> AcceptanceCounters:
-        """Return the counters of ``rounds`` verifications that each accepted ``accepted`` of ``drafted`` guesses."""
+        """Return the counters of ``rounds`` verifications, each accepting ``accepted`` of ``drafted`` guesses."""
         return cls(
             rounds=rounds,
             drafted=rounds * drafted,

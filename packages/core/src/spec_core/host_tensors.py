@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def to_device_async(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return ``tensor`` on ``device``, copied asynchronously from pinned memory on the device's current stream."""
+    """Return ``tensor`` on ``device``; the copy is asynchronous, on the device's current stream."""
     if tensor.device == device:
         return tensor
     # A copy from memory that is not pinned needs the CPU, and may block it.

@@ -1,4 +1,4 @@
-"""An ImageSource has the path or the bytes of a sample's image, and a digest that identifies the image.
+"""An ImageSource has the path or the bytes of a sample's image, and a digest that identifies it.
 
 A PromptWithImages is a prompt with images, and with a placeholder token for each embedding of an image.
 """

@@ -36,7 +36,7 @@ def no_kernel(name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSet:
-    """The kernels that a draft can use. A field has the kernel's name, and the plain version as its default.
+    """The kernels that a draft can use. A field has a kernel's name, and the plain version as default.
 
     A default of None means that the draft computes in another way if the backend has no such kernel.
     """

@@ -233,7 +233,7 @@ class Launcher(Resource):
 
     @abstractmethod
     def stop(self, grace_s: float) -> None:
-        """Ask every worker to end, wait up to ``grace_s`` seconds, then kill the workers and their children (L7)."""
+        """Ask every worker to end, wait up to ``grace_s`` seconds, then kill workers and their children (L7)."""
 
     def close(self) -> None:
         """Call ``stop`` with ``grace_s`` of 3 seconds (L7)."""

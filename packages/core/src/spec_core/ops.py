@@ -37,17 +37,17 @@ is the limit."""
 
 @dataclass(frozen=True)
 class LinearWeight:
-    """The weight of a linear layer, and its products with rows; subclasses compute them in another precision."""
+    """The weight of a linear layer, and its products with rows; subclasses use another precision."""
 
     weight: Tensor
-    """[N, K]: N outputs, K inputs."""
+    """Weight [N, K] of a layer with N outputs and K inputs."""
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the layer's output [..., N] for ``rows`` [..., K]; not differentiable in subclasses."""
         return rows @ self.weight.T
 
     def backward(self, grad: Tensor) -> Tensor:
-        """Return the gradient [..., K] of the layer's input from ``grad`` [..., N], the gradient of its output."""
+        """Return the gradient [..., K] of the layer's input from ``grad``, its output's gradient [..., N]."""
         return grad @ self.weight
 
 

@@ -1,4 +1,4 @@
-"""Import a plugin, turn any error into NotImported, and restore process settings that the import changes."""
+"""Import a plugin, turn any error into NotImported, and restore process settings afterwards."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _changed_at(folder: str) -> int:
 
 
 def unknown_group_problem(group: str) -> str:
-    """Return the message that no entry-point group is called ``group``, with the group that is probably meant."""
+    """Return the message that no entry-point group is called ``group``, with the name probably meant."""
     return f"there is no such kind of plugin{suggestion(group, _groups())}"
 
 
@@ -201,10 +201,10 @@ def find(interface: type[P], name: str) -> PluginRecord:
 
 
 def find_kernel(backend: Backend) -> FindKernel:
-    """Return a function that finds kernels for a backend by name, or returns None.
+    """Return a function that maps a name to the kernel for ``backend``, or to None if there is none.
 
-    It looks for a kernel of the backend, then for an entry point for the backend's ``device_type``. It raises
-    a PluginError for an entry point that is no function.
+    The function looks for a kernel of the backend, then for an entry point for the backend's ``device_type``. It
+    raises a PluginError for an entry point that is no function.
     """
     records = _records(_KERNELS, "kernel")
 
@@ -259,7 +259,7 @@ def _only(records: list[PluginRecord], name: str) -> PluginRecord | None:
 
 
 def load_record(interface: type[P], record: PluginRecord) -> type[P]:
-    """Return the class of an entry point. Raise a PluginError if it does not fulfil the interface."""
+    """Return the class that an entry point names. Raise a PluginError if it does not fulfil the interface."""
     what = record.what
     plugin = _import(record)
     if not (inspect.isclass(plugin) and issubclass(plugin, interface)):
@@ -289,7 +289,7 @@ def listed() -> list[PluginRecord]:
 
 
 def load_listed(record: PluginRecord) -> Any:
-    """Return a plugin's class or a target type.
+    """Return the plugin class or the target type that ``record`` names.
 
     Raise a PluginError if it is invalid or its name is not unique.
     """
@@ -299,7 +299,7 @@ def load_listed(record: PluginRecord) -> Any:
 
 
 def status(record: PluginRecord) -> tuple[str, str, int | None]:
-    """Return the status of an installed plugin (``ok``, ``unavailable``, ``broken``), the reason and API version.
+    """Return a plugin's status (``ok``, ``unavailable``, ``broken``), the reason and the API version.
 
     Never raises. The API version is None for a target type or a broken plugin.
     """

@@ -90,7 +90,7 @@ class Capabilities:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSchema:
-    """Layers, width and dtype of the hidden states that an engine captures: one tensor ``[T, N, H]`` per sample.
+    """Layers, width and dtype of captured hidden states: one tensor ``[T, N, H]`` per sample.
 
     ``layers`` are ascending ids k of the residual stream *entering* target layer k (0 = embeddings). The id
     ``num_layers`` of the target means the input of the final norm.
@@ -129,7 +129,7 @@ class FeatureSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureRequest:
-    """A request to an engine to run one sample through the target and to send its features to ``destinations``."""
+    """A request to run one sample through the target and to send its features to ``destinations``."""
 
     request_id: int
     input_ids: tuple[int, ...]
@@ -204,7 +204,7 @@ class DraftBatch:
     seed: int = 0
     """Seed of the run; a draft's random draws are a function of (seed, epoch, sample id)."""
     rows_multiple: int = 1
-    """T is a multiple of this number. If a draft computes only some of the rows, their number must be a multiple,
+    """T is a multiple of this number. If a draft computes only some of the T rows, their number must be a multiple,
     too."""
     context: ContextGroup | None = None
     """The processes that divide the batch's tokens; only for a draft whose hints say ``context_parallel``."""

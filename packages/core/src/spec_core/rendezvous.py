@@ -1,4 +1,4 @@
-"""A Rendezvous forms a group of processes on one or more hosts, and exchanges small records between them.
+"""A Rendezvous forms a group of processes on one or more hosts, which exchange small records.
 
 It is independent of every torch process group; device collectives (``ProcessGroup``) are built on top of it.
 

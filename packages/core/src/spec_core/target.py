@@ -20,7 +20,7 @@ NormKind = Literal["rms", "rms_plus_one", "layer"]
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSizes:
-    """Sizes of a multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), under their keys of config.json."""
+    """Sizes of a multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), as named in config.json."""
 
     q_lora_rank: int | None
     """Width to which queries are compressed; None if they are not compressed."""
@@ -35,7 +35,7 @@ class LatentSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetSpec:
-    """Shapes, tensor names and constants of a causal language model, from config.json and safetensors headers."""
+    """Shapes, tensor names and constants of a causal LM, from config.json and safetensors headers."""
 
     folder: Path
     architecture: str

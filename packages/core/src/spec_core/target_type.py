@@ -23,7 +23,7 @@ from spec_core.target import NormKind
 class TargetValues(Protocol):
     """The values of a target's config.json; values in ``text_config`` take precedence.
 
-    A missing value is replaced by transformers' default for this type, or else by ``default``. Raise
+    A missing value is replaced by transformers' default for this type, or else by ``default``. The methods raise
     TargetError if there is no default either, or if a value has the wrong type.
     """
 
@@ -43,7 +43,7 @@ class TargetValues(Protocol):
         ...
 
     def positive(self, *names: str, default: float | None = None) -> float:
-        """Return the value of the first of ``names`` that is present, else ``default``; it must be greater than 0."""
+        """Return the value, greater than 0, of the first of ``names`` that is present, else ``default``."""
         ...
 
     def flag(self, name: str) -> bool:

@@ -48,7 +48,7 @@ class FeatureSender(Resource):
 
     @abstractmethod
     def send(self, sample: FeatureSample, timeout_s: float) -> Ticket:
-        """Send one sample and return a Ticket, which is done when the sample's memory may be reused (T2, T5, T6).
+        """Send one sample and return a Ticket, done when the sample's memory may be reused (T2, T5, T6).
 
         If the window is full, wait until the receiver releases samples.
         """

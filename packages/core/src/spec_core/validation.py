@@ -86,7 +86,7 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
 
 
 def _sections_with(model: type[pydantic.BaseModel], key: str) -> list[str]:
-    """Return ``'section.key'`` for each section that has the key ``key``, because users forget the section."""
+    """Return ``'section.key'`` for each section that has the key ``key``; users forget the section."""
     nested = {name: _model_in(field.annotation) for name, field in model.model_fields.items()}
     return [
         repr(f"{name}.{key}") for name, section in nested.items() if section and key in section.model_fields

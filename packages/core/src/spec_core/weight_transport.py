@@ -89,7 +89,7 @@ class WeightSender(Resource):
 
     @abstractmethod
     def open(self, deadline: float) -> Sequence[str]:
-        """Return, for each rank in order, the address at which it reaches this sender, in printable ASCII (W3)."""
+        """Return the addresses at which the ranks reach this sender, in rank order and printable ASCII (W3)."""
 
     @abstractmethod
     def send(self, deadline: float) -> None:

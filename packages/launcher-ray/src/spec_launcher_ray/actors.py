@@ -1,4 +1,4 @@
-"""This module has the Ray actors of a run: a HostActor for each host, and a WorkerActor for each worker.
+"""This module has the Ray actors of a run: a HostActor per host, and a WorkerActor per worker.
 
 A worker is a child process of its actor, as it is a child of the launcher's process with ``local``. So the worker's
 exit code is known exactly, the backend sets its environment before it starts, and no code of Ray runs in it.
@@ -132,7 +132,7 @@ class WorkerActor:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, name: str, env: Mapping[str, str], log: Path, address: str, token: str) -> int:
-        """Start the worker with a control channel to the launcher and wait for its end; return its return code.
+        """Start the worker with a control channel to the launcher, wait for its end, return its return code.
 
         If this host does not see the log folder, the output is sent to the launcher. The worker's temporary
         files are then in a folder that is deleted when the worker ends.
@@ -150,7 +150,7 @@ class WorkerActor:
         return code
 
     def end(self) -> None:
-        """Kill the worker and all processes that it has started; before, it writes its stacks to its log."""
+        """Kill the worker and all processes that it has started, after it has written its stacks to its log."""
         if self._process is not None and self._process.returncode is None:
             ask_for_stacks(self._process)
             end_group(self._process.pid)

@@ -1,4 +1,4 @@
-"""A Cluster connects to Ray and lists the hosts that a run may use; a Reservation reserves devices there."""
+"""A Cluster connects to Ray and lists the hosts for a run; a Reservation reserves devices there."""
 
 from __future__ import annotations
 

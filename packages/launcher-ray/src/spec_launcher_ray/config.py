@@ -12,7 +12,7 @@ _RESOURCES = {"cpu": "CPU", "cuda": "GPU", "npu": "NPU"}
 
 
 class RayConfig(LauncherConfig):
-    """Options of the launcher ``ray``: the cluster, the hosts to use, and the placement of workers on hosts."""
+    """Options of the launcher ``ray``: the cluster, the hosts to use, and the placement of workers."""
 
     name: str = "ray"
     """Name of the launcher plugin, which starts the processes."""

@@ -76,7 +76,7 @@ def check_address(address: ClusterAddress) -> None:
 
 
 def connect_cluster(address: ClusterAddress) -> None:
-    """Connect this process to a running cluster. Raise ConfigError if that fails."""
+    """Connect this process to a running cluster. Raise ConfigError if the connection fails."""
     with _own_signal_handler(), _errors_of_ray(ConfigError, f"{address} cannot be used"):
         _init(address.value)
 

@@ -16,7 +16,8 @@ end."""
 def result(reference: Any, who: str) -> Any:
     """Wait for the result of an actor's method or a task, and return it.
 
-    If it raised a SpecError, raise an error of the same type; for any other error or a dead actor raise RunError.
+    If the method or task raised a SpecError, raise an error of the same type. For any other error, or if the actor
+    or task died, raise RunError.
     """
     import ray
 

@@ -128,7 +128,7 @@ class DeviceTable:
 def place(
     hosts: Sequence[Host], workers: Sequence[WorkerSpec], spread: bool = False, home: str | None = None
 ) -> list[Bundle]:
-    """Place the workers on devices of the hosts and return their bundles. Raise ConfigError if they do not fit.
+    """Place the workers on devices and return their bundles. Raise ConfigError if they do not fit.
 
     The first trainer writes the run directory, so it gets a device of the host at the address ``home``, if
     there is one. If the engines would take all devices of that host, the other hosts are filled first.
@@ -152,7 +152,7 @@ def _host_of(worker: WorkerSpec, bundles: Sequence[Bundle]) -> Host:
 
 
 def _last_before(others: Sequence[Host], own: Host, device: int) -> int:
-    """Return how many of the other hosts must precede ``own`` so that device number ``device`` is on ``own``."""
+    """Return how many other hosts must precede ``own`` so that device number ``device`` is on ``own``."""
     stops = accumulate((host.num_free for host in others), initial=own.num_free)
     return sum(stop <= device for stop in stops)
 

@@ -1,4 +1,4 @@
-"""PreparedHosts keeps the context ``Backend.prepare_host`` open on each host of a run, by an actor there."""
+"""PreparedHosts keeps ``Backend.prepare_host`` open on each host of a run, by an actor there."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class PreparedHosts:
             del self._watches[watch], self._actors[host]
 
     def leave(self) -> None:
-        """Leave ``prepare_host`` on every host."""
+        """Leave the context ``Backend.prepare_host`` on every host."""
         left = [actor.leave.remote() for actor in self._actors.values()]
         if left:
             ray.wait(left, num_returns=len(left), timeout=UNKILLABLE_S)
@@ -83,7 +83,7 @@ class PreparedHosts:
             ray.kill(actor)
 
     def devices(self, reservation: Reservation, bundles: Sequence[Bundle]) -> list[tuple[Bundle, int, int]]:
-        """Return each bundle with the index of the reserved bundle for it and its first device on its host.
+        """Return each bundle, the index of the reserved bundle for it, and its first device on its host.
 
         Reserved bundles of a host are assigned in the order of their devices.
         """

@@ -1,4 +1,4 @@
-"""This package starts and ends processes on one host, for launchers and for engines that run in own processes.
+"""This package starts and ends processes on one host, for launchers and for engines.
 
 ``spawn`` starts a Python module in a new process group and returns the process and a ControlChannel to it.
 The child calls ``channel_to_parent`` to open its side. The kernel kills the child when the thread that

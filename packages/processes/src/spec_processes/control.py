@@ -1,4 +1,4 @@
-"""A ControlChannel carries JSON messages between two processes, over a socket that only these two hold.
+"""A ControlChannel carries JSON messages between two processes, over a socket that only they hold.
 
 If one process dies, the kernel closes its socket, and the other process reads the end of the stream. Messages
 never contain tensors.

@@ -1,4 +1,4 @@
-"""A Reaper is a process that kills the descendants of this process when this process dies, even of SIGKILL.
+"""A Reaper is a process that kills this process's descendants when this process dies, even of SIGKILL.
 
 The kernel kills the children of ``spawn`` with their parent, but not the processes that they have started.
 The reaper reads ids of process groups from its standard input. At end of file it kills every process of every

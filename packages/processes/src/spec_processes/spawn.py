@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def spawn(
     words: Sequence[str], env: Mapping[str, str], output: int | IO[bytes], peer_s: float
 ) -> tuple[subprocess.Popen[bytes], ControlChannel]:
-    """Start ``python -m WORDS FD PARENT`` as a child, and return the process and the control channel to it.
+    """Start ``python -m WORDS FD PARENT`` as a child; return the process and the control channel to it.
 
     FD is the child's end of the channel, and PARENT the id of this process. ``peer_s``: longest wait, in seconds,
     for the child to read a message.

@@ -13,15 +13,16 @@ _WRITING_S = 0.5
 
 
 def write_stacks_when_asked() -> None:
-    """Let this process write the stacks of its threads to standard error when a parent calls ``ask_for_stacks``.
+    """Let this process write its threads' stacks to standard error when its parent asks for them.
 
-    This works even while a thread holds the interpreter's lock in foreign code.
+    The parent asks by ``ask_for_stacks``. This works even while a thread holds the interpreter's lock in
+    foreign code.
     """
     faulthandler.register(_SIGNAL, all_threads=True)
 
 
 def ask_for_stacks(process: subprocess.Popen[bytes]) -> None:
-    """Ask a child process that is about to be killed for its stacks, and give it half a second to write them."""
+    """Ask a child process, which is about to be killed, to write its stacks; give it half a second."""
     if process.poll() is None:
         process.send_signal(_SIGNAL)
         with suppress(subprocess.TimeoutExpired):

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 _CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""Environment variables by which a user may have chosen how threads wait; then nothing is changed."""
+"""Environment variables that set how threads wait. Nothing is changed if the user has set one of them."""
 _SPINS = "1000"
 """Number of spins before a waiting thread sleeps: a few microseconds. The default is 300,000."""
 

@@ -18,7 +18,7 @@ from spec_core.errors import PluginError
 
 
 def restart_where_torch_would_fail() -> None:
-    """Restart this process with the variables of ``Backend.import_env``, unless all of them are already set.
+    """Restart this process with the variables of ``Backend.import_env``, unless all of them are set.
 
     Child processes inherit the variables.
     """

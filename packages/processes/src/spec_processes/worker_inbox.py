@@ -1,4 +1,4 @@
-"""A WorkerInbox receives the messages of workers over their control channels, and detects silent workers.
+"""A WorkerInbox receives the messages of workers over control channels, and detects silent workers.
 
 The thread that calls ``receive`` waits for all channels at once and reads them, so thousands of workers
 need no further threads or locks.
@@ -45,7 +45,7 @@ class ChannelWorker(WorkerHandle):
     def begin(self, spec: WorkerSpec, peer_s: float, address: str = LOOPBACK, reap: bool = False) -> None:
         """Send the worker its WorkerStart message.
 
-        ``address``: the worker's ``RunLink.address``. ``reap``: the worker starts a Reaper for its
+        ``address``: the worker's ``RunLink.address``. ``reap``: whether the worker starts a Reaper for its
         descendants, because the launcher's Reaper is on another host.
         """
         start = {
@@ -80,10 +80,10 @@ class ChannelWorker(WorkerHandle):
 
 
 class WorkerInbox:
-    """Returns the messages of workers, and a WorkerEnded for each worker that ends, in the order of arrival."""
+    """Returns messages of workers, and a WorkerEnded for each worker that ends, in the order of arrival."""
 
     def __init__(self, peer_s: float) -> None:
-        """Start without workers. ``peer_s``: seconds of silence after which a watched worker counts as lost (L4)."""
+        """Start without workers. A watched worker counts as lost after ``peer_s`` seconds of silence (L4)."""
         self._peer_s = peer_s
         self._arrived: deque[WorkerMessage | WorkerEnded | ChannelWorker | None] = deque()
         """Queue of the events that ``receive`` has not returned yet. A worker in the queue means that its channel

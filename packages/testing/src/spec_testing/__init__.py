@@ -1,4 +1,4 @@
-"""This package has conformance suites: test classes for the numbered contracts of the plugin interfaces.
+"""This package has conformance suites: test classes for the contracts of the plugin interfaces.
 
 A plugin's tests subclass a suite. A suite is imported on first access, so that the workers of LauncherSuite do not
 import torch.

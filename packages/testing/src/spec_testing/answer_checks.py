@@ -43,7 +43,7 @@ class ReferenceTarget(Protocol):
     """The engine's target, run by code that is independent of the engine."""
 
     def hidden(self, token_ids: Sequence[int]) -> Tensor:
-        """Return [T, N + 1, H]: the residual stream that enters each of the N layers and, last, the final norm."""
+        """Return [T, N + 1, H]: the residual stream that enters each of N layers and, last, the final norm."""
         ...
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
@@ -115,7 +115,7 @@ def assert_follows_distribution(engine: Engine, reference: ReferenceTarget, num_
 def _rank_in_distribution(
     reference: ReferenceTarget, prompt: Sequence[int], answer: Generation, generator: torch.Generator
 ) -> Tensor:
-    """Return, for each new token, the probability of all likelier tokens plus a random part of the token's own."""
+    """Return the probability of all tokens likelier than each new token, plus a random part of its own."""
     tokens = [*prompt, *answer.token_ids]
     probs_TV = reference.logits(tokens)[len(prompt) - 1 : -1].double().softmax(-1)
     own_T1 = probs_TV.gather(1, torch.tensor(answer.token_ids)[:, None])

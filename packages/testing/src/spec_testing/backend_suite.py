@@ -108,14 +108,14 @@ class BackendSuite(ConformanceSuite):
         assert issubclass(backend.Config, BackendConfig)
 
     def test_b2_probe_answers(self, backend: type[Backend]) -> None:
-        """B2: ``probe`` returns that the backend can run, or why not; versions are strings."""
+        """B2: ``probe`` returns whether the backend can run and, if not, why; versions are strings."""
         availability = backend.probe()
         assert isinstance(availability, Availability)
         assert availability.ok or availability.reason
         assert all(isinstance(value, str) for value in availability.versions.values())
 
     def test_b2_b3_ask_without_torch(self, backend: type[Backend]) -> None:
-        """B2, B3: without torch the module imports, and ``probe`` and ``capabilities`` return soon."""
+        """B2, B3: without torch the module imports, and ``probe`` and ``capabilities`` return quickly."""
         assert self._ask(backend, blocked=["torch"])["seconds"] < PROBE_LIMIT_S
 
     def test_b2_missing_sdk_is_a_reason(self, backend: type[Backend]) -> None:
@@ -147,7 +147,7 @@ class BackendSuite(ConformanceSuite):
 
     @pytest.mark.parametrize("placement", PLACEMENTS)
     def test_b5_prepare_host_leaves_nothing(self, usable: Backend, placement: Placement) -> None:
-        """B5: all that was started is gone after the block, and after an exception, which passes through."""
+        """B5: after the block, or an exception in it, all daemons have ended; the exception is raised."""
         before = (self.host_traces(), dict(os.environ))
         with usable.prepare_host(placement):
             pass

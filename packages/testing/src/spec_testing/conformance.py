@@ -1,4 +1,4 @@
-"""This module has the base class of all suites, which refuses silent overrides, and inspects plugins."""
+"""This module has the base class of all suites, and functions that inspect the code of a plugin."""
 
 from __future__ import annotations
 

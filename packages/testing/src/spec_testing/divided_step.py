@@ -52,7 +52,7 @@ class DividedStep:
     folder: Path
 
     def bench(self) -> Workbench:
-        """Return the draft, built on a target that two ranks can divide, with weights as large as trained weights."""
+        """Return the draft on a target that two ranks can divide, with weights as large as trained ones."""
         instance = self.draft(self.draft.Config.model_validate({"name": self.draft.name, **self.options}))
         return build(instance, toy_target(self.folder, **SIZES), others=self.others).enlivened()
 

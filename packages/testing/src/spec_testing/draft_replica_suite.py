@@ -1,4 +1,4 @@
-"""DraftReplicaSuite tests the contract of spec_core.draft_replica (U1–U10), and E10 of spec_core.engine.
+"""DraftReplicaSuite tests the contracts of spec_core.draft_replica (U1–U10) and spec_core.engine (E10).
 
 ::
 
@@ -69,7 +69,7 @@ class DraftReplicaSuite(ConformanceSuite):
 
     @pytest.fixture
     def export(self) -> Export:
-        """Return a function from a version to the folder of its export; versions differ only in weights."""
+        """Return a function that maps a version to the folder of its export; versions differ only in weights."""
         raise pytest.UsageError("a DraftReplicaSuite needs a fixture 'export': version -> folder")
 
     @pytest.fixture
@@ -84,7 +84,7 @@ class DraftReplicaSuite(ConformanceSuite):
 
     @pytest.fixture
     def fail_next_swap(self) -> Callable[[Engine], None]:
-        """Return a function that makes the engine's next commit fail with RuntimeError; by default skip the test."""
+        """Return a function that makes the next commit fail with RuntimeError; by default skip the test."""
         pytest.skip("no fail_next_swap fixture: what a failed commit leaves is not tested")
 
     @pytest.fixture
@@ -109,7 +109,7 @@ class DraftReplicaSuite(ConformanceSuite):
 
     @pytest.fixture
     def fresh(self, new_engine: NewEngine, export: Export, drafted: Drafted) -> Callable[[int], object]:
-        """Return a function from a version to the guesses of a new engine that has loaded the version's folder."""
+        """Return a function that maps a version to the guesses of a new engine that has loaded its folder."""
 
         def drafted_afresh(version: int) -> object:
             with new_engine(EngineContext(backend=reference_backend())) as engine:
@@ -221,7 +221,7 @@ class DraftReplicaSuite(ConformanceSuite):
         export: Export,
         drafted: Drafted,
     ) -> None:
-        """U10: a different draft with an already committed version is refused in one line, even after a revert."""
+        """U10: a different draft with a committed version is refused in one line, also after a revert."""
         for version in (1, 2):
             assert publisher.publish(version, _weights(export(version))).result(LIMIT_S).committed
         publisher.revert().result(LIMIT_S)
@@ -296,7 +296,7 @@ def _counted(engine: Engine) -> AcceptanceCounters:
 def _generating(engine: Engine) -> Generator[list[list[tuple[int, ...]]]]:
     """Generate in a thread during the block, and raise the thread's error.
 
-    Yields a list to which each call adds the token ids of its answers.
+    Yield a list to which each call of ``Engine.generate`` adds the token ids of its answers.
     """
     answers: list[list[tuple[int, ...]]] = []
     enough = threading.Event()

@@ -76,7 +76,7 @@ class DraftSuite(ConformanceSuite):
 
     @pytest.fixture
     def draft(self) -> type[Draft]:
-        """Return the plugin's class; every subclass has this fixture."""
+        """Return the plugin's class; every subclass must override this fixture."""
         raise pytest.UsageError("a DraftSuite needs a fixture 'draft' that returns the plugin's class")
 
     @pytest.fixture
@@ -119,7 +119,7 @@ class DraftSuite(ConformanceSuite):
         return build(instance, target, others=others)
 
     def supervised(self, last_known: int, position: int) -> list[int]:
-        """Return the tokens to supervise so that ``accuracy[position]`` counts only row ``last_known``."""
+        """Return the tokens to supervise so that ``accuracy[position]`` has the guess after ``last_known``."""
         return [last_known + 1 + position]
 
     def test_d1_imports_without_torch(self, draft: type[Draft]) -> None:
@@ -129,7 +129,7 @@ class DraftSuite(ConformanceSuite):
         assert plugins.load(Draft, draft.name) is draft
 
     def test_d1_holds_no_optimizer_collective_or_device(self, draft: type[Draft]) -> None:
-        """D1: no optimizer, no collective, no device string anywhere in the plugin."""
+        """D1: the plugin's code has no optimizer, no collective and no device string."""
         found = [f"{file.name}:{where}" for file, tree in sources(draft) for where in forbidden(tree)]
         assert not found, f"single-device code only, found {', '.join(found)}"
 
@@ -281,7 +281,7 @@ class DraftSuite(ConformanceSuite):
         assert judged == (expected if bench.draft.learns_from_guesses else plain)
 
     def test_d13_divided_by_its_hints_a_step_is_the_same(self, division: list[DividedStep]) -> None:
-        """D13: on two ranks that divide module, vocabulary and tokens, a step differs by rounding only."""
+        """D13: a step of two ranks that divide the draft differs from a step of one rank by rounding only."""
         for case in division:
             bench = case.bench()
             expected = bench.forward_backward(*batches_of(bench))
@@ -383,7 +383,7 @@ class DraftSuite(ConformanceSuite):
             assert [proposal.token_ids for proposal in ask_together(together, temperature)] == expected
 
     def test_d9_sampled_proposals_come_with_their_probabilities(self, lively: Workbench) -> None:
-        """D9: guesses come with their distributions, float32 [K, V], and depend only on these and the generator."""
+        """D9: guesses come with distributions, float32 [K, V], and depend only on these and the generator."""
         proposer = lively.draft.proposer(lively.module, lively.ops)
         extend(proposer, lively.contexts()[0], 0, 8)
         first, second = ask(proposer, temperature=1.0), ask(proposer, temperature=1.0)

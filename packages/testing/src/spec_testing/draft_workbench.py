@@ -1,4 +1,4 @@
-"""A Workbench has a draft that is built on the toy target, and the operations that DraftSuite's tests use.
+"""A Workbench has a draft that is built on the toy target, and the operations of DraftSuite's tests.
 
 Shapes: K proposed tokens; T, N, H as in toy_target.
 """
@@ -179,7 +179,7 @@ def ask(proposer: Proposer, temperature: float = 0.0) -> Proposal:
 def extend_together(
     proposers: Sequence[Proposer], samples: Sequence[ToySample], starts: Sequence[int], stops: Sequence[int]
 ) -> None:
-    """Pass the hidden states of tokens ``starts`` to ``stops`` of each sample to its proposer, by ``extend_all``."""
+    """Pass states of each sample, from its start to its stop, to its proposer by ``extend_all``."""
     parts = list(zip(samples, starts, stops, strict=True))
     next_ids = [sample.input_ids[start + 1 : stop + 1].tolist() for sample, start, stop in parts]
     hidden = [sample.hidden_TNH[start:stop] for sample, start, stop in parts]
@@ -259,7 +259,7 @@ def assert_same_output(got: StepOutput, expected: StepOutput, tolerance: float) 
 
 
 def assert_refusal(draft: Draft, target: TargetSpec, what: str, expressed: bool) -> None:
-    """Assert that ``check_target`` refuses ``target`` or, if ``expressed`` is true, that it accepts ``target``.
+    """Assert that ``check_target`` refuses ``target`` or, if ``expressed``, that it accepts ``target``.
 
     ``what``: name of the target's special property, for messages. ``expressed``: whether the test class claims that
     the draft supports this property (``DraftSuite.expresses``).

@@ -1,4 +1,4 @@
-"""EngineSuite tests the contract of spec_core.engine (E1–E16) against an independent run of the target.
+"""EngineSuite tests the contract of spec_core.engine (E1–E16) against an independent computation.
 
 ::
 
@@ -66,7 +66,7 @@ SPECULATING = replace(GREEDY, num_draft_tokens=3)
 
 
 class EngineSuite(ConformanceSuite):
-    """Tests of an engine. A subclass defines the fixtures ``new_engine``, ``reference`` and ``draft_folder``.
+    """Tests of an engine. A subclass defines fixtures ``new_engine``, ``reference``, ``draft_folder``.
 
     ``draft_folder`` is only needed by engines that can load a draft. The engine must compute in float32. For
     an engine that starts further processes, set ``placement`` to ``colocated``.
@@ -181,7 +181,7 @@ class EngineSuite(ConformanceSuite):
         engine.capture(_requests(engine, [receivers[0].address]), schema).result(LIMIT_S)
 
     def test_e4_greedy_is_plain_decoding(self, engine: Engine, reference: ReferenceTarget) -> None:
-        """E4: without a draft each token is the target's arg-max, in the order of the prompts."""
+        """E4: without a draft each token is the target's arg-max; answers are in the order of the prompts."""
         prompts = _prompts(engine)
         for prompt, answer in zip(prompts, engine.generate(prompts, GREEDY), strict=True):
             assert list(answer.token_ids) == greedy_answer(reference, prompt, GREEDY.max_new_tokens)
@@ -236,7 +236,7 @@ class EngineSuite(ConformanceSuite):
         assert engine.acceptance() == before
 
     def test_e5_acceptance_counts_from_the_last_load(self, engine: Engine, draft_folder: Path) -> None:
-        """E5, E11, E12, E13: counters agree with each other and with the answers; times ascend if there are any."""
+        """E5, E11, E12, E13: counters agree with each other and with the answers; times, if any, ascend."""
         assert engine.acceptance() == AcceptanceCounters()
         engine.load_draft(draft_folder)
         answers = engine.generate(_prompts(engine), replace(SPECULATING, with_times=True, concurrency=2))
@@ -257,7 +257,7 @@ class EngineSuite(ConformanceSuite):
     def test_e5_each_verification_yields_a_token_more_than_it_accepted(
         self, engine: Engine, draft_folder: Path
     ) -> None:
-        """E5: rounds plus accepted guesses equal the tokens after the first, unless the last round was cut short."""
+        """E5: rounds plus accepted guesses equal the tokens after the first; a last round may count more."""
         engine.load_draft(draft_folder)
         for prompt in _prompts(engine):
             before = engine.acceptance()
@@ -310,7 +310,7 @@ class EngineSuite(ConformanceSuite):
     def test_e9_start_refuses_what_the_target_does_not_have(
         self, engine: Engine, schema: FeatureSchema
     ) -> None:
-        """E9: ``start`` raises EngineError for a layer beyond the target's last; the engine continues to serve."""
+        """E9: ``start`` raises EngineError for a layer beyond the target's last; the engine still serves."""
         beyond = replace(schema, layers=(engine.target.num_layers + 1,))
         with pytest.raises(EngineError):
             engine.start(beyond)
@@ -368,7 +368,7 @@ class EngineSuite(ConformanceSuite):
 
 
 def _requests(engine: Engine, destinations: Sequence[str]) -> list[CaptureRequest]:
-    """Return requests of many lengths (1 token included), spread over the destinations; some go to all of them."""
+    """Return requests of many lengths (also 1 token), spread over the destinations; some go to all."""
     dealt = [tuple(destinations), *((destination,) for destination in destinations)] * 6
     return [
         CaptureRequest(request_id=100 + index, input_ids=tuple(ids), destinations=dealt[index])

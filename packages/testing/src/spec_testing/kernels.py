@@ -1,4 +1,4 @@
-"""Compare a backend's kernels with the plain torch versions of the same names (see ``spec_core.kernels``)."""
+"""Compare a backend's kernels with their plain torch versions (see ``spec_core.kernels``)."""
 
 from __future__ import annotations
 

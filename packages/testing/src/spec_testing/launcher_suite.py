@@ -118,7 +118,7 @@ class LauncherSuite(ConformanceSuite):
         import_without_torch(launcher_type)
 
     def test_l1_nothing_is_started_before_start(self, launcher_type: type[Launcher], tmp_path: Path) -> None:
-        """L1: ``__init__``, ``num_devices``, ``check``, ``hosts``, ``close`` start no process and create no file."""
+        """L1: ``__init__``, ``num_devices``, ``check``, ``hosts``, ``close`` create no process and no file."""
         before = set(psutil.Process().children(recursive=True))
         with construct(launcher_type, tmp_path / "missing") as launcher:
             assert launcher.num_devices() >= 1
@@ -128,7 +128,7 @@ class LauncherSuite(ConformanceSuite):
         assert list(tmp_path.iterdir()) == []
 
     def test_l2_a_worker_is_a_process_with_its_arguments_and_environment(self, launcher: Launcher) -> None:
-        """L2: workers have handles by name, and run in the main thread of other processes, in their environment."""
+        """L2: workers have handles by name, and run in the main thread of processes with their environment."""
         wanted = toy("echo").env(launcher.context.backend)
         assert wanted, "the reference backend asks for something in the environment"
         arguments = {"variables": list(wanted), "list": [1, 2.5, None, "é"]}
@@ -194,7 +194,7 @@ class LauncherSuite(ConformanceSuite):
         assert (ended.worker, ended.killed) == (worker, True)
 
     def test_l4_who_computes_is_not_silent(self, launcher: Launcher) -> None:
-        """L4: a watched worker may send no messages, and a worker that is not watched may even be stopped."""
+        """L4: a watched worker need not send messages; a worker that is not watched may even be stopped."""
         handles = launcher.start([toy("echo", "busy-0"), toy("echo", "stopped-0")])
         for event in [received(launcher), received(launcher)]:
             assert isinstance(event, WorkerMessage)
@@ -221,7 +221,7 @@ class LauncherSuite(ConformanceSuite):
             worker.send({"text": "x" * (16 << 20)})
 
     def test_l6_a_stopped_run_ends_the_messages(self, launcher: Launcher, tmp_path: Path) -> None:
-        """L6: ``RunLink.receive`` returns None and ``RunLink.send`` raises PeerLost; the worker ends by itself."""
+        """L6: ``RunLink.receive`` returns None, ``RunLink.send`` raises PeerLost; the worker ends by itself."""
         launcher.start([toy("echo", ending=str(tmp_path / "ending"))])
         message(launcher)
         with limit():
@@ -276,7 +276,7 @@ class LauncherSuite(ConformanceSuite):
     def test_l10_a_host_is_prepared_while_workers_run_on_it(
         self, launcher_type: type[Launcher], tmp_path: Path
     ) -> None:
-        """L10: workers start within ``prepare_host``; ``check_hosts`` reports dead daemons; ``stop`` leaves it."""
+        """L10: workers start in ``prepare_host``; ``check_hosts`` reports dead daemons; ``stop`` leaves it."""
         notes = tmp_path / "notes"
         notes.mkdir()
         backend = PreparedBackend(PreparedConfig(name="prepared", notes=notes))

@@ -67,14 +67,14 @@ class OptimizerSuite(ConformanceSuite):
         return optimizer(optimizer.Config.model_validate({"name": optimizer.name, **self.options}))
 
     def test_g1_imports_without_torch(self, optimizer: type[Optimizer]) -> None:
-        """G1: the entry-point module imports without torch, Config derives from OptimizerConfig, probe answers."""
+        """G1: the module imports without torch, Config derives from OptimizerConfig, ``probe`` returns."""
         import_without_torch(optimizer)
         assert issubclass(optimizer.Config, OptimizerConfig)
         assert optimizer.Config.speed_only <= optimizer.Config.model_fields.keys() - {"name"}
         assert isinstance(optimizer.probe(), Availability)
 
     def test_g2_holds_every_weight_once(self, plugin: Optimizer) -> None:
-        """G2: the parameter groups hold exactly the given values; a step at learning rate 0 does not change them."""
+        """G2: the parameter groups hold exactly the given values; a step at learning rate 0 changes none."""
         weights = _weights(_drawn(0))
         built = plugin.build(weights, map_here)
         held = [id(value) for group in built.param_groups for value in group["params"]]

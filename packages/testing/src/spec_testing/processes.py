@@ -1,4 +1,4 @@
-"""Run a function as N ranks, each in its own process, with a time limit and with faults at named points.
+"""Run a function as N ranks, each in its own process, with a time limit and faults at named points.
 
 ::
 
@@ -79,7 +79,7 @@ class Rank:
     def reach(self, point: str) -> None:
         """Mark a named point in the rank's function.
 
-        If the test has planned a fault for it, the fault happens now.
+        If the test has planned a fault for this point, the fault happens now.
         """
         self._line.send(("reach", point))
         while (message := self._line.recv())[0] != "go":
@@ -128,7 +128,7 @@ def watch_ranks(
 ) -> list[Outcome]:
     """Run ``function`` on every rank with faults, and return how each rank ended.
 
-    ``faults``: (rank, point) -> fault. Fails if a rank without a fault dies or still runs after
+    ``faults``: (rank, point) -> fault. The test fails if a rank without a fault dies or still runs after
     ``timeout_s``.
     """
     with _Processes((function, args), world_size, timeout_s) as crew:
@@ -271,7 +271,7 @@ def _run_function(me: Rank, line: Connection, function: Callable[..., Any], args
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles functions and classes with their file, because a child cannot import pytest's test modules by name."""
+    """Pickles functions and classes with their file: a child cannot import pytest's test modules by name."""
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, FunctionType | type) or obj.__module__ == __name__:

@@ -23,7 +23,7 @@ class Resources(NamedTuple):
 
 
 def settled_resources() -> Resources:
-    """Wait until the counts of this process are stable, because ending a thread takes time, and return them."""
+    """Wait until this process's counts are stable, because threads end with a delay, and return them."""
     last, since = _count(), time.monotonic()
     deadline = since + PATIENCE_S
     while time.monotonic() - since < QUIET_S and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""StrategySuite tests the contract of spec_core.strategy (S1-S12) with a toy module and real processes.
+"""StrategySuite tests the contract of spec_core.strategy (S1-S12) with a toy module, in processes.
 
 ::
 
@@ -111,7 +111,7 @@ class StrategySuite(ConformanceSuite):
             assert_close(report, wanted)
 
     def test_s2_masters_are_float32(self, plan: Plan) -> None:
-        """S2, S9: with bfloat16 compute, updates below bfloat16's resolution still add up; weights are float32."""
+        """S2, S9: with bfloat16 compute, updates below bfloat16's resolution add up; weights are float32."""
         bf16 = replace(plan, settings=StepConfig(dtype="bfloat16", clip=1e6), lr=1e-6)
         ((report,),) = train_all(1, bf16)
         assert report.metrics[0]["itemsize"] == torch.bfloat16.itemsize
@@ -158,7 +158,7 @@ class StrategySuite(ConformanceSuite):
             assert load(resumed.weights).keys() == ToyDraft(0).state_dict().keys()
 
     def test_s5_loads_at_another_world_size(self, plan: Plan) -> None:
-        """S5, S12: if one rank loads the state of two, weights are bitwise equal, the next step up to rounding."""
+        """S5, S12: if one rank loads the state of two, weights are equal bit for bit, steps up to rounding."""
         saved = plan.folder / "saved"
         ((went_on,), _) = train_all(2, replace(plan, save_to=saved))
         ((resumed,),) = train_all(1, replace(plan, steps=1, seed=5, resume_from=saved))

@@ -1,4 +1,4 @@
-"""This module has optimizers for tests: ToyOptimizer uses all that a strategy provides, PlainDescent is SGD."""
+"""ToyOptimizer is an optimizer for tests that uses all that a strategy provides; PlainDescent is SGD."""
 
 from __future__ import annotations
 

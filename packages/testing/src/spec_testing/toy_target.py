@@ -48,7 +48,7 @@ class ToySample:
 
 
 def toy_target(folder: Path, **changes: object) -> TargetSpec:
-    """Return a target: 8 layers, width 64, 2 query heads and 1 key head of width 32, 97 tokens, untied, float32.
+    """Return a target: 8 layers, width 64, 2 query heads and 1 key head, 97 tokens, untied, float32.
 
     ``changes``: fields of TargetSpec with other values.
     """
@@ -123,7 +123,7 @@ def toy_samples(
 ) -> list[ToySample]:
     """Return documents of these lengths.
 
-    Three of four tokens are supervised, but no token of every fifth document.
+    Three of four tokens are supervised. Every fifth document has no supervised token.
     """
     generator = torch.Generator().manual_seed(2)
     samples: list[ToySample] = []

@@ -47,7 +47,7 @@ TOLERANCE = 2e-5
 
 
 class ToyDraft(nn.Module):
-    """A toy module that predicts from a token's features whether the token's id is odd, with a squared error."""
+    """A toy module that predicts from a token's features whether its id is odd, with a squared error."""
 
     def __init__(self, seed: int) -> None:
         """Draw the weights from ``seed``."""
@@ -139,7 +139,7 @@ def train_all(world_size: int, *plans: Plan) -> list[list[Report]]:
 
 
 def on_ranks(act: Callable[[Strategy, Plan], Any], world_size: int, plans: Sequence[Plan]) -> list[list[Any]]:
-    """Call ``act`` with a strategy and each plan in a process for each rank; return results as [rank][plan]."""
+    """Call ``act`` with a strategy and each plan on each rank; return the results as [rank][plan]."""
     return run_ranks(_rank, world_size, act, plans, f"group-{uuid4().hex}", timeout_s=LIMIT_S)
 
 
@@ -195,7 +195,7 @@ def _step(strategy: Strategy, plan: Plan, report: Report) -> None:
 
 
 def evaluate_then_step(strategy: Strategy, plan: Plan) -> tuple[float, float, bool]:
-    """Return the loss of ``evaluate``, the loss of the next step, and whether ``evaluate`` changed no weight."""
+    """Return the loss of ``evaluate``, the next step's loss, and whether ``evaluate`` changed no weight."""
     before = save(strategy.full_weights())
     batches, denominators = _toy_share(strategy, 2)
     evaluated = strategy.evaluate(batches, denominators, _ops(strategy, plan))
@@ -258,7 +258,7 @@ def _samples() -> list[ToySample]:
 
 
 def _toy_share(strategy: Strategy, micro_batches: int) -> tuple[list[DraftBatch], Tensor]:
-    """Return this rank's share of the global batch: every ``size``-th sample, spread over ``micro_batches``."""
+    """Return this rank's share of the global batch: every ``size``-th sample, in ``micro_batches``."""
     place = strategy.data_parallel(
         strategy.config, torch.distributed.get_rank(), torch.distributed.get_world_size()
     )

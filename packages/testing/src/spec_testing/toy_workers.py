@@ -1,4 +1,4 @@
-"""This module has the entry functions of the workers that LauncherSuite starts; it does not import torch."""
+"""This module has the entry functions of LauncherSuite's workers; it does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module has the test functions of TransportSuite in which a side dies, stops or closes (T6, T7, T9)."""
+"""This module has TransportSuite's test functions in which a side dies, stops or closes (T6, T7, T9)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def death_of_sender(me: Rank, stage: Stage) -> str | None:
 
 
 def _take_until_lost(stage: Stage, receiver: FeatureReceiver, num_taken: int) -> int:
-    """Receive samples in order until PeerLost, starting with number ``num_taken``; return the total number."""
+    """Receive samples in order until PeerLost, from number ``num_taken`` on; return the total number."""
     while True:
         try:
             got = receiver.receive(2 * SHORT_S)
@@ -228,6 +228,6 @@ def come_and_go(me: Rank, stage: Stage) -> None:
 
 
 def _meet(me: Rank) -> None:
-    """Wait until both ranks have called this, because ranks of one process also count each other's resources."""
+    """Wait until both ranks have called this: ranks of one process also count each other's resources."""
     me.publish("here")
     me.receive()

@@ -1,4 +1,4 @@
-"""This module has the test functions of WeightTransportSuite with failing processes or damaged tensors."""
+"""This module has WeightTransportSuite's test functions with failing processes or damaged tensors."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class _DamagingReceiver(WeightReceiver):
 
 
 class _DamagingTransport(WeightTransport):
-    """The transport under test, which damages the received tensors of odd versions, each version differently."""
+    """The transport under test, but it damages the tensors of odd versions, each version differently."""
 
     def __init__(self, transport: WeightTransport) -> None:
         super().__init__(transport.config, transport.backend)

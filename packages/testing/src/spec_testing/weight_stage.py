@@ -1,4 +1,4 @@
-"""This module has, for tests of updates, unusually shaped weights, a DraftSlot, and replicas in processes."""
+"""This module has parts of update tests: weights of unusual shapes, a DraftSlot and remote replicas."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ POISON = 0xA5
 
 
 def odd_weights(version: int) -> dict[str, Tensor]:
-    """Return weights in which every byte depends on the version, except for the constant vocabulary mapping.
+    """Return weights in which every byte depends on the version, except for the vocabulary mapping.
 
     All values are finite.
     """
@@ -266,7 +266,7 @@ def replica_of_other_rank(me: Rank) -> Generator[RemoteReplica]:
 
 
 def serve_receiver(me: Rank, receiver: UpdateReceiver, num_clients: int = 1) -> None:
-    """Serve a receiver's methods to ``num_clients`` RemoteReplica objects of other ranks, until all have ended."""
+    """Serve a receiver's methods to ``num_clients`` RemoteReplicas of other ranks, until all have ended."""
     authkey = secrets.token_bytes(16)
     with Listener(("127.0.0.1", 0), authkey=authkey) as listener:
         me.publish((me.rank, (listener.address, authkey)))

@@ -1,4 +1,4 @@
-"""WeightTransportSuite tests the contract of spec_core.weight_transport (W1–W8), also in whole updates.
+"""WeightTransportSuite tests the contract of spec_core.weight_transport (W1–W8), and whole updates.
 
 ::
 
@@ -112,7 +112,7 @@ class WeightTransportSuite(ConformanceSuite):
         run_ranks(_thirty_updates, 2, stage)
 
     def test_w6_it_says_whether_it_can_be_used(self, stage: WeightStage) -> None:
-        """W6, W8: ``probe`` returns, options have defaults, ``obstacle`` answers for a rank of this process."""
+        """W6, W8: ``probe`` returns, options have defaults, ``obstacle`` works for a rank of this process."""
         transport = stage.build()
         assert type(transport).probe().ok
         assert type(transport).Config.model_validate({}), "W8: a server opens the transport without options"
@@ -131,12 +131,12 @@ class WeightTransportSuite(ConformanceSuite):
 
     @pytest.mark.parametrize("point", ["load 2", "before swap 2", "after swap 2"])
     def test_killed_rank_leaves_the_others_of_one_version(self, stage: WeightStage, point: str) -> None:
-        """U7, U8: if one of two replicas dies, the other commits; later updates go on without the dead replica."""
+        """U7, U8: if one of two replicas dies, the other commits; later updates go on without the dead one."""
         outcomes = watch_ranks(fault_in_replica, 4, stage, WAIT_S, faults={(1, point): Fault.KILL})
         assert [outcome.trace for outcome in outcomes] == [""] * 4
 
     def test_stopped_rank_leaves_the_others_of_one_version(self, stage: WeightStage) -> None:
-        """W4, U7: if one of two replicas is stopped, the other commits after the deadline; later updates go on."""
+        """W4, U7: if one of two replicas is stopped, the other commits after the deadline; updates go on."""
         outcomes = watch_ranks(fault_in_replica, 4, stage, PUSH_S, faults={(1, "load 2"): Fault.STOP})
         assert [outcome.trace for outcome in outcomes] == [""] * 4
 

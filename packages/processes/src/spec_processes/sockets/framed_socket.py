@@ -163,7 +163,7 @@ class FramedSocket:
 
 
 def detect_dead_host(end: socket.socket) -> None:
-    """Let TCP end the connection if the other host is silent for ``SILENCE_S``, and send small packets at once."""
+    """Let TCP end the connection after ``SILENCE_S`` of silence, and send small packets at once."""
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 4)

@@ -275,7 +275,7 @@ def _read_answer(
 
 
 def _refusal(head: h11.Response, body: bytes) -> str:
-    """Return status and reason of a refusal, with the text of its body or the address that it redirects to."""
+    """Return status and reason of a refusal, with its body's text or the address that it redirects to."""
     answer = _whole(head, body)
     said = f"; it redirects to {shown(answer.location)}, name that address" if answer.location else ""
     if text := answer.body.decode(errors="replace").strip():

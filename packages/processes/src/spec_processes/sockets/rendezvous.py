@@ -1,4 +1,4 @@
-"""A TcpRendezvous is a rendezvous whose rank 0 listens at a TCP port (contract: ``spec_core.rendezvous``).
+"""A TcpRendezvous is a Rendezvous (``spec_core.rendezvous``) whose rank 0 listens at a TCP port.
 
 Threat model: the token keeps out other users and processes of other runs. An ``AcceptLimiter`` bounds the cost of
 connections that have not sent the token. Token and records are not encrypted: use loopback or a private network.
@@ -65,7 +65,7 @@ def _store_file() -> tuple[str, str]:
 
 @functools.cache
 def _opened(file: str) -> str:
-    """Open rank 0's store file; return a path that stays valid in this process, even after rank 0 has ended.
+    """Open rank 0's store file; return a path that stays valid here, even after rank 0 has ended.
 
     torch opens the file for each call, the last time in the store's destructor, and aborts if it cannot.
     """

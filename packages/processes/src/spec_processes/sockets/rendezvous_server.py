@@ -1,4 +1,4 @@
-"""A RendezvousServer admits the members of a Rendezvous, and forwards each member's records to the others.
+"""A RendezvousServer admits the members of a Rendezvous and forwards their records to each other.
 
 Rank 0 runs the server. The server does not interpret calls. It records which ranks have joined or left, and the
 values in the members' store. One thread admits members. Two threads per member receive and send, so that a member
@@ -40,7 +40,7 @@ LOST, REFUSED, JOIN, STORE = "lost", "refused", "join", "store"
 
 @dataclass(frozen=True)
 class Frame:
-    """One record. ``rank``: the member that sent the record or, in a LOST record, the member that has left."""
+    """One record. ``rank``: the member that sent it or, in a LOST record, the member that has left."""
 
     call: str
     number: int

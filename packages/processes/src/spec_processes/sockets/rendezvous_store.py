@@ -1,4 +1,4 @@
-"""A RendezvousStore is a key-value store for torch's process groups; the rendezvous server has the values."""
+"""A RendezvousStore is a key-value store for torch's process groups, kept by the rendezvous server."""
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.
 # pyright: reportPrivateImportUsage=false
