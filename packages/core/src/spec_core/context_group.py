@@ -3,7 +3,7 @@
 Contract:
 
 C1  All processes of a group get the same batches, and draw the same random numbers for them. Each computes its
-    share of a batch's loss and metrics: the shares of a group add up to what one process would compute.
+    share of a batch's loss and metrics: the shares of a group add up to the result of one process.
 C2  ``gather`` is collective: every process of the group calls it equally often and in the same order, with the same
     counts. The same holds for its backward pass, which autograd calls, and for a layer whose activations are
     recomputed, which calls ``gather`` again.

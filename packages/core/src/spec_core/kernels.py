@@ -2,7 +2,7 @@
 
 ``Backend.kernel(name)`` gives a kernel or None. A draft's distribution may add kernels as entry points of the group
 ``spec_core.kernels``. An entry point is called ``DEVICE_TYPE:NAME``, such as ``cpu:NAME``. Backends of that device
-type use the kernel, unless they have one of the same name themselves. Core has no list of kernel names: a draft
+type use the kernel, unless they have a kernel of the same name themselves. Core has no list of kernel names: a draft
 declares each kernel that it can use in its ``KernelSet``. The plain version there documents what the kernel takes
 and returns.
 

@@ -15,7 +15,7 @@ L3  ``receive`` returns the messages of each worker in the order in which they w
     WorkerEnded, whatever ended the worker: its entry returned, it exited, or it was killed.
     ``WorkerEnded.killed`` is True if the worker was killed with SIGKILL, ended with its machine, or went silent.
 L4  From ``WorkerHandle.watch`` on, a worker from which nothing has arrived for ``peer_s`` seconds counts as
-    ended. A worker that computes is not silent, and one that is stopped (SIGSTOP) is.
+    ended. A worker that computes is not silent; a stopped worker (SIGSTOP) is silent.
 L5  ``WorkerHandle.send`` keeps the order of messages. It does nothing for a worker that has ended, and raises
     DeadlineExceeded if the worker's process has read nothing for ``peer_s`` seconds.
 L6  ``RunLink.receive`` returns None, and ``RunLink.send`` raises PeerLost, once the launcher stops the worker.

@@ -18,7 +18,7 @@ G5  The state of a weight exists as soon as the optimizer is built, as tensors i
     shape and layout of ``values``, or has no dimension and is equal on every rank. There is no other state: after
     these tensors and the weights are loaded from a checkpoint, the next step gives the same bits.
 G6  Every rank calls ``map_whole`` for the same names in the same order, even if its own ``values`` are empty.
-G7  ``state_bytes``, if it is declared, is the size of what ``build`` puts into ``state`` for a whole weight.
+G7  ``state_bytes``, if it is declared, is the size of the state that ``build`` creates for a whole weight.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ P1  Results equal those of the gloo reference, bit for bit for data movement. Te
 P2  ``all_reduce`` sums float16, bfloat16, float32, float64, uint8, int8, int32 or int64 in place. Any other
     dtype raises ProtocolError on the rank that asks, before anything is sent.
 P3  Calls are ordered on the current stream; no call synchronises the device with the host.
-P4  Tensors must be contiguous and on the group's device; else ProtocolError, before anything is sent.
+P4  Tensors must be contiguous and on the group's device; others raise ProtocolError before anything is sent.
 P5  The group is independent of torch's default group: both may exist, and neither affects the other.
 P6  A dead peer raises PeerLost, a silent one DeadlineExceeded, within ``timeout_s`` of the rendezvous,
     counted from the call. The group is unusable afterwards: the peers may disagree on what has been done.
 P7  ``abort`` may be called from another thread; it unblocks this process with PeerLost, and the peers too.
-P8  A group that cannot work raises when it is built; after ``close``, ``abort`` or P6 every call raises.
+P8  Building a group that cannot work raises an error. After ``close``, ``abort`` or an error of P6 every call raises.
 P9  ``close`` is idempotent and leaves no socket and no thread.
 """
 

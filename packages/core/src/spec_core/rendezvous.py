@@ -16,8 +16,8 @@ R5  Every call ends within ``timeout_s``: DeadlineExceeded names the ranks that 
     itself is silent. After any error but a mistaken argument the rendezvous is unusable.
 R6  If a member dies or closes, every other rank that waits or makes a call raises PeerLost, which names the
     member's rank.
-R7  ``store`` returns a key-value store for torch's own groups, with a separate namespace for each call. It is a
-    file in rank 0's memory, which only this user's processes on this host can open. If a member cannot open the
+R7  ``store`` returns a key-value store for torch's own groups, with a separate namespace for each call. The store is
+    a file in rank 0's memory, which only this user's processes on this host can open. If a member cannot open the
     file, the store uses the rendezvous's connections, and exists as long as the rendezvous.
 R8  ``close`` is idempotent, needs no other rank and leaves no socket and no thread.
 """

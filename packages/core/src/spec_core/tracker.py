@@ -5,9 +5,9 @@ Contract (``spec_testing.TrackerSuite`` quotes the numbers):
 K1  ``probe`` says whether the service's client is installed; it never raises.
 K2  The plugin's module imports without torch and without the service's client.
 K3  ``log`` takes the scalars of a step. Steps ascend, but a run that resumes from a checkpoint repeats some steps.
-K4  A new tracker for the same run directory continues the run of the previous tracker. It stores what it
-    needs for that in the directory, in files whose names begin with a dot. Another directory of the same name
-    is another run.
+K4  A new tracker for the same run directory continues the run of the previous tracker. Trackers store the data for
+    this in the directory, in files whose names begin with a dot. Another directory of the same name is another
+    run.
 K5  ``close`` writes what is buffered, within a minute, and is idempotent.
 K6  Nothing is printed to stdout, where commands print their results.
 K7  If a call raises, the run warns with the tracker's name, continues, and never calls the tracker again. So

@@ -13,7 +13,7 @@ W2  Bytes travel in buckets of at most ``bucket_bytes``, but no larger than the 
 W3  ``receiver``, ``sender`` and ``open`` do not wait for the other side. The sender gets each receiver's
     ``address``, and each receiver gets its element of the result of ``open``. Then ``send`` and ``receive`` run at
     the same time.
-W4  A call that is not done at its ``deadline`` (a time of ``time.monotonic``) raises DeadlineExceeded. It raises
+W4  A call that is not done at its ``deadline`` (a time of ``time.monotonic``) raises DeadlineExceeded. A call raises
     PeerLost if the other side has died or closed.
 W5  Another thread may call ``close`` of a sender or receiver: calls in progress then raise PeerLost within a
     second. ``close`` is idempotent and leaves nothing but the cache of W7: no thread, no descriptor, no memory, no
@@ -23,9 +23,9 @@ W6  ``probe`` says why a transport cannot be used in this process, ``obstacle`` 
     transport with the fastest medium is used.
 W7  A transport may cache the connections and memory of an update for the next update of the same update group and
     replica. It uses the cache only if every side has completed the previous update and has a cache, too. Otherwise,
-    such as after a failure, for other ranks or for a restarted process, all sides build new ones in the same update.
-    ``forget`` releases the cache for a replica, ``close`` the whole cache. An update in progress keeps what it uses
-    of the cache.
+    such as after a failure, for other ranks or for a restarted process, all sides build both anew in the same update.
+    ``forget`` releases the cache for a replica, ``close`` the whole cache. An update in progress keeps the resources
+    that it uses.
 W8  Only the publisher sets options (``Config``). A server opens the transport with default options, so every option
     has a default. If a rank must know an option of the sender, the option is in the rank's element of the result of
     ``open``.

@@ -1,4 +1,4 @@
-"""DraftReplicaSuite tests the contracts of spec_core.draft_replica (U1–U10) and spec_core.engine (E10).
+"""DraftReplicaSuite tests contracts of spec_core.draft_replica (U1–U10) and spec_core.engine (E10).
 
 ::
 
