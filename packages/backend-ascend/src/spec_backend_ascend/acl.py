@@ -56,7 +56,7 @@ def export_memory(address: int, size: int) -> bytes:
 
 
 def import_memory(key: bytes) -> int:
-    """Map memory that another process has exported from the same device; return its address in this process."""
+    """Map memory that another process has exported from the same device; return its local address."""
     address = ctypes.c_void_p()
     _call(
         "aclrtIpcMemImportByKey", ctypes.byref(address), ctypes.create_string_buffer(key), ctypes.c_uint64(0)

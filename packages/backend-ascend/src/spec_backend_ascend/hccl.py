@@ -40,7 +40,10 @@ def hccl_library() -> ctypes.CDLL:
 
 
 def root_info() -> bytes:
-    """Return the root info of a new communicator on the current device; rank 0 sends it to the other ranks."""
+    """Return the root info of a new communicator on the current device.
+
+    Rank 0 makes it and sends it to the other ranks.
+    """
     raw = ctypes.create_string_buffer(ROOT_INFO_BYTES)
     with ISSUE:
         _call("HcclGetRootInfo", raw)

@@ -131,7 +131,7 @@ class HcclPool(ReceiverPool):
 
 
 class _Transfer(PendingSend):
-    """A sample copied to a staging buffer, and its HcclSend, which waits for the receiver on a separate stream."""
+    """A staged sample, and its HcclSend, which waits for the receiver on a separate stream."""
 
     def __init__(self, buffer: HcclBuffer, copied: torch.npu.Event, staged: Tensor) -> None:
         self._buffer, self._copied, self._staged = buffer, copied, staged

@@ -149,7 +149,7 @@ class NpuBuffer(DeferredBuffer):
 
 
 def _export(tensor: Tensor) -> tuple[bytes, int]:
-    """Export the allocation that contains ``tensor``; return its key and the tensor's offset in it, in bytes."""
+    """Export the allocation that contains ``tensor``; return its key and the tensor's offset in bytes."""
     address = tensor.data_ptr()
     for segment in torch.npu.memory_snapshot():
         start, size = segment["address"], segment["total_size"]

@@ -33,7 +33,7 @@ def visible_npus(environ: Mapping[str, str], num_devices: int) -> list[str]:
 def npus_visible_to_child(
     environ: Mapping[str, str], total: int, local_rank: int, num_devices: int
 ) -> dict[str, str]:
-    """Return the variable that lets a child see ``num_devices`` devices from ``local_rank`` on, and no other.
+    """Return the variable that lets a child see only ``num_devices`` devices from ``local_rank`` on.
 
     Raise ConfigError if this process sees fewer devices.
     """

@@ -100,7 +100,7 @@ def prefixed_attention_backward(
 
 
 def _rectangles(pieces: Sequence[tuple[int, int, int]]) -> Iterator[tuple[slice, slice, bool]]:
-    """Yield rectangles of the attention matrix: rows of ``q``, rows of ``k``, and whether the rectangle is causal."""
+    """Yield rectangles of the attention matrix: rows of ``q``, rows of ``k``, and whether it is causal."""
     row = 0
     for start, first, stop in pieces:
         rows = slice(row, row + stop - first)

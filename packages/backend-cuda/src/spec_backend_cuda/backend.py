@@ -261,7 +261,10 @@ def _smallest(gpus: Sequence[Gpu | None]) -> int | None:
 
 
 def _torch() -> tuple[dict[str, str], list[str]]:
-    """Return torch's version, and why it cannot use CUDA (an empty list if it can), without importing torch."""
+    """Return torch's version, and why it cannot use CUDA, without importing torch.
+
+    The list of reasons is empty if torch can use CUDA.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return {}, ["torch is not installed: pip install torch"]

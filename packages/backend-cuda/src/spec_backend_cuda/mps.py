@@ -29,7 +29,10 @@ class MpsDaemon:
     """A running MPS daemon, in the process of the run's controller."""
 
     def __init__(self, environment: Mapping[str, str], owner_output: TextIO) -> None:
-        """Read reports of the daemon's owner from ``owner_output``. ``environment``: variables that clients need."""
+        """Read reports of the daemon's owner from ``owner_output``.
+
+        ``environment``: variables that the daemon's clients need.
+        """
         self.environment = environment
         """Environment variables of the daemon's clients."""
         self.ended: str | None = None

@@ -144,7 +144,10 @@ def stop(folder: Path) -> None:
 
 
 def adopt() -> None:
-    """Make this process the parent of orphaned daemons, because a container's first process may not reap them."""
+    """Make this process the parent of orphaned daemons.
+
+    A container's first process might not reap them.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

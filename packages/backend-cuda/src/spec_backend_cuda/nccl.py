@@ -134,7 +134,7 @@ class NcclCommunicator:
         self._call("ncclAllReduce", deadline, address, address, _count(tensor), kind, _SUM)
 
     def abort(self) -> None:
-        """Abort the communicator and its queued calls, so that waiting streams continue. Any thread may call it."""
+        """Abort the communicator and its queued calls, so that waiting streams continue. Thread-safe."""
         self._aborted.set()
         with self._in_use:
             handle, self._handle = self._handle, ctypes.c_void_p()

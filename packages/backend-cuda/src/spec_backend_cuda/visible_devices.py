@@ -42,7 +42,7 @@ def gpu_of(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
 def gpus_visible_to_child(
     environ: Mapping[str, str], gpus: Sequence[Gpu], local_rank: int, num_devices: int
 ) -> dict[str, str]:
-    """Return variables that let a child see ``num_devices`` devices from ``local_rank`` on, and no other.
+    """Return variables that let a child see only ``num_devices`` devices from ``local_rank`` on.
 
     Raise ConfigError if this process sees fewer devices.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def scaled_softmax_(logits_XV: Tensor, log_sum_X: Tensor, factor_X: Tensor) -> Tensor:
-    """Overwrite the logits with factor · softmax. ``log_sum_X``: log-sum-exp of the logits over all shards."""
+    """Overwrite the logits with factor · softmax. ``log_sum_X``: their log-sum-exp over all shards."""
     return logits_XV.copy_(softmax(logits_XV, log_sum_X).mul_(factor_X[..., None]))
 
 

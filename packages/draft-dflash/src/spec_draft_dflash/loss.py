@@ -80,7 +80,7 @@ class BlockLoss:
 
 
 class _BlockSums:
-    """Sums of one forward pass over all chunks: loss, metrics, and the states' gradient if gradients are enabled."""
+    """Sums of one forward pass over all chunks: loss, metrics, and the states' gradient if it is enabled."""
 
     def __init__(self, loss: BlockLoss, states_ASH: Tensor, batch: DraftBatch, denominators: Tensor) -> None:
         self.rule, self.states_ASH, self.batch = loss, states_ASH, batch

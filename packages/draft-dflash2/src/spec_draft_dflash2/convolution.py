@@ -47,7 +47,10 @@ class BlockConvolution(nn.Module):
 
 
 def convolve(x_ABH: Tensor, base_KH: Tensor, moving_ABKG: Tensor) -> Tensor:
-    """Return y_b = Σ_k (base_k + moving_bk) ⊙ x_(b − k) for each slot b of a block; x is 0 before the first slot."""
+    """Return y_b = Σ_k (base_k + moving_bk) ⊙ x_(b − k) for each slot b of a block.
+
+    x is 0 before the first slot.
+    """
     groups, num_slots = (moving_ABKG.shape[-1], -1), x_ABH.shape[1]
     x_ABGC, base_KGC = x_ABH.unflatten(-1, groups), base_KH.unflatten(-1, groups)
     total_ABGC = torch.zeros_like(x_ABGC)

@@ -77,7 +77,7 @@ class SelectorLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class _Scored:
-    """The guesses of a chunk, compared with labels and teacher. Values are summed over all vocabulary shards."""
+    """The guesses of a chunk, compared with labels and teacher. Values are sums over vocabulary shards."""
 
     head: Distribution
     teacher: Distribution

@@ -30,7 +30,7 @@ class DFlash2Shape(BlockShape):
 
     @property
     def conv_taps(self) -> int:
-        """Number of taps computed from a slot's state for a sub-layer's input and output, over all channel groups."""
+        """Number of taps computed from a slot's state, for a sub-layer's input and output and all groups."""
         return 2 * self.conv_kernel_size * (self.hidden_size // self.conv_group_size)
 
     def tensor_shapes(self) -> Shapes:

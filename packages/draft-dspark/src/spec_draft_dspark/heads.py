@@ -97,7 +97,7 @@ MARKOV_HEADS = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RnnMarko
 
 
 class ConfidenceHead(nn.Module):
-    """Predicts the probability that a guess is accepted, from its state and, if configured, the previous token."""
+    """Predicts the probability that a guess is accepted, from its state and optionally the previous token."""
 
     def __init__(self, shape: DSparkShape) -> None:
         """Initialize the projection to one number with random weights."""

@@ -76,7 +76,7 @@ class GuessLoss:
 
 @dataclass(frozen=True)
 class _Scored:
-    """The guesses of a chunk, compared with labels and teacher. Values are summed over all vocabulary shards."""
+    """The guesses of a chunk, compared with labels and teacher. Values are sums over vocabulary shards."""
 
     logits_RV: Tensor
     log_sum_R: Tensor

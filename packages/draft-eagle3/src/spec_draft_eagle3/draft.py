@@ -192,9 +192,9 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return float64 [S]: for step s, the number of supervised tokens with at least s + 2 tokens before them.
+        """Return for each step s the number of supervised tokens after at least s + 2 tokens, float64 [S].
 
-        Only tokens of the same document count as tokens before it. If a sample records at which depth each
+        Only tokens of the same document count as earlier tokens. If a sample records at which depth each
         token was guessed, step s counts only tokens of depth s + 1.
         """
         from spec_kit.chain_drafting import count_labels

@@ -59,9 +59,10 @@ class LatentAttention(nn.Module):
         return torch.cat([turn(_in_halves(rope)), nope], dim=-1)
 
     def keys_values(self, projected: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
-        """Return keys, rotated channels first, and values, each [T, heads, D], from the other projection's output.
+        """Return keys, rotated channels first, and values, each [T, heads, D].
 
-        Kernels need queries, keys and values of equal width, so values are padded with zeros at the end.
+        ``projected`` has the output of the second projection. Kernels need queries, keys and values of equal
+        width, so values are padded with zeros at the end.
         """
         latent, rope = projected.split([self._latent, self._rope], dim=-1)
         heads = self.kv_b_proj(self.kv_a_layernorm(latent)).unflatten(-1, (-1, self._nope + self._value))

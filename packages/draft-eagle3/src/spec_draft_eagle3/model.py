@@ -127,7 +127,7 @@ class _UnrolledLayer:
         self._values: list[Tensor] = []
 
     def step(self, hidden_RH: Tensor, embedded: Tensor | None, rows: _Rows) -> Tensor:
-        """Return the layer's output of the next step, [N, H]; ``embedded``: result of ``embed`` for all tokens."""
+        """Return the layer's output of the next step, [N, H]. ``embedded``: ``embed`` of all tokens."""
         # A local function: as an attribute it would make a cycle, whose tensors are freed late.
         advance = checkpointed(self._compute, enabled=self._model.config.checkpoint_activations)
         hidden_NH, k, v = advance(rows, hidden_RH, embedded, *self._keys, *self._values)

@@ -84,7 +84,10 @@ class ChainProposer(BatchProposer):
     def guess_all(
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
-        """Guess tokens one after the other, for all sequences at once; keys and values of guesses are not cached."""
+        """Guess tokens one after the other, for all sequences at once.
+
+        Keys and values of guesses are not kept in the caches.
+        """
         network = proposers[0]._network
         contexts = [
             _Context(caches, num_tokens) for caches in zip(*(p._caches for p in proposers), strict=True)

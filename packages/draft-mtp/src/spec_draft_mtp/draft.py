@@ -35,7 +35,10 @@ _KEYS_VALUES = ("k_proj.weight", "v_proj.weight")
 
 
 class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
-    """The multi-token-prediction (MTP) head of dense Qwen3.5 models; see ``spec_core.draft`` for the contract."""
+    """The multi-token-prediction (MTP) head of dense Qwen3.5 models.
+
+    See ``spec_core.draft`` for the contract.
+    """
 
     name: ClassVar[str] = "mtp"
     api_version: ClassVar[int] = 2

@@ -67,7 +67,10 @@ class MtpProposer(BatchProposer):
     def guess_all(
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
-        """Guess tokens one after the other, for all sequences at once; keys and values of guesses are not cached."""
+        """Guess tokens one after the other, for all sequences at once.
+
+        Keys and values of guesses are not kept in the caches.
+        """
         first, counts = proposers[0], [1] * len(proposers)
         state_BH, caches = torch.stack([p._last_H for p in proposers]), [p._cache for p in proposers]
         uniform_BK = uniform_numbers(generators, num_tokens) if temperature > 0 else None

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 
 class PEagleLayer(nn.Module):
-    """One Llama-style decoder layer. The first layer's attention reads [normed embedding ; normed hidden state]."""
+    """One Llama-style decoder layer.
+
+    The first layer's attention reads [normed embedding ; normed hidden state].
+    """
 
     def __init__(self, shape: PEagleShape, kernels: PEagleKernels, *, is_first: bool) -> None:
         """Make the layer; its attention and its MLP compute with ``kernels``."""

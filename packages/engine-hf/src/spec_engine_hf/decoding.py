@@ -234,7 +234,7 @@ class Decoder:
 
 
 class _Batch:
-    """Sequences that are decoded together in one session, and the target's states of their last appended tokens."""
+    """Sequences that one session decodes together, and the target's states of their last appended tokens."""
 
     def __init__(self, model: HfModel, layers: tuple[int, ...]) -> None:
         self._model, self._layers = model, layers

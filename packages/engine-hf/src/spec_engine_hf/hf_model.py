@@ -55,7 +55,7 @@ class HfModel:
         self._check_head()
 
     def states(self, rows: Sequence[Sequence[int]], schema: FeatureSchema) -> list[Tensor]:
-        """Run one forward pass up to the last layer of ``schema``; return each row's states [T, N, H] separately."""
+        """Run one forward pass up to the last layer of ``schema``; return each row's states [T, N, H]."""
         captured = [
             torch.empty(schema.shape(len(r)), dtype=schema.torch_dtype(), device=self.device) for r in rows
         ]
@@ -185,7 +185,7 @@ class HfModel:
 
     @cached_property
     def takes_positions(self) -> bool:
-        """Whether a forward pass takes the positions of its tokens. Otherwise the attention mask determines them."""
+        """Whether a forward pass takes its tokens' positions. Otherwise the attention mask determines them."""
         return "position_ids" in self._forward_arguments
 
     @cached_property

@@ -80,9 +80,9 @@ class KvCache:
         self.own_BL = own_BL[:, : columns - min(dropped)]
 
     def _move(self, rows: list[int], own_BL: Tensor, width: int) -> None:
-        """Keep only the sequences ``rows``; move the tokens that ``own_BL`` marks into the last ``width`` columns.
+        """Keep only the sequences ``rows``; move the tokens marked in ``own_BL`` into the last columns.
 
-        This removes the columns of dropped tokens between them.
+        The cache then has ``width`` columns, without the columns of dropped tokens.
         """
         column_BW = own_BL.int().argsort(dim=1, stable=True)[:, own_BL.shape[1] - width :]
         self.own_BL = own_BL.gather(1, column_BW)
@@ -141,6 +141,9 @@ def _stacked(*cached: Tensor) -> Tensor:
 
 
 def _picked(cached_BNLD: Tensor, index_BNW: Tensor) -> Tensor:
-    """Return the vectors at the flat indices ``index_BNW``. Indexing a flat view is much faster than ``gather``."""
+    """Return the vectors at the flat indices ``index_BNW``.
+
+    Indexing a flat view is much faster than ``gather``.
+    """
     picked = cached_BNLD.flatten(0, 2).index_select(0, index_BNW.flatten())
     return picked.unflatten(0, index_BNW.shape)

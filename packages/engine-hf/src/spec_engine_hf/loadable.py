@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_loadable(target: TargetSpec) -> None:
-    """Raise TargetError if Transformers does not know the target's model type, or cannot read its quantised weights.
+    """Raise TargetError if Transformers cannot load the target's model type or its quantised weights.
 
     Transformers is imported only for a quantised target and for a model type without a module of its own.
     """

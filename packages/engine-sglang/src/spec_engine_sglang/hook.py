@@ -112,7 +112,7 @@ def _register_updates() -> None:
 
 
 def add_routes(launch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Launch SGLang's processes; if this process is a server, add this project's routes to its application.
+    """Launch SGLang's processes; if this process is a server, add this project's routes to it.
 
     If the environment requests that the server stores requests, and it cannot, end this process before the
     launch.

@@ -15,7 +15,10 @@ Address = tuple[torch.device, int]
 
 
 def spare_of(live: nn.Module, foreign: nn.Module) -> nn.Module:
-    """Return a model like ``live`` with copies of its parameters, except for parameters shared with ``foreign``."""
+    """Return a model like ``live`` with copies of its parameters.
+
+    Parameters that are shared with ``foreign`` are not copied.
+    """
     theirs = {_address(parameter) for parameter in foreign.parameters()}
     copies: dict[nn.Parameter, nn.Parameter | None] = {}
     spares: dict[nn.Module, nn.Module] = {}
@@ -44,7 +47,7 @@ def spare_of(live: nn.Module, foreign: nn.Module) -> nn.Module:
 
 
 def _copied(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a copy of a parameter, of the same class and with the same attributes, such as ``weight_loader``."""
+    """Return a copy of a parameter, with its class and its attributes, such as ``weight_loader``."""
     values = parameter.detach().clone(memory_format=torch.preserve_format)
     copied = torch.Tensor._make_subclass(type(parameter), values, parameter.requires_grad)
     for name, value in vars(parameter).items():

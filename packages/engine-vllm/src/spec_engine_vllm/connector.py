@@ -95,7 +95,7 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         return captures
 
     def _planned(self, scheduler_output: Any) -> Iterable[tuple[str, int]]:
-        """Record the blocks of each prompt in this step; yield its name and the number of tokens already computed."""
+        """Record the blocks of each prompt in this step; yield its name and its number of computed tokens."""
         for new in scheduler_output.scheduled_new_reqs:
             if (assignment := _assignment(new.sampling_params)) is not None:
                 self._prompts[new.req_id] = Prompt(

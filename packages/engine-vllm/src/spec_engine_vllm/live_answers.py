@@ -26,7 +26,7 @@ of them."""
 
 
 def keep_answers(llm: Any, requests: LiveRequests) -> None:
-    """Wrap ``llm.generate`` (vLLM's engine client), so that ``requests`` stores the answers that it admits."""
+    """Wrap ``generate`` of vLLM's engine client, so that ``requests`` stores the answers that it admits."""
     generate = llm.generate
     signature = inspect.signature(generate)
 

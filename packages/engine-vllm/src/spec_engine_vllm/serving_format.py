@@ -84,7 +84,7 @@ def check_vllm_folder(
 
 
 def _guesses_in_one_pass(fields: Json) -> bool:
-    """Return whether the draft needs ``parallel_drafting``, which vLLM does not read from a draft's folder."""
+    """Return whether the draft needs ``parallel_drafting``, which vLLM does not read from folders."""
     if _SPECULATORS in fields:
         return fields[_SPECULATORS] in _SPECULATORS_PARALLEL_CHAINS
     named = architectures(fields)

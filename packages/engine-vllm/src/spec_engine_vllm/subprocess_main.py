@@ -215,7 +215,7 @@ def _exit_code(ended: BaseProcess) -> int:
 
 
 def _gap(position: dict[int, Any]) -> float:
-    """Return the logit gap between the two likeliest tokens, which equals the gap of their log-probabilities."""
+    """Return the gap between the two largest logits, which equals the gap of their log-probabilities."""
     first, second = sorted((entry.logprob for entry in position.values()), reverse=True)[:2]
     return first - second
 

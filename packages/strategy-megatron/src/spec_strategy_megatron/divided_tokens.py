@@ -47,7 +47,7 @@ def split_input(group: dist.ProcessGroup, module: nn.Module, inputs: tuple[Any, 
 
 
 def leave_in_parts(group: dist.ProcessGroup, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
-    """Sum the output over ranks, and keep this rank's tokens; in the backward pass, gradients are gathered."""
+    """Sum the output over ranks, and keep this rank's tokens; the backward pass gathers gradients."""
     return _mapped(reduce_scatter_to_sequence_parallel_region, output, group)
 
 

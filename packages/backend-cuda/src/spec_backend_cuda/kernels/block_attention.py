@@ -77,7 +77,7 @@ EVERYWHERE = 1 << 30
 
 
 def takes_blocks(q: Tensor, context: tuple[Tensor, Tensor], *_: object) -> bool:
-    """Return whether the kernels support dtype and sizes, and their tiles fit into this GPU's shared memory."""
+    """Return whether the kernels support dtype and sizes, and tiles fit into the GPU's shared memory."""
     slots, heads, width = q.shape[1:]
     return (
         q.numel() > 0
