@@ -1,6 +1,6 @@
 """Find plugins by their entry points, and check a plugin when it is loaded, before it is called.
 
-No other module reads entry points. Plugins of this repository are loaded like third parties' plugins.
+No other module looks for plugins. Plugins of this repository are loaded like third parties' plugins.
 This module does not import torch; a plugin's entry-point module must import without torch and its vendor's SDK.
 """
 
