@@ -102,8 +102,8 @@ class TrainConfig(StepConfig):
     keep: PositiveInt = 2
     """Number of newest checkpoints to keep, besides the best one."""
     resume_from: Annotated[str, Field(pattern=r"^(latest|previous|step-\d+)$")] = "latest"
-    """Checkpoint from which this command resumes: latest, previous (the newest whole one before the latest,
-    which may be damaged) or step-N."""
+    """Checkpoint from which this command resumes: latest, previous (the newest undamaged one before the latest) or
+    step-N."""
     restarts: NonNegativeInt = 0
     """How many times the command starts again, from the newest checkpoint that it has written, after a run of
     several processes has failed."""
@@ -176,7 +176,7 @@ class DecodeConfig(Config):
     gets the draft every ``train.push_every`` steps."""
     prompts: PositiveInt = 64
     """Number of prompts that are answered for a cycle, taken in turn from the training data, in a new order on each
-    pass. With ``train.serve_every``: most held-out prompts that are answered for a measurement."""
+    pass. With ``train.serve_every``: largest number of held-out prompts that are answered for a measurement."""
     max_new_tokens: PositiveInt = 256
     """Largest number of tokens of an answer."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
@@ -278,7 +278,7 @@ def check_source(config: AnyRunConfig) -> None:
 
 
 def _illegal_combinations(config: AnyRunConfig) -> list[str]:
-    """Return an error for each combination of values that is not allowed: keys, reason and what to set."""
+    """Return an error for each combination of values that is not allowed: keys, reason and remedy."""
     placement, train, engine = config.placement, config.train, config.engine
     inline = placement.kind == "inline"
     fractions = [

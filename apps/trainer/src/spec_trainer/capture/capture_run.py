@@ -68,7 +68,7 @@ class CaptureRun:
 
 
 def plan_capture(parts: RunParts, dataset: Dataset) -> CaptureRun:
-    """Return the CaptureRun for a dataset; every process of the capture computes the same object."""
+    """Return the CaptureRun for a dataset; every process of the capture computes an equal object."""
     config, folder = parts.config, FeatureFolder(parts.config.output)
     settings = BatchSettings(
         global_batch_tokens=max(1, config.capture.shard_bytes // sample_bytes(parts.schema, 1)),

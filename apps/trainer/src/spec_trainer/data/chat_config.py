@@ -67,7 +67,7 @@ class ChatConfig(Config):
                 )
 
     def completed_by(self, made: ChatConfig | None, what: str) -> Self:
-        """Return these settings, with the values of ``made`` in place of defaults.
+        """Return these settings, with settings that were not given taken from ``made``.
 
         ``made``: the settings that rendered ``what``; None changes nothing. Raise ConfigError if a setting
         that was given here differs from ``made``.

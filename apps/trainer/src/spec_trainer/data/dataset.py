@@ -167,7 +167,7 @@ class _Found:
     encoded: Encoded
     prompt: np.ndarray | None
     chat: Chat | None
-    """The row's conversation, if questions are wanted; else None."""
+    """The row's conversation if ``load_dataset`` sets ``Dataset.questions``; else None."""
 
 
 def _question(encoder: Encoder, chat: Chat | None) -> np.ndarray | None:

@@ -46,9 +46,9 @@ class EncodedRow:
 
     encoded: Encoded
     prompt: np.ndarray | None
-    """int32 [P]: prompt for the engine, if prompts are wanted; else None."""
+    """int32 [P]: prompt for the engine, if ``RowEncoder.longest_prompt`` is set; else None."""
     chat: Chat | None
-    """The row's conversation, if questions are wanted; else None."""
+    """The row's conversation, if ``RowEncoder.with_questions``; else None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class RowEncoder:
     tokenizer_folder: Path
     vocab_size: int
     longest_prompt: int | None
-    """Largest number of tokens of a prompt; None if no prompts are wanted."""
+    """Largest number of tokens of a prompt; None if rows get no prompts."""
     with_questions: bool
     images: ImageRules = NO_IMAGES
 

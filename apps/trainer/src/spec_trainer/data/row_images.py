@@ -132,7 +132,7 @@ def _as_bad_row(number: int, reference: object) -> Iterator[None]:
 
 
 def _inner(reference: Any) -> Any:
-    """Return a reference's bytes, URI or path, also from an object of Parquet or OpenAI; None if empty."""
+    """Return bytes, URI or path of ``reference``, also if it is a Parquet or OpenAI object; else None."""
     if not isinstance(reference, Mapping):
         return reference
     found = [reference[key] for key in ("bytes", "url", "path") if reference.get(key) is not None]

@@ -27,7 +27,7 @@ class KeptRequest:
 
     @property
     def num_state_bytes(self) -> int:
-        """Bytes of the features."""
+        """Size of the features in bytes; 0 without features."""
         return 0 if self.states is None else self.states.nbytes
 
 

@@ -74,7 +74,7 @@ class BigramProposer(Proposer):
 
 
 class PromptLookupProposer(Proposer):
-    """Copies what followed the latest earlier occurrence of the last three, two or one tokens.
+    """Copies the tokens after the latest earlier occurrence of the last three, two or one tokens.
 
     Guesses fewer tokens, or none, if the text has no more. Method: prompt lookup decoding, A. Saxena,
     2023, https://github.com/apoorvumang/prompt-lookup-decoding.
