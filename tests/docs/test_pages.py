@@ -187,7 +187,8 @@ def test_runs_that_need_more_than_is_here_can_be_planned(tmp_path, monkeypatch, 
 
 def test_what_is_not_run_here_is_run_elsewhere():
     assert [test for test in ELSEWHERE.values() if not (ROOT / test).is_file()] == []
-    assert {words[0] for words in AWAY} & {"capture", "regenerate", "evaluate", "convert", "export"} == set()
+    run = {words[0] for _, words in OURS if words not in AWAY}
+    assert {"capture", "regenerate", "evaluate", "convert", "export"} <= run
 
 
 @pytest.mark.parametrize("page", sorted({page for page, _ in ALL}))

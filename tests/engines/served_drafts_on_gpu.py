@@ -28,6 +28,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
@@ -57,7 +58,8 @@ NEW_TOKENS = 80
 SWITCHES = ("VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER", "VLLM_USE_FLASHINFER_SAMPLER")
 """Variables of vLLM that the document names if they are set."""
 SAMPLED_TOKENS, TEMPERATURE, SAMPLES_EACH = 4, 0.4, 64
-"""Tokens of a sampled answer, its temperature, and answers of a request. At 1, hardly a guess is accepted."""
+"""Tokens of a sampled answer, its temperature, and answers that are sampled at the same time. At temperature 1,
+hardly a guess is accepted."""
 COMPARED_PROMPTS = 4
 """Prompts whose rounds are compared one by one, and to which the pushed drafts answer."""
 FLAGS = {
@@ -431,20 +433,24 @@ class Server:
         return body["choices"][0]["token_ids"], rounds
 
     def sample(self, prompt, number: int):
-        """Return ``number`` sampled answers of a few tokens."""
-        each = {"n": SAMPLES_EACH, "temperature": TEMPERATURE, "ignore_eos": True}
+        """Return ``number`` sampled answers of a few tokens.
+
+        A request for several answers loses those that end before the last one in vLLM 0.26, so each has a request.
+        """
+        if self._engine == "vllm":
+            with ThreadPoolExecutor(SAMPLES_EACH) as pool:
+                return list(pool.map(lambda seed: self._sample_one(prompt, seed), range(number)))
+        sampling = {"n": SAMPLES_EACH, "temperature": TEMPERATURE, "ignore_eos": True}
+        fields = {"input_ids": prompt, "sampling_params": {**sampling, "max_new_tokens": SAMPLED_TOKENS}}
         answers = []
         while len(answers) < number:
-            if self._engine == "sglang":
-                sampling = {**each, "max_new_tokens": SAMPLED_TOKENS}
-                body = self._ask("/generate", {"input_ids": prompt, "sampling_params": sampling})
-                answers += [answer["output_ids"] for answer in body]
-            else:
-                sampling = {**each, "max_tokens": SAMPLED_TOKENS, "seed": len(answers)}
-                fields = {"token_ids": prompt, "sampling_params": sampling}
-                body = self._ask("/inference/v1/generate", fields)
-                answers += [choice["token_ids"] for choice in body["choices"]]
+            answers += [answer["output_ids"] for answer in self._ask("/generate", fields)]
         return answers[:number]
+
+    def _sample_one(self, prompt, seed: int):
+        sampling = {"temperature": TEMPERATURE, "ignore_eos": True, "max_tokens": SAMPLED_TOKENS, "seed": seed}
+        body = self._ask("/inference/v1/generate", {"token_ids": prompt, "sampling_params": sampling})
+        return body["choices"][0]["token_ids"]
 
     def _ask(self, path: str, fields):
         status, body = ask(self.port, "POST", path, fields)

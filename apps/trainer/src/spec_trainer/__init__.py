@@ -1,1 +1,1 @@
-"""spec-trainer: command line, data, training loop and controller."""
+"""This package is spec-trainer: its command line, data handling, training loop and controller."""

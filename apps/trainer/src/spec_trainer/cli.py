@@ -1,4 +1,4 @@
-"""The command line: parse the arguments, and call one function for each command. Imports no torch."""
+"""This module defines the command line: one function for each command. It imports no torch."""
 
 from __future__ import annotations
 
@@ -89,14 +89,15 @@ def plan(
     as_json: Json = False,
     logs: LogFlags = _LOGS,
 ) -> None:
-    """Resolve and check everything, print what would start where; start nothing.
+    """Check a run's configuration, and print which processes would start where; start nothing.
 
     Parameters
     ----------
     overrides
         Configuration keys, such as train.lr=1e-4.
     show
-        Print so many samples as the draft sees them; what it learns is green, or between [[ and ]] without colours.
+        Number of samples to print as the draft gets them; tokens that it learns are green, or between [[ and
+        ]] without colours.
     """
     from spec_trainer.commands.plan import describe_run
     from spec_trainer.push.servers import check_listening, check_pushes
@@ -134,8 +135,8 @@ def check_command(*, backend: str | None = None, as_json: Json = False, logs: Lo
     Parameters
     ----------
     backend
-        Name of the backend to test. By default what is installed, runs here, fits and is missing, and a test of the
-        first backend that has devices of its own here, or of cpu.
+        Name of the backend to test. By default the report says what is installed, runs here, fits and is
+        missing; it tests the first backend that has devices of its own here, or cpu.
     """
     from spec_trainer.commands.check import check_backend
     from spec_trainer.commands.machine_report import describe_machine
@@ -196,7 +197,7 @@ def regenerate(
     as_json: Json = False,
     logs: LogFlags = _LOGS,
 ) -> None:
-    """Let the target answer the prompts anew, for training on its own words; the same command again goes on.
+    """Let the target generate new answers to prompts, as training data; the same command again resumes.
 
     Parameters
     ----------
@@ -227,9 +228,9 @@ def export_command(
     output
         Folder to write; must not exist.
     target
-        Folder of the target, if it was moved since.
+        Folder of the target, if it was moved since the training.
     whole_target
-        Write a copy of the target with the draft inside, for a draft that targets ship with (an MTP head).
+        Write a copy of the target with the draft inside, for a draft that is part of its target (an MTP head).
     """
     from spec_trainer.commands.export import export_checkpoint
     from spec_trainer.serving import closing_lines
@@ -263,7 +264,7 @@ def evaluate(
     as_json: Json = False,
     logs: LogFlags = _LOGS,
 ) -> None:
-    """Measure acceptance length and speed of an exported draft on prompts, or those of a running server.
+    """Measure acceptance length and speed of an exported draft, or of a running server, on prompts.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The run configuration: every section, every default, in one place.
+"""This module defines the run configuration: every section, key and default.
 
 Sections that have a ``name`` (``SECTIONS``) belong to the plugins that they name:
 ``run_config_type`` puts the plugins' own ``Config`` classes in, so one strict validation covers the whole file.
@@ -42,7 +42,7 @@ SECTIONS: dict[str, type[Any]] = {
     for interface in plugins.INTERFACES
     if "name" in interface.Config.model_fields
 }
-"""Interface of each section that names a plugin; the section is called like the kind of plugin."""
+"""Section -> interface of the plugin that the section names; a section has the name of its kind of plugin."""
 
 B = TypeVar("B", bound=BackendConfig)
 D = TypeVar("D", bound=DraftConfig)
@@ -67,138 +67,142 @@ def _named(path: object) -> object:
 
 
 class TrainConfig(StepConfig):
-    """Section ``train``: schedule, batch and how often things happen (in optimizer steps)."""
+    """Section ``train``: schedule, batch, and steps between checkpoints, evaluations and pushes."""
 
     ranks: Annotated[int, Field(ge=1, le=65536)] = 1
-    """Trainer processes."""
+    """Number of trainer processes."""
     steps: PositiveInt | None = None
-    """Optimizer steps in all; overrides ``epochs``."""
+    """Number of optimizer steps of the run; overrides ``epochs``."""
     epochs: PositiveInt = 1
-    """Passes over the training data."""
+    """Number of passes over the training data."""
     lr: PositiveFloat = 1e-4
     """Peak learning rate."""
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     """Shape of the learning rate after the warm-up; wsd holds the peak and decays linearly at the end."""
     warmup_steps: NonNegativeInt = 20
-    """Steps of linear warm-up."""
+    """Number of steps of linear warm-up."""
     decay_share: Fraction = 0.2
     """Share of all steps that ``wsd`` spends decaying at the end."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Learning rate at the end, as a share of the peak."""
     accumulation: Annotated[int, Field(ge=1, le=1 << 20)] = 1
-    """Forward/backward passes that each rank cuts its share of a global batch into. If not set, a new run takes more
-    than 1 where it is known that the activations of fewer passes do not fit the device."""
+    """Number of micro-batches (forward and backward passes) into which each rank divides its share of a
+    global batch. If not set, a new run uses more than 1 if the activations of fewer are known not to fit the
+    device."""
     global_batch_tokens: PositiveInt = 16384
-    """Real tokens of one optimizer step, over all ranks and passes."""
+    """Tokens of one optimizer step without padding, summed over all ranks and micro-batches."""
     balance: Literal["cost", "tokens"] = "cost"
-    """Quantity that is divided evenly over ranks and passes: cost: the computation, as the draft estimates it for
-    each sample; tokens: the tokens."""
+    """Quantity that is divided evenly over ranks and micro-batches: cost: the computation, as the draft
+    estimates it for each sample; tokens: the tokens."""
     fp8: Literal["frozen", "layers"] | None = None
-    """Which products are computed in 8-bit floating point: frozen: those with the target's head; layers: the draft's
-    linear layers too. Needs ``train.dtype=bfloat16``."""
+    """Matrix products that are computed in 8-bit floating point: frozen: products with the target's head;
+    layers: also the draft's linear layers. Needs ``train.dtype=bfloat16``."""
     save_every: PositiveInt = 500
-    """Steps between checkpoints; the last step and a new best are saved besides."""
+    """Steps between checkpoints; the last step and a new best are also saved."""
     keep: PositiveInt = 2
-    """Newest checkpoints kept, besides the best one."""
+    """Number of newest checkpoints to keep, besides the best one."""
     resume_from: Annotated[str, Field(pattern=r"^(latest|previous|step-\d+)$")] = "latest"
-    """Checkpoint that this command begins with: latest, previous (the newest whole one before the latest, which may
-    be damaged) or step-N."""
+    """Checkpoint from which this command resumes: latest, previous (the newest undamaged one before the latest) or
+    step-N."""
     restarts: NonNegativeInt = 0
-    """Times that the command begins again, at the newest checkpoint that it has written, where a run of several
-    processes has failed."""
+    """How many times the command starts again, from the newest checkpoint that it has written, after a run of
+    several processes has failed."""
     eval_every: NonNegativeInt = 0
     """Steps between held-out evaluations; 0 evaluates only at the end."""
     serve_every: NonNegativeInt = 0
-    """Steps between measurements of the draft in the run's own engine, which serves it and answers held-out prompts
-    as section ``decode`` says; the last step is measured besides."""
+    """Steps between measurements of the draft. The run's own engine serves the draft and answers held-out
+    prompts, with the settings of section ``decode``. The draft of the last step is also measured."""
     push_every: NonNegativeInt = 0
-    """Steps between pushes of the draft to the running servers of ``push.to``, or to the run's own engine where that
-    decodes (``decode.every``); the last step is pushed besides."""
+    """Steps between pushes of the draft to the running servers of ``push.to``, or to the run's own engine if
+    it decodes (``decode.every``). The draft of the last step is also pushed."""
 
 
 class PlacementConfig(Config):
     """Section ``placement``: where engine and trainer run."""
 
     kind: Literal["inline", "colocated", "disaggregated"] = "inline"
-    """inline: one process; colocated: engine and trainer processes share devices; disaggregated: own devices. For an
-    engine that has processes of its own (vllm, sglang), the default is colocated."""
+    """inline: one process; colocated: engine and trainer processes share devices; disaggregated: they have
+    separate devices. For an engine that has processes of its own (vllm, sglang), the default is colocated."""
     trainer_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of each device that the trainer gets; colocated only."""
     engine_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of each device that the engine gets; colocated only."""
     window_bytes: PositiveInt | None = None
-    """Features in flight per trainer rank; by default those of two global batches, or of the rank's shares of sixteen
-    if that is less."""
+    """Largest number of bytes of features in flight to one trainer rank. By default the features of two global
+    batches, or of the rank's shares of sixteen global batches if that is less."""
 
 
 class CaptureConfig(Config):
     """Section ``capture``: the folder that ``spec-trainer capture`` writes."""
 
     shard_bytes: PositiveInt = 1 << 30
-    """Most bytes of features in one file; a longer sample has one of its own."""
+    """Largest number of bytes of features in one file; a larger sample gets a file of its own."""
 
 
 class PushConfig(Config):
-    """Section ``push``: the running servers that get the draft while it trains, every ``train.push_every`` steps."""
+    """Section ``push``: running servers that get the draft every ``train.push_every`` training steps."""
 
     to: tuple[ServerUrl, ...] = ()
     """Addresses of the servers, such as http://127.0.0.1:8000. Their secret is not written here: the environment
     variable SPEC_DRAFT_TOKEN holds it."""
     transport: tuple[Name, ...] = ()
-    """Weight transports, the preferred one first; by default of those installed what is fastest towards
-    each server."""
+    """Weight transports, the preferred one first. By default the fastest installed transport for each
+    server."""
     bucket_bytes: Annotated[int, Field(ge=4096)] | None = None
-    """Most bytes of weights that are sent at once; by default what each transport says, 256 MiB for those here."""
+    """Largest number of bytes of weights that are sent at once. By default each transport's own value, which is 256
+    MiB for this project's transports."""
     folder: Annotated[Path | None, BeforeValidator(_named)] = None
-    """Folder in which weight transports that send by files keep the newest versions; servers see it under the same
-    name. By default a temporary one on this host."""
+    """Folder in which weight transports that send files keep the newest versions. Servers must see it under
+    the same path. By default a temporary folder on this host."""
     options: TransportOptions = Field(default_factory=dict)
     """Options of single weight transports, such as ``push.options.NAME.KEY=VALUE``."""
     address: Name = "127.0.0.1:0"
     """host:port at which servers reach the trainer; port 0 is any free one."""
     timeout_s: Seconds = 60.0
-    """Longest time for one push."""
+    """Longest time for one push, in seconds."""
     canary_margin: PositiveFloat | None = None
-    """Fall of the acceptance length, in tokens, beyond which a version is reverted once chance cannot explain it; by
-    default none is."""
+    """A pushed version is reverted if the acceptance length falls by more than this number of tokens and
+    chance cannot explain the fall. By default no version is reverted."""
     canary_rounds: PositiveInt = 1000
-    """Verifications on live traffic, of all servers together, after which a version stays that chance may explain."""
+    """Verifications on live traffic, summed over servers, after which a version stays if chance may explain the
+    fall."""
 
 
 class DecodeConfig(Config):
-    """Section ``decode``: the run's engine answers prompts, to train on (``every``) or to measure the draft by."""
+    """Section ``decode``: the run's engine answers prompts, for training or to measure the draft."""
 
     every: NonNegativeInt = 0
-    """Steps of a cycle; 0 trains on the data as it is. The engine gets the draft every ``train.push_every`` steps."""
+    """Optimizer steps of one cycle, which trains on new answers; 0 trains on the data as it is. The engine
+    gets the draft every ``train.push_every`` steps."""
     prompts: PositiveInt = 64
-    """Prompts that are answered for a cycle: those of the training data in turn, in a new order each time. With
-    ``train.serve_every``, the most held-out ones that are answered for a measurement."""
+    """Number of prompts that are answered for a cycle, taken in turn from the training data, in a new order on each
+    pass. With ``train.serve_every``: largest number of held-out prompts that are answered for a measurement."""
     max_new_tokens: PositiveInt = 256
-    """Most tokens of an answer."""
+    """Largest number of tokens of an answer."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """1 samples from the target's own distribution, 0 is greedy."""
     top_p: Fraction = 1.0
     """Sample from the most likely tokens that together have this probability."""
     num_draft_tokens: PositiveInt | None = None
-    """Tokens that the draft proposes per round. By default a whole block; for a chain 4, or as many as the draft was
-    trained to guess ahead if they are fewer."""
+    """Number of tokens that the draft proposes per round. By default a whole block for a block draft; for a
+    chain 4, or the number of tokens that the draft was trained to guess ahead if that is less."""
     replicas: Annotated[int, Field(ge=1, le=65536)] = 1
-    """Engines that decode, each in a process of its own beside the ``engine.replicas`` that capture; with
-    ``placement.kind=inline`` the one engine of the run does both."""
+    """Number of engines that decode, each in a process of its own, besides the ``engine.replicas`` engines
+    that capture features. With ``placement.kind=inline`` the run's one engine does both."""
     on_policy: bool = False
-    """Only guesses that the engine's draft made and the target judged carry loss: of every round those that were
-    accepted, and the first that was not."""
+    """Only guesses that the engine's draft made and the target judged carry loss: the accepted guesses of
+    every round, and the first rejected one."""
 
 
 class TimeoutsConfig(Config):
     """Section ``timeouts``, in seconds."""
 
     start_s: Seconds = 600.0
-    """Longest time for an engine or a trainer process to be ready."""
+    """Longest time, in seconds, for an engine or a trainer process to be ready."""
     peer_s: Seconds = 120.0
     """Silence after which another process of the run counts as lost."""
     step_s: Seconds = 1800.0
-    """Longest time for the features of one step to arrive."""
+    """Longest time, in seconds, for the features of one step to arrive."""
 
 
 class ProfileConfig(Config):
@@ -209,14 +213,14 @@ class ProfileConfig(Config):
 
 
 class RunConfig(Config, Generic[B, D, U, S, E, L, K]):
-    """Everything that a run is; ``config.yaml`` of the run directory holds it fully resolved."""
+    """The complete configuration of a run; ``config.yaml`` of the run directory holds it fully resolved."""
 
     target: Name
     """Folder or hub id of the target."""
     output: Annotated[Path, BeforeValidator(_named)]
     """Run directory; by default runs/ and the stem of the configuration file or the name of the target."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of initial weights, data order, and whatever a draft draws."""
+    """Seed of the initial weights, the data order, and all random numbers that a draft draws."""
     backend: B = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
     data: DataConfig = DataConfig()
     draft: D = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
@@ -236,7 +240,7 @@ class RunConfig(Config, Generic[B, D, U, S, E, L, K]):
 
     @property
     def decodes(self) -> bool:
-        """Whether engines of the run decode, for it to train on that or to measure its draft."""
+        """Whether engines of the run decode, either to train on the answers or to measure the draft."""
         return bool(self.decode.every or self.train.serve_every)
 
     @model_validator(mode="after")
@@ -266,7 +270,7 @@ def run_config_type(
 
 
 def check_source(config: AnyRunConfig) -> None:
-    """Raise ConfigError if a run has no data, or has ``follow.servers``; ``spec-trainer follow`` allows both."""
+    """Raise ConfigError if a run has no data or has ``follow.servers``, which only ``follow`` allows."""
     if config.follow.servers:
         raise ConfigError("follow.servers: only spec-trainer follow learns from servers; remove it")
     if config.data.path is None:
@@ -274,7 +278,7 @@ def check_source(config: AnyRunConfig) -> None:
 
 
 def _illegal_combinations(config: AnyRunConfig) -> list[str]:
-    """Return an error for each combination of values that is not allowed: keys, reason and what to set."""
+    """Return an error for each combination of values that is not allowed: keys, reason and remedy."""
     placement, train, engine = config.placement, config.train, config.engine
     inline = placement.kind == "inline"
     fractions = [
@@ -330,7 +334,7 @@ def _illegal_combinations(config: AnyRunConfig) -> list[str]:
 
 
 def _illegal_pushes(config: AnyRunConfig) -> list[str]:
-    """Return an error for each setting of pushes that needs another setting, which is missing."""
+    """Return an error for each push setting that needs another setting that is missing."""
     every, push = config.train.push_every, config.push
     checks = [
         (

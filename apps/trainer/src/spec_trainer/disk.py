@@ -88,7 +88,7 @@ def locked_folder(folder: Path, activity: str, results: str) -> Iterator[None]:
 
 
 def check_own(path: Path, is_folder: bool = False) -> None:
-    """Raise ArtifactError if ``path`` is a symbolic link, or not a regular file (``is_folder``: not a folder)."""
+    """Raise ArtifactError if ``path`` is a link or no regular file (with ``is_folder``: no folder)."""
     expected, name = (stat.S_ISDIR, "folder") if is_folder else (stat.S_ISREG, "file")
     try:
         mode = path.lstat().st_mode
@@ -102,7 +102,7 @@ def check_own(path: Path, is_folder: bool = False) -> None:
 
 
 def open_own(file: Path) -> IO[bytes]:
-    """Open a file for appending, and create it if needed. Raise ArtifactError as ``check_own`` does."""
+    """Open a file for appending, and create it if needed. Raise ArtifactError if it is no regular file."""
     if os.path.lexists(file):
         check_own(file)
     # Between the two lines it may become a link or a pipe: neither is followed or waited for.
@@ -111,7 +111,7 @@ def open_own(file: Path) -> IO[bytes]:
 
 
 def lock_file(file: IO[str] | IO[bytes], problem: str) -> None:
-    """Lock an open file until it is closed. Raise ArtifactError with ``problem`` if another process holds it."""
+    """Lock an open file until it is closed. Raise ArtifactError(``problem``) if it is locked already."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -124,7 +124,7 @@ def remove(path: Path) -> None:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Write a file atomically: a reader sees the old or the new content. Raise RunError if the disk is full."""
+    """Write a file so that readers see the old or the new content. Raise RunError if the disk is full."""
     scratch = file.with_name(f".{file.name.lstrip('.')}.{secrets.token_hex(8)}")
     try:
         with scratch.open("x") as stream:  # never through what somebody has put there
@@ -137,12 +137,12 @@ def write_atomically(file: Path, text: str) -> None:
 
 
 def follow_umask(file: Path) -> None:
-    """Give a file the read and write permissions of its folder, because safetensors makes its files private."""
+    """Give a file the read and write permissions of its folder; safetensors makes files private."""
     file.chmod(file.parent.stat().st_mode & 0o666)
 
 
 def not_written(what: object, place: Path, error: BaseException) -> RunError:
-    """Return the RunError for a failed write of ``what``, which was to be at the path ``place`` or below it."""
+    """Return the RunError for a failed write of ``what`` at the path ``place`` or below it."""
     message = f"{what} was not written: {cause(error)}"
     remedy = _REMEDIES.get(_errno(error) or 0)
     if remedy is None:

@@ -1,4 +1,4 @@
-"""Checks of an exported draft's folder, before an evaluation and after an export."""
+"""Check an exported draft's folder, before an evaluation or after an export."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ log = logging.getLogger(__name__)
 
 
 def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) -> tuple[Draft, int]:
-    """Check the draft in ``folder``; return it, and the number of tokens that it proposes in a round. Start nothing.
+    """Check the draft in ``folder``; return it, and the number of tokens that it proposes in a round.
 
-    If ``num_draft_tokens`` is None, it is the draft's default. Raise ArtifactError for a folder that is damaged or no
-    draft, TargetError for a draft of another target, ConfigError for more tokens than the draft can propose.
+    If ``num_draft_tokens`` is None, that number is the draft's default. No engine is started. Raise
+    ArtifactError if the folder is damaged or has no draft, TargetError if the draft belongs to another
+    target, and ConfigError if the draft cannot propose ``num_draft_tokens`` tokens.
     """
     draft = recognise(folder, target)
     most = draft.max_draft_tokens

@@ -1,4 +1,4 @@
-"""DraftTrainer wraps a draft and its strategy; the training loop and checkpoints use only this interface."""
+"""DraftTrainer wraps a draft and its strategy for the training loop and the checkpoints."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DraftTrainer:
     """Trains, saves and exports a draft. Every rank must make each call, and all ranks get equal results."""
 
     def __init__(self, draft: Draft, strategy: Strategy, ops: VocabularyOps, rank: int) -> None:
-        """Train with ``strategy``, which has already got the draft's module, as trainer process ``rank``."""
+        """Train ``draft`` with ``strategy``, which already has its module, as trainer process ``rank``."""
         self._draft = draft
         self._strategy = strategy
         self._ops = ops
@@ -69,7 +69,7 @@ class DraftTrainer:
         return self._strategy.gather_weights()
 
     def exported(self, weights: Mapping[str, Tensor], target: TargetSpec) -> dict[str, Tensor]:
-        """Return the tensors that an export of the full ``weights`` has, as copies. Thread-safe."""
+        """Return copies of the tensors that an export of the full ``weights`` would contain. Thread-safe."""
         lent = {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
         return {
             name: tensor.clone() if tensor.untyped_storage().data_ptr() in lent else tensor

@@ -1,4 +1,4 @@
-"""Options of a command that needs an engine and no trainer: flags and ``section.key=value`` arguments."""
+"""Read the options of a command that needs an engine and no trainer: flags and ``section.key=value``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EngineSections(Config, Generic[B, E]):
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The sections and plugins with which ``wiring.create_engine`` makes an engine for a command without a run."""
+    """The sections and plugins from which ``create_engine`` makes an engine for a command without a run."""
 
     config: EngineSections[BackendConfig, EngineConfig]
     backend: Backend
@@ -42,7 +42,7 @@ class EngineOptions:
 def read_engine_options(engine: str, backend: str, words: Sequence[str]) -> EngineOptions:
     """Return the options from plugin names and ``section.key=value`` arguments (``words``); start nothing.
 
-    Raise UsageError, in one line, for anything that is wrong.
+    Raise UsageError, with a message of one line, if an option is wrong.
     """
     values = read_configuration(None, {"backend.name": backend, "engine.name": engine}, words)
     backend_type, engine_type = named_plugin(Backend, values), named_plugin(Engine, values)

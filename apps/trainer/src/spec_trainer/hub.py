@@ -1,4 +1,4 @@
-"""Find a target by its folder or its name on the Hugging Face hub, and explain a name that the hub does not have."""
+"""Find a target by its folder or its Hugging Face name, and explain why a name is not found."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FILES_OF_A_TARGET = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 
 
 def resolve_target(name: str) -> Path:
-    """Return the target's folder: ``name`` if it exists, else the hub repository ``name``, downloaded or cached.
+    """Return the target's folder: ``name`` if it exists, else the hub repository of that name.
 
     Raise TargetError, within seconds, if ``name`` is neither a folder nor an available repository.
     """

@@ -1,4 +1,4 @@
-"""Turn a command line into a RunSpec: read, load and check everything, start and create nothing."""
+"""Turn a command line into a RunSpec: read and check configuration, data and target; start nothing."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ _POLICIES = ("all", "quorum", "best_effort")
 
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> RunSpec:
-    """Return the run that a command line describes. Raise UsageError, in one line, if anything in it is wrong.
+    """Return the run that a command line describes; create and start nothing.
 
-    Nothing is created or started.
+    Raise UsageError, with a message of one line, if the command line or an input that it names is wrong.
     """
     parts, dataset = read_inputs(config_file, flags, overrides)
     run = parts.with_dataset(dataset)
@@ -59,7 +59,7 @@ def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Se
 
 
 def _as_begun(run: RunSpec) -> RunSpec:
-    """Return the run with the former defaults of draft options, if its run directory was created with them."""
+    """Return the run with former defaults of draft options if its run directory began with them."""
     former = run.config.draft.as_before()
     if former is None or run.directory.begun_as() is None:
         return run
@@ -69,9 +69,10 @@ def _as_begun(run: RunSpec) -> RunSpec:
 
 
 def _divided_as_begun(config: AnyRunConfig) -> AnyRunConfig:
-    """Return the configuration with the run directory's division of batches, unless the user has set its keys.
+    """Return the configuration with the run directory's ``train.balance`` and ``train.accumulation``.
 
-    So its batches stay the same bit for bit. A directory that began before ``train.balance`` existed balances tokens.
+    A key that the user has set keeps the user's value. So a resumed run has the same batches bit for bit. A
+    directory that began before ``train.balance`` existed balances tokens.
     """
     file = RunDirectory(config.output).config
     before = {"balance": "tokens", "accumulation": 1}
@@ -91,7 +92,7 @@ def _divided_as_begun(config: AnyRunConfig) -> AnyRunConfig:
 def read_inputs(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str], *, follows: bool = False
 ) -> tuple[RunParts, Dataset]:
-    """Return a run's RunParts and dataset (empty if it ``follows`` without data); raise as ``resolve`` does."""
+    """Return a run's RunParts and dataset (empty without data). Raise UsageError if an input is wrong."""
     from spec_kit.drafting.draft_files import check_finite
     from spec_trainer.data.kept import load_run_data
 
@@ -173,7 +174,7 @@ def _check_decoder(parts: RunParts) -> None:
 
 
 def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
-    """Raise ConfigError if a sample has more tokens than the target has positions; an engine would fail later."""
+    """Raise ConfigError if a sample has more tokens than the target has positions."""
     longest = max(dataset.lengths, key=dataset.lengths.__getitem__, default=None)
     if longest is not None and dataset.lengths[longest] > target.max_positions:
         raise ConfigError(
@@ -183,7 +184,7 @@ def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
 
 
 def _check_window(run: RunSpec) -> None:
-    """Raise ConfigError if ``placement.window_bytes`` cannot hold the features of the longest prompt and answer."""
+    """Raise ConfigError if ``placement.window_bytes`` is too small for the longest prompt and answer."""
     window, longest = run.config.placement.window_bytes, run.longest_sample
     size = sample_bytes(run.schema, longest)
     if window is not None and size > window:
@@ -249,7 +250,7 @@ def resolve_config(
     overrides: Sequence[str],
     defaults: Mapping[str, object] | None = None,
 ) -> tuple[AnyRunConfig, dict[str, Any]]:
-    """Return the validated configuration, and section -> plugin class for each section that names a plugin."""
+    """Return the validated configuration, and section -> plugin class."""
     values = read_configuration(config_file, flags, overrides, defaults)
     values.setdefault("output", str(_default_output(config_file, values)))
     moved = move_keys(values)
@@ -260,7 +261,7 @@ def resolve_config(
 
 
 def resolved_config(file: Path) -> tuple[AnyRunConfig, dict[str, Any]]:
-    """Return the same as ``resolve_config`` from the ``config.yaml`` of a run or checkpoint."""
+    """Return configuration and plugin classes from ``config.yaml`` of a run or of a checkpoint."""
     values = read_resolved(file)
     move_keys(values)
     return _validated(values, f"config {file}")

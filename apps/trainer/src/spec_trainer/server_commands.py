@@ -1,4 +1,4 @@
-"""Command-line interface of the commands for running servers: push, serving and follow. Imports no torch."""
+"""This module defines the commands for running servers: push, serving and follow. It imports no torch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def follow(
     as_json: Json = False,
     logs: LogFlags = _LOGS,
 ) -> None:
-    """Train a draft on live requests of running servers, and push the better ones; until it is stopped.
+    """Train a draft on live requests of running servers until stopped, and push each better version.
 
     Parameters
     ----------

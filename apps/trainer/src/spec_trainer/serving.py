@@ -1,4 +1,4 @@
-"""Shell commands that serve a draft, and the closing lines of commands that trained or measured a draft."""
+"""Build shell commands that serve a draft, and the last lines of commands that train or measure it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Huawei Ascend NPUs: HCCL, stateless groups, NPU IPC."""
+"""This package is the backend for Huawei Ascend NPUs, with HCCL and memory shared between processes."""

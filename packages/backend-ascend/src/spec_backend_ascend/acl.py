@@ -1,4 +1,4 @@
-"""The calls of the public ACL runtime API that torch_npu does not offer, through ctypes.
+"""Wrap, by ctypes, the calls of the public ACL runtime API that torch_npu does not offer.
 
 Signatures and values: https://www.hiascend.com/document/detail/en/canncommercial/850/API/appdevgapi/ (aclrt*).
 """
@@ -16,10 +16,10 @@ LIBRARY = "libascendcl.so"
 KEY_BYTES = 65
 """Size in bytes of the key of exported memory."""
 WITHOUT_PID_LIST = 1
-"""ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION: any process of this user that knows the key may map the
-memory."""
+"""ACL's flag ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION: any process of this user that has the key may
+map the memory."""
 DEVICE_TO_DEVICE = 3
-"""ACL_MEMCPY_DEVICE_TO_DEVICE"""
+"""ACL's kind of copy ACL_MEMCPY_DEVICE_TO_DEVICE."""
 
 
 class AclError(RuntimeError):
@@ -38,14 +38,14 @@ def acl_library() -> ctypes.CDLL:
 
 
 def device_count() -> int:
-    """Return the number of NPUs that this process may use, without opening any."""
+    """Return the number of NPUs that this process may use, without opening an NPU."""
     count = ctypes.c_uint32()
     _call("aclrtGetDeviceCount", ctypes.byref(count))
     return count.value
 
 
 def export_memory(address: int, size: int) -> bytes:
-    """Return the key of an allocation that starts at ``address``."""
+    """Export the allocation that starts at ``address``; return its key."""
     key = ctypes.create_string_buffer(KEY_BYTES)
     _call(
         "aclrtIpcMemGetExportKey",
@@ -56,7 +56,7 @@ def export_memory(address: int, size: int) -> bytes:
 
 
 def import_memory(key: bytes) -> int:
-    """Map memory that another process has exported from the same device; return its address in this process."""
+    """Map memory that another process has exported from the same device; return its local address."""
     address = ctypes.c_void_p()
     _call(
         "aclrtIpcMemImportByKey", ctypes.byref(address), ctypes.create_string_buffer(key), ctypes.c_uint64(0)
@@ -80,7 +80,7 @@ def copy_on_stream(target: int, source: int, size: int, stream: int) -> None:
 
 
 def drain(stream: torch.npu.Stream) -> None:
-    """Return when torch_npu has passed all work of ``stream`` to the device.
+    """Wait until torch_npu has passed all work of ``stream`` to the device.
 
     Reading the stream's handle drains torch_npu's queue.
     """

@@ -1,4 +1,4 @@
-"""AscendBackend: Huawei NPUs of one host."""
+"""AscendBackend is the backend for the Huawei NPUs of one host."""
 
 from __future__ import annotations
 
@@ -24,30 +24,34 @@ if TYPE_CHECKING:
 
 ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 EXEC_TIMEOUT_UNIT_S = 68
-"""Seconds; HCCL rounds HCCL_EXEC_TIMEOUT down to a multiple of this."""
+"""Unit of HCCL_EXEC_TIMEOUT, in seconds: HCCL rounds it down to a multiple of this number."""
 
 
 class AscendConfig(BackendConfig):
     """Section ``backend`` of a run on NPUs.
 
-    Environment variables that are already set are not changed. The one exception is the allocator's setting
-    ``expandable_segments``, which is switched off, because such memory cannot be shared with another process.
+    Environment variables that are already set are not changed. The only exception is the allocator's setting
+    ``expandable_segments``. It is turned off, because memory in such segments cannot be shared with another
+    process.
     """
 
     ipc: Literal["auto", "required", "never"] = "auto"
-    """Whether processes on one card pass features through the card's memory. ``auto``: if driver and CANN are new
-    enough, else through host memory. ``never``: through host memory. ``required``: with any versions; the run is
-    refused if the card's memory cannot be shared."""
+    """Whether processes on one card pass features through the card's memory. ``auto``: use the card's memory
+    if driver and CANN are new enough, else host memory. ``never``: use host memory. ``required``: use the
+    card's memory with any versions, and refuse the run if it cannot be shared."""
     allocator: str = "expandable_segments:False"
-    """PYTORCH_NPU_ALLOC_CONF. If it does not mention expandable segments, vllm-ascend turns them on."""
+    """Value of PYTORCH_NPU_ALLOC_CONF. If it does not mention expandable segments, vllm-ascend turns them
+    on."""
     task_queue: Literal[0, 1, 2] = 1
-    """TASK_QUEUE_ENABLE: how torch_npu hands operators to the device."""
+    """Value of TASK_QUEUE_ENABLE, which selects how torch_npu passes operators to the device."""
     hccl_connect_timeout_s: int = Field(600, ge=120, le=7200)
-    """HCCL_CONNECT_TIMEOUT: seconds for which ranks wait for each other when a group is made."""
+    """Value of HCCL_CONNECT_TIMEOUT: maximum seconds for which ranks wait for each other when a group is
+    made."""
     hccl_exec_timeout_s: int = Field(1836, ge=EXEC_TIMEOUT_UNIT_S, le=17340)
-    """HCCL_EXEC_TIMEOUT: longest duration of a collective, in seconds; HCCL rounds it down to a multiple of 68."""
+    """Value of HCCL_EXEC_TIMEOUT: maximum duration of a collective, in seconds. HCCL rounds it down to a
+    multiple of 68."""
     hccl_buffer_mb: int = Field(200, ge=1)
-    """HCCL_BUFFSIZE, in MiB: every communicator uses twice this much device memory."""
+    """Value of HCCL_BUFFSIZE, in MiB. Every communicator uses twice this much device memory."""
 
 
 class AscendBackend(Backend):
@@ -73,14 +77,14 @@ class AscendBackend(Backend):
         return Capabilities(
             device_ipc=host.shares_memory(host.versions()),
             memory_limit=True,
-            concurrent_collectives=False,  # HCCL wants the calls of all groups from one thread at a time
+            concurrent_collectives=False,  # HCCL allows calls from only one thread at a time
             dtypes=frozenset({"float32", "bfloat16"}),
             num_devices=host.num_devices(),
         )
 
     @classmethod
     def import_env(cls) -> Mapping[str, str]:
-        """Return variables with which torch can be imported if torch_npu is installed but cannot be loaded (B11)."""
+        """Return variables with which torch can be imported if torch_npu is installed but cannot load (B11)."""
         return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} if host.breaks_torch() else {}
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
@@ -94,7 +98,7 @@ class AscendBackend(Backend):
             "HCCL_BUFFSIZE": str(config.hccl_buffer_mb),
         }
         if share < 1:
-            # Processes of one card would all listen on HCCL's fixed ports.
+            # All processes of one card would listen on HCCL's fixed ports.
             wanted |= {"HCCL_HOST_SOCKET_PORT_RANGE": "auto", "HCCL_NPU_SOCKET_PORT_RANGE": "auto"}
         unsaid = {name: value for name, value in wanted.items() if name not in os.environ}
         if ALLOCATOR in os.environ:
@@ -112,11 +116,14 @@ class AscendBackend(Backend):
         return torch.device("npu", local_rank)
 
     def device_id(self, device: torch.device) -> str:
-        """Return a name made of host and card (B6)."""
+        """Return a name that consists of host and card (B6)."""
         return card_id(device)
 
     def limit_memory(self, fraction: float) -> None:
-        """Limit the memory of torch's allocator. HCCL's buffers are not included, see ``hccl_buffer_mb`` (B7)."""
+        """Limit the memory of torch's allocator (B7).
+
+        HCCL's buffers are not included, see ``hccl_buffer_mb``.
+        """
         if not 0 < fraction <= 1:
             raise ConfigError(
                 f"a memory limit is a fraction above 0 and at most 1 of the device, not {fraction}"
@@ -158,7 +165,7 @@ def _without_segments(settings: str) -> str:
 def _torch_with_npu() -> Any:
     """Return torch with ``torch.npu``, which exists once torch_npu is imported.
 
-    With TORCH_DEVICE_BACKEND_AUTOLOAD=0 torch does not import it.
+    With TORCH_DEVICE_BACKEND_AUTOLOAD=0, torch itself does not import torch_npu.
     """
     import torch
 

@@ -1,8 +1,9 @@
-"""HcclCommunicator: the public HCCL API through ctypes, for groups outside ``torch.distributed``.
+"""HcclCommunicator wraps the public HCCL API by ctypes, for groups outside ``torch.distributed``.
 
 Signatures and values: hccl.h and hccl_types.h,
-https://www.hiascend.com/document/detail/en/canncommercial/850/API/hcclapiref/. HCCL requires that a process creates
-its communicators one after the other and calls HCCL from one thread at a time. The lock ``ISSUE`` ensures both here.
+https://www.hiascend.com/document/detail/en/canncommercial/850/API/hcclapiref/. HCCL requires that a process
+creates its communicators one after the other, and calls HCCL from one thread at a time. The lock ``ISSUE``
+ensures both requirements in this package.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ROOT_INFO_BYTES = 4108
 UINT8 = 7
 SUM = 0
 SUMMABLE = {"int8": 0, "int32": 2, "float16": 3, "float32": 4, "int64": 5, "bfloat16": 11}
-"""Dtypes that HcclAllReduce can sum on Atlas A2 → their HcclDataType."""
+"""Map each dtype that HcclAllReduce can sum on Atlas A2 to its HcclDataType."""
 
 ISSUE = threading.Lock()
 
@@ -39,7 +40,10 @@ def hccl_library() -> ctypes.CDLL:
 
 
 def root_info() -> bytes:
-    """Return the root info of a new communicator on the current device; rank 0 sends it to the other ranks."""
+    """Return the root info of a new communicator on the current device.
+
+    Rank 0 makes it and sends it to the other ranks.
+    """
     raw = ctypes.create_string_buffer(ROOT_INFO_BYTES)
     with ISSUE:
         _call("HcclGetRootInfo", raw)
@@ -54,10 +58,10 @@ class HcclCommunicator:
     """
 
     def __init__(self, root: bytes, rank: int, world_size: int) -> None:
-        """Connect with the other ranks, which must do the same; wait for them up to HCCL_CONNECT_TIMEOUT."""
+        """Connect with the other ranks, which must also connect, within HCCL_CONNECT_TIMEOUT."""
         self._handle = ctypes.c_void_p()
         self._aborted = threading.Lock()
-        """Acquired by the first ``abort``, and never released."""
+        """Acquired by the first call of ``abort``, and never released."""
         raw = ctypes.create_string_buffer(root, ROOT_INFO_BYTES)
         with ISSUE:
             _call("HcclCommInitRootInfo", *(world_size, raw, rank), ctypes.byref(self._handle))
@@ -67,15 +71,15 @@ class HcclCommunicator:
         self._issue("HcclBroadcast", *(_at(raw), _count(raw.nbytes), UINT8, src))
 
     def send(self, raw: Tensor, dst: int, deadline: float = 0.0) -> None:
-        """Send a tensor to the rank ``dst``."""
+        """Send a tensor to rank ``dst``."""
         self._issue("HcclSend", *(_at(raw), _count(raw.nbytes), UINT8, dst))
 
     def recv(self, raw: Tensor, src: int, deadline: float = 0.0) -> None:
-        """Receive the tensor that rank ``src`` sends."""
+        """Receive into ``raw`` the tensor that rank ``src`` sends."""
         self._issue("HcclRecv", *(_at(raw), _count(raw.nbytes), UINT8, src))
 
     def all_gather(self, raw: Tensor, gathered: Tensor, deadline: float = 0.0) -> None:
-        """Gather one tensor of every rank, in rank order."""
+        """Gather every rank's tensor ``raw`` in ``gathered``, in rank order."""
         self._issue("HcclAllGather", *(_at(raw), _at(gathered), _count(raw.nbytes), UINT8))
 
     def all_reduce(self, tensor: Tensor, deadline: float = 0.0) -> None:

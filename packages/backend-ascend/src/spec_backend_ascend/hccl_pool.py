@@ -1,10 +1,10 @@
-"""HcclPool: samples stay on the sender's card until the receiver reads them, and are then sent over HCCL.
+"""HcclPool leaves samples on the sender's card until the receiver reads them by HCCL.
 
-Each sender shares a two-rank communicator with the receiver; the sender is rank 0 and makes the root info. Only one
-thread of a process at a time may call HCCL, and torch's own groups (FSDP's) do not share a lock with this module. So
-the receiver calls HcclRecv in the thread that calls ``receive``, which is the training thread. As a consequence, a
-sample that was announced but not received is lost if its sender dies, and a send is done only when the sample has
-been received.
+Each sender shares a two-rank communicator with the receiver; the sender is rank 0 and makes the root info, by
+which the receiver finds it. Only one thread of a process at a time may call HCCL, and torch's own groups
+(FSDP's) do not share a lock with this module. The receiver therefore calls HcclRecv in the thread that calls
+``receive``, which is the training thread. As a consequence, a sample that was announced but not received is
+lost if its sender dies, and a send is done only when the sample has been received.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ if TYPE_CHECKING:
 
 SENDER, RECEIVER = 0, 1
 POLL_S = 1e-3
-"""Seconds between a sender's checks whether the receiver has started to read a sample."""
+"""Seconds between a sender's checks of whether the receiver has started to read a sample."""
 
 COUNTER_BYTES = 8
-"""Bytes of host memory shared by sender and receiver: the number of samples that the receiver has started to read."""
+"""Size in bytes of a counter in host memory that sender and receiver share. It counts the samples that the
+receiver has started to read."""
 
 
 class HcclPoolFactory(BufferPoolFactory):
@@ -95,15 +96,18 @@ class HcclPool(ReceiverPool):
         self._communicator = _connected(root, RECEIVER, device)
 
     def allocate(self, num_tokens: int) -> Block | None:
-        """Return a block for a sample of that many tokens. It never fails, because no memory is allocated yet."""
+        """Return a block for a sample of ``num_tokens`` tokens.
+
+        It never returns None, because no memory is allocated yet.
+        """
         return Block(0, num_tokens)
 
     def is_written(self, block: Block) -> bool:
         """Return whether the sample's bytes have arrived, which is true only for an empty sample.
 
-        The bytes of all other samples are transferred when they are read.
+        All other samples are transferred when they are read.
         """
-        return not block.num_tokens  # then nothing travels
+        return not block.num_tokens  # an empty sample is not transferred
 
     def read(self, block: Block) -> tuple[Tensor, Tensor]:
         """Receive the sample into new memory, on the current stream."""
@@ -117,17 +121,17 @@ class HcclPool(ReceiverPool):
         return self._layout.view(received, 0, block.num_tokens)
 
     def free(self, block: Block) -> None:
-        """Do nothing: the memory is freed with the sample."""
+        """Do nothing, because the memory is freed with the sample's tensors."""
 
     def close(self) -> None:
-        """Close the pool and free its resources."""
+        """Close the pool and free the communicator."""
         os.close(self.descriptor)
         del self._taken
         _destroy(self._communicator)
 
 
 class _Transfer(PendingSend):
-    """A sample copied to a staging buffer, and its HcclSend, which waits for the receiver on a separate stream."""
+    """A staged sample, and its HcclSend, which waits for the receiver on a separate stream."""
 
     def __init__(self, buffer: HcclBuffer, copied: torch.npu.Event, staged: Tensor) -> None:
         self._buffer, self._copied, self._staged = buffer, copied, staged
@@ -140,30 +144,32 @@ class _Transfer(PendingSend):
     def wait_sent(self) -> None:
         """Wait until the receiver has started to read the sample and its HcclSend is complete.
 
-        HCCL may buffer a sample in between. The wait polls, so the thread can end if the receiver is gone.
+        The wait polls, so that the thread can end if the receiver has disconnected. It waits for both events
+        because HCCL may buffer a sample before the receiver reads it.
         """
         while self._buffer.num_taken < self._number or not self._sent.query():
             self._buffer.pause()
-        self._sent.synchronize()  # raises what the transfer has failed with
+        self._sent.synchronize()  # raises the error of a transfer that has failed
 
 
 class HcclBuffer(DeferredBuffer):
     """A sender's buffer: ``write`` copies a sample to a staging buffer on the current stream.
 
-    From there the sample is sent on a separate stream, which waits for the receiver without delaying other streams.
+    The staged sample is sent on a separate stream, which waits for the receiver without delaying other
+    streams.
     """
 
     overlapping: ClassVar[bool] = True
 
     def __init__(self, layout: SampleLayout, root: bytes, device: torch.device, descriptor: int) -> None:
-        """Begin to connect to the receiver; ``descriptor`` is the file of its counter in shared memory."""
+        """Begin to connect to the receiver. ``descriptor``: the file of its counter in shared memory."""
         self._layout, self._device = layout, device
         self._communicator = _connected(root, SENDER, device)
         self._taken = _counter(descriptor)
         self.num_enqueued = 0
         """Number of samples passed to HCCL."""
         self._own_stream = OwnStream(device)
-        """A separate stream, so that no sender waits for another sender's receiver."""
+        """A separate stream, so that this sender does not wait for the receiver of another sender."""
         self._stream: torch.npu.Stream = self._own_stream.stream
         self._pending: list[_Transfer] = []
         self._abandoned = threading.Event()
@@ -189,7 +195,7 @@ class HcclBuffer(DeferredBuffer):
         return self._pending.pop()
 
     def enqueue(self, copied: torch.npu.Event, staged: Tensor) -> torch.npu.Event:
-        """Queue the HcclSend of a staged sample; return an event that is complete when the send is."""
+        """Queue the HcclSend of a staged sample; return an event that is complete when the send is complete."""
         communicator = self._communicator.result()
         self._stream.wait_event(copied)
         with torch.npu.stream(self._stream):
@@ -200,23 +206,23 @@ class HcclBuffer(DeferredBuffer):
         return sent
 
     def pause(self) -> None:
-        """Wait for a moment. Raise PeerLost if the receiver has gone."""
+        """Wait for a moment. Raise PeerLost if the receiver has disconnected."""
         if self._abandoned.wait(POLL_S):
             raise PeerLost("the receiver hung up")
 
     def settle(self) -> None:
-        """Return at once: the sender never writes to the receiver's memory, so there is nothing to wait for."""
+        """Do nothing: the sender never writes to the receiver's memory, so there is nothing to wait for."""
 
     def abandon(self) -> None:
         """Make pending and future sends raise PeerLost."""
         self._abandoned.set()
 
     def close(self) -> None:
-        """Free the communicator; keep the stream for reuse by another sender."""
+        """Free the communicator, and keep the stream for another sender."""
         _destroy(self._communicator)
         del self._taken
         if not self._abandoned.is_set():
-            with contextlib.suppress(RuntimeError):  # a stream on which a call has failed is of no use
+            with contextlib.suppress(RuntimeError):  # a stream on which a call has failed is not reused
                 self._stream.synchronize()
                 self._own_stream.close()
 
@@ -244,7 +250,7 @@ def _split(device_id: str) -> tuple[str, str, str]:
 
 
 def _connected(root: bytes, rank: int, device: torch.device) -> Future[HcclCommunicator]:
-    """Make the communicator in a temporary thread: sender and receiver must connect at the same time."""
+    """Make the communicator in a temporary thread, because both sides must connect at the same time."""
 
     def connect() -> HcclCommunicator:
         torch.npu.set_device(device)
@@ -257,7 +263,7 @@ def _connected(root: bytes, rank: int, device: torch.device) -> Future[HcclCommu
 
 
 def _counter(descriptor: int) -> memoryview:
-    """Return the shared counter, at index 0 of the view; it is read and written atomically."""
+    """Return a view whose index 0 is the shared counter, which is read and written atomically."""
     return memoryview(mmap.mmap(descriptor, COUNTER_BYTES)).cast("Q")
 
 

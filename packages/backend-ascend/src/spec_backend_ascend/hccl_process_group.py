@@ -1,4 +1,7 @@
-"""HcclProcessGroup: device collectives among the members of a rendezvous, over HCCL without ``torch.distributed``."""
+"""HcclProcessGroup implements device collectives among the members of a rendezvous, over HCCL.
+
+It does not use ``torch.distributed``.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ if TYPE_CHECKING:
     from spec_core import Rendezvous
 
 GATHERED = frozenset({torch.uint8, torch.float64})
-"""Dtypes that HcclAllReduce cannot sum: the tensors of all ranks are gathered as bytes and summed here."""
+"""Dtypes that HcclAllReduce cannot sum. The tensors of all ranks are gathered as bytes and summed by this
+module."""
 
 
 class HcclProcessGroup(AgreedProcessGroup):
@@ -40,12 +44,12 @@ class HcclProcessGroup(AgreedProcessGroup):
         root = rendezvous.broadcast(root_info() if self.rank == 0 else None, src=0)
         communicator = HcclCommunicator(root, self.rank, self.world_size)
         self._communicator = communicator
-        # HCCL connects in the first call: a group that cannot work is to fail here (P8).
+        # HCCL connects in the first call, so that a group that cannot work fails here (P8).
         value = torch.ones(1, device=self.device)
         self.all_reduce(value)
         try:
             total = value.item()
-        except RuntimeError as error:  # torch's, for all that fails on the device
+        except RuntimeError as error:  # torch's error for any failure on the device
             raise PeerLost(f"rank {self.rank}: the first all_reduce failed: {error}") from error
         if total != self.world_size:
             raise PeerLost(f"rank {self.rank}: the first all_reduce of {self.world_size} ranks gave {total}")

@@ -1,4 +1,4 @@
-"""HcclTransport: features between the cards of a host over HCCL, otherwise through host memory or TCP."""
+"""HcclTransport sends features between a host's cards over HCCL, otherwise by host memory or TCP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class HcclTransport(Transport):
-    """Receives on, and sends from, the device that is current when a receiver or sender is made."""
+    """Receives on, and sends from, the device that is current when the receiver or sender is made."""
 
     def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:
         """Return a receiver; its senders share a window of ``window_bytes`` bytes (T1, T5)."""

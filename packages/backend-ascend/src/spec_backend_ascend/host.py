@@ -1,4 +1,4 @@
-"""Finds Ascend's software on this host without importing torch or opening a device."""
+"""Find Ascend's software on this host without importing torch or opening a device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DRIVER = "usr/local/Ascend/driver/version.info"
 INSTALLED = "etc/ascend_install.info"
-"""File that names the driver's folder if it is not the default one."""
+"""File that names the driver's folder if it is not the default folder."""
 TOOLKIT_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 IPC_SINCE = {"driver": (25, 3), "cann": (8, 3)}
 """First releases in which processes can share a card's memory: HDK 25.3.RC1 and CANN 8.3.RC1, according to torch_npu
@@ -25,7 +25,7 @@ SOURCE_IT = "source /usr/local/Ascend/ascend-toolkit/set_env.sh (or where CANN i
 
 
 def versions(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the versions of torch, torch-npu, CANN and driver, without those that are not installed."""
+    """Return the versions of the installed software among torch, torch-npu, CANN and driver."""
     found = {
         "torch": _distribution("torch"),
         "torch-npu": _distribution("torch-npu"),
@@ -36,7 +36,7 @@ def versions(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) ->
 
 
 def missing() -> str:
-    """Return why this process cannot use an NPU, and what to do about it; empty if it can."""
+    """Return why this process cannot use an NPU, and what to do about it; an empty string if it can."""
     for module, distribution in (("torch", "torch"), ("torch_npu", "torch-npu")):
         if importlib.util.find_spec(module) is None:
             return f"{distribution} is not installed: pip install {distribution}"
@@ -55,7 +55,7 @@ def breaks_torch() -> bool:
 
 
 def num_devices() -> int:
-    """Return the number of NPUs; 0 without a driver."""
+    """Return the number of this host's NPUs; 0 without a driver."""
     try:
         return acl.device_count()
     except (OSError, AttributeError, acl.AclError):
@@ -63,12 +63,12 @@ def num_devices() -> int:
 
 
 def shares_memory(found: Mapping[str, str]) -> bool:
-    """Return whether processes can share a card's memory with driver and CANN of these versions."""
+    """Return whether processes can share a card's memory with the versions ``found`` of driver and CANN."""
     return all(_release(found.get(name, "")) >= since for name, since in IPC_SINCE.items())
 
 
 def _missing_library() -> str:
-    """Return the first of CANN's libraries that cannot be loaded; empty if all can."""
+    """Return the first of CANN's libraries that cannot be loaded; an empty string if all can be loaded."""
     for library, load in ((acl.LIBRARY, acl.acl_library), (hccl.LIBRARY, hccl.hccl_library)):
         try:
             load()
@@ -78,9 +78,9 @@ def _missing_library() -> str:
 
 
 def _mismatch() -> str:
-    """Return why torch_npu and torch do not fit together; empty if they do.
+    """Return why torch_npu and torch do not fit together; an empty string if they do.
 
-    torch_npu is built for one version of torch without CUDA.
+    torch_npu is built for exactly one version of torch without CUDA.
     """
     torch, extension = _distribution("torch"), _distribution("torch-npu")
     if torch and extension and _release(torch) != _release(extension):
@@ -138,6 +138,6 @@ def _field(file: Path, name: str) -> str:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version, ``25.3.rc1.2`` -> (25, 3); empty if it has none."""
+    """Return the first two numbers of a version: (25, 3) for ``25.3.rc1.2``; empty if it has none."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else ()

@@ -1,8 +1,8 @@
-"""NpuSharing: memory of a card that several processes share (``spec_kit.streams``: ``DevicePool``).
+"""NpuSharing lets several processes share memory of a card (``DevicePool`` of ``spec_kit.streams``).
 
 ACL documents one use of events between processes: the process that created the event records it, and another
-process waits for it. This module uses events only in this way. So a sample is announced only when its copy is
-complete, and no reader's stream waits for a process that may die.
+process waits for it. This module uses events only in this way. A sample is therefore announced only when its
+copy is complete, and no reader's stream waits for a process that may die.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from spec_kit.streams import Packet, Range, SampleLayout, SenderBuffer
 
 _OFFER = struct.Struct("<65s7xQ")
-"""Layout of an offer: the memory's key, and the offset in bytes within its allocation."""
+"""Layout of an offer: the memory's key, and the memory's offset, in bytes, within its allocation."""
 
 _own_allocations: dict[bytes, int] = {}
 """Key → address of memory that this process has exported; a process does not import its own exports."""
@@ -45,7 +45,7 @@ _own_allocations: dict[bytes, int] = {}
 class NpuSharing(DeviceSharing):
     """Shares memory of one card between processes.
 
-    On the stream that copies a sample into a block, the copy waits for the block's previous reader.
+    The stream that copies a sample into a block waits for the block's previous reader.
     """
 
     device_type: ClassVar[str] = "npu"
@@ -53,7 +53,7 @@ class NpuSharing(DeviceSharing):
 
     @property
     def device_id(self) -> str:
-        """Return the name of the device, the same in every process."""
+        """Return the device's name, which is the same in every process."""
         return card_id(self.device)
 
     def create(self, size: int) -> SharedMemory:
@@ -84,7 +84,7 @@ class NpuSharing(DeviceSharing):
         torch.npu.set_device(self.device)
 
     def submit(self, stream: Any) -> None:
-        """Return when torch_npu has passed the stream's work to the device."""
+        """Wait until torch_npu has passed the stream's work to the device."""
         acl.drain(stream)
 
 
@@ -92,15 +92,15 @@ class CopyOnStream(PendingSend):
     """A pending copy, whose completion is recorded as an event."""
 
     def __init__(self, copied: torch.npu.Event) -> None:
-        """Store ``copied``, the event after the copy."""
+        """Store ``copied``, the event that follows the copy."""
         self._copied = copied
 
     def wait_sendable(self) -> None:
-        """Return when the copy is complete."""
+        """Wait until the copy is complete."""
         self._copied.synchronize()
 
     def wait_sent(self) -> None:
-        """Return at once: when a sample is announced, it is already in the receiver's memory."""
+        """Do nothing: when a sample is announced, it is already in the receiver's memory."""
 
 
 class NpuBuffer(DeferredBuffer):
@@ -143,13 +143,13 @@ class NpuBuffer(DeferredBuffer):
         self._events.close()
 
     def _parts(self, sample: FeatureSample) -> list[Tensor]:
-        """Return the sample's tensors, contiguous and on the device, in the sequence in which a block stores them."""
+        """Return the sample's tensors, contiguous and on the device, in the order in which a block has them."""
         ids, hidden = sample.input_ids.to(self._device), sample.hidden_TNH.to(self._device)
         return [ids.contiguous(), hidden.contiguous()]
 
 
 def _export(tensor: Tensor) -> tuple[bytes, int]:
-    """Export the allocation that contains ``tensor``; return its key and the tensor's offset in it, in bytes."""
+    """Export the allocation that contains ``tensor``; return its key and the tensor's offset in bytes."""
     address = tensor.data_ptr()
     for segment in torch.npu.memory_snapshot():
         start, size = segment["address"], segment["total_size"]
@@ -161,7 +161,7 @@ def _export(tensor: Tensor) -> tuple[bytes, int]:
 
 
 def _transfers(pieces: Sequence[Range], parts: Sequence[Tensor]) -> Iterator[tuple[int, int, int]]:
-    """Yield (target offset, source address, bytes) of each copy that writes ``parts`` into the ranges ``pieces``.
+    """Yield (target offset, source address, bytes) of each copy that writes ``parts`` into ``pieces``.
 
     Each part begins at an aligned offset of the block.
     """

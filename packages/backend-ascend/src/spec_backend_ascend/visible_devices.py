@@ -1,4 +1,4 @@
-"""ASCEND_RT_VISIBLE_DEVICES: which of a host's cards a process sees, and their names."""
+"""Read and write ASCEND_RT_VISIBLE_DEVICES, which selects the cards that a process sees; name cards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def visible_npus(environ: Mapping[str, str], num_devices: int) -> list[str]:
-    """Return the physical ids of the NPUs that a process with this environment sees, by default all."""
+    """Return the physical ids of the NPUs that a process with this environment sees, by default all NPUs."""
     if NAME not in environ:
         return [str(index) for index in range(num_devices)]
     ids = [entry.strip() for entry in environ[NAME].split(",")]
@@ -33,20 +33,20 @@ def visible_npus(environ: Mapping[str, str], num_devices: int) -> list[str]:
 def npus_visible_to_child(
     environ: Mapping[str, str], total: int, local_rank: int, num_devices: int
 ) -> dict[str, str]:
-    """Return the variable that lets a child see ``num_devices`` devices from ``local_rank`` on, and no other.
+    """Return the variable that lets a child see only ``num_devices`` devices from ``local_rank`` on.
 
-    Raise ConfigError if there are fewer.
+    Raise ConfigError if this process sees fewer devices.
     """
     return child_devices(NAME, environ, visible_npus(environ, total), local_rank, num_devices)
 
 
 def card_id(device: torch.device) -> str:
-    """Return a name made of host and card, the same in every process."""
+    """Return a name that consists of host and card, and is the same in every process."""
     index = device.index or 0
     ids = visible_npus(os.environ, index + 1)
     return f"NPU {ids[index]} of host {BOOT_ID.read_text().strip()}"
 
 
 def host_of(card: str) -> str:
-    """Return the host's name contained in a card's name."""
+    """Return the host's name, which is a part of a card's name."""
     return card.rpartition(" of host ")[2]

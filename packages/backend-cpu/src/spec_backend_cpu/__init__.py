@@ -1,1 +1,1 @@
-"""CPU backend: shared memory, gloo, in-process transport; the reference for every other backend."""
+"""This package is the CPU backend, with shared memory and gloo: the reference for other backends."""

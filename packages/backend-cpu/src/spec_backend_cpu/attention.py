@@ -1,4 +1,4 @@
-"""Calls torch's fused causal attention on the CPU, which also returns the log-sum-exp, once per document."""
+"""Call torch's fused causal attention on the CPU, with its log-sum-exp, once for each document."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ fused_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_fo
 def document_attention(
     q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[tuple[int, int]]
 ) -> tuple[Tensor, Tensor]:
-    """Return causal self-attention within each document, and its log-sum-exp; float64, float32 or bfloat16."""
+    """Return causal self-attention within each document, and its log-sum-exp.
+
+    The dtype is float64, float32 or bfloat16.
+    """
     out = torch.zeros_like(q)
     lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     for start, stop in bounds:
@@ -38,7 +41,10 @@ def document_attention_backward(
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     bounds: Sequence[tuple[int, int]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv). ``saved``: (q, k, v, out, lse); out and lse may be over these and further keys."""
+    """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse).
+
+    ``out`` and ``lse`` may be the attention over these keys and further keys.
+    """
     q, k, v, _, _ = saved
     grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for start, stop in bounds:
@@ -51,7 +57,7 @@ def document_attention_backward(
 def prefixed_attention(
     q: Tensor, k: Tensor, v: Tensor, pieces: Sequence[tuple[int, int, int]]
 ) -> tuple[Tensor, Tensor]:
-    """Return causal attention for the tokens of some pieces of documents, and its log-sum-exp.
+    """Return causal attention for the tokens of pieces of documents, and its log-sum-exp.
 
     ``q`` has the queries of these tokens, one piece after the other.
 
@@ -79,7 +85,10 @@ def prefixed_attention_backward(
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     pieces: Sequence[tuple[int, int, int]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv). ``saved``: (q, k, v, out, lse); out and lse may be over these and further keys."""
+    """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse).
+
+    ``out`` and ``lse`` may be the attention over these keys and further keys.
+    """
     q, k, v, out, lse = saved
     grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for rows, keys, is_causal in _rectangles(pieces):
@@ -91,7 +100,7 @@ def prefixed_attention_backward(
 
 
 def _rectangles(pieces: Sequence[tuple[int, int, int]]) -> Iterator[tuple[slice, slice, bool]]:
-    """Yield rectangles of the attention matrix: rows of ``q``, rows of ``k``, and whether the rectangle is causal."""
+    """Yield rectangles of the attention matrix: rows of ``q``, rows of ``k``, and whether it is causal."""
     row = 0
     for start, first, stop in pieces:
         rows = slice(row, row + stop - first)

@@ -1,4 +1,4 @@
-"""CpuBackend: the reference backend, which runs on every machine and which other backends are compared with."""
+"""CpuBackend is the reference for other backends and runs on every machine."""
 
 from __future__ import annotations
 
@@ -40,14 +40,17 @@ class CpuBackend(Backend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        """Return what this machine's hardware offers (B3)."""
+        """Return the capabilities of this machine's hardware (B3)."""
         version = Availability.of_distribution("torch").versions.get("torch", "0")
         return Capabilities(
             dtypes=frozenset({"float32", "bfloat16"}), fp8=Version(version) >= Version(FP8_SINCE)
         )
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
-        """Return the number of OpenMP threads of a child: its share of the host's cores, at least one (B4)."""
+        """Return the variable that gives a child its share of the host's cores as OpenMP threads (B4).
+
+        The child gets at least one thread.
+        """
         import os
 
         threads = max(1, int(share * len(os.sched_getaffinity(0))))

@@ -1,11 +1,11 @@
-"""Attention of blocks of draft tokens to their document and to the tokens of the same block, on CPUs.
+"""Compute attention of blocks of draft tokens to their document and to their own block, on CPUs.
 
 torch's fused attention computes the attention to the context, document by document. The attention to the few
-keys of the same block is computed separately, and both are merged by log-sum-exp. So no query is compared
-with the keys of another block, and the backward pass recomputes nothing.
+keys of the same block is computed separately, and the two results are merged by log-sum-exp. In this way no
+query is compared with the keys of another block, and the backward pass recomputes nothing.
 
-Shapes: A blocks, B slots of each, T tokens; heads are viewed as K key-value heads of G queries each, of D
-dimensions.
+Shapes: A blocks of B slots, T tokens. Heads of D channels are viewed as K key-value heads, each with G query
+heads.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     KeysValues = tuple[Tensor, Tensor]
 
 PIECE_QUERIES = 256
-"""Number of queries per call of the fused attention. They belong to neighbouring blocks. The number is large enough
-to be efficient, and so small that these blocks see nearly the same context."""
+"""Number of queries in one call of the fused attention, which belong to neighbouring blocks. The number is
+large enough to be efficient, and so small that these blocks attend to nearly the same context."""
 
 
 class DeviceBlocks(Protocol):
@@ -35,14 +35,17 @@ class DeviceBlocks(Protocol):
 
     @property
     def on_device(self) -> tuple[Tensor, Tensor]:
-        """Return two int64 [A]: each block's anchor (a token index, ascending) and the start of its document."""
+        """Return two tensors, int64 [A]: each block's anchor and the start of its document.
+
+        An anchor is a token index. Anchors ascend.
+        """
         ...
 
 
 def merged_block_attention(
     q: Tensor, context: KeysValues, own: KeysValues, layout: DeviceBlocks, window: int | None
 ) -> Tensor:
-    """Return attention [A, B, heads, D] like ``q``; differentiable.
+    """Return the blocks' attention, shaped like ``q`` [A, B, heads, D]; it is differentiable.
 
     ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]. A block attends to the tokens of
     its document before its anchor. If ``window`` is None, attention within a block is bidirectional.
@@ -76,7 +79,7 @@ class _BlockAttention(torch.autograd.Function):
             rows = q[piece.blocks].flatten(0, 1)
             inputs = (heads_first(rows), heads_first(k[piece.context]), heads_first(v[piece.context]))
             out_1NRD, lse_1NR = fused_attention(*inputs, 0.0, False, attn_mask=piece.mask)
-            # A row that sees no context holds no number.
+            # A row that attends to no context has no valid number.
             out_RND = out_1NRD[0].transpose(0, 1).masked_fill(piece.blind_R[:, None, None], 0)
             lse_RN = lse_1NR[0].transpose(0, 1).masked_fill(piece.blind_R[:, None], -torch.inf)
             seen[piece.blocks] = out_RND.view_as(seen[piece.blocks])
@@ -110,7 +113,7 @@ class _BlockAttention(torch.autograd.Function):
 class _OwnKeys:
     """Scores of each block's queries against the keys of the same block, float32 or wider [A, B, K, G, B].
 
-    K: key-value heads; G: queries of each.
+    K: key-value heads; G: query heads for each key-value head.
     """
 
     def __init__(self, q: Tensor, k: Tensor, window: int | None) -> None:
@@ -131,7 +134,10 @@ class _OwnKeys:
     def gradients(
         self, grad_out: Tensor, out: Tensor, merged: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients with respect to q (the block keys' share), the block's keys and its values."""
+        """Return the gradients of the block's queries, keys and values.
+
+        The queries' gradient is only the share that comes from the keys of the same block.
+        """
         weights, grad = self._weights(merged), _grouped(grad_out, v)
         row = (grad * _grouped(out, v)).sum(-1, keepdim=True)
         from_value = torch.einsum("abkgd,aukd->abkgu", grad, _wide(v))
@@ -147,7 +153,7 @@ class _OwnKeys:
 
 
 class _Piece(NamedTuple):
-    """Neighbouring blocks of one document, and the context tokens that at least one of them attends to."""
+    """Neighbouring blocks of one document, and the context tokens to which at least one block attends."""
 
     blocks: slice
     context: slice

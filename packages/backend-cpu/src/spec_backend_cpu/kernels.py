@@ -1,4 +1,4 @@
-"""The kernels of CPUs, by name (B10)."""
+"""Define the CPU's kernels, by name (B10)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""NVIDIA CUDA: MPS, device memory shared between processes, NCCL, attention kernels. See ``backend.CudaBackend``."""
+"""This package is the backend for NVIDIA GPUs (``backend.CudaBackend``).
+
+It has MPS, device memory shared between processes, NCCL and attention kernels.
+"""

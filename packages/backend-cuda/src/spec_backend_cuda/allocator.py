@@ -1,4 +1,4 @@
-"""Settings of torch's memory allocator, and the memory limit of a process."""
+"""Compute settings of torch's memory allocator, and limit the memory of a process."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ if TYPE_CHECKING:
     import torch
 
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Environment variables with the settings: the name since torch 2.9, and the older name, which torch still
-reads."""
+"""Names of the environment variable with the settings: the name since torch 2.9, and the older name, which
+torch still reads."""
 GIB = 1 << 30
 
 
 def allocator_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the inherited settings with ``expandable_segments`` off, even if nothing was inherited.
 
-    Other processes can open memory from such segments only with a capability that containers lack, so libraries that
-    share tensors (some engines do) would fail. The explicit value prevents that something turns it on later.
+    Other processes can open memory of expandable segments only with a capability that containers lack, so
+    that engines that share tensors between processes would fail. The explicit value keeps other code from
+    turning the setting on later.
     """
     return {name: _without_expandable(environ.get(name, "")) for name in SETTINGS if name in environ} or {
         SETTINGS[1]: _without_expandable("")
@@ -38,7 +39,8 @@ def _without_expandable(settings: str) -> str:
 def limit_memory(fraction: float, device: torch.device) -> None:
     """Limit the memory of torch's allocator to ``fraction`` of the device's memory.
 
-    Raise ConfigError if ``fraction`` is no fraction, or if other processes leave less free memory than that.
+    Raise ConfigError if ``fraction`` is not above 0 and at most 1, or if other processes leave less free
+    memory than this.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Flash attention: torch's fused causal attention, with all documents of a batch in one call.
+"""Compute torch's fused causal attention (flash attention), with all documents of a batch in one call.
 
 It supports half precision; wider dtypes use the slower ``dense_attention``. Rows outside every document are ignored.
 """
@@ -34,36 +34,39 @@ Pair = tuple[int, int]
 
 
 class PackedRows(NamedTuple):
-    """Rows of several sequences, as queries or as keys, in the form that the kernel takes."""
+    """Rows of several sequences, which are queries or keys, in the form that the kernel takes."""
 
     rows: slice | Tensor
-    """Their rows of the token axis; a slice if the sequences are adjacent."""
+    """The sequences' rows on the token axis; a slice if the sequences are adjacent."""
     starts: Tensor
     """int32 [sequences + 1]: first row of each sequence among ``rows``, then the number of rows."""
     longest: int
     overlapping: tuple[Pair, ...] = ()
-    """The bounds of all sequences, if some share rows: pieces of one document share keys."""
+    """The bounds of all sequences if some sequences share rows: pieces of one document share keys."""
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[Pair]) -> tuple[Tensor, Tensor]:
-    """Return causal self-attention inside each document, and its log-sum-exp; for any dtype and shape."""
+    """Return causal self-attention within each document, and its log-sum-exp, for any dtype and shape."""
     return _attend(q, k, v, bounds, bounds)
 
 
 def flash_attention_backward(
     grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], bounds: Sequence[Pair]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv). ``saved``: (q, k, v, out, lse); out and lse may be over these and further keys."""
+    """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse).
+
+    ``out`` and ``lse`` may be the attention over these keys and further keys.
+    """
     return _gradients(grad_out, saved, bounds, bounds)
 
 
 def flash_attention_of_pieces(
     q: Tensor, k: Tensor, v: Tensor, pieces: Sequence[tuple[int, int, int]]
 ) -> tuple[Tensor, Tensor]:
-    """Return causal attention for the tokens of some pieces of documents, and its log-sum-exp; any dtype and shape.
+    """Return causal attention for the tokens of pieces of documents, and its log-sum-exp.
 
-    ``q`` has the queries of these tokens, one piece after the other. A piece is (first token of its document, first
-    token, last token + 1), as indices of ``k`` and ``v``.
+    Any dtype and shape is supported. ``q`` has the queries of these tokens, one piece after the other. A
+    piece is (first token of its document, first token, last token + 1), as indices of ``k`` and ``v``.
     """
     return _attend(q, k, v, *_of_pieces(pieces))
 
@@ -73,7 +76,10 @@ def flash_attention_of_pieces_backward(
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     pieces: Sequence[tuple[int, int, int]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv). ``saved``: (q, k, v, out, lse); out and lse may be over these and further keys."""
+    """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse).
+
+    ``out`` and ``lse`` may be the attention over these keys and further keys.
+    """
     return _gradients(grad_out, saved, *_of_pieces(pieces))
 
 
@@ -86,7 +92,7 @@ KERNELS: Mapping[str, Kernel] = {
 
 
 def _of_pieces(pieces: Sequence[tuple[int, int, int]]) -> tuple[list[Pair], list[Pair]]:
-    """Return the rows of each piece's queries, and the rows of the keys that they attend to."""
+    """Return the rows of each piece's queries, and the rows of the keys to which these queries attend."""
     stops = list(accumulate((stop - first for _, first, stop in pieces), initial=0))
     return list(pairwise(stops)), [(start, stop) for start, _, stop in pieces]
 
@@ -94,11 +100,14 @@ def _of_pieces(pieces: Sequence[tuple[int, int, int]]) -> tuple[list[Pair], list
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, queries: Sequence[Pair], keys: Sequence[Pair]
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention of each sequence of queries over its keys, whose last rows are those of the queries."""
+    """Return the attention of each sequence of queries over its keys.
+
+    The last rows of a sequence's keys are at the positions of its queries.
+    """
     if queries and _is_fused(q):
         asking, seen = _packed(tuple(queries), q.device), _packed(tuple(keys), q.device)
         inputs = q[asking.rows], k[seen.rows], v[seen.rows]
-        # With fewer queries than keys, the kernel aligns the causal mask to the last of both.
+        # With fewer queries than keys, the kernel aligns the causal mask at the last query and the last key.
         out, lse, *_ = _forward(*inputs, *_lengths(asking, seen), 0.0, True, False)
         return _spread(out, asking, len(q)), _spread(lse.T, asking, len(q))
     out = torch.zeros_like(q)
@@ -153,7 +162,10 @@ def _is_fused(q: Tensor) -> bool:
 
 
 def _spread(part: Tensor, packed: PackedRows, num_tokens: int) -> Tensor:
-    """Put rows at their indices among all tokens. Other rows are 0, and a row of several sequences is their sum."""
+    """Put the rows of ``part`` at their indices among all tokens.
+
+    Other rows are 0, and a row that belongs to several sequences gets their sum.
+    """
     if isinstance(packed.rows, slice) and packed.rows == slice(0, num_tokens):
         return part
     whole = part.new_zeros(num_tokens, *part.shape[1:])
@@ -161,7 +173,7 @@ def _spread(part: Tensor, packed: PackedRows, num_tokens: int) -> Tensor:
         whole[packed.rows] = part
         return whole
     row = 0
-    for start, stop in packed.overlapping:  # one after the other, so that results repeat to the bit
+    for start, stop in packed.overlapping:  # one after the other, so that results are reproducible to the bit
         whole[start:stop] += part[row : row + stop - start]
         row += stop - start
     return whole
@@ -171,7 +183,7 @@ def _lengths(queries: PackedRows, keys: PackedRows) -> tuple[Tensor, Tensor, int
     return queries.starts, keys.starts, queries.longest, keys.longest
 
 
-@lru_cache(maxsize=16)  # a step asks again and again for the same few
+@lru_cache(maxsize=16)  # a step uses the same few arguments again and again
 def _packed(bounds: tuple[Pair, ...], device: torch.device) -> PackedRows:
     lengths = [stop - start for start, stop in bounds]
     starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -185,5 +197,5 @@ def _packed(bounds: tuple[Pair, ...], device: torch.device) -> PackedRows:
 
 @lru_cache(maxsize=1)
 def _no_dropout(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the random state of dropout, which the operator requires even without dropout."""
+    """Return a random state for dropout, which the operator requires even without dropout."""
     return torch.zeros(2, dtype=torch.uint64, device=device), torch.empty(0, device=device)

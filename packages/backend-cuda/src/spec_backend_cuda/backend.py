@@ -1,4 +1,4 @@
-"""CudaBackend: NVIDIA GPUs of one host."""
+"""CudaBackend is the backend for the NVIDIA GPUs of one host."""
 
 from __future__ import annotations
 
@@ -42,33 +42,33 @@ BFLOAT16_SINCE = (8, 0)
 FP8_SINCE = (8, 9)
 """Compute capability of the first GPUs with fp8 matrix products (Ada)."""
 PROCESS_BYTES = 1536 << 20
-"""Bytes that a process needs for the CUDA context, kernels loaded at their first call, libraries' workspaces and
-NCCL's buffers. Measured: vLLM 0.26 and a trainer before its first step used 2.0 GiB together in addition to the
-memory that they counted (one H200, under MPS)."""
+"""Bytes of GPU memory that a process needs for the CUDA context, for kernels that are loaded at their first
+call, for libraries' workspaces and for NCCL's buffers. Measured: vLLM 0.26 and a trainer before its first
+step used 2.0 GiB together in addition to the memory that they counted (one H200, under MPS)."""
 
 
 class CudaConfig(BackendConfig):
     """Section ``backend`` of a run on NVIDIA GPUs."""
 
     mps: Literal["auto", "required", "never"] = "auto"
-    """Whether colocated processes use a GPU at the same time, through an MPS daemon of this run, or take turns.
-    ``auto``: MPS or, if it does not work, turns, with a warning. ``required``: MPS; without it the run is refused.
-    ``never``: turns."""
+    """Whether colocated processes use a GPU at the same time, through an MPS daemon of this run, or take
+    turns. ``auto``: use MPS, or take turns with a warning if MPS does not work. ``required``: use MPS, or
+    refuse the run. ``never``: take turns."""
     mps_threads: Literal["split", "shared"] = "shared"
-    """Under MPS, ``shared``: each process may use all multiprocessors of the GPU. ``split``: each process uses only
-    its share of them."""
+    """Under MPS, ``shared``: each process may use all multiprocessors of the GPU. ``split``: each process
+    uses only its share of the multiprocessors."""
     ipc: Literal["auto", "required", "never"] = "auto"
-    """Whether processes on one GPU pass features through the GPU's memory. ``auto``: if the driver allows it, else
-    through host memory. ``never``: through host memory. ``required``: the run is refused if the driver does not
-    allow it."""
+    """Whether processes on one GPU pass features through the GPU's memory. ``auto``: use the GPU's memory if
+    the driver allows it, else host memory. ``never``: use host memory. ``required``: use the GPU's memory, or
+    refuse the run if the driver does not allow it."""
     listen: str = Field(default="", pattern=r"^(\S+:\d+)?$")
-    """``host:port`` at which this host's trainers listen for engines on other hosts (``disaggregated``); port 0: a
-    free port for each trainer. Empty: only engines on this host can connect."""
+    """``host:port`` at which this host's trainers listen for engines on other hosts (``disaggregated``); port
+    0 means a free port for each trainer. If the option is empty, only engines on this host can connect."""
 
     @field_validator("mps", "ipc", mode="before")
     @classmethod
     def _off_is_never(cls, value: object) -> object:
-        """Refuse ``off``, the former name of ``never``; YAML reads it as false."""
+        """Refuse ``off``, the former name of ``never``, which YAML reads as false."""
         if value in ("off", False):
             raise ValueError("off is called never now: expected auto, required or never")
         return value
@@ -117,7 +117,7 @@ class CudaBackend(Backend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        """Return the capabilities of the GPUs (B3). All GPUs are assumed to be like the first visible one."""
+        """Return the capabilities of the GPUs (B3). All GPUs are assumed to be like the first visible GPU."""
         try:
             gpus = inventory().gpus
         except DriverMissing:
@@ -142,7 +142,7 @@ class CudaBackend(Backend):
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
         """Return a child's environment variables (B4).
 
-        Inside ``prepare_host`` they include the variables of an MPS client.
+        Within ``prepare_host`` they include the variables of an MPS client.
         """
         gpus = inventory().gpus
         cores = len(os.sched_getaffinity(0)) / max(1, len(visible_gpus(os.environ, gpus)))
@@ -162,7 +162,7 @@ class CudaBackend(Backend):
         """Start an MPS daemon if the placement shares GPUs, and stop it at the end (B5)."""
         started_s = time.time()
         with ExitStack() as stack:
-            stack.callback(forget_events, started_s)  # also where no owner is there to do it
+            stack.callback(forget_events, started_s)  # also if there is no owner that does it
             if placement == "colocated" and self.config.mps != "never":
                 self._mps = self._share_devices(stack)
             try:
@@ -212,7 +212,7 @@ class CudaBackend(Backend):
         return NcclProcessGroup(rendezvous, device)
 
     def group_settings(self) -> str:
-        """Return NCCL's memory-allocation setting; processes that differ cannot form a communicator (B8)."""
+        """Return NCCL's memory-allocation setting, in which all ranks of a communicator must agree (B8)."""
         return ",".join(f"{name}={value}" for name, value in nccl_settings(os.environ).items())
 
     def transport(self, placement: Placement) -> Transport:
@@ -243,7 +243,7 @@ class CudaBackend(Backend):
 
 
 def _triton_kernels() -> Mapping[str, Kernel]:
-    """Return the Triton kernels by name; none without Triton or the C compiler that it needs."""
+    """Return the Triton kernels by name; an empty mapping without Triton or the C compiler that it needs."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if importlib.util.find_spec("triton") is None or compiler is None:
         log.warning("drafts train in plain torch, more slowly: kernels need triton and a C compiler (gcc)")
@@ -254,14 +254,17 @@ def _triton_kernels() -> Mapping[str, Kernel]:
 
 
 def _smallest(gpus: Sequence[Gpu | None]) -> int | None:
-    """Return the memory of the smallest GPU in bytes; None if it is unknown for any."""
+    """Return the memory of the smallest GPU in bytes; None if the memory of any GPU is unknown."""
     sizes = [None if gpu is None else gpu.memory_bytes for gpu in gpus]
     known = [size for size in sizes if size is not None]
     return min(known) if len(known) == len(sizes) else None
 
 
 def _torch() -> tuple[dict[str, str], list[str]]:
-    """Return torch's version, and why it cannot use CUDA (an empty list if it can), without importing torch."""
+    """Return torch's version, and why it cannot use CUDA, without importing torch.
+
+    The list of reasons is empty if torch can use CUDA.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return {}, ["torch is not installed: pip install torch"]

@@ -1,6 +1,7 @@
-"""Causal attention by matrix multiplications, a few queries at a time, for dtypes without a fused kernel.
+"""Compute causal attention by matrix multiplications, for dtypes without a fused kernel.
 
-Shapes: L tokens of one document, Q queries of its last Q tokens, C of them a chunk, h heads, d head_dim.
+It processes a few queries at a time. Shapes: L tokens of one document, Q queries of its last Q tokens, C
+queries of a chunk, h heads, d head_dim.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SCORE_BYTES = 1 << 28
 def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return the attention within one document, shaped like ``q``, and its log-sum-exp [Q, heads].
 
-    q: [Q, heads, d]; k and v: [L, kv_heads, d].
+    ``q`` has the shape [Q, heads, d]; ``k`` and ``v`` have the shape [L, kv_heads, d].
     """
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2], dtype=q.dtype, device=q.device)
     for rows, seen, score_hCL in _scores(q, k):
@@ -34,7 +35,10 @@ def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def dense_backward(
     grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv). ``saved``: (q, k, v, out, lse); out and lse may be over these and further keys."""
+    """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse).
+
+    ``out`` and ``lse`` may be the attention over these keys and further keys.
+    """
     q, k, v, out, lse = saved
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for rows, seen, score_hCL in _scores(q, k):
@@ -50,7 +54,7 @@ def dense_backward(
 
 
 def _scores(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield chunks of queries, the keys up to the chunk's last query, and the masked scores [h, C, L'] of the two."""
+    """Yield for each chunk its queries, the keys up to its last query, and their masked scores [h, C, L']."""
     length, heads, width = q.shape
     before = len(k) - length
     chunk = max(1, SCORE_BYTES // max(1, heads * len(k) * q.element_size()))
@@ -64,7 +68,7 @@ def _scores(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
 
 
 def _by_head(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Return [h, C, d] and [h, L', d]: each key-value head once per query head that shares it."""
+    """Return queries [h, C, d] and keys [h, L', d]; each query head gets a copy of its key head."""
     groups = queries.shape[1] // keys.shape[1]
     return queries.transpose(0, 1), keys.repeat_interleave(groups, dim=1).transpose(0, 1)
 

@@ -1,4 +1,4 @@
-"""DeviceSegment: device memory that several processes map, as a tensor."""
+"""DeviceSegment provides device memory that several processes map as a tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class DeviceSegment:
     """A mapping of shared device memory in this process.
 
-    The mapping ends with its last tensor. The memory is freed when the last process unmaps it.
+    The mapping ends when the last tensor that uses it is freed. The memory is freed when the last process
+    unmaps it.
     """
 
     def __init__(self, handle: int, size: int, device: torch.device) -> None:
@@ -35,7 +36,7 @@ class DeviceSegment:
 
         The caller closes the descriptor.
         """
-        torch.cuda.current_stream(device).query()  # makes the device's context, if nothing else has
+        torch.cuda.current_stream(device).query()  # makes the device's context if none exists yet
         unit = driver.granularity(device.index)
         size = -(-max(1, min_bytes) // unit) * unit
         handle = driver.create_memory(size, device.index)
@@ -47,7 +48,7 @@ class DeviceSegment:
         try:
             return cls(handle, size, device), descriptor
         except driver.CudaError:
-            os.close(descriptor)  # it would keep the memory
+            os.close(descriptor)  # an open descriptor would keep the memory
             raise
 
     @classmethod

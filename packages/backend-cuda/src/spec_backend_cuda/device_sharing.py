@@ -1,4 +1,4 @@
-"""CudaSharing: GPU memory that several processes map (``spec_kit.streams``: ``DevicePool``)."""
+"""CudaSharing lets several processes map the same GPU memory (``DevicePool`` of ``spec_kit.streams``)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 class CudaSharing(DeviceSharing):
     """Shares memory of one GPU between processes.
 
-    On its stream, a reader waits for the sender's copy, and the next sender's copy waits for the reader.
+    The reader's stream waits for the sender's copy, and the stream of the next sender's copy waits for the
+    reader.
     """
 
     device_type: ClassVar[str] = "cuda"
@@ -37,7 +38,7 @@ class CudaSharing(DeviceSharing):
 
     @property
     def device_id(self) -> str:
-        """Return the name of the device, the same in every process."""
+        """Return the device's name, which is the same in every process."""
         return gpu_id(self.device)
 
     def create(self, size: int) -> SharedMemory:
@@ -57,9 +58,9 @@ class CudaSharing(DeviceSharing):
 
 
 class CudaBuffer(SenderBuffer):
-    """A sender's buffer.
+    """A sender's buffer, which copies samples into the receiver's memory on the same GPU.
 
-    A send is done when ``send`` returns: later work on the current stream runs after the copy.
+    A send is done when ``send`` returns, because later work on the current stream runs after the copy.
     """
 
     def __init__(self, layout: SampleLayout, descriptor: int, size: int, device: torch.device) -> None:
@@ -86,7 +87,7 @@ class CudaBuffer(SenderBuffer):
         event.record(self._stream)
 
     def settle(self) -> None:
-        """Return when the last copy is complete."""
+        """Wait until the last copy is complete."""
         self._stream.synchronize()
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""The calls of the CUDA driver's virtual memory management that this package uses.
+"""Wrap the calls of the CUDA driver's virtual memory management that this package uses.
 
-A file descriptor stands for device memory. A process that gets the descriptor, for example over a Unix socket, can
-map the memory. The driver frees it with the last process that maps it. Older handles (cudaIpcGetMemHandle) have an
-owner, which must not free the memory while another process has it open.
+Device memory is exported as a file descriptor. A process that gets the descriptor, for example over a Unix
+socket, can map the memory. The driver frees the memory when the last process unmaps it. Memory of the older
+handles (cudaIpcGetMemHandle) has an owner, which must not free it while another process has it open.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ class CudaError(RunError):
     """A driver call failed with the error ``code``."""
 
     def __init__(self, call: str, code: int, reason: str) -> None:
-        """Store the error code."""
+        """Store the error code of the driver call ``call``."""
         super().__init__(f"{call}: {reason} (CUDA error {code})")
         self.code = code
 
 
 def create_memory(size: int, device: int) -> int:
-    """Return the handle of new memory on a device; ``size`` is a multiple of ``granularity``."""
+    """Return the handle of new memory on a device. ``size``: bytes, a multiple of ``granularity``."""
     return int(_call(cuda.cuMemCreate, size, _properties(device), 0))
 
 
 def granularity(device: int) -> int:
-    """Return the number of bytes that sizes of device memory are multiples of."""
+    """Return the number of bytes of which every size of device memory must be a multiple."""
     minimum = cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     return _call(cuda.cuMemGetAllocationGranularity, _properties(device), minimum)
 
 
 def export(handle: int) -> int:
-    """Return a file descriptor that stands for the memory."""
+    """Return a file descriptor by which other processes can import the memory."""
     return int(_call(cuda.cuMemExportToShareableHandle, handle, _DESCRIPTOR, 0))
 
 
 def import_(descriptor: int) -> int:
-    """Return the handle of the memory that a descriptor stands for."""
+    """Return the handle of the memory that was exported as ``descriptor``."""
     return int(_call(cuda.cuMemImportFromShareableHandle, descriptor, _DESCRIPTOR))
 
 
@@ -99,7 +99,7 @@ def _location(device: int) -> cuda.CUmemLocation:
 
 
 def _call(function: Callable[..., tuple[Any, ...]], *arguments: object) -> Any:
-    """Return a driver call's result without its status, None if it has none. Raise CudaError if the call failed."""
+    """Return a driver call's result without its status, or None. Raise CudaError if the call failed."""
     status, *values = function(*arguments)
     if status != cuda.CUresult.CUDA_SUCCESS:
         _, reason = cuda.cuGetErrorString(status)

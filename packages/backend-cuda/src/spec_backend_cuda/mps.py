@@ -1,4 +1,4 @@
-"""Runs an MPS daemon for a run, so that several processes can compute on a GPU at the same time."""
+"""Start an MPS daemon for a run, so that several processes can compute on a GPU at the same time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ class MpsUnavailable(RuntimeError):
 
 
 class MpsDaemon:
-    """A running MPS daemon, as the run's controller sees it."""
+    """A running MPS daemon, in the process of the run's controller."""
 
     def __init__(self, environment: Mapping[str, str], owner_output: TextIO) -> None:
-        """Read reports of the daemon's owner from ``owner_output``. ``environment``: variables that clients need."""
+        """Read reports of the daemon's owner from ``owner_output``.
+
+        ``environment``: variables that the daemon's clients need.
+        """
         self.environment = environment
         """Environment variables of the daemon's clients."""
         self.ended: str | None = None
-        """Name of a daemon process that has died, as ``nvidia-cuda-mps-server (pid 7)``; None if none has."""
+        """Name of a daemon process that has died, like ``nvidia-cuda-mps-server (pid 7)``; None if none has
+        died."""
         self._leaving = False
         self._listener = threading.Thread(target=self._listen, args=(owner_output,), name="mps", daemon=True)
         self._listener.start()
@@ -47,7 +51,7 @@ class MpsDaemon:
     def _listen(self, owner_output: TextIO) -> None:
         for line in owner_output:
             self.ended = json.loads(line)["ended"]
-        if not self._leaving:  # another run may end the daemon now, which nobody owns
+        if not self._leaving:  # the owner has died, so another run may end the daemon
             self.ended = self.ended or "the owner of the MPS daemon"
 
 
@@ -55,7 +59,7 @@ class MpsDaemon:
 def mps_daemon() -> Iterator[MpsDaemon]:
     """Start an MPS daemon for this run alone. Raise MpsUnavailable if MPS does not work.
 
-    The daemon ends with the block, and also when this process, or the owner, is killed.
+    The daemon ends when the ``with`` block ends, and also when this process or the daemon's owner is killed.
     """
     owner = subprocess.Popen(
         [sys.executable, "-I", str(Path(mps_owner.__file__))],
@@ -65,7 +69,7 @@ def mps_daemon() -> Iterator[MpsDaemon]:
         start_new_session=True,
     )
     try:
-        with owner:  # leaving the block closes its input and waits for it
+        with owner:  # leaving this block closes the owner's input and waits for the owner
             assert owner.stdin is not None
             assert owner.stdout is not None
             answer: dict[str, str] = json.loads(owner.stdout.readline() or _DEAD)
@@ -77,15 +81,15 @@ def mps_daemon() -> Iterator[MpsDaemon]:
             finally:
                 daemon.end(owner.stdin)
     finally:
-        if owner.returncode:  # it was killed, and has ended nothing
+        if owner.returncode:  # the owner was killed, and has not ended the daemon
             mps_owner.sweep()
 
 
 def thread_percentage(environ: Mapping[str, str], share: float) -> dict[str, str]:
     """Return the environment variable that limits a client to its share of the GPU's multiprocessors.
 
-    Shares are rounded up to whole percents, so that no multiprocessor is unused. A share of 1 is no limit: the
-    variable is then set only if a client would inherit another value.
+    Shares are rounded up to whole percents, so that no multiprocessor is unused. A share of 1 means no limit,
+    and the variable is then set only if a client would inherit another value.
     """
     if share == 1 and THREADS not in environ:
         return {}

@@ -1,4 +1,4 @@
-"""The process that owns a run's MPS daemon: ``python -I mps_owner.py``, only the standard library.
+"""Own a run's MPS daemon in a process of its own, ``python -I mps_owner.py``, without other packages.
 
 The owner starts the daemon in new directories, writes one line of JSON with the result, and waits until its
 standard input ends. If the daemon or one of its servers dies earlier, the owner writes a second line. The input
@@ -34,16 +34,17 @@ CONTROL = "nvidia-cuda-mps-control"
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 START_S = 60.0
-"""Longest wait, in seconds, for the daemon to start and to serve a first client; its server takes seconds per
-GPU."""
+"""Maximum wait, in seconds, until the daemon has started and served a first client. Its server needs some
+seconds for each GPU."""
 ANSWER_S = 5.0
-"""Seconds to wait for the daemon's commands, which take milliseconds unless a killed client has made a server
-hang."""
+"""Maximum wait, in seconds, for the daemon's commands, which take milliseconds unless a killed client has
+made a server hang."""
 END_S = 3.0
 WATCH_S = 0.25
 """Seconds between checks of the daemon's processes."""
 _LONGEST_FOLDER = 107 - len(f"/{PREFIX}12345678/pipe/control_privileged")
-"""Longest name of the parent folder: a Unix socket's 107 characters less the names below it."""
+"""Maximum length of the parent folder's path, in characters: a Unix socket's path has at most 107 characters,
+from which the names below the parent are subtracted."""
 _TRY_A_CLIENT = """
 import ctypes, sys
 code = ctypes.CDLL("libcuda.so.1").cuInit(0)
@@ -57,13 +58,19 @@ def mps_environment(folder: Path) -> dict[str, str]:
 
 
 def folders() -> Path:
-    """Return the parent of every run's folder: the temporary folder, unless its name is too long for a socket."""
+    """Return the parent of every run's folder.
+
+    It is the temporary folder, or /tmp if the temporary folder's path is too long for sockets.
+    """
     wanted = Path(tempfile.gettempdir())
     return wanted if len(str(wanted)) <= _LONGEST_FOLDER else Path("/tmp")
 
 
 def own_folder() -> Path:
-    """Return a new folder. It is locked before it gets its final name and as long as this process lives."""
+    """Return a new folder, which this process locks until it ends.
+
+    The folder is locked before it gets its final name.
+    """
     partial = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=folders()))
     lock(partial)
     folder = partial.with_name(partial.name[1:])
@@ -74,9 +81,9 @@ def own_folder() -> Path:
 
 
 def lock(folder: Path) -> int | None:
-    """Return a descriptor that holds the folder's lock, or None if another process has it.
+    """Return a descriptor that holds the folder's lock, or None if another process has the lock.
 
-    Programs that clean temporary folders up leave a locked one alone.
+    Programs that clean up temporary folders do not delete a locked folder.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -93,7 +100,7 @@ def start(folder: Path) -> str:
     client_env = inherited | mps_environment(folder)
     env = dict(client_env)
     if not all(entry.startswith("GPU-") for entry in env.get("CUDA_VISIBLE_DEVICES", "").split(",")):
-        env.pop("CUDA_VISIBLE_DEVICES", None)  # a daemon renumbers what it sees, and clients would count anew
+        env.pop("CUDA_VISIBLE_DEVICES", None)  # the daemon renumbers GPUs, and clients would do it again
     if reason := _failure([CONTROL, "-d"], env, folder / "log" / "start"):
         return f"{CONTROL} {reason}"
     if reason := _failure([sys.executable, "-I", "-c", _TRY_A_CLIENT], client_env, folder / "log" / "trial"):
@@ -117,7 +124,7 @@ def _failure(command: Sequence[str], env: Mapping[str, str], output: Path) -> st
 
 
 def stop(folder: Path) -> None:
-    """End the daemon of a folder and whatever it has started, and remove the folder."""
+    """End the daemon of a folder and its servers, and remove the folder."""
     with suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
             [CONTROL],
@@ -137,12 +144,15 @@ def stop(folder: Path) -> None:
 
 
 def adopt() -> None:
-    """Make this process the parent of orphaned daemons, because a container's first process may not reap them."""
+    """Make this process the parent of orphaned daemons.
+
+    A container's first process might not reap them.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def reap() -> None:
-    """Reap ended children, for as long as a killed child may take to end."""
+    """Reap ended children, for as long as a killed child may need to end."""
     deadline = time.monotonic() + END_S
     with suppress(ChildProcessError):
         while time.monotonic() < deadline:
@@ -167,13 +177,13 @@ def processes(folder: Path) -> list[int]:
 
 
 def _parent_of_mps(process: Path) -> int | None:
-    """Return the parent's id of a process that runs a program of MPS; None for any other or a dead process."""
+    """Return the parent's id of a process that runs a program of MPS; None for all other processes."""
     try:
         if not (process / "comm").read_text().startswith(CONTROL[:15]):  # the kernel keeps 15 characters
             return None
         state, parent, *_ = (process / "stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return None  # it ended meanwhile
+        return None  # the process has ended meanwhile
     return None if state == "Z" else int(parent)
 
 
@@ -181,11 +191,11 @@ def _environment(pid: int) -> list[bytes]:
     try:
         return Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
     except OSError:
-        return []  # it ended meanwhile, or is another user's
+        return []  # the process has ended meanwhile, or belongs to another user
 
 
 def watch(folder: Path) -> None:
-    """Wait for the end of standard input; if a process of the daemon dies before, write its name and id."""
+    """Wait for the end of standard input; if a daemon process dies earlier, write its name and id."""
     known: dict[int, str] = {}
     reported = False
     while not select.select([sys.stdin], [], [], WATCH_S)[0]:
@@ -199,7 +209,7 @@ def watch(folder: Path) -> None:
 
 
 def _name(pid: int) -> str:
-    """Return the whole name of a process's program."""
+    """Return the full name of a process's program."""
     with suppress(OSError):
         words = Path("/proc", str(pid), "cmdline").read_bytes().decode(errors="replace").split("\0")
         return next((Path(word).name for word in words if CONTROL[:15] in word), CONTROL)
@@ -209,16 +219,17 @@ def _name(pid: int) -> str:
 def sweep() -> None:
     """End the daemons and remove the folders of runs whose owner was killed."""
     for folder in folders().glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's, or another sweep was faster
+        with suppress(OSError):  # it belongs to another user, or another sweep was faster
             if folder.stat().st_uid == os.geteuid() and (descriptor := lock(folder)) is not None:
                 stop(folder)
                 os.close(descriptor)
 
 
 def forget_events(since_s: float) -> None:
-    """Remove the files of shared events that processes have left since a time of the wall clock.
+    """Remove the files of shared events that ended processes have left since a time of the wall clock.
 
-    The driver names such a file after the process that made it (hexadecimal), and leaves it when the process ends.
+    The driver names such a file after the process that made it (hexadecimal), and does not delete it when the
+    process ends.
     """
     deadline = time.monotonic() + END_S
     for file in Path("/dev/shm").glob("cuda.shm.*.*.*"):
@@ -230,21 +241,24 @@ def forget_events(since_s: float) -> None:
 
 
 def _is_let_go(file: Path, deadline: float) -> bool:
-    """Return whether no process has the file open, waiting for that until the deadline.
+    """Wait until no process has the file open; return False if the deadline passes first.
 
-    The process id in its name cannot be relied on, because containers may share ``/dev/shm``.
+    The process id in the file's name is not reliable, because containers may share ``/dev/shm``.
     """
     while not _gets_lease(file):
         if time.monotonic() >= deadline:
             return False
-        time.sleep(random.uniform(0.01, 0.05))  # out of step with others who ask
+        time.sleep(random.uniform(0.01, 0.05))  # at other times than other processes
     return True
 
 
 def _gets_lease(file: Path) -> bool:
-    """Return whether no other process has the file open: only then the kernel gives a lease, which is released."""
+    """Return whether no other process has the file open.
+
+    Only in this case the kernel grants a lease on the file, which is then released.
+    """
     with file.open("r+b") as opened:
-        fcntl.fcntl(opened, fcntl.F_SETSIG, signal.SIGURG)  # of whoever opens it now; harmless
+        fcntl.fcntl(opened, fcntl.F_SETSIG, signal.SIGURG)  # sent when another process opens it
         try:
             fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         except BlockingIOError:
@@ -253,7 +267,7 @@ def _gets_lease(file: Path) -> bool:
 
 
 def runs(pid: int) -> bool:
-    """Return whether a process runs; a zombie, which a container may never reap, does not."""
+    """Return whether a process runs. A zombie, which a container may never reap, counts as ended."""
     try:
         return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

@@ -1,7 +1,7 @@
-"""NcclCommunicator: the NCCL calls that this package needs, from torch's NCCL library.
+"""NcclCommunicator wraps the calls of torch's NCCL library that this package needs.
 
-Calls never block the host: a call that is in progress is polled until its deadline, so that a dead peer cannot block
-this process.
+No call blocks beyond its deadline: NCCL's calls return at once and are polled until the deadline, so that a
+dead peer cannot block this process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SUCCESS, _REMOTE_ERROR, _IN_PROGRESS = 0, 6, 7
 _SUM = 0
 _UNDEFINED = -(1 << 31)
 _CONFIG_MAGIC, _CONFIG_VERSION = 0xCAFEBEEF, 21700
-"""The first version of ncclConfig_t; later libraries read it as it was."""
+"""Magic number and version of the first ncclConfig_t, which later libraries also accept."""
 BYTE = 1
 SUMMABLE = {
     torch.int8: 0,
@@ -72,20 +72,21 @@ def unique_id() -> bytes:
 class NcclCommunicator:
     """An NCCL communicator. Calls are queued on the current stream.
 
-    ``deadline``: time by ``time.monotonic`` when the host's part of a call must be done.
+    ``deadline``: time by ``time.monotonic`` by which the host's part of a call must be complete.
     """
 
     def __init__(self) -> None:
-        """Make a communicator that has not joined yet."""
+        """Make a communicator that is not yet connected with other ranks."""
         self._handle = ctypes.c_void_p()
         self._aborted = threading.Event()
         self._in_use = threading.Lock()
-        """Held during a call: NCCL frees an aborted communicator, so no other call may run at that time."""
+        """Held during a call, because NCCL frees an aborted communicator, so that no other call may run
+        during the abort."""
 
     def join(
         self, name: bytes, rank: int, world_size: int, deadline: float, max_blocks: int = _UNDEFINED
     ) -> None:
-        """Connect with the other ranks. No other call may come before it.
+        """Connect with the other ranks. This must be the first call.
 
         Each later call uses at most ``max_blocks`` thread blocks of a device.
         """
@@ -108,11 +109,11 @@ class NcclCommunicator:
         self._call("ncclBroadcast", deadline, address, address, _count(raw), BYTE, src)
 
     def send(self, raw: torch.Tensor, dst: int, deadline: float) -> None:
-        """Send a tensor to the rank ``dst``."""
+        """Send a tensor to rank ``dst``."""
         self._call("ncclSend", deadline, _address(raw), _count(raw), BYTE, dst)
 
     def recv(self, raw: torch.Tensor, src: int, deadline: float) -> None:
-        """Receive the tensor that rank ``src`` sends."""
+        """Receive into ``raw`` the tensor that rank ``src`` sends."""
         self._call("ncclRecv", deadline, _address(raw), _count(raw), BYTE, src)
 
     def send_parts(self, parts: Sequence[torch.Tensor], dst: int, deadline: float) -> None:
@@ -124,7 +125,7 @@ class NcclCommunicator:
         self._grouped("ncclRecv", parts, src, deadline)
 
     def all_gather(self, raw: torch.Tensor, gathered: torch.Tensor, deadline: float) -> None:
-        """Gather one tensor of every rank, in rank order."""
+        """Gather every rank's tensor ``raw`` in ``gathered``, in rank order."""
         self._call("ncclAllGather", deadline, _address(raw), _address(gathered), _count(raw), BYTE)
 
     def all_reduce(self, tensor: torch.Tensor, deadline: float) -> None:
@@ -133,7 +134,7 @@ class NcclCommunicator:
         self._call("ncclAllReduce", deadline, address, address, _count(tensor), kind, _SUM)
 
     def abort(self) -> None:
-        """Abort the communicator and its queued calls, so that waiting streams continue. Any thread may call it."""
+        """Abort the communicator and its queued calls, so that waiting streams continue. Thread-safe."""
         self._aborted.set()
         with self._in_use:
             handle, self._handle = self._handle, ctypes.c_void_p()
@@ -146,11 +147,11 @@ class NcclCommunicator:
         return self._aborted.is_set()
 
     def error(self) -> str:
-        """Return the error that NCCL reports for this communicator; empty if there is none."""
+        """Return the error that NCCL reports for this communicator; an empty string if there is none."""
         if self.aborted:
             return _reason(_REMOTE_ERROR)
         if not self._in_use.acquire(blocking=False):
-            return ""  # the thread that is in a call will see it
+            return ""  # the thread that runs a call will notice the error
         try:
             status = self._status()
         finally:
@@ -169,7 +170,7 @@ class NcclCommunicator:
             self._finish(name, status, deadline)
 
     def _grouped(self, name: str, parts: Sequence[torch.Tensor], peer: int, deadline: float) -> None:
-        """Queue one transfer as a group of one call per tensor."""
+        """Queue one transfer as a group of calls, one call for each tensor."""
         call, stream = getattr(_library(), name), _stream()
         with self._in_use:
             self._check_open(name)
@@ -186,7 +187,7 @@ class NcclCommunicator:
             raise PeerLost(f"{name}: the communicator was aborted")
 
     def _finish(self, name: str, status: int, deadline: float) -> None:
-        """Poll until the host's part is over: NCCL has no callback for that."""
+        """Poll until the host's part of a call is complete, because NCCL has no callback for it."""
         while status == _IN_PROGRESS:
             self._check_open(name)
             if time.monotonic() >= deadline:
@@ -229,7 +230,7 @@ def _reason(status: int) -> str:
 @cache
 def _library() -> ctypes.CDLL:
     try:
-        library = ctypes.CDLL("libnccl.so.2")  # torch has loaded it: the loader knows it by this name
+        library = ctypes.CDLL("libnccl.so.2")  # torch has loaded it by this name
     except OSError as error:
         raise NcclError(f"no NCCL: {error}; install it, or a build of torch that brings it") from error
     library.ncclGetErrorString.restype = ctypes.c_char_p

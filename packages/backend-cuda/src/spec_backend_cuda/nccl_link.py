@@ -1,4 +1,4 @@
-"""NcclLink: a two-rank communicator from a sender's GPU to a receiver's; never torch's default group."""
+"""NcclLink is a communicator of a sender's GPU and a receiver's GPU, apart from torch's groups."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 SENDER, RECEIVER = 0, 1
 MAX_BLOCKS = 8
-"""Thread blocks that a transfer uses on each GPU: few compared with computation, and far more than features need (a
-block moves some 20 GB/s over NVLink; an engine makes 2 GB/s)."""
+"""Maximum number of thread blocks that a transfer uses on each GPU. They are few compared with computation,
+and more than features need: a block moves some 20 GB/s over NVLink, and an engine produces 2 GB/s."""
 OPEN_S, POST_S = 60.0, 20.0
-"""Seconds for NCCL's setup of a communicator, and for the host's part of a transfer, on a busy host."""
+"""Maximum seconds for NCCL's setup of a communicator, and for the host's part of a transfer, on a busy
+host."""
 
 
 def new_link_name() -> str:
@@ -32,9 +33,9 @@ def new_link_name() -> str:
 
 
 class NcclLink(P2PLink):
-    """A link on a separate stream that nothing else waits for.
+    """A link on a separate stream, for which no other stream waits.
 
-    The stream has high priority, so that the sender's and receiver's kernels wait for each other as briefly as
+    The stream has high priority, so that the kernels of sender and receiver wait for each other as briefly as
     possible.
     """
 
@@ -67,7 +68,7 @@ class NcclLink(P2PLink):
             self._through.record(self._stream)
 
     def finish(self) -> None:
-        """Return when the transfer is complete. Raise PeerLost if the link was aborted."""
+        """Wait until the transfer is complete. Raise PeerLost if the link was aborted."""
         self._through.synchronize()
         if self._communicator.aborted:
             raise PeerLost("the other GPU's process has gone")
@@ -77,10 +78,10 @@ class NcclLink(P2PLink):
         self._communicator.abort()
 
     def close(self) -> None:
-        """Abort the link; keep its stream for reuse by another link."""
+        """Abort the link, and keep its stream for another link."""
         self.abort()
         self._own_stream.close()
 
     def new_event(self) -> torch.cuda.Event:
-        """Return an event for which a thread can wait without using a core."""
+        """Return an event for which a thread can wait without keeping a CPU core busy."""
         return torch.cuda.Event(blocking=True)

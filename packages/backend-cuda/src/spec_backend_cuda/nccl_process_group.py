@@ -1,4 +1,4 @@
-"""NcclProcessGroup: device collectives among the members of a rendezvous, over NCCL."""
+"""NcclProcessGroup implements device collectives among the members of a rendezvous, over NCCL."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class NcclProcessGroup(AgreedProcessGroup):
         if len(name) != UNIQUE_ID_BYTES:
             raise ProtocolError(f"rank 0 named the group by {len(name)} bytes, not {UNIQUE_ID_BYTES}")
         communicator = NcclCommunicator()
-        self._communicator = communicator  # ``abort`` of another thread ends the call below
+        self._communicator = communicator  # so that ``abort`` in another thread can end the call below
         communicator.join(name, self.rank, self.world_size, deadline)
         return communicator

@@ -1,4 +1,4 @@
-"""NCCL's settings that every process of a run needs."""
+"""Compute the settings of NCCL that every process of a run needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ the same value."""
 def nccl_settings(env: Mapping[str, str]) -> dict[str, str]:
     """Return NCCL's memory setting in ``env``, or its default, as an environment variable.
 
-    SGLang sets another value for its processes if none is set (0.5.16, ``_set_envs_and_config``), and a trainer could
-    then not form a communicator with them.
+    If no value is set, SGLang sets another value for its processes (0.5.16, ``_set_envs_and_config``). A
+    trainer could then not form a communicator with them.
     """
     return {MEMORY: env.get(MEMORY, AUTOMATIC)}

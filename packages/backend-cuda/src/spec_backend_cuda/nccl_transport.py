@@ -1,7 +1,7 @@
-"""NcclTransport: sends features from an engine's GPU to a trainer's GPU over NCCL.
+"""NcclTransport sends features from an engine's GPU to a trainer's GPU over NCCL.
 
-Samples go from GPU to GPU (``push_pool``). If sender and receiver share a GPU, or the sender is in host memory, they
-go through host memory.
+Samples are sent from GPU to GPU (``push_pool``). If sender and receiver share a GPU, or the sender's samples
+are in host memory, samples are sent through host memory.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _PREFIX = "nccl|"
 
 
 class NcclTransport(Transport):
-    """Receives on, and sends from, the device that is current when a receiver or sender is made."""
+    """Receives on, and sends from, the device that is current when the receiver or sender is made."""
 
     def __init__(self, listen: str = "") -> None:
-        """Set the ``host:port`` where senders reach a receiver; empty: the address that the run chooses."""
+        """Store ``host:port``, at which senders reach a receiver; if empty, the run chooses the address."""
         self._listen = listen
 
     def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:
@@ -67,7 +67,7 @@ class NcclTransport(Transport):
 
 
 class NcclPool(PushPool):
-    """Push pool for senders of other GPUs."""
+    """Push pool for senders on other GPUs."""
 
     def __init__(self, layout: SampleLayout, window_bytes: int, device: torch.device) -> None:
         """Allocate a window on ``device``."""
@@ -87,7 +87,7 @@ class NcclConnector(SenderConnector):
     """A sender whose tensors are on ``device``."""
 
     def __init__(self, device: torch.device) -> None:
-        """Name the GPU that the sender's tensors are on."""
+        """Store the device, and a device id that names its GPU."""
         self._device = device
         self.device_id = _PREFIX + gpu_id(device)
 
@@ -99,12 +99,15 @@ class NcclConnector(SenderConnector):
 
 
 def is_elsewhere(device_id: str, gpu: str) -> bool:
-    """Return whether a sender's GPU is not ``gpu``: NCCL has no communicator of two ranks on one GPU."""
+    """Return whether the GPU of a sender's ``device_id`` is not ``gpu``.
+
+    NCCL supports no communicator of two ranks on one GPU.
+    """
     return device_id.removeprefix(_PREFIX) != gpu
 
 
 def _memory(size: int, device: torch.device) -> Tensor:
-    """Return memory outside torch's allocator, as ``CudaSharing`` does, if the driver supports it."""
+    """Return memory outside torch's allocator, like ``CudaSharing``, if the driver supports it."""
     try:
         segment, descriptor = DeviceSegment.create(size, device)
     except CudaError as error:

@@ -1,4 +1,4 @@
-"""Lists this host's GPUs with NVML, without opening a CUDA context or allocating memory."""
+"""List this host's GPUs with NVML, without opening a CUDA context or allocating memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pynvml
 
 
 class DriverMissing(RuntimeError):
-    """No NVIDIA driver answers; the message says what to do."""
+    """This host has no working NVIDIA driver; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Gpu:
     """One GPU, as the driver describes it."""
 
     uuid: str
-    """As in CUDA_VISIBLE_DEVICES: ``GPU-`` and 36 characters."""
+    """UUID in the form of CUDA_VISIBLE_DEVICES: ``GPU-`` and 36 characters."""
     compute_capability: tuple[int, int]
     memory_bytes: int | None = None
     """Memory that processes can allocate, in bytes; None if it is not known."""
@@ -32,7 +32,7 @@ class Inventory:
 
 
 def inventory() -> Inventory:
-    """Return this host's GPUs. Raise DriverMissing without a driver."""
+    """Return this host's GPUs. Raise DriverMissing if there is no driver."""
     try:
         pynvml.nvmlInit()
         try:
@@ -58,10 +58,10 @@ def _gpu(index: int) -> Gpu:
 
 
 def _memory_bytes(handle: object) -> int | None:
-    """Return a GPU's memory in bytes without the driver's reserve, which CUDA's total does not include either.
+    """Return a GPU's memory in bytes, without the memory that the driver reserves.
 
-    None for a GPU that shares the host's memory, and for drivers before 510, which lack version 2 of
-    ``nvmlDeviceGetMemoryInfo``.
+    CUDA's total does not include the reserved memory either. The result is None for a GPU that shares the
+    host's memory, and for drivers before 510, which lack version 2 of ``nvmlDeviceGetMemoryInfo``.
     """
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)

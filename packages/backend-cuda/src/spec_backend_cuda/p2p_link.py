@@ -1,4 +1,4 @@
-"""P2PLink: interface that transfers bytes from a sender's device to a receiver's (``PushPool``)."""
+"""P2PLink is the interface that transfers bytes from a sender's to a receiver's device (``PushPool``)."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ if TYPE_CHECKING:
 
 
 class P2PLink(ABC):
-    """One side of a link. A single thread uses it and may wait in it; any thread may abort it."""
+    """One side of a link. Only one thread uses it, and its calls may block; any thread may abort it."""
 
     @abstractmethod
     def open(self) -> None:
-        """Return when sender and receiver are connected.
+        """Wait until sender and receiver are connected.
 
-        Raise PeerLost if aborted, DeadlineExceeded if the other side does not connect.
+        Raise PeerLost if the link is aborted, DeadlineExceeded if the other side does not connect.
         """
 
     @abstractmethod
     def start(self, parts: Sequence[Tensor]) -> None:
-        """Queue a transfer without waiting for the other side; this side sends or receives, as constructed.
+        """Queue a transfer without waiting for the other side.
+
+        The constructor determines whether this side sends or receives.
 
         Both sides pass tensors of the same sizes. Nothing else may use the tensors until ``finish`` returns.
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """Return when the transfer is complete: a sender's tensors may be reused, a receiver's are filled.
+        """Wait until the transfer is complete.
 
-        Raise PeerLost if aborted; the tensors' contents are then undefined.
+        Then the receiver's tensors are filled, and the sender's tensors may be reused. Raise PeerLost if the
+        link is aborted; the tensors' contents are then undefined.
         """
 
     @abstractmethod
@@ -42,8 +45,8 @@ class P2PLink(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Abort and free the link's resources, after the using thread's last call. Idempotent."""
+        """Abort the link and free its resources, after the last call of the thread that uses it. Idempotent."""
 
     @abstractmethod
     def new_event(self) -> torch.cuda.Event:
-        """Return an event for which a thread can wait without using a core."""
+        """Return an event for which a thread can wait without keeping a CPU core busy."""

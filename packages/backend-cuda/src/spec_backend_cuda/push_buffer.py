@@ -1,4 +1,4 @@
-"""PushBuffer: the sender's side of a ``PushPool``."""
+"""PushBuffer is the sender's side of a ``PushPool``."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ class _Push(PendingSend):
 class PushBuffer(DeferredBuffer):
     """A sender's buffer: ``write`` copies a sample to a staging buffer on the current stream.
 
-    The sample's memory may be reused on that stream afterwards (T2). The copy is freed when it is sent. Only granted
-    samples are staged, so the window limits their memory, too.
+    Later work on this stream may overwrite the sample's memory (T2). The staging buffer is freed when it has
+    been sent. Only samples that the receiver has granted are staged, so the window also limits the memory of
+    staging buffers.
     """
 
     def __init__(self, layout: SampleLayout, link: P2PLink, device: torch.device) -> None:
@@ -47,7 +48,7 @@ class PushBuffer(DeferredBuffer):
         self._pending: list[_Push] = []
 
     def open(self) -> None:
-        """Return when both sides of the link are connected."""
+        """Wait until both sides of the link are connected."""
         self._link.open()
 
     def write(self, grant: Packet, sample: FeatureSample) -> None:
@@ -63,7 +64,7 @@ class PushBuffer(DeferredBuffer):
         return self._pending.pop()
 
     def settle(self) -> None:
-        """Return at once: staged copies belong to this buffer alone."""
+        """Do nothing: staged copies belong to this buffer alone, so there is nothing to wait for."""
 
     def abandon(self) -> None:
         """Make pending and future sends raise PeerLost."""

@@ -1,8 +1,8 @@
-"""PushPool: samples in memory of a receiver's device, pushed there by senders of other devices over links.
+"""PushPool receives samples in its device's memory, into which senders on other devices push them.
 
-A sample is transferred as soon as possible, whatever the trainer does: a thread for each sender receives it, and
-``receive`` returns it when it has arrived completely. Transfers cannot deadlock with collectives on the same
-devices, for three reasons:
+A sample is transferred as soon as possible, independently of the trainer's progress. A thread for each sender
+receives the sample, and ``receive`` returns it when it has arrived completely. Transfers cannot deadlock with
+collectives on the same devices, for three reasons:
 
 1. The sender announces a sample when the sample's data is complete and its send is queued, with only completed
    sends before it.
@@ -10,8 +10,9 @@ devices, for three reasons:
    nothing on the receiver's device.
 3. No stream of the engine waits for a send, because it reads a copy. No stream of the trainer waits for a receive.
 
-So the two kernels of a transfer wait for each other and for free SMs of their devices, and no kernel that occupies
-SMs indefinitely waits for a transfer. Receives of one receiver take turns: one at a time occupies SMs.
+Therefore the two kernels of a transfer wait only for each other and for free SMs of their devices. No kernel
+that occupies SMs indefinitely waits for a transfer. A receiver receives one sample at a time, so only one
+receiving kernel occupies SMs.
 """
 
 from __future__ import annotations
@@ -46,22 +47,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GRACE_S = 0.2
-"""Seconds that a transfer may continue after its sender is gone: the sender may have finished its part. A transfer
-that waits for its turn has not begun."""
+"""Maximum seconds that a transfer may continue after its sender has disconnected, because the sender may have
+finished its part. A transfer that waits for its turn has not begun."""
 CLOSE_S = 5.0
-"""Seconds that ``close`` waits for readers that the device has not reached yet."""
+"""Maximum seconds that ``close`` waits for queued reads of blocks that the device has not run yet."""
 _PROBLEM = "a sample could not be received"
 
 
 class PushPool(BufferPoolFactory):
-    """Gives each sender a separate channel; all channels share one arena of memory."""
+    """Gives each sender a separate channel; all channels share one region of device memory (``arena``)."""
 
     kind: ClassVar[str] = "pushed"
 
     def __init__(
         self, arena: DeviceArena, device: torch.device, new_link: Callable[[], tuple[str, P2PLink]]
     ) -> None:
-        """Make the pool. ``new_link`` returns a link's name, for the sender, and the receiver's side of it."""
+        """Make the pool. ``new_link`` makes a link; it returns the link's name and its receiving side."""
         self.arena, self.device = arena, device
         self.receiving = threading.Lock()
         """Held by the channel that is receiving."""
@@ -79,23 +80,23 @@ class PushPool(BufferPoolFactory):
         return self._channels[-1]
 
     def sweep(self, freed: _Freed) -> None:
-        """Free a block when the device has read it."""
+        """Free the block of ``freed`` once the device has read it."""
         self._freed.put(freed)
 
     def close(self) -> None:
-        """End all channels and free the memory."""
+        """End all channels and free the pool's memory."""
         for channel in self._channels:
             channel.close()
-        for channel in self._channels:  # each may have waited for another to receive
+        for channel in self._channels:  # each may have waited for its turn to receive
             channel.join()
         self._freed.put(None)
         self._sweeper.join(CLOSE_S)
         self.arena.close()
 
     def _sweep(self) -> None:
-        """Free blocks that were read; runs in a thread.
+        """Free blocks after the device has read them; this runs in a thread of its own.
 
-        If they were granted earlier, a send could wait on its device for a reader on this one.
+        If a block were granted earlier, a send could wait on the sender's device for a read on this device.
         """
         while (freed := self._freed.get()) is not None:
             try:
@@ -124,11 +125,12 @@ class _SenderChannel(ReceiverPool):
         self._fetches: queue.SimpleQueue[tuple[ScatteredBlock, Arrived] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._busy = False
-        """Whether a transfer is in flight."""
+        """Whether a transfer of this channel is in flight."""
         self._disconnected = False
-        """Whether the sender has gone."""
+        """Whether the sender has disconnected."""
         self._abort_timer: threading.Timer | None = None
-        """Runs while a transfer is in flight although the sender has gone."""
+        """Timer that aborts a transfer; it runs while a transfer is in flight after the sender has
+        disconnected."""
         self._when_ended: Callable[[], None] = _nothing
         self._thread = threading.Thread(target=self._receive_all, name="push-channel", daemon=True)
         self._thread.start()
@@ -167,7 +169,7 @@ class _SenderChannel(ReceiverPool):
         self._pool.sweep(_Freed(block.pieces, read, self._on_freed))
 
     def reclaim(self, block: Block) -> None:
-        """Free a block that nothing has read; the transfer into it is complete or aborted."""
+        """Free a block that was never read. The transfer into the block is complete or aborted."""
         assert isinstance(block, ScatteredBlock)
         self._pool.arena.free(block.pieces)
 
@@ -179,7 +181,7 @@ class _SenderChannel(ReceiverPool):
         self._thread.join()
 
     def _receive_all(self) -> None:
-        """Receive samples until the sender is gone; runs in a thread."""
+        """Receive samples until the sender has disconnected; this runs in a thread of its own."""
         with self._transferring():
             failure = failure_of(self._link.open, _PROBLEM)
         while (fetch := self._fetches.get()) is not None:
@@ -197,7 +199,7 @@ class _SenderChannel(ReceiverPool):
 
     @contextlib.contextmanager
     def _transferring(self) -> Generator[None]:
-        """Mark a transfer as in flight; if its sender has gone, abort it after ``GRACE_S``."""
+        """Mark a transfer as in flight; if its sender has disconnected, abort the transfer after ``GRACE_S``."""
         with self._lock:
             self._busy = True
             self._start_abort_timer()

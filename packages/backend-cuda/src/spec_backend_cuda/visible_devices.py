@@ -1,4 +1,4 @@
-"""CUDA_VISIBLE_DEVICES: which of a host's GPUs a process sees, and in which order."""
+"""Read and write CUDA_VISIBLE_DEVICES: which of a host's GPUs a process sees, and in which order."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ORDER = "CUDA_DEVICE_ORDER"
 def visible_gpus(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[str]:
     """Return the entries of the devices that ``environ`` lets a process see.
 
-    As in CUDA, the list is read up to its first invalid entry, and is empty if it names a device twice. Without a
-    list, every GPU is named by its index.
+    As in CUDA, the list of the variable is read up to its first invalid entry, and counts as empty if it
+    names a device twice. If the variable is not set, every GPU is named by its index.
     """
     if NAME not in environ:
         return [str(index) for index in range(len(gpus))]
@@ -33,7 +33,7 @@ def visible_gpus(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[str]:
 
 
 def gpu_of(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
-    """Return the GPU of an entry; None for a MIG slice, because the entry does not name its GPU."""
+    """Return the GPU that an entry names; None for a MIG slice, whose name does not contain its GPU."""
     if entry.isdigit():
         return gpus[int(entry)]
     return next((gpu for gpu in gpus if gpu.uuid == entry), None)
@@ -42,20 +42,20 @@ def gpu_of(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
 def gpus_visible_to_child(
     environ: Mapping[str, str], gpus: Sequence[Gpu], local_rank: int, num_devices: int
 ) -> dict[str, str]:
-    """Return variables that let a child see ``num_devices`` devices from ``local_rank`` on, and no other.
+    """Return variables that let a child see only ``num_devices`` devices from ``local_rank`` on.
 
-    Raise ConfigError if there are fewer.
+    Raise ConfigError if this process sees fewer devices.
     """
     chosen = child_devices(NAME, environ, visible_gpus(environ, gpus), local_rank, num_devices)
-    # Indices without a list are the driver's, in PCI order; CUDA by itself counts the fastest first.
+    # Without a list, indices are the driver's, in PCI order. CUDA's default order has the fastest GPU first.
     order = {} if NAME in environ or ORDER in environ else {ORDER: "PCI_BUS_ID"}
     return {**chosen, **order}
 
 
 def _in_full(entry: str, gpus: Sequence[Gpu]) -> str | None:
-    """Return the full name of an entry's device, None if it names no device.
+    """Return the full name of an entry's device; None if the entry names no device.
 
-    CUDA accepts the first characters of a UUID, but vLLM does not.
+    CUDA accepts the first characters of a UUID as an entry, but vLLM does not.
     """
     if entry.isdigit():
         return str(int(entry)) if int(entry) < len(gpus) else None

@@ -1,6 +1,6 @@
-"""The contract of this project's plugins: interfaces, records, errors and the loader.
+"""This package has the contract of plugins: interfaces, records, errors and the plugin loader.
 
-Imports without torch.
+Importing it does not import torch.
 """
 
 from spec_core.backend import Backend, Placement, Role

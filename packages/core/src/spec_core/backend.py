@@ -1,4 +1,4 @@
-"""Backend: the hardware plugin.
+"""A Backend plugin gives access to one kind of hardware.
 
 Contract (``spec_testing.BackendSuite`` quotes the numbers):
 
@@ -8,21 +8,21 @@ B2  ``probe`` is cheap, never raises, opens no device context and allocates no d
     missing, it says which SDK and what to install. The module imports without that SDK and without torch.
 B3  ``capabilities`` is frozen and, like ``probe``, touches no device.
 B4  ``child_env`` returns what a child process needs in its environment before it starts (visible devices,
-    allocator, vendor daemons). It changes nothing: two calls give equal mappings, and ``os.environ`` stays.
+    allocator, vendor daemons). It changes nothing: two calls give equal mappings, and ``os.environ`` is unchanged.
     The child sees only its devices: ``device(0)`` in the child is the first device that it was given.
-B5  ``prepare_host`` is a context manager; leaving it, by an exception too, removes all that it started.
-    Inside it ``check_host`` raises RunError once something that it has started has died; it is cheap and
-    never waits.
+B5  ``prepare_host`` returns a context manager; leaving it, also by an exception, ends all daemons that it started.
+    Inside it ``check_host`` raises RunError if one of these daemons has died; ``check_host`` is cheap and never
+    waits.
 B6  ``device(local_rank)`` is a ``torch.device`` on which ``torch.ones(1)`` works in this process;
     ``device_type`` is its ``torch.device.type``. ``device_id`` is the same in every process of the host, and
     differs between devices.
 B7  ``limit_memory`` enforces the fraction if ``capabilities.memory_limit`` is true; otherwise it raises
     ConfigError. A limit is never ignored.
 B8  ``process_group`` gives device collectives over a rendezvous, independent of torch's default group.
-    Processes whose ``group_settings`` differ are put into no group together.
-B9  ``transport(placement)`` gives the feature transport for a placement; a placement that the hardware cannot
-    do raises ConfigError.
-B10 ``kernel`` returns the kernel of a name (contract: ``spec_core.kernels``), the same at every call. It
+    Processes whose ``group_settings`` differ never form a group.
+B9  ``transport(placement)`` gives the feature transport for a placement; a placement that the hardware does not
+    support raises ConfigError.
+B10 ``kernel`` returns the kernel of a name (contract: ``spec_core.kernels``), the same kernel at every call. It
     returns None if this backend has no faster kernel of that name.
 B11 ``import_env`` is as cheap and as safe as ``probe``, and empty unless torch cannot be imported without it.
 """
@@ -52,7 +52,7 @@ Placement = Literal["inline", "colocated", "disaggregated"]
 
 
 class Backend(ABC):
-    """A hardware plugin; the module has the contract."""
+    """A hardware plugin; the module's docstring has the contract."""
 
     API_VERSIONS: ClassVar[range] = range(2, 3)
     """Accepted versions of this interface; 2 is the version of the first release."""
@@ -91,8 +91,8 @@ class Backend(ABC):
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
         """Return the environment variables of a child process of ``role`` (B4).
 
-        The child sees ``num_devices`` devices, the first of which is ``local_rank``, and gets ``share``
-        (0..1] of each.
+        The child sees ``num_devices`` devices, the first of which is ``local_rank``, and gets the fraction
+        ``share``, in (0, 1], of each.
         """
 
     @abstractmethod
@@ -118,7 +118,7 @@ class Backend(ABC):
         """
 
     def group_settings(self) -> str:
-        """Return the environment settings, as ``NAME=value``, that must be equal on all members of a group (B8)."""
+        """Return the environment settings, as ``NAME=value``, that all members of a group must share (B8)."""
         return ""
 
     @abstractmethod

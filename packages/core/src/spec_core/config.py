@@ -1,6 +1,7 @@
-"""Sections of the configuration that plugins extend: strict, frozen models, with defaults in the fields.
+"""This module has the sections of the configuration that plugins extend.
 
-``name`` is the name of the plugin. The application fills it in if a configuration names no plugin.
+They are strict, frozen models, with defaults in the fields. The field ``name`` is the name of the plugin. The
+application fills it in if a configuration names no plugin.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class DraftConfig(Config):
     """Section ``draft``; a draft's own options are fields of its subclass."""
 
     former_defaults: ClassVar[Mapping[str, object]] = {}
-    """Options whose default has changed -> the former default. A run that began with the former default keeps
+    """Former default of each option whose default has changed. A run that began with the former default keeps
     it."""
     speed_only: ClassVar[frozenset[str]] = frozenset()
     """Options that change the cost of training, and its result by rounding at most. A run can be resumed with other
@@ -46,7 +47,7 @@ class DraftConfig(Config):
     """Folder of a published draft to start from."""
 
     def as_before(self) -> Self | None:
-        """Return the section with former defaults for the options that were not set; None if that changes nothing."""
+        """Return the section with former defaults for unset options; None if there are no such options."""
         former = {
             key: value for key, value in self.former_defaults.items() if key not in self.model_fields_set
         }
@@ -88,9 +89,9 @@ class EngineConfig(Config):
     tensor_parallel: int = pydantic.Field(1, ge=1)
     """Number of devices over which one replica divides the target."""
     batch_tokens: int = pydantic.Field(8192, ge=1)
-    """Most tokens that one forward pass of the target takes (padding included)."""
+    """Largest number of tokens in one forward pass of the target (padding included)."""
     send_timeout_s: Seconds = 300.0
-    """Longest wait, in seconds, for the connection to a trainer, and for free memory for a sample there."""
+    """Longest wait, in seconds, for the connection to a trainer, and for free memory in a trainer for a sample."""
 
 
 class LauncherConfig(Config):
@@ -104,7 +105,7 @@ class WeightTransportConfig(Config):
     """Options of a weight transport; a transport adds further options in its subclass."""
 
     bucket_bytes: int = pydantic.Field(256 << 20, ge=4096)
-    """Most bytes of weights that are sent at once."""
+    """Largest number of bytes of weights that are sent at once."""
 
 
 class TrackerConfig(Config):

@@ -1,12 +1,12 @@
-"""ContextGroup: the processes that divide the tokens of each sample (context parallelism).
+"""A ContextGroup is a group of processes that divide the tokens of each sample (context parallelism).
 
 Contract:
 
 C1  All processes of a group get the same batches, and draw the same random numbers for them. Each computes its
-    share of a batch's loss and metrics: the shares of a group add up to what one process would compute.
+    share of a batch's loss and metrics: the shares of a group add up to the result of one process.
 C2  ``gather`` is collective: every process of the group calls it equally often and in the same order, with the same
-    counts. Autograd calls its backward pass, and a layer whose activations are recomputed calls it again, equally
-    on every process.
+    counts. The same holds for its backward pass, which autograd calls, and for a layer whose activations are
+    recomputed, which calls ``gather`` again.
 """
 
 from __future__ import annotations

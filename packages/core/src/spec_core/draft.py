@@ -1,39 +1,40 @@
-"""Draft: a drafting algorithm, single-device code only.
+"""A Draft plugin implements a drafting algorithm, in code for a single device.
 
 Contract (``spec_testing.DraftSuite`` quotes the numbers):
 
-D1  The class imports without torch; ``Config`` derives from DraftConfig. No optimizer, no collective, no device
-    string anywhere in the plugin.
-D2  ``check_target`` raises TargetError for what the draft cannot express (too few layers, a biased
-    head, another norm); what it accepts, it expresses exactly. ``required_features`` is called for accepted targets
-    only.
-D3  ``build`` returns a module whose parameters are exactly what is trained and whose buffers (the vocabulary
-    mapping) are checkpoint state; with ``config.init_from`` both come from that folder.
+D1  The class imports without torch; ``Config`` derives from DraftConfig. The plugin's code has no optimizer, no
+    collective and no device string.
+D2  ``check_target`` raises TargetError for a target that the draft cannot express (too few layers, a biased
+    head, another norm). The draft expresses an accepted target exactly. ``required_features`` is called for
+    accepted targets only.
+D3  ``build`` returns a module. Its parameters are exactly the trained weights, and its persistent buffers (the
+    vocabulary mapping) are checkpoint state. With ``config.init_from`` both come from that folder.
 D4  The module's ``forward(batch, denominators, ops) -> StepOutput`` touches every parameter, also for a batch
     without a supervised token, and is called once per micro-batch.
-D5  Shares add up: the loss and gradients of a global batch do not depend on how it is cut into micro-batches,
+D5  Losses add up: the loss and gradients of a global batch do not depend on how it is cut into micro-batches,
     packed or padded. A denominator of 0 gives loss 0 and zero gradients on every parameter.
-D6  ``denominators`` needs no model: the global batch's denominators are the sum over its samples, so any number of
-    ranks computes the same ones.
+D6  ``denominators`` needs no model. The global batch's denominators are sums over its samples, so they do not
+    depend on the number of ranks.
 D7  Metrics are ratios of sums; ``acceptance_length`` is one of them, ``accuracy`` (per draft position) another.
-D8  ``exported_config`` and ``exported_tensors`` make a folder that the engines in ``serving_methods`` load;
-    ``from_folder`` recognises it, and building from it gives the same weights, bit for bit in the stored dtype.
+D8  ``exported_config`` and ``exported_tensors`` define a folder that the engines in ``serving_methods`` load.
+    ``from_folder`` recognises this folder, and the draft that it returns builds the same weights, bit for bit in the
+    stored dtype.
 D9  ``proposer`` drafts exactly as the engines do: its proposals equal the guesses of the module's forward pass.
     ``max_draft_tokens`` is the largest number of guesses in one proposal; None if there is no limit.
     ``default_draft_tokens`` is the number of guesses with which an exported draft is served at first.
     ``extend_all`` and ``propose_all`` do for several sequences what ``extend`` and ``propose`` do for one.
 D10 ``kernels`` declares every kernel that the module may use, with an example for each that has a plain version.
-    With a backend's kernels a step differs from the plain one by rounding only.
+    A step with a backend's kernels differs from a step without them by rounding only.
 D11 ``target_tensors`` names every tensor that ``build`` takes from ``TargetTensors.others``. A tensor that stays
     unchanged becomes a non-persistent buffer: neither a parameter nor in the state dict, and never exported.
-D12 If a sample has a guess depth for each token, a draft that ``learns_from_guesses`` trains on guessed tokens
-    only. A token of guess depth k is the label of guess k of the round that began k tokens before it, and of no
-    other guess. Optional: other drafts ignore guess depths.
-D13 ``shard_hints`` are right: if ranks divide the module by them, the vocabulary, or the tokens of a batch that has
-    a ``context`` (optional), a step differs from the step of one rank by rounding only.
+D12 If a sample has guess depths (``Generation.guess_depths``), a draft that ``learns_from_guesses`` trains on guessed
+    tokens only. A token of guess depth k is the label of guess k of the round that began k tokens before it,
+    and of no other guess. Optional: other drafts ignore guess depths.
+D13 A step of several ranks differs from the step of one rank by rounding only, if the ranks divide the module by
+    ``shard_hints``, the vocabulary or (optional) the tokens of a batch that has a ``context``.
 D14 ``weight_shapes``, if it is declared, names the trained parameters of ``build`` with their shapes.
-D15 The function that ``sample_cost`` returns yields positive integers, the same ones in every process. A longer
-    sample with equally many supervised tokens costs no less.
+D15 The function that ``sample_cost`` returns gives positive integers, the same in every process. A longer sample
+    with equally many supervised tokens costs no less.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Append the target's hidden states of T more positions, each with the id of the token that *follows* it.
+        """Append the target's hidden states of T more positions, each with the id of the token *after* it.
 
         The last id of ``next_ids`` is the last known token, whose hidden state does not exist yet.
         """
@@ -95,7 +96,7 @@ class Proposer(ABC):
     ) -> None:
         """Call ``extend`` on several proposers of one draft, each with its own arguments.
 
-        Optional: by default one after the other.
+        Optional: by default ``extend`` is called on one proposer after the other.
         """
         for proposer, ids, hidden_TNH in zip(proposers, next_ids, hidden, strict=True):
             proposer.extend(ids, hidden_TNH)
@@ -106,7 +107,7 @@ class Proposer(ABC):
     ) -> list[Proposal]:
         """Return the guesses of several proposers of one draft; each proposer draws from its own generator.
 
-        Optional: by default one after the other. A draft that computes them in one batch is faster.
+        Optional: by default ``propose`` is called on one proposer after the other. One batch for all is faster.
         """
         return [
             proposer.propose(num_tokens, temperature, generator)
@@ -124,7 +125,7 @@ class Draft(ABC):
     """The version that the plugin was written for."""
     Config: ClassVar[type[DraftConfig]] = DraftConfig
     small_run: ClassVar[Mapping[str, object]] = {}
-    """Keys of section ``draft`` that suit a target of a few million parameters and minutes of training. The
+    """Options of section ``draft`` that suit a target with a few million parameters and a training of minutes. The
     quickstart sets them."""
     serving_methods: ClassVar[Mapping[str, str]] = {}
     """Engine plugin -> the engine's name for the speculative method that serves exports of this draft, such
@@ -152,7 +153,7 @@ class Draft(ABC):
     @classmethod
     @abstractmethod
     def from_folder(cls, folder: Path) -> Self | None:
-        """Return the draft of an exported folder, or None if the folder is another algorithm's (D8).
+        """Return the draft of an exported folder, or None if another algorithm has exported it (D8).
 
         The draft has ``init_from`` set to the folder. Raise ArtifactError if the folder is an export of this
         algorithm but damaged.
@@ -167,7 +168,7 @@ class Draft(ABC):
         return ()
 
     def weight_shapes(self, target: TargetSpec) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of each trained weight by name, without torch (D14).
+        """Return the shape of each trained weight by name, without importing torch (D14).
 
         A run uses the shapes to check its memory before it starts. Optional: by default the mapping is empty,
         and the draft's memory is not counted.
@@ -175,18 +176,18 @@ class Draft(ABC):
         return {}
 
     def sample_cost(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return a function that says what a training step costs for one sample, without torch (D15).
+        """Return a function that computes the training cost of one sample, without importing torch (D15).
 
         The function takes the number of tokens and the number of supervised tokens. Its unit does not matter. A run
-        balances this cost over ranks and forward passes. Optional: by default it is the number of tokens.
+        balances the cost over ranks and micro-batches. Optional: by default the cost is the number of tokens.
         """
         return lambda num_tokens, _: num_tokens
 
     def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return a function that says how many values a forward pass saves for the backward pass, without torch.
+        """Return a function that computes how many values a forward pass saves for the backward pass.
 
-        The function takes a sample's number of tokens and of supervised tokens. Its result is a lower bound, with
-        which ``plan`` warns of too large a forward pass. Optional: by default it is 0.
+        The function takes a sample's number of tokens and of supervised tokens, and needs no torch. Its result is a
+        lower bound, with which ``plan`` warns of forward passes that need too much memory. Optional: by default 0.
         """
         return lambda _tokens, _supervised: 0
 
@@ -228,10 +229,10 @@ class Draft(ABC):
 
     @classmethod
     def write_into_target(cls, target: TargetSpec, folder: Path, output: Path) -> None:
-        """Write ``output``, a copy of the target in which the exported draft of ``folder`` replaces the target's own.
+        """Write to ``output`` a copy of the target whose own draft is replaced by the export in ``folder``.
 
-        ``from_folder`` recognises the copy. Only drafts that targets ship with can do this (optional): by default
-        raise TargetError.
+        ``from_folder`` recognises the copy. Optional, for drafts that targets ship with: by default raise
+        TargetError.
         """
         raise TargetError(
             f"targets ship with no {cls.name} draft that could be replaced; export the draft alone"

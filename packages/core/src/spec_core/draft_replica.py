@@ -1,4 +1,4 @@
-"""DraftReplica: one serving engine as the publisher of a draft's weights sees it.
+"""A DraftReplica represents one serving engine to the publisher that updates the engine's draft.
 
 An update goes through two phases. ``prepare`` makes every rank of the engine receive the new weights into a
 spare copy, while the old ones serve; once the replicas have received them, ``commit`` exchanges the copies.
@@ -8,15 +8,16 @@ Contract (``spec_testing.DraftReplicaSuite`` quotes the numbers):
 U1  Calls return at once; their futures end with the status after the call, or with EngineError if the call is
     refused.
 U2  ``prepare`` begins on every rank: each connects to ``request.address`` and receives into its spare copy.
-    Until ``commit`` the engine drafts with the old version, and answers go on.
-U3  ``commit`` takes effect between two steps of the engine, whole, on all ranks. It is refused unless every rank
-    has received exactly this update; committing the same update again changes nothing.
+    Until ``commit`` the engine goes on answering requests, and drafts with the old version.
+U3  ``commit`` takes effect between two steps of the engine, for all weights and on all ranks at once. It is refused
+    unless every rank has received exactly this update; committing the same update again changes nothing.
 U4  An update never changes the target.
-U5  ``abort`` forgets an update that is not committed; ``revert`` undoes the last commit, until another
-    ``prepare``.
-U6  A lower ``fence`` than one that was seen before, and a ``number`` that is not higher, are refused.
+U5  ``abort`` forgets an update that is not committed. ``revert`` undoes the last commit; it is possible until the
+    next ``prepare``.
+U6  An update is refused if its ``fence`` is lower than the last update's, or if the fence is equal and its
+    ``number`` is not higher.
 U7  When the time of the request is over, or the connection to the publisher breaks before the commit, the replica
-    aborts by itself. Whatever fails, the old version goes on, and the next update succeeds without a restart.
+    aborts by itself. Whatever fails, the old version is still served, and the next update succeeds without a restart.
 U8  After a commit that failed halfway, the state is ``quarantined`` until an update is committed on all
     ranks. Until then the engine drafts with the old version, or not at all.
 U9  A commit and a revert reset the acceptance counters. A server then counts only requests that begin later.
@@ -47,7 +48,7 @@ ReplicaCall = Literal["prepare", "commit", "abort", "revert", "status"]
 
 
 class UpdateId(WireRecord):
-    """Identifies one push.
+    """Identifies one push of weights.
 
     ``number`` rises with each push of a publisher, even if a push repeats an older version.
     """

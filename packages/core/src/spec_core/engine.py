@@ -1,48 +1,47 @@
-"""Engine: the process or processes that run the target.
+"""An Engine runs the target, in this process or in processes that it starts.
 
 Contract (``spec_testing.EngineSuite`` quotes the numbers):
 
-E1  ``capture`` sends exactly one FeatureSample per request to each of the request's destinations, and nothing
-    elsewhere. The sample has the request's id and the token ids that were run. Ids of requests under way differ.
+E1  ``capture`` sends exactly one FeatureSample per request to each of the request's destinations, and to no other.
+    The sample has the request's id and the token ids that were run. Requests in progress have different ids.
 E2  Layer k of the schema is the residual stream entering target layer k; k = num_layers is the input of the
     final norm. Values do not depend on which requests share a batch, beyond rounding.
 E3  The future of a capture is done when every sample was handed to its transport. An error of the target or
-    of a send ends up in the future, never in a log only.
+    of a send ends the future; it is never only logged.
 E4  ``generate`` without draft tokens is plain decoding; greedy output with a draft equals it token by token
     (in float32). Sampled output follows the target's distribution exactly, with a draft or without.
 E5  ``load_draft`` checks the whole folder before it changes anything, and resets the counters of
     ``acceptance``.
-E6  ``health`` raises EngineError when the engine cannot serve; ``close`` is idempotent and leaves nothing.
-    ``health`` may be called from any thread, also while the engine works.
-E7  ``create`` is the only constructor that the application calls, for every engine alike. An engine whose
-    context has neither a transport nor a placement generates, and refuses to capture with EngineError.
-E8  ``check_draft`` raises UsageError, one line, if this engine cannot serve a draft folder or so many draft
-    tokens a round. It reads files only, before anything starts. ``check_method`` raises ConfigError without a
-    folder if this engine can serve no export of the draft. Optional: by default every draft is accepted.
-E9  ``start`` returns when the engine is ready to capture for a schema, and raises EngineError for a schema
-    that the target does not have. Calls without ``start`` are served too: they start what they need.
-E10 ``draft_replica`` is how fresh weights reach the draft that the engine serves (``spec_core.draft_replica`` has
-    its contract). It raises EngineError if no draft is loaded.
+E6  ``health`` raises EngineError if the engine cannot serve. It may be called from any thread, also while the engine
+    works. ``close`` is idempotent and releases everything.
+E7  ``create`` is the only constructor that the application calls, for every engine. An engine whose context has
+    neither a transport nor a placement generates; its ``capture`` fails with EngineError.
+E8  ``check_draft`` raises UsageError, one line, if this engine cannot serve a draft folder with the given number of
+    draft tokens per round. It only reads files, before anything starts. ``check_method`` needs no folder: it raises
+    ConfigError if this engine can serve no export of the draft. Optional: by default every draft is accepted.
+E9  ``start`` waits until the engine is ready to capture for a schema. It raises EngineError if the target does not
+    have the schema's layers or width. Other calls work without ``start``, too: they start what they need.
+E10 ``draft_replica`` returns the object by which a publisher updates the weights of the served draft (contract:
+    ``spec_core.draft_replica``). It raises EngineError if no draft is loaded.
 E11 Answers with a draft have ``Generation.guess_depths``, which agree with the counters of ``acceptance``.
 E12 ``Generation.verifications`` of all answers add up to the counters of ``acceptance``. Optional: by default
     answers have none.
 E13 With ``SamplingParams.with_times``, each token of an answer has its time in ``Generation.times_s``,
     ascending, and no more than ``SamplingParams.concurrency`` prompts are answered at once. Optional: by
     default there are no times.
-E14 ``abilities`` declares what not every engine can do: E10, E11, E17, E18, ``use_proposer`` and to run in this
+E14 ``abilities`` declares the optional abilities: E10, E11, E17, E18, ``use_proposer`` and running in this
     process. A declared ability works. Without an ability its method raises EngineError, or answers have no
     ``guess_depths``.
-E15 ``serving_command`` returns one line for a shell that starts the stock program with a draft folder and so
-    many draft tokens a round. Optional: by default an engine has no program that users start, and returns
-    None.
-E16 ``server_counters`` reads the counters of a running stock program from the text of its metrics, and returns
-    None for the metrics of any other program. Optional: by default an engine knows no metrics, and returns
-    None.
-E17 With the ability ``images``, the states of a request with images (``CaptureRequest.images``) are those of
-    the target that sees them. Nothing computed for one image is used for another, even if their tokens are
-    equal. DataError for an image that cannot be read or has changed.
-E18 With the ability ``image_prompts``, ``generate`` takes prompts with images (``PromptWithImages``) beside
-    others, and E4, E11 and E12 hold for them. Without it, no such prompt is given to the engine.
+E15 ``serving_command`` returns a shell command of one line that starts the unmodified program, such as ``vllm
+    serve``, with a draft folder and a number of draft tokens per round. Optional: by default it returns None,
+    because an engine has no program that users start.
+E16 ``server_counters`` reads the counters of a running, unmodified program from the text of its metrics, and returns
+    None for the metrics of any other program. Optional: by default it returns None for all metrics.
+E17 With the ability ``images``, the target computes the states of a request from its tokens and its images
+    (``CaptureRequest.images``). Nothing computed for one image is used for another, even if their tokens are
+    equal. An image that cannot be read or has changed raises DataError.
+E18 With the ability ``image_prompts``, ``generate`` takes prompts with images (``PromptWithImages``) and prompts
+    without, and E4, E11 and E12 hold for both. An engine without it gets no prompt with images.
 """
 
 from __future__ import annotations
@@ -123,7 +122,8 @@ class EngineAbilities:
     images: bool = False
     """Captures take images, for targets that have a ``TargetSpec.image_token_id`` (E17)."""
     image_types: frozenset[str] | None = None
-    """``TargetSpec.model_type`` of the targets whose images captures take. None: all that ``images`` speaks of."""
+    """``TargetSpec.model_type`` of the targets for which captures take images. None means all that have an
+    ``image_token_id``."""
     image_prompts: bool = False
     """Prompts may have images, for targets that have a ``TargetSpec.image_token_id`` (E18)."""
 
@@ -174,7 +174,7 @@ class Engine(Resource):
 
     @classmethod
     def check_capture(cls, config: EngineConfig, schema: FeatureSchema) -> None:
-        """Raise ConfigError if this engine, as configured, would capture wrong states of a layer of ``schema``.
+        """Raise ConfigError if this engine, as configured, would capture wrong states for ``schema``.
 
         Optional: by default every schema is accepted. Called before anything starts; imports nothing heavy.
         """
@@ -186,8 +186,8 @@ class Engine(Resource):
         """Raise UsageError if this engine, as configured, cannot serve the draft in ``folder`` (E8).
 
         ``draft`` was returned by ``Draft.from_folder(folder)``: its plugin has checked that the folder is
-        complete and made for ``target``. The engine checks what it reads differently, and what the plugin
-        does not check.
+        complete and made for ``target``. The engine checks what the plugin does not check, and what the engine
+        reads differently.
         """
 
     @classmethod
@@ -240,13 +240,13 @@ class Engine(Resource):
 
     @abstractmethod
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Return the answers in the prompts' order (E4)."""
+        """Return one answer for each prompt, in the order of the prompts (E4)."""
 
     @abstractmethod
     def load_draft(self, folder: Path) -> None:
         """Decode with the exported draft in ``folder`` from now on (E5).
 
-        Raise ArtifactError if it is not a draft.
+        Raise ArtifactError if the folder is not a draft.
         """
 
     def use_proposer(self, new_proposer: Callable[[], Proposer], layers: tuple[int, ...] = ()) -> None:
@@ -258,7 +258,7 @@ class Engine(Resource):
         raise EngineError(f"engine {self.name!r} speculates with exported drafts only")
 
     def draft_replica(self, group: str = "default") -> DraftReplica:
-        """Return the DraftReplica that updates the loaded draft's weights, in the update group ``group`` (E10)."""
+        """Return the DraftReplica that updates the loaded draft's weights in the update group ``group`` (E10)."""
         raise EngineError(f"engine {self.name!r} cannot take fresh weights for its draft while it serves")
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""All errors that the project raises on purpose.
+"""This module has all errors that the project raises on purpose.
 
 ::
 
@@ -24,8 +24,8 @@
         │   └── SchemaMismatch      sender and receiver disagree on the features
         └── EngineError             the engine refused or failed a request
 
-``UsageError`` is one clear line for the user: what is wrong, the value, what was expected, what to do. ``RunError``
-stores its cause and, if one rank is at fault, names that rank.
+The message of a ``UsageError`` is one clear line for the user: what is wrong, the value, what was expected, what to
+do. A ``RunError`` stores its cause and, if one rank is at fault, names that rank.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PluginError(UsageError):
 
 
 class PluginNotFound(PluginError, LookupError):
-    """No distribution provides a plugin of that name."""
+    """No distribution provides a plugin of the requested name."""
 
 
 class PluginConflict(PluginError):
@@ -100,7 +100,7 @@ class PeerLost(RunError, ConnectionError):
 
 
 class HostLost(PeerLost):
-    """The host on which all workers of a run were is lost, so no worker can be started again."""
+    """All workers of a run were on one host, which is lost, so no worker can be started again."""
 
 
 class NoDevices(RunError):
@@ -120,5 +120,5 @@ class EngineError(RunError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of the error's type if the message is empty."""
+    """Return the first line of an error's message, or the name of its type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

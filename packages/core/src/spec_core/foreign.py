@@ -1,4 +1,4 @@
-"""The boundary to other libraries' parsers: whatever they raise becomes a one-line error of this project.
+"""Turn any error that other libraries' parsers raise into a one-line error of this project.
 
 transformers, tokenizers, safetensors, yaml, jinja and json promise no type of exception for damaged input:
 RecursionError, AttributeError and a plain Exception were all seen, and tokenizers' panics derive from
@@ -27,9 +27,10 @@ _OURS = (SpecError, KeyboardInterrupt, GeneratorExit)
 
 @contextmanager
 def foreign_errors(error_type: type[SpecError], problem: str) -> Generator[None]:
-    """Raise ``error_type`` with the text "problem: cause" for any error inside, except this project's own.
+    """Raise ``error_type`` with the text "problem: cause" for any foreign error in the block.
 
-    SystemExit is converted, too, so that no library or plugin can end a command.
+    This project's own errors pass through. SystemExit is converted, too, so that no library or plugin can end a
+    command.
     """
     try:
         yield
@@ -57,7 +58,7 @@ def cause(error: BaseException) -> str:
 
 
 def read_bytes(file: Path, error_type: type[SpecError], max_bytes: int = _MAX_JSON_BYTES) -> bytes:
-    """Return the content of a regular file of at most ``max_bytes``; a pipe, a device or a larger file is refused."""
+    """Return the content of a regular file; refuse a pipe, a device or more than ``max_bytes``."""
     with foreign_errors(error_type, f"{file} cannot be read"):
         check_regular(file, error_type, max_bytes)
         return file.read_bytes()

@@ -1,4 +1,7 @@
-"""Requests and answers of generation, and counters of speculative decoding; ``records`` re-exports them."""
+"""This module has the options and answers of generation, and the counters of speculative decoding.
+
+``spec_core.records`` re-exports them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class SamplingParams:
     with_times: bool = False
     """Whether to return ``Generation.times_s``; the engine then streams its answers."""
     concurrency: int | None = None
-    """Most prompts that are answered at the same time; None: as many as the engine can."""
+    """Largest number of prompts that are answered at the same time; None means as many as the engine can."""
 
     def prompt_seed(self, index: int) -> int:
         """Return the seed of prompt ``index``, so that the answer does not depend on the previous prompts."""
@@ -51,7 +54,7 @@ class Generation:
     """Per token, the id of the refused guess that the token replaced; −1 if it replaced none. Empty if
     the engine does not report it."""
     verifications: tuple[int, ...] = ()
-    """Number of the answer's verifications that accepted 0, 1, … guesses. Empty if the engine does not count
+    """Element k: number of the answer's verifications that accepted k guesses. Empty if the engine does not count
     them."""
     cached_tokens: int = 0
     """Number of prompt tokens that came from a prefix cache; 0 if the engine does not count them."""
@@ -95,7 +98,7 @@ class AcceptanceCounters:
 
     @classmethod
     def of_rounds(cls, drafted: int, accepted: int, rounds: int = 1) -> AcceptanceCounters:
-        """Return the counters of ``rounds`` verifications that each accepted ``accepted`` of ``drafted`` guesses."""
+        """Return the counters of ``rounds`` verifications, each accepting ``accepted`` of ``drafted`` guesses."""
         return cls(
             rounds=rounds,
             drafted=rounds * drafted,
@@ -156,7 +159,8 @@ class ServerCounters:
     acceptance: AcceptanceCounters | None = None
     """Acceptance counters; None if the server does not use a draft."""
     inter_token_latency: tuple[tuple[float, int], ...] = ()
-    """Histogram: upper bound in seconds (ascending, the last may be infinite), and how many latencies are within."""
+    """Histogram: pairs of an upper bound in seconds (ascending, the last may be infinite) and the number of
+    latencies up to this bound."""
 
     def __sub__(self, other: ServerCounters) -> ServerCounters:
         """Return the counts since ``other``, an earlier value of the same counters."""
@@ -171,10 +175,10 @@ class ServerCounters:
         )
 
     def latency_quantile(self, share: float) -> float | None:
-        """Return the seconds that a ``share`` of the inter-token latencies does not exceed; None without any.
+        """Return the quantile ``share`` of the inter-token latencies in seconds; None if there are none.
 
-        Within a bucket it is interpolated, as by ``histogram_quantile`` of Prometheus. Above the highest finite bound
-        it is infinite.
+        Within a bucket the quantile is interpolated, as by ``histogram_quantile`` of Prometheus. Above the highest
+        finite bound it is infinite.
         """
         total = self.inter_token_latency[-1][1] if self.inter_token_latency else 0
         if total <= 0:

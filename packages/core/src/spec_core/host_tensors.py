@@ -1,4 +1,4 @@
-"""Tensors that are computed on the CPU and used on a device."""
+"""Copy tensors that are computed on the CPU to a device, without waiting for the copy."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 def to_device_async(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return ``tensor`` on ``device``, copied asynchronously from pinned memory on the device's current stream."""
+    """Return ``tensor`` on ``device``; the copy is asynchronous, on the device's current stream."""
     if tensor.device == device:
         return tensor
-    # From memory that is not pinned the driver copies with the CPU's help, and may make it wait.
+    # A copy from memory that is not pinned needs the CPU, and may block it.
     return tensor.pin_memory().to(device, non_blocking=True)

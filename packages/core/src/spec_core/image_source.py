@@ -1,6 +1,6 @@
-"""ImageSource: where an image of a sample lies, and the digest by which it is recognised.
+"""An ImageSource has the path or the bytes of a sample's image, and a digest that identifies it.
 
-PromptWithImages: a prompt whose tokens stand for images, too.
+A PromptWithImages is a prompt with images, and with a placeholder token for each embedding of an image.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from spec_core.errors import DataError
 from spec_core.foreign import read_bytes
 
 MOST_IMAGE_BYTES = 64 << 20
-"""Most bytes of one encoded image."""
+"""Largest number of bytes of one encoded image."""
 MOST_IMAGES = 64
-"""Most images of one sample."""
+"""Largest number of images of one sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class PromptWithImages(Sequence[int]):
     """A prompt's token ids as a sequence, and its images. A slice of it has no images."""
 
     token_ids: tuple[int, ...]
-    """``TargetSpec.image_token_id`` stands once for each row that an image takes."""
+    """The token ids; ``TargetSpec.image_token_id`` occurs once for each embedding of an image."""
     images: tuple[ImageSource, ...]
     """The images, in the order of their tokens."""
 
@@ -74,12 +74,12 @@ class PromptWithImages(Sequence[int]):
     def __getitem__(self, index: slice) -> tuple[int, ...]: ...
 
     def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
-        """Return a token id, or those of a slice."""
+        """Return one token id, or the token ids of a slice as a tuple."""
         return self.token_ids[index]
 
 
 def images_of(prompt: Sequence[int]) -> tuple[ImageSource, ...]:
-    """Return the images of a prompt; those of a plain sequence of token ids are none."""
+    """Return the images of a prompt; a plain sequence of token ids has none."""
     return prompt.images if isinstance(prompt, PromptWithImages) else ()
 
 

@@ -1,17 +1,16 @@
-"""Kernels: named functions that a device can run faster than the same computation in plain torch.
+"""A kernel is a named function that a device runs faster than the same computation in plain torch.
 
 ``Backend.kernel(name)`` gives a kernel or None. A draft's distribution may add kernels as entry points of the group
 ``spec_core.kernels``. An entry point is called ``DEVICE_TYPE:NAME``, such as ``cpu:NAME``. Backends of that device
-type use the kernel, unless they have one of the same name themselves. Core has no list of kernel names: a draft
+type use the kernel, unless they have a kernel of the same name themselves. Core has no list of kernel names: a draft
 declares each kernel that it can use in its ``KernelSet``. The plain version there documents what the kernel takes
 and returns.
 
 Contract of a kernel, which ``spec_testing.assert_kernel_agrees`` compares with the plain version:
 
-K1  It takes the arguments of the plain version and returns what that returns; results differ by rounding
-    only. Where the plain version is differentiable, the kernel is. A name that ends in ``_`` overwrites its
-    first argument.
-K2  For a dtype or shape that it does not support it returns NotImplemented before it has changed anything.
+K1  A kernel has the arguments and the result of the plain version; results differ by rounding only. If the plain
+    version is differentiable, the kernel is, too. A kernel whose name ends in ``_`` overwrites its first argument.
+K2  A kernel returns NotImplemented, before it has changed anything, for a dtype or shape that it does not support.
     The plain version then runs.
 """
 
@@ -37,7 +36,7 @@ def no_kernel(name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSet:
-    """The kernels that a draft can use. A field's name is the kernel's, its default the plain version.
+    """The kernels that a draft can use. A field has a kernel's name, and the plain version as default.
 
     A default of None means that the draft computes in another way if the backend has no such kernel.
     """

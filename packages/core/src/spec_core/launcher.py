@@ -1,4 +1,4 @@
-"""Launcher: starts the workers of a run, carries messages between them and the run, and lets none outlive it.
+"""A Launcher starts the workers of a run, carries their messages, and lets no worker outlive the run.
 
 A *worker* is a process of the run: an engine replica or a trainer rank. A message is an object that JSON can
 hold; it never carries a tensor. A launcher does not interpret messages; the run and its workers agree on
@@ -7,33 +7,33 @@ their meaning.
 Contract (``spec_testing.LauncherSuite`` quotes the numbers):
 
 L1  Constructing a launcher starts nothing and creates no file. ``check`` raises UsageError, one line, for
-    workers that this launcher can never place; ``hosts`` names the host of each worker. They start no worker.
+    workers that this launcher can never place; ``hosts`` names the host of each worker. Neither starts a worker.
 L2  ``start`` returns a handle for each worker, by name, or raises RunError with no worker running. Each worker
     calls its entry once, in the main thread of a separate process. That process has the launcher's environment with
     the variables that ``WorkerSpec.env`` returns, and the launcher's priority (niceness).
-L3  ``receive`` returns the messages of each worker in the order of their sending, and then exactly one WorkerEnded,
-    whatever ended the worker: its entry returned, it exited, or it was killed. ``WorkerEnded.killed`` is True if
-    the worker was killed with SIGKILL, or with its machine, or went silent.
+L3  ``receive`` returns the messages of each worker in the order in which they were sent, and then exactly one
+    WorkerEnded, whatever ended the worker: its entry returned, it exited, or it was killed.
+    ``WorkerEnded.killed`` is True if the worker was killed with SIGKILL, ended with its machine, or went silent.
 L4  From ``WorkerHandle.watch`` on, a worker from which nothing has arrived for ``peer_s`` seconds counts as
-    ended. A worker that computes is not silent, and one that is stopped (SIGSTOP) is.
-L5  ``WorkerHandle.send`` keeps the order. It does nothing for a worker that has ended, and raises DeadlineExceeded
-    if the worker's process has read nothing for ``peer_s`` seconds.
+    ended. A worker that computes is not silent; a stopped worker (SIGSTOP) is silent.
+L5  ``WorkerHandle.send`` keeps the order of messages. It does nothing for a worker that has ended, and raises
+    DeadlineExceeded if the worker's process has read nothing for ``peer_s`` seconds.
 L6  ``RunLink.receive`` returns None, and ``RunLink.send`` raises PeerLost, once the launcher stops the worker.
     ``RunLink.address`` is the host under which other workers reach this one, LOOPBACK if all workers are on one
     host.
 L7  ``stop`` first lets workers end by themselves (L6), for ``grace_s`` seconds, and then kills them.
     Afterwards no worker runs, and no process that a worker has started. ``close`` is ``stop``, and both may
     be called again.
-L8  If the launcher's own process is killed, the same holds within seconds.
+L8  If the launcher's own process is killed, its workers and the processes that they started end within seconds.
 L9  The output of a worker is appended to ``logs/NAME.log``, or ``WorkerEnded.how`` says where it is.
-L10 While workers run on a host the launcher holds ``Backend.prepare_host`` there, and leaves it once they
-    have ended. ``check_hosts`` raises RunError once something that this has started on any of these hosts has
-    died, but not for a lost host, because its workers have ended.
+L10 While workers run on a host, the launcher keeps the context ``Backend.prepare_host`` open there, and leaves it
+    when they have ended. ``check_hosts`` raises RunError if a daemon that this context has started on any of these
+    hosts has died. It does not raise for a lost host, because the workers there have ended.
 L11 ``replace`` kills what is left of a worker and of the processes that it has started, and starts its WorkerSpec
     again: on the same devices or, if their host is lost, on other devices; with the same log and a new handle.
     Nothing is received from the old worker any more, and other workers are not affected. If the worker cannot be
     started again, ``replace`` raises RunError, and may be called again: NoDevices if no host has free devices now,
-    HostLost if no host ever will.
+    HostLost if no host ever will have any.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class WorkerSpec:
     def env(self, backend: Backend, local_rank: int | None = None) -> Mapping[str, str]:
         """Return the environment variables of the worker.
 
-        ``local_rank``: index of the worker's first device on the worker's host; by default ``first_device``,
-        as for a launcher of one host.
+        ``local_rank``: index of the worker's first device on the worker's host. The default, ``first_device``,
+        is right if a launcher has one host only.
         """
         first = self.first_device if local_rank is None else local_rank
         return backend.child_env(self.role, self.share, first, self.num_devices)
@@ -126,9 +126,9 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def watch(self) -> None:
-        """Treat a silent worker as ended from now on (L4).
+        """Watch the worker: from now on, it counts as ended if it is silent for ``peer_s`` seconds (L4).
 
-        Earlier, imports and drivers may block its threads.
+        It is not watched earlier, because imports and drivers may block its threads.
         """
 
 
@@ -150,7 +150,7 @@ class WorkerEnded:
     killed: bool = False
     """True if the cause lies outside the run's own processes: SIGKILL, a lost machine, silence."""
     host_lost: bool = False
-    """True if the host on which all workers were is lost, so that no worker can be started again (L11)."""
+    """True if all workers were on one host, which is lost, so that no worker can be started again (L11)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +209,7 @@ class Launcher(Resource):
     def start(self, workers: Sequence[WorkerSpec]) -> Mapping[str, WorkerHandle]:
         """Start the workers and return name -> handle.
 
-        If one fails to start, end all and raise RunError (L2).
+        If a worker fails to start, end all workers and raise RunError (L2).
         """
 
     @abstractmethod
@@ -233,7 +233,7 @@ class Launcher(Resource):
 
     @abstractmethod
     def stop(self, grace_s: float) -> None:
-        """Ask every worker to end, wait up to ``grace_s`` seconds, then kill the workers and their children (L7)."""
+        """Ask every worker to end, wait up to ``grace_s`` seconds, then kill workers and their children (L7)."""
 
     def close(self) -> None:
         """Call ``stop`` with ``grace_s`` of 3 seconds (L7)."""

@@ -1,24 +1,23 @@
-"""VocabularyOps: the target's embedding, final norm and head, which a draft's training step uses unchanged.
+"""VocabularyOps gives a draft's training step the target's frozen embedding, final norm and head.
 
-The target's embedding, head and final norm never become parameters of the draft: they live here, outside
-sharding, checkpoints and optimizer. On one device the implementation is plain
-(``spec_kit.drafting.target_ops.TargetOps``); a tensor-parallel strategy supplies one whose vocabulary axis is
-sharded.
+These weights never become parameters of the draft: VocabularyOps has them, outside sharding, checkpoints and
+optimizer. ``spec_kit.drafting.target_ops.TargetOps`` is the implementation for one device. A tensor-parallel
+strategy supplies an implementation whose vocabulary axis is sharded.
 
 Contract:
 
 O1  ``embed`` returns rows of the target's stored embedding, in the compute dtype, without a gradient.
 O2  ``teacher_logits`` gives float32 logits of the target (final norm, head, logit scale, soft-cap) over the
-    *local* vocabulary rows ``vocab_range``, without a gradient. It makes [R, V]: callers hand over a few
-    rows.
+    *local* vocabulary rows ``vocab_range``, without a gradient. It allocates [R, V_local], so callers pass a few
+    rows at a time.
 O3  ``reduce_max`` and ``reduce_sum`` combine a value per row over all vocabulary shards; on one device they
     return their argument.
 O4  ``head_VH`` has the local rows of the target's head as stored, in the compute dtype, without a gradient. A draft
-    that shares the head multiplies by ``head``, chunk by chunk. The gradient of the states from local rows is a
-    partial sum, too.
+    that shares the head multiplies by ``head``, chunk by chunk. The gradient of the hidden states from the local
+    rows is a partial sum over the vocabulary.
 O5  Every shard makes the same calls of ``reduce_max`` and ``reduce_sum``. So a chunk size that depends on the
     vocabulary's size is computed from ``shard_rows``, which is the same on all shards.
-O6  All products with the head, those of ``teacher_logits`` too, go through ``head``. ``use_head`` replaces it.
+O6  All products with the head, also in ``teacher_logits``, are computed by ``head``. ``use_head`` replaces ``head``.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ is the limit."""
 
 @dataclass(frozen=True)
 class LinearWeight:
-    """The weight of a linear layer, and its products with rows; subclasses compute them in another precision."""
+    """The weight of a linear layer, and its products with rows; subclasses use another precision."""
 
     weight: Tensor
-    """[N, K]: N outputs, K inputs."""
+    """Weight [N, K] of a layer with N outputs and K inputs."""
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the layer's output [..., N] for ``rows`` [..., K]; not differentiable in subclasses."""
         return rows @ self.weight.T
 
     def backward(self, grad: Tensor) -> Tensor:
-        """Return the gradient [..., K] of the layer's input from ``grad`` [..., N], the output's."""
+        """Return the gradient [..., K] of the layer's input from ``grad``, its output's gradient [..., N]."""
         return grad @ self.weight
 
 
@@ -79,12 +78,12 @@ class VocabularyOps(ABC):
         return self._head or LinearWeight(self.head_VH)
 
     def use_head(self, head: LinearWeight) -> None:
-        """Compute all later products with the head by ``head`` (O6)."""
+        """Use ``head`` for all later products with the head's weight (O6)."""
         self._head = head
 
     @property
     def chunk_bytes(self) -> int:
-        """Most bytes of a chunk's logits (O5): the size of the head, or CHUNK_BYTES if that is more."""
+        """Largest number of bytes of a chunk's logits (O5): the head's size, or CHUNK_BYTES if that is more."""
         head_VH = self.head_VH
         head_bytes = self.shard_rows * head_VH.shape[1] * head_VH.element_size()
         return max(CHUNK_BYTES, head_bytes)

@@ -1,22 +1,24 @@
-"""Optimizer: how gradients change the float32 weights. It knows neither draft nor strategy.
+"""An Optimizer plugin decides how gradients change the float32 weights.
+
+It does not depend on the draft or the strategy.
 
 Contract (``spec_testing.OptimizerSuite`` quotes the numbers):
 
 G1  The plugin's module imports without torch; ``Config`` derives from OptimizerConfig; ``probe`` never
     raises.
 G2  ``build`` returns a torch optimizer whose groups hold the ``values`` of every given weight once, and no other
-    tensor. Before each step the strategy sets ``lr`` of each group to the learning rate of the step; if some
-    weights learn at another rate, the optimizer multiplies it.
+    tensor. Before each step the strategy sets ``lr`` of each group to the learning rate of the step. If some
+    weights learn at another rate, the optimizer multiplies ``lr`` by a factor.
 G3  ``step`` reads the gradient of ``values`` and changes ``values`` in place. Equal inputs give equal bits. A
     rank that has no element of a weight gets empty ``values`` without a gradient.
-G4  ``values`` may be a part of a weight, of any layout: a DTensor, or a range of elements. What needs a whole
-    weight goes through ``map_whole``. However a weight is divided, its elements change equally but for
-    rounding.
+G4  ``values`` may be a part of a weight, of any layout: a DTensor, or a range of elements. A computation that needs
+    a whole weight uses ``map_whole``. The update of a weight does not depend on how the weight is divided, except
+    for rounding.
 G5  The state of a weight exists as soon as the optimizer is built, as tensors in ``state[values]``. Each has the
-    shape and layout of ``values``, or has no dimension and is equal on every rank. Nothing else is to be saved:
-    with these tensors and the weights filled from a checkpoint, the next step gives the same bits.
+    shape and layout of ``values``, or has no dimension and is equal on every rank. There is no other state: after
+    these tensors and the weights are loaded from a checkpoint, the next step gives the same bits.
 G6  Every rank calls ``map_whole`` for the same names in the same order, even if its own ``values`` are empty.
-G7  ``state_bytes``, if it is declared, is the size of what ``build`` puts into ``state`` for a whole weight.
+G7  ``state_bytes``, if it is declared, is the size of the state that ``build`` creates for a whole weight.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 class MapWhole(Protocol):
     """Applies a function to full tensors that are sharded over ranks.
 
-    The strategy supplies it. Collective.
+    The strategy supplies an implementation. Calls are collective.
     """
 
     def __call__(
@@ -65,7 +67,10 @@ class WeightShape:
 
     @property
     def is_hidden_matrix(self) -> bool:
-        """Whether the weight is a matrix between hidden states; optimizers such as Muon are made for these."""
+        """Whether the weight is a matrix of a hidden layer: 2-D, and neither an embedding nor a head.
+
+        Optimizers such as Muon are made for these weights.
+        """
         return len(self.shape) == 2 and not self.is_vocabulary
 
 
@@ -101,7 +106,7 @@ class Optimizer(ABC):
         """Return a torch optimizer of these weights, which are in the same order on every rank (G2-G6)."""
 
     def state_bytes(self, weight: WeightShape) -> int:
-        """Return the bytes of optimizer state for a full weight, without torch (G7).
+        """Return the bytes of optimizer state for a full weight, without importing torch (G7).
 
         A run uses the number to check its memory before it starts. Optional: by default 0, and the state is
         not counted.

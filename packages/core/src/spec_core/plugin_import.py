@@ -1,4 +1,4 @@
-"""Import a plugin: any error becomes NotImported, and settings of this process that it changes are restored."""
+"""Import a plugin, turn any error into NotImported, and restore process settings afterwards."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _limited() -> Generator[None]:
 def _kept_folder() -> Callable[[], None]:
     try:
         folder = os.open(".", os.O_PATH)
-    except OSError:  # closed to this user, who could not come back to it
+    except OSError:  # this user cannot open the folder, nor return to it
         return lambda: None
 
     def restore() -> None:
@@ -122,13 +122,13 @@ def _kept_log() -> Callable[[], None]:
 
 
 def _kept_signals() -> Callable[[], None]:
-    if threading.current_thread() is not threading.main_thread():  # it alone can set handlers
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         return lambda: None
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:
         for number, handler in handlers.items():
-            if handler is not None:  # one that C code has set
+            if handler is not None:  # None: C code has set the handler
                 signal.signal(number, handler)
 
     return restore

@@ -1,7 +1,7 @@
-"""Find plugins by their entry points, and check a plugin when it is loaded rather than when it is called.
+"""Find plugins by their entry points, and check a plugin when it is loaded, before it is called.
 
-This is the only user of ``importlib.metadata``. Plugins of this repository are loaded like third parties' plugins.
-Nothing here imports torch; a plugin's entry-point module must import without torch and without its vendor's SDK.
+No other module looks for plugins. Plugins of this repository are loaded like third parties' plugins.
+This module does not import torch; a plugin's entry-point module must import without torch and its vendor's SDK.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _records(group: str, kind: str) -> list[PluginRecord]:
 
 
 def unknown_groups() -> list[PluginRecord]:
-    """Return the entry points in groups that begin with this project's name but hold no known kind of plugin.
+    """Return the entry points in unknown groups whose names begin with this project's name.
 
     No command finds such plugins. ``PluginRecord.kind`` is the group's name.
     """
@@ -112,10 +112,10 @@ def unknown_groups() -> list[PluginRecord]:
 
 
 def _entry_points() -> tuple[PluginRecord, ...]:
-    """Return every entry point in a group that begins with this project's name; ``kind`` is the group's name.
+    """Return every entry point in a group whose name begins with this project's name.
 
-    The result is cached: the metadata of all distributions is read again only if a folder of the path has
-    changed.
+    ``PluginRecord.kind`` is the group's name. The result is cached: the metadata of all distributions is read
+    again only if a folder of ``sys.path`` has changed.
     """
     return _read_entry_points(tuple((folder, _changed_at(folder)) for folder in sys.path))
 
@@ -146,7 +146,7 @@ def _changed_at(folder: str) -> int:
 
 
 def unknown_group_problem(group: str) -> str:
-    """Return a message that an entry-point group is unknown, with the group that is probably meant."""
+    """Return the message that no entry-point group is called ``group``, with the name probably meant."""
     return f"there is no such kind of plugin{suggestion(group, _groups())}"
 
 
@@ -158,7 +158,7 @@ def packages() -> set[str]:
 
 
 def load(interface: type[P], name: str) -> type[P]:
-    """Return the plugin class called ``name``. Raise a subclass of PluginError that says what failed."""
+    """Return the plugin class called ``name``. Raise a PluginError that says why it cannot be loaded."""
     return load_record(interface, find(interface, name))
 
 
@@ -178,7 +178,7 @@ def load_available(interface: type[P], name: str) -> type[P]:
 
 
 def availability(interface: type[P], name: str) -> Availability:
-    """Return the result of the probe of the plugin called ``name``. Raise a PluginError as ``load`` does."""
+    """Return the result of the probe of the plugin ``name``. Raise a PluginError if it cannot be loaded."""
     record = find(interface, name)
     return _probe(load_record(interface, record), record)
 
@@ -193,7 +193,7 @@ def load_each(interface: type[P]) -> Iterator[tuple[str, type[P] | PluginError]]
 
 
 def find(interface: type[P], name: str) -> PluginRecord:
-    """Return the entry point called ``name``. Raise PluginNotFound or PluginConflict."""
+    """Return the entry point called ``name``. Raise PluginNotFound for none, PluginConflict for several."""
     records = installed(interface)
     if (record := _only(records, name)) is None:
         raise PluginNotFound(_not_found(kind_of(interface), name, [record.name for record in records]))
@@ -201,10 +201,10 @@ def find(interface: type[P], name: str) -> PluginRecord:
 
 
 def find_kernel(backend: Backend) -> FindKernel:
-    """Return a function that finds kernels for a backend by name, or returns None.
+    """Return a function that maps a name to the kernel for ``backend``, or to None if there is none.
 
-    It looks for a kernel of the backend, then for an entry point for the backend's ``device_type``. It raises
-    a PluginError for an entry point that is no function.
+    The function looks for a kernel of the backend, then for an entry point for the backend's ``device_type``. It
+    raises a PluginError for an entry point that is no function.
     """
     records = _records(_KERNELS, "kernel")
 
@@ -220,7 +220,7 @@ def find_kernel(backend: Backend) -> FindKernel:
 def find_target_type(name: str, own: Mapping[str, TargetType | str]) -> TargetType | str | None:
     """Return the target type ``name``, from the table ``own`` or an entry point; None if there is none.
 
-    Raise a PluginError for an entry point that is no target type, or that has a name of ``own``.
+    Raise a PluginError if the entry point is no target type, or if ``own`` has a type of the same name.
     """
     record = _only(_records(_TARGET_TYPES, "target_type"), name)
     if record is None:
@@ -259,14 +259,14 @@ def _only(records: list[PluginRecord], name: str) -> PluginRecord | None:
 
 
 def load_record(interface: type[P], record: PluginRecord) -> type[P]:
-    """Return the class of an entry point. Raise a PluginError if it does not fulfil the interface."""
+    """Return the class that an entry point names. Raise a PluginError if it does not fulfil the interface."""
     what = record.what
     plugin = _import(record)
     if not (inspect.isclass(plugin) and issubclass(plugin, interface)):
         raise PluginInvalid(
             f"{what}: {record.entry_point.value} is not a subclass of spec_core.{interface.__name__}"
         )
-    # The version comes first: a plugin for another version is not at fault for what it lacks here.
+    # Check the version first: a plugin for another version may rightly lack members of this version.
     if problem := _version_problem(interface, plugin, record.distribution):
         raise PluginApiMismatch(f"{what} {problem}")
     if problem := _problem(interface, plugin, record.name):
@@ -289,7 +289,7 @@ def listed() -> list[PluginRecord]:
 
 
 def load_listed(record: PluginRecord) -> Any:
-    """Return a plugin's class or a target type.
+    """Return the plugin class or the target type that ``record`` names.
 
     Raise a PluginError if it is invalid or its name is not unique.
     """
@@ -299,9 +299,9 @@ def load_listed(record: PluginRecord) -> Any:
 
 
 def status(record: PluginRecord) -> tuple[str, str, int | None]:
-    """Return the status of a listed record (``ok``, ``unavailable``, ``broken``), the reason and its API version.
+    """Return a plugin's status (``ok``, ``unavailable``, ``broken``), the reason and the API version.
 
-    Never raises. The API version of a target type is None.
+    Never raises. The API version is None for a target type or a broken plugin.
     """
     try:
         plugin = load_listed(record)
@@ -363,7 +363,7 @@ def _not_found(kind: str, name: str, names: list[str]) -> str:
 
 
 def _remedy(package: str) -> str:
-    """Return how to install or upgrade the distribution ``package``, or an empty text if it is not known."""
+    """Return advice how to install or upgrade the distribution ``package``; empty if none is known."""
     distributions = list(metadata.distributions())
     for distribution in distributions:
         if distribution.name == package:

@@ -1,4 +1,4 @@
-"""ProcessGroup: device-side collectives for the members of a rendezvous.
+"""A ProcessGroup has the device-side collectives of the members of a rendezvous.
 
 It connects engines with trainers, also to update draft weights. FSDP and Megatron use torch's own groups
 (``Backend.dist_backend``) instead.
@@ -8,15 +8,15 @@ Contract (``spec_testing.ProcessGroupSuite`` quotes the numbers):
 P1  Results equal those of the gloo reference, bit for bit for data movement. Tensors travel as uint8 if the
     vendor's library lacks their dtype, so every torch dtype and zero-sized tensors work for broadcast, send, recv,
     all_gather.
-P2  ``all_reduce`` sums in place: float16, bfloat16, float32, float64, uint8, int8, int32, int64. Any other
+P2  ``all_reduce`` sums float16, bfloat16, float32, float64, uint8, int8, int32 or int64 in place. Any other
     dtype raises ProtocolError on the rank that asks, before anything is sent.
 P3  Calls are ordered on the current stream; no call synchronises the device with the host.
-P4  Tensors must be contiguous and on the group's device; else ProtocolError, before anything is sent.
-P5  It is independent of torch's default group: both may exist, neither sees the other.
+P4  Tensors must be contiguous and on the group's device; others raise ProtocolError before anything is sent.
+P5  The group is independent of torch's default group: both may exist, and neither affects the other.
 P6  A dead peer raises PeerLost, a silent one DeadlineExceeded, within ``timeout_s`` of the rendezvous,
     counted from the call. The group is unusable afterwards: the peers may disagree on what has been done.
 P7  ``abort`` may be called from another thread; it unblocks this process with PeerLost, and the peers too.
-P8  A group that cannot work raises when it is built; after ``close``, ``abort`` or P6 every call raises.
+P8  Building a group that cannot work raises an error. After ``close``, ``abort`` or an error of P6 every call raises.
 P9  ``close`` is idempotent and leaves no socket and no thread.
 """
 

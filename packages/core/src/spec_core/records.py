@@ -1,4 +1,4 @@
-"""Dataclasses that the plugin interfaces exchange: frozen, and importable without torch.
+"""This module has the frozen dataclasses that plugin interfaces exchange; it does not import torch.
 
 Shape suffixes: T tokens of a flat batch, N captured layers, H hidden size, S loss positions of a draft.
 """
@@ -71,7 +71,7 @@ class Capabilities:
     """Tensors can be shared with another process that uses the same device, without a copy through host
     memory."""
     memory_limit: bool = False
-    """``Backend.limit_memory`` enforces its limit."""
+    """``Backend.limit_memory`` enforces the limit."""
     graph_capture: bool = False
     concurrent_collectives: bool = True
     """A process group may be used while another thread of the process uses torch's own groups."""
@@ -90,7 +90,7 @@ class Capabilities:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSchema:
-    """Layers, width and dtype of the hidden states that an engine captures: one tensor ``[T, N, H]`` per sample.
+    """Layers, width and dtype of captured hidden states: one tensor ``[T, N, H]`` per sample.
 
     ``layers`` are ascending ids k of the residual stream *entering* target layer k (0 = embeddings). The id
     ``num_layers`` of the target means the input of the final norm.
@@ -129,22 +129,22 @@ class FeatureSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureRequest:
-    """A request to an engine to run one sample through the target and to send its features to ``destinations``."""
+    """A request to run one sample through the target and to send its features to ``destinations``."""
 
     request_id: int
     input_ids: tuple[int, ...]
     destinations: tuple[str, ...]
-    """``FeatureReceiver.address`` of each trainer process that trains this sample: one process, or all
+    """``FeatureReceiver.address`` of each trainer process that trains on this sample: one process, or all
     processes of a tensor-parallel group. Empty if the sample has arrived before and its batch is captured
     again for another sample."""
     images: tuple[ImageSource, ...] = ()
     """Images of the sample, in the order of their tokens. ``input_ids`` have ``TargetSpec.image_token_id`` once for
-    each row that an image takes. Empty for an engine without the ability ``images``."""
+    each embedding of an image. Empty for an engine without the ability ``images``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSample:
-    """Token ids and hidden states of one sample. The trainer looks up the loss mask by ``sample_id``."""
+    """Token ids and hidden states of one sample. The loss mask is not sent, because the trainer has it."""
 
     request_id: int
     input_ids: Tensor
@@ -204,7 +204,7 @@ class DraftBatch:
     seed: int = 0
     """Seed of the run; a draft's random draws are a function of (seed, epoch, sample id)."""
     rows_multiple: int = 1
-    """T is a multiple of this number. If a draft computes only some of the rows, their number must be a multiple,
+    """T is a multiple of this number. If a draft computes only some of the T rows, their number must be a multiple,
     too."""
     context: ContextGroup | None = None
     """The processes that divide the batch's tokens; only for a draft whose hints say ``context_parallel``."""
@@ -307,11 +307,11 @@ class StepOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorParallelHints:
-    """How tensor-parallel ranks divide a draft's module: each rank runs the module on its shards of some weights.
+    """Describes how tensor-parallel ranks divide a draft's module; each rank has shards of some weights.
 
     A draft with these hints reads sizes from its weights' shapes, and uses ``VocabularyOps`` for the
-    vocabulary. The number of a layer says how many equal pieces it has, such as heads or channels. A piece is
-    never divided.
+    vocabulary. The number given for a layer is its number of equal pieces, such as heads or channels. A piece
+    is never divided.
     """
 
     columns: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -336,19 +336,19 @@ class TensorParallelHints:
     each_token: tuple[str, ...] = ()
     """Modules with full weights, between modules of ``leaves`` and of ``enters``, that work on each token by
     itself, such as norms. With sequence parallelism each rank has a shard of the tokens (the last dimension
-    but one), and the gradients of the weights are summed over ranks. Empty: the draft does not support
+    but one), and the gradients of the weights are summed over ranks. Empty if the draft does not support
     sequence parallelism."""
     all_tokens_in: Mapping[str, int] = field(default_factory=dict[str, int])
     """Modules whose first input has all tokens even with sequence parallelism; each rank takes its shard. The
-    number is the size of the token dimension; 0: the batch's tokens, or a subset whose size is a multiple of
-    ``rows_multiple``."""
+    number is the size of the token dimension. 0 means the batch's tokens, or a subset whose size is a multiple
+    of ``rows_multiple``."""
     all_tokens_out: tuple[str, ...] = ()
     """Modules whose output is gathered over ranks, because code that every rank runs on all tokens, such as
     the loss, uses it."""
     vocab_mask: str = ""
     """Name of a buffer, bool [V]: whether an id of the target's vocabulary has a row in the draft's head
-    (rows ascend by id). The vocabulary is divided so that each rank has equally many such ids. Empty: it is
-    divided equally."""
+    (rows ascend by id). The vocabulary is divided so that each rank has equally many such ids. Without a name
+    it is divided equally."""
 
     def __add__(self, other: TensorParallelHints) -> TensorParallelHints:
         """Return the union of two sets of hints."""
@@ -381,7 +381,7 @@ class ShardHints:
     """Submodules, innermost first, that FSDP wraps: the parameters of each are gathered and freed together.
     The parameters of a submodule may be used in its own ``forward`` only."""
     tensor_parallel: TensorParallelHints | None = None
-    """How tensor-parallel ranks divide the module; None: they do not divide it."""
+    """How tensor-parallel ranks divide the module; None if they do not divide it."""
     vocabulary: tuple[str, ...] = ()
     """Submodules whose weight has a row for each token of the vocabulary, such as a head. Some optimizers,
     such as Muon, treat other matrices differently (``TrainedWeight.is_hidden_matrix``)."""
@@ -390,5 +390,5 @@ class ShardHints:
     """Whether the module computes only this process's share of a batch that has a ``DraftBatch.context``."""
 
     def is_vocabulary(self, weight: str) -> bool:
-        """Return whether a weight, named as in the module, belongs to a submodule of ``vocabulary``."""
+        """Return whether the parameter named ``weight`` belongs to a submodule listed in ``vocabulary``."""
         return weight.rpartition(".")[0] in self.vocabulary

@@ -1,23 +1,24 @@
-"""Rendezvous: forms a group of processes, on one or more hosts, and exchanges small records between them.
+"""A Rendezvous forms a group of processes on one or more hosts, which exchange small records.
 
 It is independent of every torch process group; device collectives (``ProcessGroup``) are built on top of it.
 
 Contract (the tests quote the numbers):
 
-R1  Rank 0 binds when it is constructed, on loopback by default, and ``address`` then names the real port. Others
-    connect in ``join``. IPv6 works: ``[::1]:0``.
-R2  A connection's first record carries the group's token. Without the right one it is refused before anything else
-    happens: the caller's ``join`` raises ProtocolError, and the group does not notice.
-R3  ``join`` returns when all ranks have joined; from then on nobody listens at ``address``. A rank that is taken or
-    out of range, or another world size, raises ProtocolError in the rank that brings it.
-R4  ``barrier``, ``broadcast``, ``all_gather`` return when every rank has made the same call; calls that differ
+R1  Rank 0 listens as soon as it is constructed, on loopback by default, and ``address`` then names the real port.
+    The other ranks connect in ``join``. IPv6 works: ``[::1]:0``.
+R2  A connection's first record has the group's secret token. A connection with another token is refused before
+    anything else happens: the caller's ``join`` raises ProtocolError, and the group is not affected.
+R3  ``join`` waits until all ranks have joined; from then on nobody listens at ``address``. A rank that is taken or
+    out of range, or another world size, raises ProtocolError in the process that asks for it.
+R4  ``barrier``, ``broadcast``, ``all_gather`` wait until every rank has made the same call; calls that differ
     raise ProtocolError. Payloads are bytes or JSON, never pickle.
-R5  Every call ends within ``timeout_s``: DeadlineExceeded names the ranks that did not come, also when rank 0
+R5  Every call ends within ``timeout_s``: DeadlineExceeded names the ranks that are missing, also if rank 0
     itself is silent. After any error but a mistaken argument the rendezvous is unusable.
-R6  A member that dies or closes raises PeerLost, naming its rank, in every other rank that waits or calls.
-R7  ``store`` returns a key-value store for torch's own groups, with a separate namespace for each call. It is a
-    file in rank 0's memory, which only this user's processes on this host can open. If a member cannot open it, the
-    store uses the rendezvous's connections, and exists as long as the rendezvous.
+R6  If a member dies or closes, every other rank that waits or makes a call raises PeerLost, which names the
+    member's rank.
+R7  ``store`` returns a key-value store for torch's own groups, with a separate namespace for each call. The store is
+    a file in rank 0's memory, which only this user's processes on this host can open. If a member cannot open the
+    file, the store uses the rendezvous's connections, and exists as long as the rendezvous.
 R8  ``close`` is idempotent, needs no other rank and leaves no socket and no thread.
 """
 
@@ -54,7 +55,7 @@ class Rendezvous(Resource):
     @property
     @abstractmethod
     def interface(self) -> str:
-        """Return this process's address on the network of the members; only after ``join``."""
+        """Return this process's address on the network of the members; it is known only after ``join``."""
 
     @abstractmethod
     def barrier(self) -> None:
@@ -76,5 +77,5 @@ class Rendezvous(Resource):
     def store(self, name: str) -> torch.distributed.Store:
         """Return a key-value store for torch's process groups.
 
-        Collective; valid while the rendezvous is open (R7).
+        Every rank must call it. The store is valid while the rendezvous is open (R7).
         """

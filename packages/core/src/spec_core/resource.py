@@ -1,4 +1,4 @@
-"""Resource: an object that holds memory, sockets, threads or processes and must be closed."""
+"""A Resource is an object that holds memory, sockets, threads or processes and must be closed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Resource(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything that the object holds. The interface's contract says what is true afterwards."""
+        """Release everything that the object holds. The interface's contract describes the state afterwards."""
 
     def __enter__(self) -> Self:
         """Return the object."""

@@ -1,4 +1,4 @@
-"""StateFolder: the files of a checkpoint's state, as a strategy writes and reads them.
+"""A StateFolder has the files of a checkpoint's state, which a strategy writes and reads.
 
 Files are safetensors and JSON, so reading a checkpoint executes no code. When a write returns, the file has
 been flushed to disk. Writing raises OSError if the disk is full; reading raises ArtifactError for a damaged

@@ -1,11 +1,11 @@
-"""Strategy: how the trainer is parallel.
+"""A Strategy trains a module in parallel, on all processes of the trainer.
 
-It gets a module and its ShardHints, and knows no drafting algorithm.
+It gets the module and its ShardHints, and does not depend on the drafting algorithm.
 
 Contract (``spec_testing.StrategySuite`` quotes the numbers):
 
 S1  ``step`` runs each micro-batch forward and backward once, *sums* gradients over data-parallel ranks (the
-    module's losses are shares of a global loss), clips by the global norm, applies the optimizer.
+    module's losses are shares of a global loss), clips them by the global norm, and applies the optimizer.
 S2  Parameters are kept and updated in float32 whatever the compute dtype. ``full_weights`` returns them as float32.
 S3  The returned StepOutput is summed over micro-batches and data-parallel ranks: equal on every process.
 S4  The number of ranks, and how a batch is cut among them, changes results only by rounding.
@@ -13,23 +13,23 @@ S5  ``save`` → ``load`` into a fresh strategy continues exactly: the next step
     model (buffers too), the optimizer and each process's generator (``torch.get_rng_state``). A run may resume with
     another number of processes; a process without a saved generator keeps its own.
 S6  Every collective names a process group of this strategy, never torch's default group.
-S7  ``data_parallel`` is a pure function of its arguments, the same before anything starts as in every process.
-    Every data-parallel rank below the size has at least one process. All processes of one data-parallel rank
-    receive the same samples, and ``step`` is called with the same micro-batches on each of them: a tensor-parallel
-    group is one data-parallel rank. ``divisions`` lists configurations by which all processes are one such rank.
-S8  ``read_weights`` returns the model of a saved state in one process, without any group: full CPU tensors, those
-    that ``full_weights`` returned when it was saved.
-S9  ``gather_weights`` yields the names and bits of ``full_weights``, in the same order on every process, and every
-    process takes all of them, because gathering a tensor may be collective. A tensor may be the live weight itself,
-    and is valid until the next one is requested: work that reads it on a device must be queued on the device's
-    current stream by then.
-S10 ``check`` refuses before anything starts what ``attach`` or ``vocabulary_ops`` could not do.
-S11 ``Config.speed_only`` names the options that change no result but by rounding (S4). A run resumes with other
-    values of these alone: a directory whose run had another value of any other option is refused before anything
-    starts.
-S12 ``attach`` builds the optimizer that it is given, whichever it is, over every trained weight, in one order on
-    all processes. Its ``map_whole`` gives a function the whole weight, however that is divided over processes; the
-    optimizer's state is saved and loaded with the model's, under the weight's name.
+S7  ``data_parallel`` is a pure function of its arguments: it gives the same result in every process, also before
+    the run starts. Every data-parallel rank below the size has at least one process. All processes of one
+    data-parallel rank receive the same samples, and ``step`` is called with the same micro-batches on each of them:
+    a tensor-parallel group is one data-parallel rank. ``divisions`` returns configurations in which all processes
+    are one data-parallel rank.
+S8  ``read_weights`` returns the model of a saved state in one process, without any group: the full CPU tensors that
+    ``full_weights`` returned when the state was saved.
+S9  ``gather_weights`` yields the names and bits of ``full_weights``, in the same order on every process. Every
+    process must take all tensors, because gathering a tensor may be collective. A tensor may be the live weight
+    itself, and is valid until the next tensor is requested: work that reads it on a device must be queued on the
+    device's current stream before.
+S10 ``check`` raises, before anything starts, if ``attach`` or ``vocabulary_ops`` would fail.
+S11 ``Config.speed_only`` names the options that change results by rounding only (S4). A run may be resumed with
+    other values of these options. If any other option has changed, the run is refused before anything starts.
+S12 ``attach`` builds the given optimizer, whichever it is, for every trained weight, in the same order on all
+    processes. Its ``map_whole`` applies a function to the whole weight, however the weight is divided over
+    processes. The optimizer's state is saved and loaded with the model's state, under the weight's name.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class DataParallel:
     """The data-parallel rank of a process, and the number of data-parallel ranks."""
 
     rank: int
-    """Index of the share of each global batch that the process trains."""
+    """Index of the share of each global batch on which the process trains."""
     size: int
     """Number of shares that a global batch is divided into."""
 
@@ -202,7 +202,7 @@ class Strategy(Resource):
     def load(self, folder: StateFolder) -> None:
         """Read the state that ``save`` wrote, on every process.
 
-        Raise ArtifactError if it is of another module (S5).
+        Raise ArtifactError if it is the state of another module (S5).
         """
 
     @classmethod

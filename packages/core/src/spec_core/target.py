@@ -1,9 +1,7 @@
-"""TargetSpec: shapes, names and constants of a target, read from its folder without torch.
+"""TargetSpec has the shapes, names and constants of a target, read from its folder without torch.
 
-TargetTensors: its tensors.
-
-The *trainer* reads embedding, final norm and head itself, from the target's safetensors (single file or
-sharded with an index, tied or not), never through the engine.
+TargetTensors has the target's tensors. The *trainer* reads embedding, final norm and head itself, from the
+target's safetensors (a single file, or several with an index; tied or not), never through the engine.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ NormKind = Literal["rms", "rms_plus_one", "layer"]
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSizes:
-    """Sizes of a multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), under their keys of config.json."""
+    """Sizes of a multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), as named in config.json."""
 
     q_lora_rank: int | None
-    """Width to which queries are compressed; None: they are not compressed."""
+    """Width to which queries are compressed; None if they are not compressed."""
     kv_lora_rank: int
     """Width to which a token's keys and values are compressed together."""
     qk_nope_head_dim: int
@@ -37,7 +35,7 @@ class LatentSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetSpec:
-    """Shapes, tensor names and constants of a causal language model, from config.json and safetensors headers."""
+    """Shapes, tensor names and constants of a causal LM, from config.json and safetensors headers."""
 
     folder: Path
     architecture: str
@@ -77,12 +75,12 @@ class TargetSpec:
     parameters."""
     eos_token_ids: tuple[int, ...] = ()
     latent: LatentSizes | None = None
-    """Sizes of the target's multi-head latent attention; None: it has another kind of attention."""
+    """Sizes of the target's multi-head latent attention; None if it has another kind of attention."""
     image_token_id: int | None = None
-    """Id of the token that stands for a row of an image. None: no images are given to this target."""
+    """Id of the placeholder token for each embedding of an image. None if no images are given to this target."""
     image_ends: tuple[int, int] | None = None
-    """Ids of the tokens that the target's image processor puts before and behind each image. None: it puts
-    none there."""
+    """Ids of the tokens that the target's image processor puts before and behind each image. None if it puts
+    no tokens there."""
 
     @property
     def tied(self) -> bool:

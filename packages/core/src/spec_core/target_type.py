@@ -1,9 +1,9 @@
-"""TargetType: how the model code of one type of target treats embedding, final norm, logits and positions.
+"""A TargetType describes how one type of target computes embeddings, final norm, logits and positions.
 
-A config.json names the model's type, but not this treatment. ``spec_kit.targets`` has a table of types. A
-distribution adds others as entry points of the group ``spec_core.target_types``, each called like the
-``model_type``. An entry point gives a TargetType or, for a model with a text model under ``text_config``, the
-type of that text model.
+The model's config.json has the type's name, but not these computations. ``spec_kit.targets`` has a table of types.
+A distribution can add types as entry points of the group ``spec_core.target_types``. The name of an entry point is
+the ``model_type``. Its object is a TargetType. If the model has a text model under ``text_config``, its object is
+instead the ``model_type`` of the text model, a string.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spec_core.target import NormKind
 class TargetValues(Protocol):
     """The values of a target's config.json; values in ``text_config`` take precedence.
 
-    A missing value is replaced by transformers' default for this type, or else by ``default``. Raise
+    A missing value is replaced by transformers' default for this type, or else by ``default``. The methods raise
     TargetError if there is no default either, or if a value has the wrong type.
     """
 
@@ -43,7 +43,7 @@ class TargetValues(Protocol):
         ...
 
     def positive(self, *names: str, default: float | None = None) -> float:
-        """Return the value of the first of ``names`` that is present, else ``default``; it must be greater than 0."""
+        """Return the value, greater than 0, of the first of ``names`` that is present, else ``default``."""
         ...
 
     def flag(self, name: str) -> bool:
@@ -68,7 +68,7 @@ def no_cap(values: TargetValues) -> None:
 
 @dataclass(frozen=True, kw_only=True, config=pydantic.ConfigDict(strict=True, extra="forbid"))
 class TargetType:
-    """How the model code of one target type treats embedding, final norm, logits and positions."""
+    """Describes how one type of target computes embeddings, final norm, logits and positions."""
 
     norm: NormKind = "rms"
     eps: str = "rms_norm_eps"
@@ -78,20 +78,20 @@ class TargetType:
     logit_scale: Scale = one
     """Computes from config.json the factor on the head's output."""
     logit_softcap: Cap = no_cap
-    """Computes from config.json the cap of the logits: x becomes cap · tanh(x / cap). None: no cap."""
+    """Computes from config.json the cap of the logits: x becomes cap · tanh(x / cap). None means no cap."""
     theta: _Positive | None = 10_000.0
-    """Base of the rotary frequencies if config.json has none. None: the model has no rotary positions."""
+    """Base of the rotary frequencies if config.json has none. None if the model has no rotary positions."""
     partial: Annotated[float, pydantic.Field(gt=0, le=1)] | None = None
-    """Share of a head's channels that are rotated, if config.json does not say it. None: all."""
+    """Share of a head's channels that are rotated, if config.json does not say it. None means all channels."""
     needs_rope: bool = False
     """Whether config.json must have rope_parameters (or rope_scaling) and rope_theta, because the type's
     default is not a plain rotation with base ``theta``."""
     image_token: str | None = None
-    """Key of config.json that holds the id of the token that stands for a row of an image. None: no images are
-    given to targets of this type."""
+    """Key of config.json that has the id of the placeholder token for each embedding of an image. None if no images
+    are given to targets of this type."""
     image_ends: tuple[str, str] | None = None
-    """Keys of config.json that hold the ids of the tokens before and behind an image, if the target's
-    image processor puts them there. None: the chat template does, or there are none."""
+    """Keys of config.json that have the ids of the tokens before and behind an image, if the target's
+    image processor inserts them. None if the chat template inserts them, or if there are no such tokens."""
     may_be_flat: bool = False
     """Whether older config.json files have the values of this text model at the top level, without
     ``text_config``."""

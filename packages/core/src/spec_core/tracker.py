@@ -1,13 +1,13 @@
-"""Tracker: a service that gets the scalars of each step, besides a run's metrics.jsonl.
+"""A Tracker sends the scalars of each step to a service, in addition to a run's metrics.jsonl.
 
 Contract (``spec_testing.TrackerSuite`` quotes the numbers):
 
 K1  ``probe`` says whether the service's client is installed; it never raises.
 K2  The plugin's module imports without torch and without the service's client.
-K3  ``log`` takes the scalars of a step. Steps ascend, but a run that goes on from a checkpoint repeats some.
-K4  A new tracker for the same run directory continues the run of the previous tracker. It stores what it
-    needs for that in the directory, in files whose names begin with a dot. Another directory of the same name
-    is another run.
+K3  ``log`` takes the scalars of a step. Steps ascend, but a run that resumes from a checkpoint repeats some steps.
+K4  A new tracker for the same run directory continues the run of the previous tracker. Trackers store the data for
+    this in the directory, in files whose names begin with a dot. Another directory of the same name is another
+    run.
 K5  ``close`` writes what is buffered, within a minute, and is idempotent.
 K6  Nothing is printed to stdout, where commands print their results.
 K7  If a call raises, the run warns with the tracker's name, continues, and never calls the tracker again. So
@@ -45,14 +45,15 @@ class Tracker(Resource):
     """The version that the plugin was written for."""
     Config: ClassVar[type[TrackerConfig]] = TrackerConfig
     Value: ClassVar[Any] = Annotated[str, pydantic.Field(min_length=1)]
-    """Type of the key's value, for pydantic to validate; by default a string, such as a project's name."""
+    """Type of the value of ``track.NAME``, which pydantic validates; by default a string, such as a project's
+    name."""
     default: ClassVar[Any] = None
-    """Default of the key, with which a run does not use the tracker: None or False."""
+    """Default of ``track.NAME``, None or False, with which a run does not use the tracker."""
     description: ClassVar[str] = ""
-    """Sentence that describes the key in the table of configuration keys."""
+    """Sentence that describes ``track.NAME`` in the table of configuration keys."""
 
     def __init__(self, value: Any, folder: Path) -> None:
-        """Store the key's value and the run directory, whose name is the run's name.
+        """Store the value of ``track.NAME``, and the run directory, whose name is the run's name.
 
         A subclass connects to the service.
         """

@@ -1,4 +1,7 @@
-"""Validate a section of the configuration; its first problem becomes one line that names the key and the remedy."""
+"""Validate a section of the configuration, and describe its first problem in one line.
+
+The line names the key and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def validate(model: type[C], values: Mapping[str, Any], source: str) -> C:
     """Check ``values`` against ``model``; the first problem becomes a one-line ConfigError."""
     with foreign_errors(ConfigError, source):
         for key, number in _integers(values):
-            if abs(number) >= 1 << 63:  # it counts nothing, and overflows where it is divided
+            if abs(number) >= 1 << 63:  # too large for any option; it overflows in divisions
                 raise ConfigError(
                     f"{source}: {shown(key)[1:-1]}={shown(number)}: expected an integer of 63 bits"
                 )
@@ -52,14 +55,14 @@ def suggestion(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, cutoff=0.6)
     if not close:
         return f" (known: {', '.join(sorted(known))})"
-    # Of two that are as close, the one that begins as the word does.
+    # If two known words are equally similar, prefer the one with the same first letter.
     likeness = {name: difflib.SequenceMatcher(None, name, word).ratio() for name in close}
     best = max(close, key=lambda name: (likeness[name], name[:1] == word[:1]))
     return f" (did you mean {best!r}?)"
 
 
 def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
-    # An unknown key first: a misspelt one is also why another is missing.
+    # Report an unknown key first: if a key is misspelt, the right key is missing, too.
     problem = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
     path = [str(part) for part in problem["loc"] if isinstance(part, str)]
     key = ".".join(str(part) for part in problem["loc"]) or "configuration"
@@ -69,7 +72,7 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
         hint = f" (did you mean {' or '.join(homes)}?)" if homes else ""
         return f"unknown {kind} {shown(key)}" + (hint or suggestion(path[-1], _keys_beside(model, path)))
     if problem["type"] == "missing":
-        inner = next(iter(_keys_beside(model, [*path, ""])), "")  # of a section that is missing as a whole
+        inner = next(iter(_keys_beside(model, [*path, ""])), "")  # of a missing section
         key = f"{key}.{inner}" if inner else key
         example = f", such as {key}=VALUE" if len(path) == len(problem["loc"]) else ""
         return f"{key} is required{example}"
@@ -83,7 +86,7 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
 
 
 def _sections_with(model: type[pydantic.BaseModel], key: str) -> list[str]:
-    """Return ``'section.key'`` for each section that has the key ``key``, because users forget the section."""
+    """Return ``'section.key'`` for each section that has the key ``key``; users forget the section."""
     nested = {name: _model_in(field.annotation) for name, field in model.model_fields.items()}
     return [
         repr(f"{name}.{key}") for name, section in nested.items() if section and key in section.model_fields
@@ -93,7 +96,7 @@ def _sections_with(model: type[pydantic.BaseModel], key: str) -> list[str]:
 def _keys_beside(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:
     """Return the keys of the section that contains the key ``path``.
 
-    Required keys come first, then those that the section itself declares, then those that it inherits.
+    Required keys come first, then the section's own keys, then inherited keys.
     """
     for part in path[:-1]:
         field = model.model_fields.get(part)

@@ -1,4 +1,4 @@
-"""Manifest: the tensors of one update of a draft's weights, with version, update group and target."""
+"""A Manifest lists the tensors of one update of a draft, with version, update group and target."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TensorEntry(WireRecord):
 
 
 class Manifest(WireRecord):
-    """The tensors of one update, in the order in which they are sent, with version, update group and target."""
+    """The tensors of one update, in the order of sending, with version, update group and target."""
 
     format: Literal[1] = 1
     group: str

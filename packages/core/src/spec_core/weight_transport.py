@@ -1,32 +1,33 @@
-"""WeightTransport: moves the bytes of one update from a publisher to the ranks of one replica.
+"""A WeightTransport moves the bytes of one update from a publisher to the ranks of one replica.
 
 The publisher and every rank agree on a manifest and on a transport before a transfer, and compare digests
-afterwards. So a transport need not check the tensors' bytes. It may fail but not hang: every call has a deadline.
+afterwards. So a transport need not check the tensors' bytes. It may fail, but must not hang: every call has a
+deadline.
 
 Contract (``spec_testing.WeightTransportSuite`` quotes the numbers):
 
 W1  The receiver yields every tensor of the manifest once, bit for bit: any dtype, shape and number of bytes,
     tensors without elements too. A yielded tensor is valid until the next one is requested.
-W2  Bytes travel in buckets of at most ``bucket_bytes``, and never more than the payload has. A larger tensor is
-    split. Both sides use the sender's ``bucket_bytes``; ``receiver`` gets it as an argument.
+W2  Bytes travel in buckets of at most ``bucket_bytes``, but no larger than the payload. A larger tensor is split.
+    Both sides use the sender's ``bucket_bytes``; ``receiver`` gets it as an argument.
 W3  ``receiver``, ``sender`` and ``open`` do not wait for the other side. The sender gets each receiver's
     ``address``, and each receiver gets its element of the result of ``open``. Then ``send`` and ``receive`` run at
     the same time.
-W4  Calls end at their ``deadline`` (``time.monotonic``) with DeadlineExceeded, and with PeerLost when the other
-    side has died or closed.
+W4  A call that is not done at its ``deadline`` (a time of ``time.monotonic``) raises DeadlineExceeded. A call raises
+    PeerLost if the other side has died or closed.
 W5  Another thread may call ``close`` of a sender or receiver: calls in progress then raise PeerLost within a
     second. ``close`` is idempotent and leaves nothing but the cache of W7: no thread, no descriptor, no memory, no
     unfinished file.
 W6  ``probe`` says why a transport cannot be used in this process, ``obstacle`` why it cannot reach a certain rank.
-    ``medium`` says what the bytes pass through on their way to a rank that it can reach. If the user lists no
-    transports, the fastest one is used.
-W7  A transport may cache what it has built for an update, for the next update of the same update group and replica.
-    It uses the cache only if every side has completed the previous update and has cached it, too. Otherwise all
-    sides build anew within the same update: after a failure, for other ranks, or for a restarted process.
-    ``forget`` releases the cache for a replica, ``close`` the whole cache. An update in progress keeps what it
-    uses.
+    ``medium`` returns the medium through which the bytes reach a rank. If the user lists no transports, the
+    transport with the fastest medium is used.
+W7  A transport may cache the connections and memory of an update for the next update of the same update group and
+    replica. It uses the cache only if every side has completed the previous update and has a cache, too. Otherwise,
+    such as after a failure, for other ranks or for a restarted process, all sides build both anew in the same update.
+    ``forget`` releases the cache for a replica, ``close`` the whole cache. An update in progress keeps the resources
+    that it uses.
 W8  Only the publisher sets options (``Config``). A server opens the transport with default options, so every option
-    has a default. If a rank must know an option of the sender, it is in the rank's element of the result of
+    has a default. If a rank must know an option of the sender, the option is in the rank's element of the result of
     ``open``.
 """
 
@@ -88,7 +89,7 @@ class WeightSender(Resource):
 
     @abstractmethod
     def open(self, deadline: float) -> Sequence[str]:
-        """Return, for each rank in order, the address at which it reaches this sender, in printable ASCII (W3)."""
+        """Return the addresses at which the ranks reach this sender, in rank order and printable ASCII (W3)."""
 
     @abstractmethod
     def send(self, deadline: float) -> None:
@@ -126,13 +127,13 @@ class WeightTransport(Resource):
     def obstacle(self, location: str, device: torch.device) -> str:
         """Return why a sender on ``device`` of this process cannot reach a rank; empty if it can.
 
-        ``location``: what the rank's process returned from ``location``.
+        ``location``: the result of the method ``location`` in the rank's process.
         """
 
     def medium(self, location: str, device: torch.device) -> WeightMedium:
-        """Return the medium between a sender on ``device`` and a rank that ``obstacle`` says it can reach.
+        """Return the medium from a sender on ``device`` to a rank that the sender can reach (``obstacle``).
 
-        ``location``: what the rank's process returned from ``location``.
+        ``location``: the result of the method ``location`` in the rank's process.
         """
         return WeightMedium.UNSTATED
 

@@ -1,4 +1,4 @@
-"""WireRecord: a value that processes exchange as JSON, checked when it is read."""
+"""A WireRecord is a value that processes exchange as JSON, and that is checked when it is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spec_core.foreign import foreign_errors
 class WireRecord(pydantic.BaseModel):
     """Base of values that processes exchange as JSON, without pickle.
 
-    Frozen, strictly typed; unknown fields are errors.
+    Records are frozen and strictly typed; unknown fields are errors.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""Write parts of messages: counts with their nouns, and text from outside, shortened and escaped."""
+"""Write parts of messages: counts with their nouns, and values from outside, shortened and escaped."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _TAIL = 300  # the end of a message, which says what to do, is kept
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: at most about 200 characters; user and password are removed from a URL."""
+    """Return a value for a message: about 200 characters at most, a URL without user and password."""
     return shortened(_USER.sub("//…@", repr(value)), _VALUE)
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun: ``1 token``, ``2 tokens``. ``plural``: for nouns that take more than an s."""
+    """Return a number with its noun: ``1 token``, ``2 tokens``. ``plural``: an irregular plural."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 

@@ -1,1 +1,1 @@
-"""The plugin of the DFlash block draft."""
+"""This package is the draft plugin of DFlash, which guesses tokens in blocks."""

@@ -1,4 +1,4 @@
-"""Options of the DFlash draft: section ``draft`` of the configuration."""
+"""Define the options of the DFlash draft, which are the section ``draft`` of the configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spec_kit.drafting import DistilledLoss  # noqa: TC001 (pydantic evaluates a
 
 LossKind = Literal["ce", "dpace", "soft", "lk_alpha", "lk_lambda"]
 SOFT_LOSSES: dict[str, DistilledLoss] = {"soft": "ce", "lk_alpha": "lk_alpha", "lk_lambda": "lk_lambda"}
-"""Losses that compare with the target's distribution: name of the option → name of the loss between distributions."""
+"""Losses that compare guesses with the target's distribution: value of ``loss`` → ``DistilledLoss``."""
 LayerType = Literal["full_attention", "sliding_attention"]
 DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 
@@ -19,31 +19,33 @@ DEFAULT_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 class DFlashConfig(BlockConfig):
     """Options of the DFlash draft.
 
-    None: the value in the folder ``init_from`` or, without a folder, the default that is named below. An option
-    that contradicts the folder is an error.
+    An option that is None takes its value from the draft in the folder ``init_from``. Without a folder it
+    takes the default named below. A run whose options contradict the folder is refused.
     """
 
     loss: LossKind = "ce"
-    """``ce``: cross-entropy to the next tokens, with more weight on early slots. ``dpace``: the same, but a slot's
-    weight is what it adds to the expected accepted length. ``soft``: cross-entropy to the target's distribution.
-    ``lk_alpha``: −log of the expected acceptance. ``lk_lambda``: a weighted sum of KL divergence and probability of
-    rejection; the more guesses are accepted, the less KL weighs (arXiv 2602.23881). For the last three, the
-    target's last state is captured, too."""
+    """``ce``: cross-entropy to the next tokens, with more weight on early slots. ``dpace``: the same, but a
+    slot's weight is its contribution to the expected accepted length. ``soft``: cross-entropy to the target's
+    distribution. ``lk_alpha``: −log of the expected acceptance. ``lk_lambda``: a weighted sum of KL
+    divergence and probability of rejection; the more guesses are accepted, the less KL weighs (arXiv
+    2602.23881). The last three also need the target's last hidden state, which is then captured, too."""
     gamma: float | None = pydantic.Field(None, gt=0)
-    """Slot k weighs exp(−(k − 1) / gamma), unless the loss is ``dpace``. None: 7, 5, 4 for blocks of 16, 10, 8, else
-    half a block."""
+    """The loss of slot k is weighted by exp(−(k − 1) / gamma), unless ``loss`` is ``dpace``. None means 7, 5
+    and 4 for blocks of 16, 10 and 8 slots, and half the block size for others."""
     dpace_alpha: float = pydantic.Field(0.5, ge=0, le=1)
     """``dpace`` estimates a slot's probability of acceptance as (1 − dpace_alpha) · confidence + dpace_alpha."""
 
     block_size: int | None = pydantic.Field(None, ge=2, le=1024)
-    """Slots of a block: the last known token and block_size − 1 guesses. None: 16."""
+    """Number of slots of a block: the last known token and block_size − 1 guesses. None means 16."""
     num_layers: int | None = pydantic.Field(None, ge=1, le=MOST_LAYERS)
-    """Decoder layers of the draft. None: one for each of ``layer_types``, else 5."""
+    """Number of decoder layers of the draft. None means the length of ``layer_types``, else 5."""
     layer_types: tuple[LayerType, ...] | None = pydantic.Field(None, min_length=1)
-    """Attention of each layer. Inside a block, full layers are bidirectional and sliding layers are causal. None:
-    all sliding if ``sliding_window`` is set, else all full."""
+    """Kind of attention of each layer. Inside a block, full attention is bidirectional and sliding attention
+    is causal. None means sliding attention in all layers if ``sliding_window`` is set, else full attention in
+    all layers."""
     sliding_window: int | None = pydantic.Field(None, ge=2)
-    """Number of positions that a sliding layer's query attends to, including its own; at least a block."""
+    """Number of positions to which a sliding layer's query attends, its own position included; at least
+    ``block_size``."""
 
     @pydantic.model_validator(mode="after")
     def _window_is_used(self) -> Self:

@@ -1,4 +1,4 @@
-"""DFlashDraft: the plugin. Imports without torch; the network is in ``model.py``."""
+"""DFlashDraft is the draft plugin. This module does not import torch; ``model.py`` has the network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _MASK_FILE = "mask_embedding.pt"
 
 
 class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
-    """DFlash (arXiv 2602.06036): guesses a block of tokens in one pass; see ``spec_core.draft`` for the contract."""
+    """DFlash (arXiv 2602.06036), which guesses a block of tokens in one pass.
+
+    See ``spec_core.draft`` for the contract.
+    """
 
     name: ClassVar[str] = "dflash"
     api_version: ClassVar[int] = 2
@@ -36,8 +39,8 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
         "block_size": 4,
         "num_layers": 3,
         "num_anchors": 128,
-        "loss": "soft",  # where tokens are few, the target's distribution says more than one token
-        "gamma": 1.0,  # a small draft accepts few
+        "loss": "soft",  # with little data, the target's distribution teaches more than one token
+        "gamma": 1.0,  # the target accepts few guesses of a small draft
     }
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dflash", "sglang": "DFLASH"}
@@ -46,12 +49,13 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
         """Return the fields of a ``speculators`` folder, translated to the names and values that engines read.
 
-        Layer ids name the layers whose input is captured. Full-attention layers are never causal inside a block.
+        Id k of a captured layer means the input of target layer k. Full-attention layers are never causal
+        inside a block.
         """
         served = super().speculators_fields(fields, folder)
         kinds = section(fields, "transformer_layer_config", folder).get("layer_types") or ()
         if SLIDING in kinds and fields.get("sliding_window_non_causal"):
-            served[cls.Shape.nested]["causal"] = False  # which no sliding layer is here
+            served[cls.Shape.nested]["causal"] = False  # in this folder no sliding layer is causal
         return served
 
     @classmethod
@@ -77,12 +81,12 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
 
     @property
     def num_guesses(self) -> int:
-        """Guesses of a block: its slots minus one."""
+        """Number of guesses of a block: its slots minus one."""
         return self._block_size - 1
 
     @property
     def guess_weights(self) -> Tensor:
-        """float64 [S]: weight of each guess; 1 for each with ``dpace``, which computes its own weights."""
+        """Weight of each guess in the loss, float64 [S]; 1 with ``dpace``, which computes its own weights."""
         from spec_kit.block_drafting import guess_weights
 
         weight_S = guess_weights(self.num_guesses, self.options.decay(self._block_size))
@@ -90,7 +94,7 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether guesses are compared with the target's distributions."""
+        """Whether the loss compares guesses with the target's distributions."""
         return self.options.loss in SOFT_LOSSES
 
     @classmethod

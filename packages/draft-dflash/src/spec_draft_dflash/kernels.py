@@ -1,6 +1,6 @@
-"""The kernels that DFlash can use, and a plain torch version of ``scaled_softmax_`` (see ``spec_core.kernels``).
+"""Define the kernels that DFlash can use, and a plain torch version of ``scaled_softmax_``.
 
-Shapes: X any leading dimensions, V the vocabulary rows of this shard.
+See ``spec_core.kernels``. Shapes: X any leading dimensions, V the vocabulary rows of this shard.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def scaled_softmax_(logits_XV: Tensor, log_sum_X: Tensor, factor_X: Tensor) -> Tensor:
-    """Overwrite the logits with factor · softmax. ``log_sum_X``: log-sum-exp of the logits over all shards."""
+    """Overwrite the logits with factor · softmax. ``log_sum_X``: their log-sum-exp over all shards."""
     return logits_XV.copy_(softmax(logits_XV, log_sum_X).mul_(factor_X[..., None]))
 
 

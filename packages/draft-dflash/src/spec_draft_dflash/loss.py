@@ -1,10 +1,10 @@
-"""Applies the target's head to the blocks' slots, and computes the loss and its gradients, some blocks at a time.
+"""Compute the loss of the blocks' slots, its metrics and its gradients, some blocks at a time.
 
-Only slots that count in the loss are multiplied by the head. Loss, metrics and the gradient with respect to the
-states come from the same pass, so only one chunk's logits are in memory.
+Only the states of slots that count in the loss are multiplied by the target's head. Loss, metrics and the
+gradient with respect to the states come from the same pass, so only one chunk's logits are in memory.
 
-Shapes: A blocks of B slots, S = B − 1 slots that guess, R counted slots, C blocks of a chunk, V rows of the head on
-this shard (see ``spec_core.ops``).
+Shapes: A blocks of B slots, S = B − 1 slots that guess, R slots that count in the loss, C blocks of a chunk,
+V rows of the head on this shard (see ``spec_core.ops``).
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockLoss:
-    """Computes the loss of blocks: what each slot is compared with, and how much it weighs."""
+    """Computes the loss of blocks; it chooses the training target and the weight of each slot."""
 
     ops: VocabularyOps
     kernels: DFlashKernels
     kind: LossKind
     weight_S: Tensor
-    """float [S]: weights of slots, for losses other than ``dpace``, which computes its own."""
+    """float [S]: weights of slots, for losses other than ``dpace``, which computes its own weights."""
     alpha: float
-    """The parameter of ``dpace``."""
+    """The option ``dpace_alpha``."""
 
     def __call__(
         self, states_ASH: Tensor, batch: DraftBatch, guesses: CountedGuesses, denominators: Tensor
     ) -> StepOutput:
-        """Return loss and metrics of the blocks' states [A, S, H], divided by the global batch's ``denominators``."""
+        """Return loss and metrics of the blocks' states, divided by the global batch's ``denominators``."""
         totals = _BlockSums(self, states_ASH, batch, denominators)
         teacher_size = 4 if self.kind in SOFT_LOSSES else 0
         row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + teacher_size)
@@ -55,9 +55,10 @@ class BlockLoss:
         return totals.output()
 
     def targets(self, batch: DraftBatch, label_R: Tensor) -> HardTargets | SoftTargets:
-        """Return the targets of some slots. ``label_R``: index in the batch of each slot's label token.
+        """Return the training targets of some slots.
 
-        A soft target is the target's distribution, from the target's state at the previous token.
+        ``label_R``: index of each slot's label token in the batch. A soft target is the target model's
+        distribution, computed from its state at the token before the label.
         """
         if soft := SOFT_LOSSES.get(self.kind):
             return SoftTargets.of(batch.hidden_TNH[label_R - 1, -1], soft, self.ops, self.kernels)
@@ -79,7 +80,7 @@ class BlockLoss:
 
 
 class _BlockSums:
-    """Sums of one forward pass over all chunks: loss, metrics, and the states' gradient if gradients are enabled."""
+    """Sums of one forward pass over all chunks: loss, metrics, and the states' gradient if it is enabled."""
 
     def __init__(self, loss: BlockLoss, states_ASH: Tensor, batch: DraftBatch, denominators: Tensor) -> None:
         self.rule, self.states_ASH, self.batch = loss, states_ASH, batch
@@ -89,7 +90,7 @@ class _BlockSums:
         self.grad_ASH = torch.zeros_like(states_ASH) if torch.is_grad_enabled() else None
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Add loss, metrics and gradients of the counted guesses of the blocks in ``blocks``."""
+        """Add loss, metrics and gradients of ``guesses``, the guesses of ``blocks`` that count in the loss."""
         place, ops = (guesses.block_R, guesses.guess_R), self.rule.ops
         logits_RV = ops.head.forward(self.states_ASH[blocks][place])
         compared = self.rule.targets(self.batch, guesses.label_R).compare(logits_RV)

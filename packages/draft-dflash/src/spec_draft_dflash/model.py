@@ -1,4 +1,4 @@
-"""The DFlash network: the block-draft backbone, and the loss over its guesses."""
+"""Define the DFlash network: the block-draft backbone, and the loss over its guesses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DFlashModel(BlockBackbone):
         self.config, self.kernels = config, kernels
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
-        """Return this batch's share of the loss; ``denominators``: the global batch's, float64 [1]."""
+        """Return loss and metrics, divided by the global batch's ``denominators``, float64 [1]."""
         block_size, device = self.shape.block_size, batch.input_ids_T.device
         blocks = Blocks.of(batch, BlockRule(self.config.num_anchors, block_size - 1))
         guesses = CountedGuesses.of(blocks, device)

@@ -1,4 +1,4 @@
-"""Reference drafting for DFlash: all guesses of a block at once.
+"""Draft with DFlash in plain torch, as a reference: all guesses of a block are made at once.
 
 Shape suffixes: B sequences, K guesses, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""DFlashShape: the sizes and options of a DFlash draft, read from and written to config.json."""
+"""Define DFlashShape: a DFlash draft's sizes and options, read from and written to config.json."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ class DFlashShape(BlockShape):
 
     layer_types: tuple[LayerType, ...]
     sliding_window: Size | None = None
-    """Positions that a sliding layer's query attends to, including its own; None without sliding layers."""
+    """Number of positions to which a sliding layer's query attends, its own position included; None without
+    sliding layers."""
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Attention window of each layer in positions; None: full attention."""
+        """Attention window of each layer, in positions; None means full attention."""
         return tuple(self.sliding_window if kind == SLIDING else None for kind in self.layer_types)
 
     @property
     def is_causal(self) -> bool | None:
-        """Whether attention inside a block is causal; None if layers differ."""
+        """Whether attention inside a block is causal; None if the layers differ."""
         kinds = set(self.layer_types)
         return None if len(kinds) > 1 else kinds == {SLIDING}
 
@@ -40,7 +41,7 @@ class DFlashShape(BlockShape):
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
         """Return the fields that ``BlockShape`` reads, and the window of sliding layers."""
         both, found = fields | own, super().read_own(fields, own, folder)
-        # Base configurations carry a window that nobody uses.
+        # Base configurations have a window that no layer uses.
         window = (
             both.get("swa_window_size", both.get("sliding_window"))
             if SLIDING in found["layer_types"]
@@ -74,11 +75,11 @@ class DFlashShape(BlockShape):
     def to_json(self, target: TargetSpec) -> Json:
         """Return the fields of config.json that both engines read.
 
-        vLLM 0.32 and SGLang 0.5.23 read ``is_causal`` first, for all layers at once. vLLM 0.26 and SGLang 0.5.16 do
-        not know this field. Without it, all versions take sliding layers as causal and full ones as not causal.
-        Transformers drops a ``sliding_window`` that is not declared as used. The captured layers are written in both
-        conventions: ``target_layer_ids`` counts layers' outputs; vLLM's top-level list, which vLLM reads first,
-        counts layers' inputs.
+        vLLM 0.32 and SGLang 0.5.23 read ``is_causal`` first, for all layers at once. vLLM 0.26 and SGLang
+        0.5.16 do not know this field. Without it, all versions take sliding layers as causal and full layers
+        as not causal. Transformers drops a ``sliding_window`` that is not declared as used. The captured
+        layers are written in both conventions: index i means the output of layer i in ``target_layer_ids``,
+        and the input of layer i in the top-level list, which vLLM reads first.
         """
         causal = self.is_causal
         return {

@@ -1,6 +1,6 @@
-"""Targets of slots: tokens, or the target's distributions; each slot's loss, with hand-written gradients.
+"""Compute each slot's loss against a token or the target's distribution, with hand-written gradients.
 
-Shapes: R counted slots, V vocabulary rows of this shard.
+Shapes: R slots that count in the loss, V vocabulary rows of this shard.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Compared(NamedTuple):
 
 @dataclass(frozen=True)
 class HardTargets:
-    """Tokens of the data as targets: the loss is cross-entropy."""
+    """Tokens of the data as training targets: the loss is cross-entropy."""
 
     labels: LabelColumns
     ops: VocabularyOps
@@ -65,7 +65,7 @@ class HardTargets:
 
 @dataclass(frozen=True)
 class SoftTargets:
-    """The target's distributions as targets: the loss is any loss between distributions."""
+    """The target model's distributions as training targets: the loss is any loss between distributions."""
 
     teacher: Teacher
     loss: DistilledLoss
@@ -74,7 +74,7 @@ class SoftTargets:
 
     @classmethod
     def of(cls, hidden_RH: Tensor, loss: DistilledLoss, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
-        """Return the target's distributions at the states ``hidden_RH``, which are inputs of its final norm."""
+        """Return the target's distributions. ``hidden_RH``: the target's states, inputs of its final norm."""
         ids_V = torch.arange(*ops.vocab_range, device=hidden_RH.device)
         return cls(teach(ops, kernels, hidden_RH, ids_V, None), loss, ops, kernels)
 

@@ -1,1 +1,1 @@
-"""The plugin of the DFlash2 block draft."""
+"""This package is the draft plugin of DFlash2, which guesses tokens in blocks."""

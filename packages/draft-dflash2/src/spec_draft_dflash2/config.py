@@ -1,4 +1,4 @@
-"""Options of the DFlash2 draft: section ``draft`` of the configuration."""
+"""Define the options of the DFlash2 draft, which are the section ``draft`` of the configuration."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from spec_kit.block_drafting import BlockConfig
 class DFlash2Config(BlockConfig):
     """Options of the DFlash2 draft.
 
-    None: the value in the folder ``init_from`` or, without a folder, the default that is named below. An option
-    that contradicts the folder is an error.
+    An option that is None takes its value from the draft in the folder ``init_from``. Without a folder it
+    takes the default named below. A run whose options contradict the folder is refused.
     """
 
     block_size: int | None = pydantic.Field(None, ge=2, le=1024)
-    """Slots of a block: the last known token and block_size − 1 guesses. None: 8."""
+    """Number of slots of a block: the last known token and block_size − 1 guesses. None means 8."""
     conv_kernel_size: int | None = pydantic.Field(None, ge=1, le=1024)
-    """Number of taps of the convolutions: one for a slot and one for each slot before it; at most a block. None:
-    2."""
+    """Number of taps of the convolutions: one for the slot itself, and the others for the slots just before
+    it. At most ``block_size``. None means 2."""
     conv_group_size: int | None = pydantic.Field(None, ge=1)
-    """Number of channels that share the taps computed from a slot's state; it divides the width. None: 16."""
+    """Number of channels that share the taps computed from a slot's state; it divides the hidden size. None
+    means 16."""
     selector_rank: int | None = pydantic.Field(None, ge=1)
-    """Channels in which the selector compares a candidate with the token before it. None: 256."""
+    """Number of channels in which the selector compares a candidate with the token before it. None means
+    256."""
     selector_top_k: int | None = pydantic.Field(None, ge=1)
-    """Candidates of a guess: the tokens that the target's head finds most likely. None: 16."""
+    """Number of candidates of a guess: the tokens with the largest logits of the target's head. None means
+    16."""
 
     gamma: float = pydantic.Field(4.0, gt=0)
-    """Guess k weighs exp(−(k − 1) / gamma)."""
+    """The loss of guess k is weighted by exp(−(k − 1) / gamma)."""
     ce_weight: float = pydantic.Field(0.0, ge=0)
     """Factor on the cross-entropies to the next tokens."""
     soft_weight: float = pydantic.Field(1.0, ge=0)

@@ -1,6 +1,7 @@
-"""Convolutions before and after a sub-layer, along the slots of a block; their taps depend on each slot's state.
+"""Define the convolutions along a block's slots, before and after a sub-layer (attention or MLP).
 
-Shapes: A blocks, B slots, H width, K taps, G groups of channels. Parameters are named as in the serving format.
+Their taps depend on each slot's state. Shapes: A blocks, B slots, H width, K taps, G groups of channels.
+Parameters are named as in the serving format.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class BlockConvolution(nn.Module):
-    """One convolution of a sub-layer's input and one of its output.
+    """One convolution of a sub-layer's input and another of its output.
 
     Taps are the sum of a constant and a part computed from the sub-layer's input before any convolution.
     """
 
     def __init__(self, shape: DFlash2Shape) -> None:
-        """Start as the identity: the draft then equals DFlash."""
+        """Start as the identity, so that a fresh draft computes the same as DFlash."""
         super().__init__()
         base_2KH = torch.zeros(2, shape.conv_kernel_size, shape.hidden_size)
         base_2KH[:, 0] = 1
@@ -37,7 +38,7 @@ class BlockConvolution(nn.Module):
     def forward(self, x_ABH: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """Convolve the states, apply ``sublayer``, and convolve the result.
 
-        The last convolution is linear in the output of ``sublayer``, which may be one rank's summand.
+        The output of ``sublayer`` may be one rank's summand, because the last convolution is linear in it.
         """
         num_taps = self.base_kernel.shape[1]
         into_ABKG, out_ABKG = self.kernel_projection(x_ABH).unflatten(-1, (2, num_taps, -1)).unbind(-3)
@@ -46,7 +47,10 @@ class BlockConvolution(nn.Module):
 
 
 def convolve(x_ABH: Tensor, base_KH: Tensor, moving_ABKG: Tensor) -> Tensor:
-    """Return y_b = Σ_k (base_k + moving_bk) ⊙ x_(b − k) for each slot b of a block; x is 0 before the first slot."""
+    """Return y_b = Σ_k (base_k + moving_bk) ⊙ x_(b − k) for each slot b of a block.
+
+    x is 0 before the first slot.
+    """
     groups, num_slots = (moving_ABKG.shape[-1], -1), x_ABH.shape[1]
     x_ABGC, base_KGC = x_ABH.unflatten(-1, groups), base_KH.unflatten(-1, groups)
     total_ABGC = torch.zeros_like(x_ABGC)

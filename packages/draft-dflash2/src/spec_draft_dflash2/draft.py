@@ -1,4 +1,4 @@
-"""DFlash2Draft: the plugin. Imports without torch; the network is in ``model.py``."""
+"""DFlash2Draft is the draft plugin. This module does not import torch; ``model.py`` has the network."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
-    """DFlash2 (z-lab/dflash): DFlash with convolutions along a block and a selector among candidates.
+    """DFlash2 (z-lab/dflash): DFlash with convolutions along a block and a selector of candidates.
 
-    The selector makes each guess depend on the previous one. See ``spec_core.draft`` for the contract.
+    The selector makes each guess depend on the previous guess. See ``spec_core.draft`` for the contract.
     """
 
     name: ClassVar[str] = "dflash2"
@@ -37,8 +37,8 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
         "block_size": 4,
         "num_layers": 2,
         "num_anchors": 64,
-        "gamma": 2.0,  # a small draft accepts few
-        "selector_top_k": 64,  # where temperature is high, 16 candidates hold too little of the distribution
+        "gamma": 2.0,  # the target accepts few guesses of a small draft
+        "selector_top_k": 64,  # at a high temperature, 16 candidates hold too little of the distribution
     }
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dflash", "sglang": "DFLASH"}
@@ -51,7 +51,7 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
         return {**served, cls.Shape.nested: own | served[cls.Shape.nested]}
 
     def fresh_shape(self, target: TargetSpec) -> DFlash2Shape:
-        """Return the shape of a new draft, from the options, the first trainers' defaults and the target's sizes."""
+        """Return the shape of a new draft, from the options, their defaults and the target's sizes."""
         options = self.options
         return DFlash2Shape.for_target(
             options,
@@ -67,19 +67,19 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
 
     @property
     def num_guesses(self) -> int:
-        """Guesses of a block: its slots minus one."""
+        """Number of guesses of a block: its slots minus one."""
         return self._block_size - 1
 
     @property
     def guess_weights(self) -> Tensor:
-        """float64 [S]: weight of each guess."""
+        """Weight of each guess in the loss, float64 [S]."""
         from spec_kit.block_drafting import guess_weights
 
         return guess_weights(self.num_guesses, self.options.gamma)
 
     @property
     def needs_teacher(self) -> bool:
-        """Always True: every guess is compared with the target's distribution."""
+        """Always True, because the loss compares every guess with the target's distribution."""
         return True
 
     @classmethod
@@ -96,7 +96,7 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
         return DFlash2Model(self.shape(target), self.options, target.embedding_scale, kernels)
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
-        """Return the backbone's hints, and that the selector's tables have a row for each vocabulary token."""
+        """Return the backbone's hints, and list the selector, whose tables have one row for each token."""
         return replace(super().shard_hints(target), vocabulary=("candidate_selector",))
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:

@@ -1,13 +1,14 @@
-"""Applies the target's head and the selector to counted guesses; computes loss and gradients by chunks of blocks.
+"""Compute loss, metrics and gradients of the guesses that count in the loss, some blocks at a time.
 
 The wanted distribution of a guess is t = ce_weight · [the data's token] + soft_weight · p; p is the target's
-distribution. Before its weight, a guess costs −Σ t log q + selector_weight · (−Σ t log s). The first sum is over the
-vocabulary, and q is the head's distribution. The second is over the candidates alone, and s is the distribution that
-the draft guesses from. A token that is no candidate trains the head only, because the selector never chooses it.
-Loss, metrics and gradients come from one pass, so only one chunk's logits are in memory.
+distribution. The loss of a guess, before its weight, is −Σ t log q + selector_weight · (−Σ t log s). The
+first sum is over the vocabulary, and q is the distribution of the target's head. The second sum is over the
+candidates alone, and s is the distribution from which the draft guesses. A token that is no candidate trains
+the head only, because the selector never chooses it. Loss, metrics and gradients come from one pass, so only
+one chunk's logits are in memory.
 
-Shapes: A blocks, S guesses of a block, R counted guesses of a chunk, C candidates, r rank, V rows of the head on this
-shard (see ``spec_core.ops``).
+Shapes: A blocks, S guesses of a block, R guesses of a chunk that count in the loss, C candidates, r rank, V
+rows of the head on this shard (see ``spec_core.ops``).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class SelectorInputs:
     states_ASH: Tensor
     """Inputs of the target's head."""
     context_ASr: Tensor
-    """The selector's factor from the slot's state and the previous token."""
+    """The selector's factor that depends on the slot's state and on the previous token."""
     successor_Vr: Tensor
     """The selector's table of candidates; every shard has all rows."""
 
@@ -67,7 +68,7 @@ class SelectorLoss:
     ) -> StepOutput:
         """Return loss and metrics of the blocks, divided by the global batch's ``denominators``."""
         totals = _Sums(self, inputs, batch, denominators)
-        row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + 4)  # the teacher's are float32
+        row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + 4)  # teacher logits: float32
         with torch.no_grad():
             for blocks, chunk in guesses.chunks(self.ops.chunk_bytes // row_bytes, len(self.weight_S)):
                 totals.add(blocks, chunk)
@@ -76,7 +77,7 @@ class SelectorLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class _Scored:
-    """The guesses of a chunk, compared with labels and teacher. Values are summed over all vocabulary shards."""
+    """The guesses of a chunk, compared with labels and teacher. Values are sums over vocabulary shards."""
 
     head: Distribution
     teacher: Distribution
@@ -122,7 +123,7 @@ class _Sums:
         self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Add loss, metrics and gradients of the counted guesses of the blocks in ``blocks``."""
+        """Add loss, metrics and gradients of ``guesses``, the guesses of ``blocks`` that count in the loss."""
         index, options = (guesses.block_R, guesses.guess_R), self.rule.options
         scored = self._score(blocks, guesses)
         loss_R = scored.head_loss_R + options.selector_weight * scored.selector_loss_R
@@ -192,14 +193,15 @@ class _Sums:
         successor_RCr = self.inputs.successor_Vr[scored.candidate_RC]
         grad_ASr[blocks][index] = (grad_RC[:, None] @ successor_RCr).squeeze(1)
         rows_RCr = grad_RC[..., None] * self.inputs.context_ASr[blocks][index][:, None]
-        # In a fixed order also on GPUs, unlike index_add_: the same run gives the same bits.
+        # index_put_ sums in a fixed order also on GPUs, unlike index_add_: equal runs give equal bits.
         grad_Vr.index_put_((scored.candidate_RC,), rows_RCr, accumulate=True)
 
     def _logits_gradient_(self, scored: _Scored, weight_R: Tensor, grad_RC: Tensor) -> Tensor:
-        """Overwrite the logits with weight · ((ce + soft) · q − t), plus the selector's gradient at the candidates.
+        """Overwrite the logits with their gradient.
 
-        q: the head's distribution; t: the wanted distribution. The columns of label and candidates are rounded only
-        once.
+        It is weight · ((ce_weight + soft_weight) · q − t), plus the selector's gradient at the candidates; q
+        is the head's distribution and t the wanted distribution. The columns of label and candidates are
+        rounded only once.
         """
         options, (logits_RV, log_sum_R) = self.rule.options, scored.head
         named_RX = torch.cat([scored.candidate_RC, scored.label_R[:, None]], dim=1)
@@ -209,7 +211,7 @@ class _Sums:
         there_RX = there_RX - soft_R[:, None] * columns.probabilities(scored.teacher)
         is_label_RX = columns.id_RX == scored.label_R[:, None]
         there_RX = there_RX - options.ce_weight * weight_R[:, None] * is_label_RX
-        # By token and not by index: another shard's token stands for a column here, maybe a second time.
+        # Compare token ids: a token of another shard has an arbitrary column, maybe the column of a candidate.
         same_RXC = columns.id_RX[..., None] == scored.candidate_RC[:, None]
         there_RX = there_RX + (same_RXC * grad_RC[:, None]).sum(-1)
         factors = all_R[:, None], torch.zeros_like(all_R)[:, None], soft_R[:, None]

@@ -1,4 +1,4 @@
-"""The DFlash2 network: the block-draft backbone with convolutions, the selector, and the loss over the guesses."""
+"""Define the DFlash2 network: the backbone with convolutions, the selector, and the loss over guesses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class DFlash2Model(BlockBackbone):
         self.candidate_selector = CandidateSelector(shape)
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
-        """Return this batch's share of the loss; ``denominators``: the global batch's, float64 [1]."""
+        """Return loss and metrics, divided by the global batch's ``denominators``, float64 [1]."""
         num_guesses, device = self.shape.block_size - 1, batch.input_ids_T.device
         blocks = Blocks.of(batch, BlockRule(self.config.num_anchors, num_guesses))
         states_ASH = self.states(batch, blocks, ops)[:, 1:]
@@ -82,9 +82,9 @@ class DFlash2Model(BlockBackbone):
 
 
 def predecessors(batch: DraftBatch, blocks: Blocks, num_guesses: int) -> Tensor:
-    """Return int64 [A, S]: the data's token before each guess.
+    """Return the token that precedes each guess in the data, int64 [A, S]: A blocks of S guesses.
 
-    A guess that does not count in the loss gets any token.
+    The token is arbitrary for a guess that does not count in the loss.
     """
     device = batch.input_ids_T.device
     anchor_A = to_device_async(blocks.anchor_A, device)

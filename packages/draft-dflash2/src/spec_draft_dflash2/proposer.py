@@ -1,7 +1,7 @@
-"""Reference drafting for DFlash2: a block's states at once, then its guesses one after the other.
+"""Draft with DFlash2 in plain torch, as a reference: a block's guesses are made one after the other.
 
-Each guess is chosen among its candidates. Shape suffixes: B sequences, K guesses, C candidates of each, H width, V
-vocabulary.
+The states of a block's slots are computed at once. Each guess is then chosen among its candidates. Shape
+suffixes: B sequences, K guesses, C candidates of each, H width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class DFlash2Proposer(BlockProposer):
-    """Guesses one token with each slot after the first; the selector uses the previous guess as it was drawn.
+    """Guesses one token with each slot after the first; the selector reads the previous guess.
 
     To guess K tokens, vLLM and SGLang run a block of K + 1 slots, even if K + 1 is below the block size of training.
     This proposer does the same.
@@ -36,7 +36,7 @@ class DFlash2Proposer(BlockProposer):
     def guess_all(
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
-        """Return each sequence's guesses, with the distributions over the vocabulary that they were drawn from."""
+        """Return each sequence's guesses, with the vocabulary-wide distributions from which they are drawn."""
         first, selector = proposers[0], proposers[0].module.candidate_selector
         states_BKH = cls.states(proposers, num_tokens + 1)[:, 1:]
         uniform_BK = uniform_numbers(generators, num_tokens).to(states_BKH.device)
@@ -62,5 +62,5 @@ class DFlash2Proposer(BlockProposer):
 
 
 def _over_vocabulary(prob_BC: Tensor, id_BC: Tensor, logits_BV: Tensor) -> Tensor:
-    """Return probabilities [B, V]: the candidates', and 0 for any other token."""
+    """Return probabilities [B, V] over the vocabulary; every token that is no candidate has 0."""
     return prob_BC.new_zeros(logits_BV.shape).scatter_(1, id_BC, prob_BC)

@@ -1,4 +1,4 @@
-"""The selector: scores a guess's candidate tokens by how well they follow the previous token.
+"""Define the selector, which scores a guess's candidates by how well they follow the previous token.
 
 Candidates are the tokens with the head's largest logits. Parameters are named as in the serving format. Shapes: R
 guesses, C candidates of each, H width, r rank, V vocabulary rows of this shard (see ``spec_core.ops``), X any number
@@ -49,7 +49,7 @@ def scores(logits_RC: Tensor, context_Rr: Tensor, successor_RCr: Tensor) -> Tens
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of guesses, and their logits in float32 or wider; the same on all shards."""
+    """The candidates of guesses, and their logits in float32 or wider; equal on all vocabulary shards."""
 
     id_RC: Tensor
     logits_RC: Tensor
@@ -66,7 +66,10 @@ class Candidates:
 
 
 def _merged(top_RC: Tensor, id_RC: Tensor, ops: VocabularyOps, count: int) -> tuple[Tensor, Tensor]:
-    """Return ids and logits [R, count] of the largest of all shards' candidates; ties go to the smallest id."""
+    """Return ids and logits [R, count] of the likeliest of all shards' candidates.
+
+    If two logits are equal, the smaller token id comes first.
+    """
     ids, tops, no_id = list[torch.Tensor](), list[torch.Tensor](), torch.iinfo(torch.int64).min
     for _ in range(count):
         local_R, column_R = top_RC.max(-1)
@@ -83,11 +86,11 @@ class LocalColumns:
     """The column indices of tokens in this shard's rows of the vocabulary."""
 
     column_RX: Tensor
-    """int64: the token's column; any column if the token is on another shard."""
+    """int64: the token's column; an arbitrary column if the token is on another shard."""
     here_RX: Tensor
     """bool: whether the token is on this shard."""
     id_RX: Tensor
-    """int64: the token id of ``column_RX``."""
+    """int64: the id of the token in ``column_RX``."""
 
     @classmethod
     def of(cls, id_RX: Tensor, ops: VocabularyOps) -> Self:
@@ -97,6 +100,6 @@ class LocalColumns:
         return cls(column_RX, column_RX + first == id_RX, column_RX + first)
 
     def probabilities(self, rows: Distribution) -> Tensor:
-        """Return the distributions' probabilities of the tokens of ``column_RX``, [R, X], float32 or wider."""
+        """Return the tokens' probabilities [R, X] in the distributions ``rows``, float32 or wider."""
         logits_RV, log_sum_R = rows
         return softmax(logits_RV.gather(1, self.column_RX), log_sum_R)

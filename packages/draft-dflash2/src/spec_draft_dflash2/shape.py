@@ -1,4 +1,4 @@
-"""DFlash2Shape: the sizes of a DFlash2 draft, read from and written to config.json."""
+"""Define DFlash2Shape: a DFlash2 draft's sizes, read from and written to config.json."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class DFlash2Shape(BlockShape):
 
     @property
     def conv_taps(self) -> int:
-        """Number of taps computed from a slot's state for a sub-layer's input and output, over all channel groups."""
+        """Number of taps computed from a slot's state, for a sub-layer's input and output and all groups."""
         return 2 * self.conv_kernel_size * (self.hidden_size // self.conv_group_size)
 
     def tensor_shapes(self) -> Shapes:
-        """Return name and shape of every trained tensor: the backbone's with convolutions, and the selector's."""
+        """Return name and shape of every trained tensor, convolutions and selector included."""
         h, r, vocabulary = self.hidden_size, self.selector_rank, self.target_vocab_size
         own: Shapes = {
             "candidate_selector.predecessor_codebook": (vocabulary, r),
@@ -51,8 +51,9 @@ class DFlash2Shape(BlockShape):
     def parallel_hints(self) -> TensorParallelHints:
         """Return how tensor-parallel ranks divide the draft.
 
-        A sub-layer's output is summed over ranks after its convolution, which every rank applies to its own summand.
-        So each rank computes only a summand of the taps' gradient, too. Every rank has the whole selector.
+        A sub-layer's output is summed over ranks after its convolution, which every rank applies to its own
+        summand. Each rank therefore also computes only a summand of the taps' gradient. Every rank has the
+        whole selector.
         """
         hints = super().parallel_hints()
         inner = {f"{layer}.{name}" for layer in self.layer_names for name in ("self_attn.o_proj", "mlp")}
@@ -86,8 +87,8 @@ class DFlash2Shape(BlockShape):
     def to_json(self, target: TargetSpec) -> Json:
         """Return the fields of config.json that vLLM from 0.28 on and SGLang from 0.5.19 on read.
 
-        The captured layers are written in both conventions, as in a DFlash draft: ``target_layer_ids`` counts layers'
-        outputs, the list at the top level counts layers' inputs.
+        The captured layers are written in both conventions, as in a DFlash draft: index i means the output of
+        layer i in ``target_layer_ids``, and the input of layer i in the top-level list.
         """
         return {
             **self.backbone_fields(ARCHITECTURE, target, tied=target.tied),

@@ -1,1 +1,1 @@
-"""The plugin of the DSpark block draft."""
+"""This package is the draft plugin of DSpark, which guesses tokens in blocks."""

@@ -1,4 +1,4 @@
-"""Options of the DSpark draft: section ``draft`` of the configuration."""
+"""Define the options of the DSpark draft, which are the section ``draft`` of the configuration."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ MarkovKind = Literal["vanilla", "gated", "rnn"]
 class DSparkConfig(BlockConfig):
     """Options of the DSpark draft.
 
-    None: the value in the folder ``init_from`` or, without a folder, the default that is named below. An option
-    that contradicts the folder is an error.
+    An option that is None takes its value from the draft in the folder ``init_from``. Without a folder it
+    takes the default named below. A run whose options contradict the folder is refused.
     """
 
     block_size: int | None = pydantic.Field(None, ge=1, le=1024)
-    """Number of guesses and of slots of a block. Each slot makes a guess; the first slot holds the last known
-    token. None: 7."""
+    """Number of slots of a block, each of which makes a guess. The first slot holds the last known token.
+    None means 7."""
     markov_head: MarkovKind | None = None
-    """Markov head, which adds a bias to a guess's logits. The bias depends on the previous token (``vanilla``), on
-    the previous token and the slot's state (``gated``), or on all earlier guesses of the block (``rnn``). vLLM
-    serves ``vanilla`` only. None: vanilla."""
+    """Kind of Markov head, which adds a bias to a guess's logits. The bias depends on the previous token
+    (``vanilla``), on the previous token and the slot's state (``gated``), or on all earlier guesses of the
+    block (``rnn``). vLLM serves ``vanilla`` only. None means ``vanilla``."""
     markov_rank: int | None = pydantic.Field(None, ge=1)
-    """Number of channels of the Markov head. None: 256."""
+    """Number of channels of the Markov head. None means 256."""
     confidence: bool | None = None
-    """Whether a confidence head learns the probability that a guess is accepted. None: yes."""
+    """Whether a confidence head learns the probability that a guess is accepted. None means yes."""
     confidence_with_markov: bool | None = None
-    """Whether the confidence head also reads the token before the guess. None: yes."""
+    """Whether the confidence head also reads the token before the guess. None means yes."""
 
     gamma: float = pydantic.Field(4.0, gt=0)
-    """Guess k weighs exp(−(k − 1) / gamma)."""
+    """The loss of guess k is weighted by exp(−(k − 1) / gamma)."""
     ce_weight: float = pydantic.Field(0.1, ge=0)
     """Factor on the cross-entropy to the next tokens."""
     l1_weight: float = pydantic.Field(0.9, ge=0)

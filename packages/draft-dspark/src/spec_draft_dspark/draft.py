@@ -1,4 +1,4 @@
-"""DSparkDraft: the plugin. Imports without torch; the network is in ``model.py``."""
+"""DSparkDraft is the draft plugin. This module does not import torch; ``model.py`` has the network."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SPECFORGE = "DSparkDraftModel"
 
 
 class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
-    """DSpark (arXiv 2607.05147): guesses a block in one pass, with a Markov head.
+    """DSpark (arXiv 2607.05147), which guesses a block of tokens in one pass, with a Markov head.
 
-    The head makes each guess depend on the previous one. See ``spec_core.draft`` for the contract.
+    The Markov head makes each guess depend on the previous guess. See ``spec_core.draft`` for the contract.
     """
 
     name: ClassVar[str] = "dspark"
@@ -34,12 +34,12 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
     Shape = DSparkShape
     architecture: ClassVar[str] = ARCHITECTURE
     speculators_type: ClassVar[str] = "dspark"
-    may_copy_head: ClassVar[bool] = True  # DeepSpec's folders do
+    may_copy_head: ClassVar[bool] = True  # folders of DeepSpec have a copy
     small_run: ClassVar[Mapping[str, object]] = {
         "block_size": 3,
         "num_layers": 2,
         "num_anchors": 64,
-        "gamma": 2.0,  # a small draft accepts few
+        "gamma": 2.0,  # the target accepts few guesses of a small draft
     }
     learns_from_guesses: ClassVar[bool] = True
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "dspark", "sglang": "DSPARK"}
@@ -52,7 +52,7 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:
-        """Return whether a config.json describes DeepSpec's DSpark draft, or SpecForge's, which has another name."""
+        """Return whether config.json describes a DSpark draft, under DeepSpec's or SpecForge's name."""
         return not architectures(fields).isdisjoint({ARCHITECTURE, _SPECFORGE})
 
     @classmethod
@@ -79,19 +79,19 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
 
     @property
     def num_guesses(self) -> int:
-        """Guesses of a block: one for each slot."""
+        """Number of guesses of a block: one for each slot."""
         return self.options.block_size or 7
 
     @property
     def guess_weights(self) -> Tensor:
-        """float64 [S]: weight of each guess."""
+        """Weight of each guess in the loss, float64 [S]."""
         from spec_kit.block_drafting import guess_weights
 
         return guess_weights(self.num_guesses, self.options.gamma)
 
     @property
     def needs_teacher(self) -> bool:
-        """Always True: every guess is compared with the target's distribution."""
+        """Always True, because the loss compares every guess with the target's distribution."""
         return True
 
     @classmethod

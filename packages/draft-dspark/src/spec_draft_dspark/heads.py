@@ -1,8 +1,9 @@
-"""The heads of DSpark: a bias on each guess from the previous tokens, and the probability that the guess is accepted.
+"""Define DSpark's Markov head and confidence head.
 
-Parameters are named as in the serving format. Shapes: A blocks, S guesses of a block, H width, r rank, V vocabulary;
-``...`` any leading dimensions. ``states`` are inputs of the target's head: the backbone's output after its final
-norm.
+The Markov head computes a bias on a guess's logits from the previous tokens. The confidence head predicts the
+probability that the guess is accepted. Parameters are named as in the serving format. Shapes: A blocks, S
+guesses of a block, H width, r rank, V vocabulary; ``...`` any leading dimensions. ``states`` are inputs of
+the target's head: the backbone's output after its final norm.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ class MarkovHead(nn.Module):
         return self.step(states_ASH, embedded_ASr, None)[0]
 
     def step(self, states: Tensor, embedded: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return W2's factor for one guess of each block, and the memory for the next guess (None at the first)."""
+        """Return W2's factor for one guess of each block, and the recurrent state for the next guess.
+
+        ``memory``: the recurrent state from the previous guess; None at the first guess.
+        """
         return embedded, memory
 
 
@@ -56,7 +60,7 @@ class GatedMarkovHead(MarkovHead):
         self.gate_proj = _biased(shape.hidden_size + shape.markov_rank, shape.markov_rank)
 
     def step(self, states: Tensor, embedded: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the gated embedding. There is no memory."""
+        """Return the gated embedding, and ``memory`` unchanged: this head has no recurrent state."""
         gate = self.gate_proj(torch.cat([states, embedded], dim=-1)).sigmoid()
         return gate * embedded, memory
 
@@ -93,7 +97,7 @@ MARKOV_HEADS = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RnnMarko
 
 
 class ConfidenceHead(nn.Module):
-    """Predicts the probability that a guess is accepted, from its state and, if configured, the previous token."""
+    """Predicts the probability that a guess is accepted, from its state and optionally the previous token."""
 
     def __init__(self, shape: DSparkShape) -> None:
         """Initialize the projection to one number with random weights."""

@@ -1,12 +1,12 @@
-"""Applies the target's head and the bias to the counted guesses; computes loss and gradients, some blocks at a time.
+"""Compute loss, metrics and gradients of the guesses that count in the loss, some blocks at a time.
 
-Before its weight, a guess costs ce_weight · CE + l1_weight · ‖p − q‖₁ + confidence_weight · BCE(ĉ, 1 − ½ ‖p − q‖₁). q
-is the draft's distribution, p the target's, and ĉ the confidence head's probability. The last term trains ĉ alone
-(paper arXiv 2607.05147, section 3; DeepSpec). Loss, metrics and gradients come from one pass, so only one chunk's
-logits are in memory.
+The loss of a guess, before its weight, is ce_weight · CE + l1_weight · ‖p − q‖₁ + confidence_weight · BCE(ĉ,
+1 − ½ ‖p − q‖₁). q is the draft's distribution, p the target's, and ĉ the confidence head's probability. The
+last term trains the confidence head alone (paper arXiv 2607.05147, section 3; DeepSpec). Loss, metrics and
+gradients come from one pass, so only one chunk's logits are in memory.
 
-Shapes: A blocks, S guesses of a block, R counted guesses of a chunk, r rank, V rows of the head on this shard (see
-``spec_core.ops``).
+Shapes: A blocks, S guesses of a block, R guesses of a chunk that count in the loss, r rank, V rows of the
+head on this shard (see ``spec_core.ops``).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class GuessLoss:
     ) -> StepOutput:
         """Return loss and metrics of the blocks, divided by the global batch's ``denominators``."""
         totals = _Sums(self, inputs, batch, denominators)
-        row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + 4)  # the teacher's are float32
+        row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + 4)  # teacher logits: float32
         with torch.no_grad():
             for blocks, chunk in guesses.chunks(self.ops.chunk_bytes // row_bytes, len(self.weight_S)):
                 totals.add(blocks, chunk)
@@ -76,7 +76,7 @@ class GuessLoss:
 
 @dataclass(frozen=True)
 class _Scored:
-    """The guesses of a chunk, compared with labels and teacher. Values are summed over all vocabulary shards."""
+    """The guesses of a chunk, compared with labels and teacher. Values are sums over vocabulary shards."""
 
     logits_RV: Tensor
     log_sum_R: Tensor
@@ -100,7 +100,7 @@ class _Sums:
         self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Add loss, metrics and gradients of the counted guesses of the blocks in ``blocks``."""
+        """Add loss, metrics and gradients of ``guesses``, the guesses of ``blocks`` that count in the loss."""
         index, options = (guesses.block_R, guesses.guess_R), self.rule.options
         scored = self._score(blocks, guesses)
         loss_R = options.ce_weight * scored.cross_R + options.l1_weight * (2 - 2 * scored.overlap_R)
@@ -166,8 +166,10 @@ class _Sums:
     def _gradient_(self, scored: _Scored, weight_R: Tensor) -> Tensor:
         """Overwrite the logits with their gradient.
 
-        It is a · q + b · (q where q < p), minus weight · ce at the label. It follows from d‖p − q‖₁ / d logit = q (s
-        − Σ s q) with s = 1 − 2 [q < p]. The label's column is rounded only once.
+        It is a · q + b · (q where q < p), minus weight · ce_weight at the label. Here b = −2 · weight ·
+        l1_weight, and a = weight · (ce_weight + 2 · l1_weight · B), where B is Σ q over the tokens with q <
+        p. The formula follows from d‖p − q‖₁ / d logit = q (s − Σ s q) with s = 1 − 2 [q < p]. The label's
+        column is rounded only once.
         """
         options, column_R1 = self.rule.options, scored.labels.column_R1
         all_R = weight_R * (options.ce_weight + 2 * options.l1_weight * scored.below_R)

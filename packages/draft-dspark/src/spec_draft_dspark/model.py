@@ -1,4 +1,4 @@
-"""The DSpark network: the block-draft backbone, its heads, and the loss over the guesses."""
+"""Define the DSpark network: the block-draft backbone, its heads, and the loss over the guesses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DSparkModel(BlockBackbone):
         self.confidence_head = ConfidenceHead(shape) if shape.confidence else None
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
-        """Return this batch's share of the loss; ``denominators``: the global batch's, float64 [1]."""
+        """Return loss and metrics, divided by the global batch's ``denominators``, float64 [1]."""
         num_guesses, device = self.shape.block_size, batch.input_ids_T.device
         blocks = Blocks.of(batch, BlockRule(self.config.num_anchors, num_guesses))
         weight_S = to_device_async(guess_weights(num_guesses, self.config.gamma), device)
@@ -47,7 +47,7 @@ class DSparkModel(BlockBackbone):
         return loss(inputs, batch, CountedGuesses.of(blocks, device), denominators)
 
     def head_inputs(self, states_ASH: Tensor, before_AS: Tensor) -> HeadInputs:
-        """Return the inputs of the vocabulary-wide products. ``before_AS``: the token before each guess."""
+        """Return the inputs of the loss. ``before_AS``: the token before each guess."""
         embedded_ASr = self.markov_head.embed(before_AS)
         confidence = self.confidence_head
         return HeadInputs(
@@ -59,9 +59,9 @@ class DSparkModel(BlockBackbone):
 
 
 def tokens_before(batch: DraftBatch, blocks: Blocks, num_guesses: int) -> Tensor:
-    """Return int64 [A, S]: the data's token before each guess.
+    """Return the token that precedes each guess in the data, int64 [A, S]: A blocks of S guesses.
 
-    A guess that does not count in the loss gets any token.
+    The token is arbitrary for a guess that does not count in the loss.
     """
     device = batch.input_ids_T.device
     anchor_A = to_device_async(blocks.anchor_A, device)

@@ -1,6 +1,7 @@
-"""Reference drafting for DSpark: a block's states at once, then its guesses one after the other.
+"""Draft with DSpark in plain torch, as a reference: a block's guesses are made one after the other.
 
-Shape suffixes: B sequences, K guesses, H width, V vocabulary.
+One pass before computes the states of all slots of a block. Shape suffixes: B sequences, K guesses, H width,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DSparkProposer(BlockProposer):
-    """Guesses one token with each slot; each guess is biased by the previous guess as it was drawn.
+    """Guesses one token with each slot; the previous guess biases the logits of the next guess.
 
     To guess K tokens, vLLM and SGLang run a block of K slots, even if K is below the block size of training. This
     proposer does the same.
@@ -34,7 +35,7 @@ class DSparkProposer(BlockProposer):
     def guess_all(
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
-        """Return each sequence's guesses, with the biased distributions that they were drawn from."""
+        """Return each sequence's guesses, with the biased distributions from which they are drawn."""
         head, first = proposers[0].module.markov_head, proposers[0]
         states_BKH = cls.states(proposers, num_tokens)
         base_BKV = states_BKH @ first.ops.head_VH.T

@@ -1,4 +1,4 @@
-"""DSparkShape: the sizes and options of a DSpark draft, read from and written to config.json."""
+"""Define DSparkShape: a DSpark draft's sizes and options, read from and written to config.json."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DSparkShape(BlockShape):
     ``enable_confidence_head`` as false if config.json lacks them."""
 
     def tensor_shapes(self) -> Shapes:
-        """Return name and shape of every trained tensor: the backbone's and the heads'."""
+        """Return name and shape of every trained tensor of the backbone and the heads."""
         h, r, vocabulary = self.hidden_size, self.markov_rank, self.target_vocab_size
         heads: Shapes = {
             "markov_head.markov_w1.weight": (vocabulary, r),
@@ -63,7 +63,7 @@ class DSparkShape(BlockShape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the backbone's fields and the heads' fields, which SpecForge nests with the others."""
+        """Return the backbone's fields, and the heads' fields from the nested section ``own``."""
         return super().read_own(fields, own, folder) | {key: own[key] for key in _OWN_FIELDS if key in own}
 
     def fixed_fields(self) -> Json:
@@ -98,7 +98,8 @@ class DSparkShape(BlockShape):
 def speculators_fields(fields: Json) -> Json:
     """Return the heads' fields of a ``speculators`` folder.
 
-    If the folder lacks ``sample_from_anchor``, it is false: a block then makes one guess less than it has slots.
+    ``sample_from_anchor`` is false if the folder lacks it: a block then makes one guess less than it has
+    slots.
     """
     found = {key: fields[key] for key in _OWN_FIELDS if key in fields}
     return {"sample_from_anchor": False, **found}

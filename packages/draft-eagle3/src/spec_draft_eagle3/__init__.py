@@ -1,1 +1,1 @@
-"""The plugin of the Eagle3 draft."""
+"""This package is the draft plugin of Eagle3."""

@@ -1,7 +1,8 @@
-"""The projections of grouped-query attention, as in Llama. ``mla.py`` has another kind with the same methods.
+"""Define the projections of grouped-query attention, as in Llama.
 
-The attention itself spans the unrolled steps. These modules compute queries, keys and values from the projected
-input, and project the attention's result. Shapes: T tokens; D channels of a head.
+``mla.py`` has multi-head latent attention with the same methods. ``model.py`` computes the attention itself,
+which spans the unrolled steps. These modules compute queries, keys and values from the projected input, and
+project the attention's result. Shapes: T tokens; D channels of a head.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class GroupedQueryAttention(AttentionProjections):
 
     @property
     def input_projections(self) -> tuple[nn.Linear, ...]:
-        """The projections of the layer's input; the first one makes the queries."""
+        """The projections of the layer's input; the first projection makes the queries."""
         return self.q_proj, self.k_proj, self.v_proj
 
     def queries(self, projected: Tensor, turn: Turn) -> Tensor:

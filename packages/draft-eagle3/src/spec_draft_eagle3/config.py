@@ -1,4 +1,4 @@
-"""Options of the Eagle3 draft: section ``draft`` of the configuration."""
+"""Define the options of the Eagle3 draft, which are the section ``draft`` of the configuration."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import pydantic
 from spec_kit.drafting import CapturedLayers, DecoderConfig, DistilledLoss
 
 MOST_LAYERS = 16
-"""Limit on the draft's layers, above any published draft: a damaged config.json does not create thousands of
-layers."""
+"""Upper limit on the draft's layers, so that a damaged config.json does not create thousands of layers. No
+published draft has as many."""
 
 
 LatentSize = Annotated[int | None, pydantic.Field(ge=1, exclude_if=lambda size: size is None)]
-"""A size of multi-head latent attention. If it is None, a run directory's configuration does not contain it, as in
+"""A size of multi-head latent attention. A run directory's configuration omits a size that is None, as in
 earlier versions."""
 
 
 ImageEmbeddings = Literal["placeholder", "merged"]
-"""Embeddings that a draft reads at the tokens of an image."""
+"""Embeddings that a draft reads at the placeholder tokens of an image."""
 
 
 class Eagle3Config(DecoderConfig):
     """Options of the Eagle3 draft.
 
-    None: the value in the folder ``init_from`` or, without a folder, the default that is named below. An option
-    that contradicts the folder is an error.
+    An option that is None takes its value from the draft in the folder ``init_from``. Without a folder it
+    takes the default named below. A run whose options contradict the folder is refused.
     """
 
     former_defaults: ClassVar[Mapping[str, object]] = {"fc_norm": None, "norm_output": None}
@@ -38,44 +38,48 @@ class Eagle3Config(DecoderConfig):
     ``lk_lambda``: a weighted sum of KL divergence and probability of rejection; the more guesses are accepted, the
     less KL weighs (arXiv 2602.23881)."""
     num_steps: int = pydantic.Field(7, ge=1, le=1024)
-    """Unrolled steps of the training-time test: how many tokens ahead the draft is trained."""
+    """Number of unrolled steps of the training-time test: how many tokens ahead the draft is trained."""
     step_decay: float = pydantic.Field(0.8, gt=0, le=1)
-    """Weight of one step relative to the previous step: step s weighs step_decay ** s."""
+    """Weight of one step's loss relative to the previous step's loss: step s has the weight step_decay **
+    s."""
     checkpoint_activations: bool = False
-    """Whether to compute each layer of each step again in the backward pass instead of storing its activations.
-    This needs less memory and one more forward pass of the layers; results stay the same."""
+    """Whether to compute each layer of each step again in the backward pass instead of storing its
+    activations. This saves memory and costs one more forward pass of the layers; results stay the same."""
 
     attention: Literal["gqa", "mla"] = pydantic.Field("gqa", exclude_if=lambda kind: kind == "gqa")
-    """``gqa``: grouped queries, as Llama's. ``mla``: multi-head latent attention, as DeepSeek V3's and Kimi K2's,
-    whose sizes are the next five keys."""
+    """``gqa``: grouped-query attention, as in Llama. ``mla``: multi-head latent attention, as in DeepSeek V3
+    and Kimi K2; the next five keys are its sizes."""
     q_lora_rank: LatentSize = None
-    """Width that queries are compressed to. None: the target's, else DeepSeek V3's (1536); likewise for the next
-    four keys."""
+    """Width that queries are compressed to. None means the target's size, or DeepSeek V3's (1536) if the
+    target has none. The same holds for the next four keys."""
     kv_lora_rank: LatentSize = None
-    """Width that keys and values are compressed to together, for an engine's cache. DeepSeek V3's: 512."""
+    """Width that keys and values are compressed to together, for an engine's KV cache. DeepSeek V3 has
+    512."""
     qk_nope_head_dim: LatentSize = None
-    """Channels of a query's and a key's head without rotary embeddings. DeepSeek V3's: 128."""
+    """Number of channels without rotary embeddings in a head of queries and keys. DeepSeek V3 has 128."""
     qk_rope_head_dim: LatentSize = None
-    """Channels with rotary embeddings of a query's and a key's head; all heads of the keys share them. DeepSeek
-    V3's: 64."""
+    """Number of channels with rotary embeddings in a head of queries and keys; all heads of the keys share
+    these channels. DeepSeek V3 has 64."""
     v_head_dim: LatentSize = None
-    """Channels of a value's head. DeepSeek V3's: 128."""
+    """Number of channels of a head of values. DeepSeek V3 has 128."""
     num_layers: int | None = pydantic.Field(
         None, ge=1, le=MOST_LAYERS, exclude_if=lambda number: number is None
     )
-    """Number of decoder layers. None: 1. The first layer reads the token and the state, each further layer only the
-    state."""
+    """Number of decoder layers. None means 1. The first layer reads the token's embedding and the hidden
+    state. Each later layer reads only the hidden state."""
     image_embeddings: ImageEmbeddings | None = pydantic.Field(None, exclude_if=lambda kind: kind is None)
-    """Embeddings that the draft reads at an image's tokens. ``placeholder``: the placeholder token's, as vLLM serves
-    it. ``merged``: the target's own embeddings of the image, as SGLang serves it from 0.5.20 on. None:
-    ``placeholder``."""
+    """Embeddings that the draft reads at the placeholder tokens of an image. ``placeholder``: the embedding
+    of the placeholder token, which vLLM uses. ``merged``: the target's own embeddings of the image, which
+    SGLang uses from 0.5.20 on. None means ``placeholder``."""
     vocab_size: int | None = pydantic.Field(None, ge=1)
-    """Rows of the draft's head: the most frequent supervised tokens. None: the target's whole vocabulary."""
+    """Size of the draft's vocabulary, which is the most frequent supervised tokens. None means the target's
+    whole vocabulary."""
     layers: CapturedLayers | None = pydantic.Field(None, min_length=1)
-    """Ids of the target's residual streams that feed the draft; id k is the input of target layer k. None: 2, N //
-    2 and N − 3 of N layers."""
+    """Ids of the target's residual streams that feed the draft; id k is the input of target layer k. None
+    means 2, N // 2 and N − 3 for a target of N layers."""
     fc_norm: bool | None = True
-    """EAGLE 3.1: whether each captured layer's state goes through an RMS norm before ``fc``. None: no."""
+    """EAGLE 3.1: whether each captured layer's state goes through an RMS norm before ``fc``. None means
+    no."""
     norm_output: bool | None = True
-    """EAGLE 3.1: whether the next step gets the state after the final norm. None: it gets the state before the
-    norm."""
+    """EAGLE 3.1: whether the next step gets the state after the final norm. None means that it gets the state
+    before the norm."""

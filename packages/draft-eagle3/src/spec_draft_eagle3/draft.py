@@ -1,4 +1,4 @@
-"""Eagle3Draft: the plugin. Imports without torch; the network is in ``model.py``."""
+"""Eagle3Draft is the draft plugin. This module does not import torch; ``model.py`` has the network."""
 
 from __future__ import annotations
 
@@ -55,10 +55,11 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     serving_methods: ClassVar[Mapping[str, str]] = {"vllm": "eagle3", "sglang": "EAGLE3"}
 
     def __init__(self, config: DraftConfig) -> None:
-        """Make the draft. SGLang does not serve it if it has several layers: that has not been tried.
+        """Make the draft and decide which engines can serve it.
 
-        vLLM does not serve it if it reads the target's embeddings of images. Raise ConfigError if a size is given of
-        an attention kind that the draft does not have.
+        Serving a draft of several layers with SGLang is not supported, because it was never tried. vLLM
+        cannot serve a draft that reads the target's embeddings of images. Raise ConfigError if an option is a
+        size of a kind of attention that the draft does not have.
         """
         super().__init__(config)
         _check_sizes(self.options, is_fresh=self.checkpoint is None)
@@ -70,15 +71,16 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
     @property
     def merges_images(self) -> bool:
-        """Whether the draft reads the target's own embeddings of images, not the placeholder's."""
+        """Whether the draft reads the target's embeddings of images, not the placeholder token's embedding."""
         trained = None if self.checkpoint is None else self.checkpoint.shape.images
         return (self.options.image_embeddings or trained) == "merged"
 
     @classmethod
     def is_own(cls, fields: Json) -> bool:
-        """Return whether the architecture is Eagle3's. EAGLE's own files are recognised by their draft vocabulary.
+        """Return whether config.json describes an Eagle3 draft.
 
-        With a mask token, a draft of the same layers guesses all tokens in one pass: it is P-EAGLE, not Eagle3.
+        EAGLE's own files are recognised by their draft vocabulary. A draft with the same layers and a mask
+        token is P-EAGLE, which guesses all tokens in one pass, and not Eagle3.
         """
         if parallel_mask_token(fields) is not None:
             return False
@@ -89,14 +91,14 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
     @classmethod
     def shape_type(cls, fields: Json) -> type[Eagle3Shape]:
-        """Return the shape class for the attention that the architecture names."""
+        """Return the shape class for the kind of attention that the architecture's name implies."""
         return Eagle3Shape if architectures(fields).isdisjoint(_MLA_NAMES) else MlaShape
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
         """Return the fields of a ``speculators`` config.json, under the names that engines read.
 
-        Captured layers are counted by the layers' inputs, as in vLLM.
+        As in vLLM, id k of a captured layer means the input of target layer k.
         """
         names = (
             "draft_vocab_size",
@@ -109,11 +111,14 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         )
         own = {name: fields[name] for name in names if name in fields}
         fixed = {"architectures": [ARCHITECTURE], "norm_before_residual": True}
-        return fixed | own  # where it does not say, vLLM norms before the residual
+        return fixed | own  # vLLM norms before the residual if config.json says nothing
 
     @classmethod
     def module_name(cls, stored_name: str) -> str:
-        """Return the module's name for a stored tensor; published drafts may call the first layer ``layers.0``."""
+        """Return a stored tensor's name in the module.
+
+        Published drafts may call the first layer ``layers.0``.
+        """
         name = super().module_name(stored_name)
         return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
 
@@ -141,9 +146,9 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         )
 
     def check_target(self, target: TargetSpec) -> None:
-        """Raise TargetError if the draft cannot express the target (D2), ConfigError if it has too few rows.
+        """Raise TargetError if the draft does not fit the target (D2), ConfigError if its head is too small.
 
-        Its head must have a row for each of the target's end-of-sequence tokens.
+        The head must have a row for each of the target's end-of-sequence tokens.
         """
         super().check_target(target)
         if len(target.eos_token_ids) > (size := self.shape(target).vocab_size):
@@ -170,7 +175,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         if target.image_token_id is None:
             reason = "the target sees no images"
         elif target.embedding_scale != 1:
-            # The draft's embedding is not scaled, neither here nor in engines.
+            # Neither this draft nor engines scale the embeddings that the draft reads.
             reason = "the target scales the embeddings of text, and the draft does not"
         else:
             return None
@@ -179,17 +184,18 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def required_features(self, target: TargetSpec) -> FeatureSchema:
         """Return the captured layers that feed the draft, and the input of the final norm for the teacher.
 
-        If the draft reads the target's embeddings of images, what enters layer 0 comes first.
+        If the draft reads the target's embeddings of images, the first captured state is the input of layer
+        0.
         """
         embeddings = (0,) if self.merges_images else ()
         layers = (*embeddings, *self.shape(target).layer_ids(target.num_layers), target.num_layers)
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return float64 [S]: for step s, the number of supervised tokens with at least s + 2 tokens before them.
+        """Return for each step s the number of supervised tokens after at least s + 2 tokens, float64 [S].
 
-        Tokens before it count only within the same document. If a sample records at which depth each token was
-        guessed, step s counts only tokens of depth s + 1.
+        Only tokens of the same document count as earlier tokens. If a sample records at which depth each
+        token was guessed, step s counts only tokens of depth s + 1.
         """
         from spec_kit.chain_drafting import count_labels
 
@@ -198,8 +204,9 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def sample_cost(self, target: TargetSpec) -> StepCost:
         """Return the cost of a sample (D15).
 
-        Every token gets its features fused, and its keys, values and attention of the first step. A supervised token
-        goes through the layers and the head once for each step. All layers but the last compute every token once.
+        For every token, ``fc`` and the keys, values and attention of step 0 are computed. A supervised token
+        goes through the layers and the head once in each step. All layers but the last process every token
+        once.
         """
         shape, steps = self.shape(target), self.options.num_steps
         weights = shape.tensor_shapes()
@@ -217,7 +224,10 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         )
 
     def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return the number of values that a forward pass saves of a sample, at least: of its unrolled steps."""
+        """Return a function that computes a lower bound on the values that a forward pass saves.
+
+        It counts the values of a sample's unrolled steps.
+        """
         shape, options = self.shape(target), self.options
         keys = shape.cache_shape[0] * shape.cache_shape[1]
         values = shape.hidden_size + 2 * keys + shape.inner_values * (not options.checkpoint_activations)
@@ -241,7 +251,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def initialize(
         self, module: Eagle3Model, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
-        """Scale the random weights; copy the head and the final norm from the target."""
+        """Scale the random weights, and copy the head and the final norm from the target."""
         from spec_kit.drafting import start_from_target
 
         start_from_target(module, target, tensors, token_counts)
@@ -254,7 +264,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         return super().stored_state(checkpoint) | mapping
 
     def exported_config(self, target: TargetSpec) -> dict[str, Any]:
-        """Return the fields of config.json; for a target that sees, also which embeddings images have (D8)."""
+        """Return the fields of config.json; for a multimodal target also ``image_embeddings`` (D8)."""
         kind = "merged" if self.merges_images else "placeholder"
         images = {} if target.image_token_id is None else {"image_embeddings": kind}
         return super().exported_config(target) | images
@@ -268,7 +278,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         shape = self.shape(target)
         yield from super().exported_tensors(weights, target)
         for name, source in shape.norm_copies.items():
-            yield name, as_served(weights[source], target).clone()  # else the two would share memory
+            yield name, as_served(weights[source], target).clone()  # else both names would share memory
         for name in MAPPING if shape.reduced else ():
             yield name, as_served(weights[name], target)
 
@@ -302,9 +312,10 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
 
 def _check_sizes(options: Eagle3Config, *, is_fresh: bool) -> None:
-    """Raise ConfigError if an option sets a size of the attention kind that the draft does not have.
+    """Raise ConfigError if an option is a size of a kind of attention that the draft does not have.
 
-    ``is_fresh``: the draft does not start from a folder, which would fix the sizes of its own kind.
+    ``is_fresh``: whether the draft starts without a folder, whose draft would determine the kind of
+    attention.
     """
     mla = options.attention == "mla"
     others = ("num_kv_heads", "head_dim") if mla and is_fresh else () if mla else tuple(LATENT_SIZES)
@@ -317,7 +328,10 @@ def _check_sizes(options: Eagle3Config, *, is_fresh: bool) -> None:
 
 
 def _check_copies(checkpoint: DraftCheckpoint[Eagle3Shape]) -> None:
-    """Raise ArtifactError if a folder has two different norms for one input: engines differ in which one they use."""
+    """Raise ArtifactError if a folder has two different norms for one input.
+
+    Engines differ in which of the two norms they use.
+    """
     import torch
 
     for name, source in checkpoint.shape.norm_copies.items():

@@ -1,7 +1,8 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries, keys and values from low-rank latents.
+"""Define multi-head latent attention, whose queries, keys and values come from low-rank latents.
 
-Training and reference drafting expand the latents; engines cache them. Shapes: T tokens; a query's or key's head has
-D = nope + rope channels, of which the rope channels are rotated.
+The source is DeepSeek-V2 (arXiv 2405.04434). Training and reference drafting expand the latents; engines
+cache them. Shapes: T tokens; a query's or key's head has D = nope + rope channels, of which the rope channels
+are rotated.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class LatentAttention(nn.Module):
-    """The attention of DeepSeek V3 and Kimi K2, with their tensor names, and with GroupedQueryAttention's methods."""
+    """The attention of DeepSeek V3 and Kimi K2, with their tensor names.
+
+    It has the same methods as ``GroupedQueryAttention``.
+    """
 
     def __init__(self, shape: MlaShape, inputs: int) -> None:
         """Make the projections; ``inputs``: width of their input."""
@@ -36,11 +40,11 @@ class LatentAttention(nn.Module):
         self.kv_a_layernorm = nn.RMSNorm(self._latent, shape.norm_eps)
         self.kv_b_proj = linear(self._latent, heads * (self._nope + self._value))
         self.o_proj = linear(heads * self._value, shape.hidden_size)
-        self.rotated_key = nn.Identity()  # a name for the place where a strategy sums gradients over heads
+        self.rotated_key = nn.Identity()  # a place that a strategy can name to sum gradients over heads
 
     @property
     def input_projections(self) -> tuple[nn.Linear, ...]:
-        """The projections of the layer's input; the first one makes the queries."""
+        """The projections of the layer's input; the first projection makes the queries."""
         return self.q_a_proj, self.kv_a_proj_with_mqa
 
     def queries(self, projected: Tensor, turn: Turn) -> Tensor:
@@ -48,16 +52,17 @@ class LatentAttention(nn.Module):
 
         ``turn`` rotates channels.
         """
-        # Attention divides by √D; what scores are multiplied by besides, the narrow latent takes.
+        # Attention divides scores by √D; any further factor on scores is applied to the narrow latent here.
         latent = self.q_a_layernorm(projected) * self._score_scale
         heads = self.q_b_proj(latent).unflatten(-1, (-1, self._nope + self._rope))
         nope, rope = heads.split([self._nope, self._rope], dim=-1)
         return torch.cat([turn(_in_halves(rope)), nope], dim=-1)
 
     def keys_values(self, projected: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
-        """Return keys, rotated channels first, and values, each [T, heads, D], from the other projection's output.
+        """Return keys, rotated channels first, and values, each [T, heads, D].
 
-        Kernels need heads of one width, so values are padded with zeros at the end.
+        ``projected`` has the output of the second projection. Kernels need queries, keys and values of equal
+        width, so values are padded with zeros at the end.
         """
         latent, rope = projected.split([self._latent, self._rope], dim=-1)
         heads = self.kv_b_proj(self.kv_a_layernorm(latent)).unflatten(-1, (-1, self._nope + self._value))
@@ -72,7 +77,7 @@ class LatentAttention(nn.Module):
 
 
 def _in_halves(channels: Tensor) -> Tensor:
-    """Reorder channels: each pair (2i, 2i + 1), as engines rotate it, becomes (i, i + half), as ``rotate`` does.
+    """Reorder channels: the pair (2i, 2i + 1), which engines rotate, becomes (i, i + half) for ``rotate``.
 
     A score is a sum over channels, so their order does not matter if queries and keys have the same order.
     """

@@ -1,6 +1,6 @@
-"""MlaShape: an Eagle3 draft with multi-head latent attention, read from and written to config.json.
+"""Define MlaShape: an Eagle3 draft with multi-head latent attention, as config.json describes it.
 
-Each engine serves it by one class (vLLM ``deepseek_eagle3.py``, SGLang ``kimi_k25_eagle3.py``).
+One class of each engine serves such a draft (vLLM ``deepseek_eagle3.py``, SGLang ``kimi_k25_eagle3.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ LATENT_SIZES: Mapping[str, int] = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-"""Sizes of DeepSeek V3 and Kimi K2, for targets without latent attention. Engines' kernels are written for them."""
+"""Sizes of DeepSeek V3 and Kimi K2, used for targets without latent attention. Engines' kernels are written
+for these sizes."""
 
 
 class MlaShape(Eagle3Shape):
@@ -52,7 +53,8 @@ class MlaShape(Eagle3Shape):
     def for_target(cls, config: DecoderConfig, target: TargetSpec, **own: object) -> Self:
         """Return the shape of a new draft.
 
-        Its sizes are the options, else the target's latent sizes, else ``LATENT_SIZES``.
+        Each size is taken from the options, else from the target's latent attention, else from
+        ``LATENT_SIZES``.
         """
         latent = {
             key: getattr(config, key) or getattr(target.latent, key, None) or default
@@ -67,7 +69,10 @@ class MlaShape(Eagle3Shape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the fields of any Eagle3 draft. Fields of grouped-query attention are derived from other fields."""
+        """Return the fields that every Eagle3 draft has.
+
+        Fields of grouped-query attention are derived from other fields.
+        """
         read = super().read_own(fields, own, folder)
         derived = {"num_key_value_heads": "num_attention_heads", "head_dim": "qk_rope_head_dim"}
         return read | {key: fields[source] for key, source in derived.items() if source in fields}
@@ -99,7 +104,7 @@ class MlaShape(Eagle3Shape):
     def attention_hints(self, attention: str) -> TensorParallelHints:
         """Return how tensor-parallel ranks divide the heads.
 
-        Each rank computes the whole latents, which are narrow.
+        Each rank computes the latents completely, because they are narrow.
         """
         return TensorParallelHints(
             columns={f"{attention}.q_b_proj": self.num_heads, f"{attention}.kv_b_proj": self.num_heads},
@@ -111,13 +116,13 @@ class MlaShape(Eagle3Shape):
         )
 
     def norm_hints(self, norm: str) -> TensorParallelHints:
-        """Return hints by which each rank computes the latents of all tokens from the output of ``norm``."""
+        """Return hints that make each rank compute the latents of all tokens from the output of ``norm``."""
         return TensorParallelHints(all_tokens_out=(norm,), each_token=(norm,))
 
     def fixed_fields(self) -> Json:
         """Return fields of a published draft's config.json for which only the given value is supported.
 
-        The values mean that neighbouring channels are rotated in pairs, and that every token is attended to.
+        The values mean that neighbouring channels are rotated in pairs, and that attention has no window.
         """
         return super().fixed_fields() | {"rope_interleave": True, "index_topk": None}
 
@@ -129,7 +134,10 @@ class MlaShape(Eagle3Shape):
         return super().problem() or _rope_problem(self.rope)
 
     def to_json(self, target: TargetSpec) -> Json:
-        """Return the config.json fields that both engines read; unscaled rotary embeddings are written as YaRN."""
+        """Return the config.json fields that both engines read.
+
+        Unscaled rotary embeddings are written as YaRN.
+        """
         yarn = self.model_copy(update={"rope": _as_yarn(self.rope, self.max_positions)})
         served = self if self.rope.get("rope_type") == "yarn" else yarn
         fields = super(MlaShape, served).to_json(target) | {key: getattr(self, key) for key in LATENT_SIZES}
@@ -138,10 +146,12 @@ class MlaShape(Eagle3Shape):
 
 
 def _as_yarn(rope: Mapping[str, Any], max_positions: int) -> Json:
-    """Return a target's YaRN parameters, or its unscaled embeddings as YaRN of factor 1, which rotates equally.
+    """Return the target's YaRN parameters, or YaRN of factor 1 for unscaled rotary embeddings.
 
-    Engines support latent attention with unscaled embeddings or YaRN. vLLM 0.26 and 0.27 mistake unscaled ones for
-    YaRN without a factor, and fail (vllm-project/vllm pull request 51092).
+    YaRN of factor 1 rotates as unscaled rotary embeddings do.
+
+    Engines support latent attention with unscaled rotary embeddings or with YaRN. vLLM 0.26 and 0.27 mistake
+    unscaled embeddings for YaRN without a factor, and fail (vllm-project/vllm pull request 51092).
     """
     scaled = rope if rope.get("rope_type") == "yarn" else {}
     original = scaled.get("original_max_position_embeddings") or max_positions
@@ -159,7 +169,7 @@ def _as_yarn(rope: Mapping[str, Any], max_positions: int) -> Json:
 
 
 def _rope_problem(rope: Mapping[str, Any]) -> str | None:
-    """Return which rotary setting of a folder the engines' latent attention reads differently, or None."""
+    """Return which rotary setting of a folder has another meaning in engines' latent attention, or None."""
     kind = rope.get("rope_type", "default")
     if kind not in ("default", "yarn"):
         return f"rotary embedding type {kind!r}: expected default or yarn for latent attention"

@@ -1,4 +1,4 @@
-"""The Eagle3 network, and its training over unrolled draft steps (Eagle3's "training-time test").
+"""Define the Eagle3 network, and its training over unrolled draft steps ("training-time test").
 
 Parameters are named as in the serving format.
 """
@@ -46,11 +46,12 @@ ATTENTIONS: Mapping[str, Any] = {"gqa": GroupedQueryAttention, "mla": LatentAtte
 class Eagle3Layer(nn.Module):
     """One decoder layer. The first layer's attention reads [normed token embedding ; normed hidden state].
 
-    The layer has the projections; ``_UnrolledLayer`` computes the attention over the unrolled steps.
+    The layer has the attention's projections; ``_UnrolledLayer`` computes the attention over the unrolled
+    steps.
     """
 
     def __init__(self, shape: Eagle3Shape, kernels: ChainKernels, *, is_first: bool) -> None:
-        """Create the layer; its products use the kernels in ``kernels``."""
+        """Create the layer; it computes with the kernels in ``kernels``."""
         super().__init__()
         width = shape.hidden_size
         self.input_layernorm = nn.RMSNorm(width, shape.norm_eps)
@@ -73,8 +74,8 @@ class Eagle3Layer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the input projections for queries [N, channels], and for keys and values [T, channels].
 
-        ``row_N``: indices of the rows that have a query; None: all rows. ``embedded``: the result of
-        ``embed``; only for the first layer.
+        ``row_N``: indices of the rows that have a query; None means all rows. ``embedded``: the result of
+        ``embed``, only for the first layer.
         """
         norm = self.input_layernorm if self.hidden_norm is None else self.hidden_norm
         normed_TH, width = norm(hidden_TH), len(self.self_attn.input_projections[0].weight)
@@ -87,7 +88,7 @@ class Eagle3Layer(nn.Module):
         return queries, self._linear(normed_TH, weight[width:], added[1])
 
     def finish(self, hidden_TH: Tensor, attended: Tensor) -> Tensor:
-        """Return the layer's output: output projection and MLP, each with its residual connection."""
+        """Apply output projection and MLP, each with its residual connection, and return the output."""
         hidden_TH = hidden_TH + self.self_attn.output(attended)
         return hidden_TH + self.mlp(self.post_attention_layernorm(hidden_TH))
 
@@ -100,13 +101,14 @@ class _Rows:
     angles: Angles
     """Rotary angles of the keys."""
     index_N: Tensor | None
-    """int64: row of each query in the flat batch; None: every row has a query."""
+    """int64: row of each query in the flat batch; None means that every row has a query."""
     token_N: Tensor | slice
     """Index of each row's input token among the embedded tokens."""
     own: ContextRows
     """The rows that this rank computes in step 0."""
     local_N: Tensor | None
-    """int64: index of each query's row among the rows of ``own``; None: each of those rows has a query."""
+    """int64: index of each query's row among the rows of ``own``; None means that each row of ``own`` has a
+    query."""
     is_first: bool
     """Whether this is step 0, which computes keys and values of every row."""
 
@@ -118,15 +120,15 @@ class _UnrolledLayer:
         """Start before the first step.
 
         ``weight``: the stacked weights of the input projections of the hidden state. ``bounds``: first row of
-        each document, and the row after its last.
+        each document, and the row after its last row.
         """
         self._model, self._layer, self._weight, self._bounds = model, layer, weight, bounds
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
     def step(self, hidden_RH: Tensor, embedded: Tensor | None, rows: _Rows) -> Tensor:
-        """Return the layer's output of the next step, [N, H]; ``embedded``: result of ``embed`` for all tokens."""
-        # Not kept in the object: it would refer to itself, and its tensors would wait for the garbage collector.
+        """Return the layer's output of the next step, [N, H]. ``embedded``: ``embed`` of all tokens."""
+        # A local function: as an attribute it would make a cycle, whose tensors are freed late.
         advance = checkpointed(self._compute, enabled=self._model.config.checkpoint_activations)
         hidden_NH, k, v = advance(rows, hidden_RH, embedded, *self._keys, *self._values)
         self._keys.append(k)
@@ -136,7 +138,7 @@ class _UnrolledLayer:
     def _compute(
         self, rows: _Rows, hidden_RH: Tensor, embedded: Tensor | None, *past: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the step's output, keys and values; ``past``: previous steps' keys, then their values."""
+        """Return the step's output, keys and values. ``past``: previous steps' keys, then their values."""
         layer, kernels = self._layer, self._model.kernels
         attention, rotate = layer.self_attn, kernels.rotate
         if embedded is not None:
@@ -149,7 +151,7 @@ class _UnrolledLayer:
         q = attention.queries(projected[0], lambda heads: rotate(heads, rows.query_angles))
         k, v = attention.keys_values(projected[1], lambda heads: rotate(heads, rows.angles))
         if self._model.config.checkpoint_activations:
-            v = v.contiguous()  # a view of the whole product would keep all of it
+            v = v.contiguous()  # a view would keep the whole product in memory
         if rows.is_first:
             k, v = rows.own.gather(k, v)
         steps = len(past) // 2
@@ -165,8 +167,8 @@ class _UnrolledLayer:
 class Eagle3Model(nn.Module):
     """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``.
 
-    A model with a reduced vocabulary has two buffers. ``d2t``, int64 [V']: the target id of the head's row r
-    is r + d2t[r]. ``t2d``, bool [V]: whether the head has a row for the target id.
+    A model with a reduced vocabulary has two buffers. ``d2t``, int64 [V']: the token id of the head's row r
+    is r + d2t[r]. ``t2d``, bool [V]: whether the head has a row for the token id.
     """
 
     d2t: Tensor | None
@@ -181,13 +183,14 @@ class Eagle3Model(nn.Module):
     ) -> None:
         """Create the network; the vocabulary mapping is all zeros until it is loaded.
 
-        ``merged_token_id``: the token of an image's rows, if the first captured state is the embedding there.
+        ``merged_token_id``: an image's placeholder token, if the draft reads the target's embeddings of
+        images, which are then the first captured state.
         """
         super().__init__()
         self.shape, self.config, self.kernels = shape, config, kernels
         self.merged_token_id = merged_token_id
         self.fused = slice(0 if merged_token_id is None else 1, -1)
-        """Captured states that are fused. The last one is the teacher's."""
+        """Captured states that ``fuse`` combines. The last captured state is for the teacher."""
         self.rope = Rope(shape.rope, shape.head_dim, shape.max_positions)
         width = shape.hidden_size
         self.fc = linear(shape.num_captured * width, width)
@@ -197,7 +200,7 @@ class Eagle3Model(nn.Module):
         later = {str(index): Eagle3Layer(shape, kernels, is_first=False) for index in shape.later_layers}
         self.layers = nn.ModuleDict(later)
         self.norm = nn.RMSNorm(width, shape.norm_eps)
-        # Names for the places where a strategy gathers tokens, and where it divides them.
+        # Places that a strategy can name: there it gathers the tokens, or divides them among ranks.
         self.head_input, self.whole_rows, self.rank_rows = nn.Identity(), nn.Identity(), nn.Identity()
         self.lm_head = linear(width, shape.vocab_size)
         self.register_buffer(
@@ -214,12 +217,12 @@ class Eagle3Model(nn.Module):
 
     @property
     def ids_V(self) -> Tensor:
-        """Target id of each row of the head, int64 [V']."""
+        """Token id of each row of the head, int64 [V']."""
         rows = torch.arange(self.shape.vocab_size, device=self.lm_head.weight.device)
         return rows if self.d2t is None else rows + self.d2t
 
     def local_ids(self, ops: VocabularyOps) -> Tensor:
-        """Return the target ids of this rank's rows of the head; the ids lie in ``ops.vocab_range``."""
+        """Return the token ids of this rank's rows of the head; the ids lie in ``ops.vocab_range``."""
         ids_V, (first, _) = self.ids_V, ops.vocab_range
         rows = torch.arange(len(self.lm_head.weight), device=ids_V.device)
         return ids_V[(ids_V < first).sum() + rows]
@@ -261,7 +264,7 @@ class Eagle3Model(nn.Module):
         bounds = [(span.start, span.stop) for span in batch.spans]
         unrolled = [_UnrolledLayer(self, *each, bounds) for each in zip(layers, weights, strict=True)]
         hidden = self.fuse(own.take(batch.hidden_TNH)[:, self.fused])
-        needed = NeededRows.of(batch, steps, own)  # on the CPU, while a device computes what is above
+        needed = NeededRows.of(batch, steps, own)  # on the CPU, while a device computes the lines above
         states: list[Tensor] = []
         for step in range(steps):
             row_N, local_N = needed.of_step(step)
@@ -273,7 +276,7 @@ class Eagle3Model(nn.Module):
                 hidden = self.select(hidden, slice(len(row_N)))
             token_N = inputs.indices(row_N, step) if step > 0 else inputs.first
             for layer, over_steps in zip(layers, unrolled, strict=True):
-                # Of step 0, every row is read: as keys and values, and by the next layer.
+                # Every row of step 0 is read, as keys and values and by the next layer.
                 narrows = step == 0 and layer is layers[-1]
                 rows = _Rows(
                     query_angles=angles_N if narrows else angles,
@@ -290,12 +293,15 @@ class Eagle3Model(nn.Module):
         return states, needed
 
     def merged(self, embedded_TH: Tensor, ids_T: Tensor, state_TH: Tensor) -> Tensor:
-        """Return embeddings of tokens, at an image's tokens their states before the target's first layer."""
+        """Return the tokens' embeddings, in which placeholder tokens of images have ``state_TH``.
+
+        ``state_TH``: the input of the target's first layer.
+        """
         is_image_T = ids_T == self.merged_token_id
         return torch.where(is_image_T[:, None], state_TH.to(embedded_TH.dtype), embedded_TH)
 
     def select(self, hidden_RH: Tensor, rows: Tensor | slice) -> Tensor:
-        """Return the given rows of a hidden state; a rank may hold only its shard, before and after."""
+        """Return the given rows of a hidden state. Input and output may be one rank's shard."""
         whole_RH = self.whole_rows(hidden_RH)
         return self.rank_rows(whole_RH[rows] if isinstance(rows, slice) else take_rows(whole_RH, rows))
 

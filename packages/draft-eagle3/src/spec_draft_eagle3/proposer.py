@@ -1,6 +1,8 @@
-"""Reference drafting for Eagle3: guesses one after the other, with key-value caches of the known positions.
+"""Draft with Eagle3 in plain torch, as a reference: guesses are made one after the other.
 
-Shape suffixes: B sequences, T new positions of all of them, L cached positions, H width, V vocabulary.
+The KV caches hold the known positions.
+
+Shape suffixes: B sequences, T new positions of all sequences, L cached positions, H width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 class ChainProposer(BatchProposer):
     """Makes guesses one after the other, each from the previous guess.
 
-    Row t of the cache corresponds to step 0 of the training-time test at position t: the target's state there, and
+    Row t of the KV cache is computed like step 0 of training at position t, from the target's state at t and
     the next token. Guess s + 1 is computed like step s, from the last row.
     """
 
@@ -55,7 +57,8 @@ class ChainProposer(BatchProposer):
     ) -> None:
         """Add keys and values of more positions of every sequence to the caches, in one forward pass.
 
-        ``hidden`` holds all captured layers. The last one, the input of the final norm, is not used.
+        ``hidden`` holds all captured layers. The last layer, which is the input of the final norm, is not
+        used.
         """
         network, counts = proposers[0]._network, [len(ids) for ids in next_ids]
         device = network.device
@@ -81,7 +84,10 @@ class ChainProposer(BatchProposer):
     def guess_all(
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
-        """Guess tokens one after the other, for all sequences at once; keys and values of guesses are not cached."""
+        """Guess tokens one after the other, for all sequences at once.
+
+        Keys and values of guesses are not kept in the caches.
+        """
         network = proposers[0]._network
         contexts = [
             _Context(caches, num_tokens) for caches in zip(*(p._caches for p in proposers), strict=True)
@@ -122,7 +128,10 @@ class _Network:
     def advance(
         self, ids_B: Tensor, hidden_BH: Tensor, angles: Angles, contexts: Sequence[_Context]
     ) -> Tensor:
-        """Return the last layer's output for each sequence's next guess; add its keys and values to ``contexts``."""
+        """Return the last layer's output for each sequence's next guess, and extend ``contexts``.
+
+        The keys and values of the guess are added to ``contexts``.
+        """
         embedded_BH = self._ops.embed(ids_B)
         for layer, context in zip(self.layers, contexts, strict=True):
             q, k, v = self.qkv(layer, embedded_BH, hidden_BH, angles)
@@ -131,9 +140,10 @@ class _Network:
         return hidden_BH
 
     def embed_known(self, ids_T: Tensor, hidden_TNH: Tensor, ends: Tensor) -> Tensor:
-        """Return the embeddings [T, H] of tokens that each follow a state.
+        """Return the embeddings [T, H] of tokens, each of which follows the state in its row.
 
-        ``ends``: each sequence's last row. Its token's own state does not exist yet, so it is no image's.
+        ``ends``: each sequence's last row. The target has not run this row's token yet, so the token belongs
+        to no image.
         """
         embedded_TH = self._ops.embed(ids_T)
         if self.module.merged_token_id is None:
@@ -144,7 +154,7 @@ class _Network:
     def qkv(
         self, layer: Eagle3Layer, embedded_TH: Tensor, hidden_TH: Tensor, angles: Angles
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated q and k, and v, of tokens whose positions have the rotary angles ``angles``."""
+        """Return the queries, keys and values of tokens. ``angles``: the rotary angles of their positions."""
         if layer.hidden_norm is None:
             inputs = layer.input_layernorm(hidden_TH)
         else:
@@ -173,12 +183,15 @@ class _Network:
         return self.module.lm_head(normed_BH).float()
 
     def token_ids(self, row_B: Tensor) -> Tensor:
-        """Return the target ids of rows of the draft's head."""
+        """Return the token ids of rows of the draft's head."""
         d2t = self.module.d2t
         return row_B if d2t is None else row_B + d2t[row_B]
 
     def over_target_vocabulary(self, probs_BR: Tensor) -> Tensor:
-        """Return probabilities over the target's vocabulary [B, V], from those over the rows of the draft's head."""
+        """Return probabilities over the target's vocabulary, [B, V].
+
+        ``probs_BR``: probabilities over the rows of the draft's head.
+        """
         if self.module.d2t is None:
             return probs_BR
         full_BV = probs_BR.new_zeros(len(probs_BR), self.module.shape.target_vocab_size)
@@ -186,7 +199,7 @@ class _Network:
 
 
 class _Context:
-    """A layer's keys and values of several sequences, padded to one length, with space for guesses.
+    """One layer's keys and values of several sequences, padded to one length, with space for guesses.
 
     Shape: [B, kv_heads, L, D].
     """

@@ -1,4 +1,4 @@
-"""Eagle3Shape: the sizes and options of an Eagle3 draft, read from and written to config.json."""
+"""Define Eagle3Shape: an Eagle3 draft's sizes and options, read from and written to config.json."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ class Eagle3Shape(DecoderShape):
     vocab_size: Size = Field(
         default_factory=lambda sizes: sizes["target_vocab_size"], alias="draft_vocab_size"
     )
-    """Rows V' of the draft's head; equal to ``target_vocab_size`` if the vocabulary is not reduced."""
+    """Number of rows V' of the draft's head; equal to ``target_vocab_size`` if the vocabulary is not
+    reduced."""
     num_layers: int = Field(1, ge=1, le=MOST_LAYERS, alias="num_hidden_layers")
     captured: tuple[int, ...] | None
-    """Ids of the captured layers; None: the three default layers."""
+    """Ids of the captured layers; None means the three default layers."""
     fc_norm: bool = False
     norm_output: bool = False
     images: ImageEmbeddings | None = Field(None, alias="image_embeddings")
-    """Embeddings at images that the folder was trained with; None: it does not say."""
+    """Embeddings that the folder's draft was trained with at images; None if config.json does not say it."""
 
     @property
     def reduced(self) -> bool:
@@ -64,7 +65,7 @@ class Eagle3Shape(DecoderShape):
 
     @property
     def norm_copies(self) -> dict[str, str]:
-        """Name of each exported tensor that is a copy of another tensor → name of the other tensor.
+        """Map the name of each exported tensor that is a copy to the name of the original tensor.
 
         The input of a later layer goes through ``input_layernorm`` in vLLM and through ``hidden_norm`` in SGLang.
         Both engines accept a folder with both tensors (``llama_eagle3.py`` of each).
@@ -96,9 +97,10 @@ class Eagle3Shape(DecoderShape):
         }
 
     def mapping_shapes(self) -> tuple[Shapes, Shapes]:
-        """Return the required, and the allowed, tensors besides the trained ones, with their shapes.
+        """Return the shapes of a folder's further required tensors, and of its further allowed tensors.
 
-        The vocabulary mapping ``d2t`` is required if the vocabulary is reduced. Copies of norms are allowed.
+        The vocabulary mapping ``d2t`` is required if the vocabulary is reduced. A folder may have copies of
+        norms.
         """
         mapping: Shapes = {"d2t": (self.vocab_size,), "t2d": (self.target_vocab_size,)}
         copies: Shapes = dict.fromkeys(self.norm_copies, (self.hidden_size,))
@@ -108,8 +110,8 @@ class Eagle3Shape(DecoderShape):
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
         """Return the fields that only Eagle3 reads: the captured layers, as ``captured``.
 
-        The top level of config.json (``fields``) lists a layer k as k. Its nested section (``own``) lists the layer
-        as k − 1, the layer whose output enters layer k.
+        At the top level of config.json (``fields``), the number k means the input of layer k. In the nested
+        section (``own``), k − 1 means the same state, as the output of layer k − 1.
         """
         outputs = (own, _LAYERS) if own.get(_LAYERS) else (fields, _ANGELSLIM_LAYERS)
         layers = read_layers((fields, _LAYERS), outputs, folder)
@@ -134,10 +136,11 @@ class Eagle3Shape(DecoderShape):
     def to_json(self, target: TargetSpec) -> Json:
         """Return the fields of config.json that both engines read.
 
-        ``draft_vocab_size`` is always written: SGLang needs it, and takes null as 'use the target's head'. If the
-        vocabulary is not reduced, it equals the target's, and without d2t both engines take a row's index as its
-        token id. The captured layers are written in both conventions: vLLM reads the top-level list first (streams
-        *entering* layer k), SGLang the nested list (*outputs* of layer k − 1).
+        ``draft_vocab_size`` is always written: SGLang needs it, and takes null as 'use the target's head'. If
+        the vocabulary is not reduced, it equals the target's vocabulary size, and both engines take a row's
+        index as its token id because d2t is absent. The captured layers are written in both conventions: vLLM
+        reads the top-level list first (streams *entering* layer k), SGLang the nested list (*outputs* of
+        layer k − 1).
         """
         layers = self.layer_ids(target.num_layers)
         return {

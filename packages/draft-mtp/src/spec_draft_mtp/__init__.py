@@ -1,1 +1,1 @@
-"""The plugin that trains a target's multi-token-prediction head as a draft."""
+"""This package is the draft plugin that trains a target's multi-token-prediction (MTP) head."""

@@ -1,4 +1,4 @@
-"""Options of the MTP draft: section ``draft`` of the configuration."""
+"""Define the options of the MTP draft, which are the section ``draft`` of the configuration."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from spec_kit.drafting import DecoderConfig, DistilledLoss
 class MtpConfig(DecoderConfig):
     """Options of the MTP draft.
 
-    ``init_from`` may be the target's own folder: then training goes on from the head that the target ships with.
-    Without ``init_from`` the head starts from random weights. None: the value in the folder ``init_from`` or,
-    without a folder, the target's.
+    ``init_from`` may be the target's own folder: training then continues from the MTP head that the target
+    ships with. Without ``init_from`` the head starts from random weights. An option that is None takes its
+    value from the folder ``init_from`` or, without a folder, from the target.
     """
 
     speed_only: ClassVar[frozenset[str]] = frozenset({"checkpoint_activations"})
@@ -24,9 +24,11 @@ class MtpConfig(DecoderConfig):
     ``lk_lambda``: a weighted sum of KL divergence and probability of rejection; the more guesses are accepted, the
     less KL weighs (arXiv 2602.23881)."""
     num_steps: int = pydantic.Field(3, ge=1, le=1024)
-    """Unrolled steps: how many tokens ahead the head is trained. Most shipped heads were trained for one."""
+    """Number of unrolled steps: how many tokens ahead the head is trained. Most shipped heads were trained
+    for one step."""
     step_decay: float = pydantic.Field(0.8, gt=0, le=1)
-    """Weight of one step relative to the previous step: step s weighs step_decay ** s."""
+    """Weight of one step's loss relative to the previous step's loss: step s has the weight step_decay **
+    s."""
     checkpoint_activations: bool = False
-    """Whether to compute each step's layer again in the backward pass instead of storing its activations. This needs
-    less memory and one more forward pass of the layer; results stay the same."""
+    """Whether to compute each step's layer again in the backward pass instead of storing its activations.
+    This saves memory and costs one more forward pass of the layer; results stay the same."""

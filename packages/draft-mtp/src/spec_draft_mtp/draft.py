@@ -1,4 +1,4 @@
-"""MtpDraft: the plugin. Imports without torch; the network is in ``model.py``."""
+"""MtpDraft is the draft plugin. This module does not import torch; ``model.py`` has the network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _KEYS_VALUES = ("k_proj.weight", "v_proj.weight")
 
 
 class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
-    """The multi-token-prediction (MTP) head of dense Qwen3.5 models; see ``spec_core.draft`` for the contract."""
+    """The multi-token-prediction (MTP) head of dense Qwen3.5 models.
+
+    See ``spec_core.draft`` for the contract.
+    """
 
     name: ClassVar[str] = "mtp"
     api_version: ClassVar[int] = 2
@@ -56,7 +59,10 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
-        """Return the head in a folder, or None; SGLang serves it if the folder is a whole target."""
+        """Return a draft that starts from the MTP head in ``folder``, or None if the folder has no head.
+
+        SGLang can serve the draft only if the folder is a whole target.
+        """
         draft = super().from_folder(folder)
         if draft is not None and is_whole_target(folder):
             draft.serving_methods = {**cls.serving_methods, "sglang": "NEXTN"}
@@ -88,9 +94,10 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         return MtpShape.for_target(self.options, target)
 
     def target_problem(self, target: TargetSpec) -> str | None:
-        """Return which size of the head is not the target's: engines build the head with the target's sizes.
+        """Return which size of the head differs from the target's size, or None.
 
-        vLLM 0.32 loads the first rows of a larger matrix without a warning.
+        Engines build the head with the target's sizes, and vLLM 0.32 loads the first rows of a larger matrix
+        without a warning.
         """
         shape = self.shape(target)
         for name in SIZES:
@@ -100,7 +107,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         return None
 
     def target_tensors(self, target: TargetSpec) -> Sequence[str]:
-        """Return the name of the final norm's weight: the head reads the target's state after this norm (D11)."""
+        """Return the name of the final norm's weight, because the head reads states after this norm (D11)."""
         return (target.norm_name,)
 
     def required_features(self, target: TargetSpec) -> FeatureSchema:
@@ -116,8 +123,8 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
     def sample_cost(self, target: TargetSpec) -> StepCost:
         """Return the cost of a sample (D15).
 
-        Every token gets its keys, values and attention of the first step. A supervised token goes through the layer
-        and the target's head once for each step.
+        For every token, the keys, values and attention of step 0 are computed. A supervised token goes
+        through the layer and the target's head once in each step.
         """
         shape, steps = self.shape(target), self.options.num_steps
         weights = shape.tensor_shapes()
@@ -131,7 +138,10 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         )
 
     def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return the number of values that a forward pass saves of a sample, at least: of its unrolled steps."""
+        """Return a function that computes a lower bound on the values that a forward pass saves.
+
+        It counts the values of a sample's unrolled steps.
+        """
         shape, options = self.shape(target), self.options
         keys = shape.num_kv_heads * shape.head_dim
         inner = (2 * shape.hidden_size + shape.inner_values) * (not options.checkpoint_activations)
@@ -157,13 +167,13 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
     def initialize(
         self, module: MtpModel, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
-        """Scale the random weights; copy the last norm from the target."""
+        """Scale the random weights, and copy the head's last norm from the target."""
         from spec_draft_mtp.model import scale_initial_weights
 
         scale_initial_weights(module, tensors.norm_H)
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
-        """Return how tensor-parallel ranks divide the layer; context-parallel ranks divide the rows."""
+        """Return how tensor-parallel ranks divide the layer; context-parallel ranks divide the tokens' rows."""
         return ShardHints(tensor_parallel=self.shape(target).parallel_hints(), context_parallel=True)
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:

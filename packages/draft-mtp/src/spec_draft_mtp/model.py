@@ -1,4 +1,4 @@
-"""The MTP network and its unrolled steps. Parameter names are the target's own tensor names.
+"""Define the MTP network and its unrolled steps. Parameter names are the target's own tensor names.
 
 Shapes: T tokens, H width, N heads, D channels of a head.
 """
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from spec_kit.chain_drafting import ChainKernels
 
 MATRIX_GAIN = 0.5
-"""Standard deviation of a matrix's initial weights, multiplied by √inputs. So its output is equally large at any
-width."""
+"""Standard deviation of a matrix's initial weights, multiplied by the root of its number of inputs. The scale
+of the matrix's output then does not depend on its width."""
 
 
 def wide_rms_norm(x: Tensor, weight: Tensor, shift: float, eps: float) -> Tensor:
@@ -63,7 +63,7 @@ class TargetNorm(nn.Module):
     weight: Tensor
 
     def __init__(self, weight_H: Tensor, shift: float, eps: float) -> None:
-        """Store the weight as the target stores it; the norm multiplies by weight + ``shift``."""
+        """Store the target's weight unchanged; the norm multiplies by weight + ``shift``."""
         super().__init__()
         self.register_buffer("weight", weight_H.float(), persistent=False)
         self._shift, self._eps = shift, eps
@@ -95,7 +95,7 @@ class GatedAttention(nn.Module):
 
 
 class MtpLayer(nn.Module):
-    """One decoder layer without the attention computation, which spans the unrolled steps."""
+    """One decoder layer without the attention itself, which ``MtpModel`` computes over the unrolled steps."""
 
     def __init__(self, shape: MtpShape, kernels: ChainKernels) -> None:
         """Make the layer; its MLP uses the backend's kernel."""
@@ -110,7 +110,7 @@ class MtpLayer(nn.Module):
         return self.self_attn(self.input_layernorm(x_TH))
 
     def finish(self, x_TH: Tensor, attended_TND: Tensor, gate_TND: Tensor) -> Tensor:
-        """Return the layer's output: gate, output projection and MLP around their residuals."""
+        """Apply gate, output projection and MLP with their residual connections, and return the output."""
         gated = (attended_TND * gate_TND.sigmoid()).flatten(1)
         x_TH = x_TH + self.self_attn.o_proj(gated)
         return x_TH + self.mlp(self.post_attention_layernorm(x_TH))
@@ -146,16 +146,17 @@ class _Rows:
     """The rows that one step computes."""
 
     index_N: Tensor | None
-    """int64: row of each query in the flat batch; None: every row has a query."""
+    """int64: row of each query in the flat batch; None means that every row has a query."""
     token_K: Tensor | slice
     """Index of each row's input token among the embedded tokens."""
     position_K: Tensor
     own: ContextRows
     """The rows that this rank computes in step 0, all of which have a key."""
     local_N: Tensor | None
-    """int64: index of each query's row among the rows of ``own``; None: each of those rows has a query."""
+    """int64: index of each query's row among the rows of ``own``; None means that each row of ``own`` has a
+    query."""
     bounds: list[tuple[int, int]]
-    """First row of each document, and the row after its last."""
+    """First row of each document, and the row after its last row."""
 
 
 class MtpModel(nn.Module):
@@ -221,7 +222,7 @@ class MtpModel(nn.Module):
     def _advance(
         self, rows: _Rows, embedded: Tensor, state: Tensor, *past: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a step's output, keys and values; ``past``: previous steps' keys, then their values."""
+        """Return a step's output, keys and values. ``past``: previous steps' keys, then their values."""
         layer, position_K = self.mtp.layer, rows.position_K
         x_KH = self.mtp.join(embedded[rows.token_K], state[: len(position_K)])
         q, k, v, gate = layer.qkv_gate(x_KH)
@@ -241,10 +242,10 @@ class MtpModel(nn.Module):
         return self.mtp.norm(layer.finish(x_KH, attended, gate)), k, v
 
     def first_state(self, hidden_TNH: Tensor) -> Tensor:
-        """Return step 0's states [T, H]: the target's states *after* its final norm, as engines give them.
+        """Return step 0's states [T, H]: the target's states *after* its final norm, which engines also use.
 
-        States before the norm would cause no error, because ``pre_fc_norm_hidden`` hides their scale, but worse
-        guesses.
+        States before the norm would make guesses worse without an error: ``pre_fc_norm_hidden`` hides their
+        scale.
         """
         return self.target_norm(hidden_TNH[:, -1].to(self.mtp.fc.weight.dtype))
 

@@ -1,6 +1,8 @@
-"""Reference drafting for MTP: guesses one after the other, with key-value caches of the known positions.
+"""Draft with MTP in plain torch, as a reference: guesses are made one after the other.
 
-Shapes: B sequences, T new positions of all of them, K guesses, H width, V vocabulary.
+The KV caches hold the known positions.
+
+Shapes: B sequences, T new positions of all sequences, K guesses, H width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ if TYPE_CHECKING:
 
 
 class MtpProposer(BatchProposer):
-    """Guesses one token after the other, beginning with the hidden state of the last known token.
+    """Guesses one token after the other; the first guess starts from the last known position's state.
 
-    Training unrolls the head for several steps. Guess s + 1 is computed as in unrolled step s.
+    Training unrolls the head for several steps. Guess s + 1 is computed like unrolled step s.
     """
 
     def __init__(self, module: MtpModel, ops: VocabularyOps) -> None:
@@ -65,7 +67,10 @@ class MtpProposer(BatchProposer):
     def guess_all(
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
-        """Guess tokens one after the other, for all sequences at once; keys and values of guesses are not cached."""
+        """Guess tokens one after the other, for all sequences at once.
+
+        Keys and values of guesses are not kept in the caches.
+        """
         first, counts = proposers[0], [1] * len(proposers)
         state_BH, caches = torch.stack([p._last_H for p in proposers]), [p._cache for p in proposers]
         uniform_BK = uniform_numbers(generators, num_tokens) if temperature > 0 else None
@@ -87,7 +92,10 @@ class MtpProposer(BatchProposer):
     def _step(
         self, ids_T: Tensor, state_TH: Tensor, caches: Sequence[Cache], counts: Sequence[int]
     ) -> tuple[Tensor, list[Cache]]:
-        """Return the states after ``counts[i]`` tokens that follow cache i, and the extended caches."""
+        """Return the head's states at new tokens, and the extended caches.
+
+        Sequence i has ``counts[i]`` new tokens, which follow the positions in cache i.
+        """
         mtp = self._module.mtp
         x_TH = mtp.join(self._ops.embed(ids_T), state_TH)
         q, k, v, gate = mtp.layer.qkv_gate(x_TH)

@@ -1,4 +1,4 @@
-"""MtpShape: the sizes and options of an MTP head, read from and written to config.json."""
+"""Define MtpShape: an MTP head's sizes and options, read from and written to config.json."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ class MtpShape(DecoderShape):
     def for_target(cls, config: Any, target: TargetSpec, **own: object) -> Self:
         """Return a new head's shape.
 
-        If the target rotates all channels, the shape says so, because Qwen3.5's default differs.
+        If the target rotates all channels, the shape says so explicitly, because Qwen3.5 rotates a quarter by
+        default.
         """
         return super().for_target(config, target, **{"rope": {_PARTIAL: 1.0, **target.rope}, **own})
 
     @classmethod
     def from_json(cls, fields: Json, folder: Path) -> Self:
-        """Return the shape of the head. A multimodal target has its sizes in the section ``text_config``."""
+        """Return the shape of the head; a multimodal target's sizes are in the section ``text_config``."""
         return super().from_json({**fields, **section(fields, "text_config", folder)}, folder)
 
     @classmethod
@@ -48,7 +49,7 @@ class MtpShape(DecoderShape):
     def tensor_shapes(self) -> Shapes:
         """Return name and shape of every tensor, under the target's names.
 
-        ``q_proj`` gives a query and a gate per head.
+        ``q_proj`` computes a query and a gate for each head.
         """
         h, d = self.hidden_size, self.head_dim
         layer = self.layer_shapes(h) | {
@@ -67,7 +68,7 @@ class MtpShape(DecoderShape):
     def parallel_hints(self) -> TensorParallelHints:
         """Return how tensor-parallel ranks divide the layer.
 
-        Every rank has all other modules whole, and all tokens.
+        Every rank has all other modules undivided, and processes all tokens.
         """
         norms = tuple(f"{LAYER}.self_attn.{name}_norm" for name in "qk")
         return replace(self.layer_hints(LAYER), partial=norms, each_token=())
@@ -81,7 +82,10 @@ class MtpShape(DecoderShape):
         }
 
     def to_json(self, target: TargetSpec) -> Json:
-        """Return the config.json fields of a text-only Qwen3.5, from which vLLM derives the head's configuration."""
+        """Return the config.json fields of a text-only Qwen3.5.
+
+        vLLM derives the MTP head's configuration from these fields.
+        """
         return {
             **head_fields(ARCHITECTURES[0], "qwen3_5_text", target),
             "hidden_size": self.hidden_size,

@@ -1,1 +1,1 @@
-"""The plugin of the P-EAGLE draft."""
+"""This package is the draft plugin of P-EAGLE."""

@@ -1,13 +1,14 @@
-"""Chains: chooses the guesses that a document trains (COD, conditional drop: paper arXiv 2602.01469).
+"""Choose the guesses of a document on which the draft is trained (COD, arXiv 2602.01469).
 
-Row a of a document has the target's state at token a, and token a + 1, its last known token. The row's chain consists
-of guesses k = 0, 1, … for tokens a + 2 + k. The row itself makes guess 0; each later guess has a mask token after the
-row. A guess can count only if its token and the tokens of all earlier guesses of the chain are in the document and
-supervised. After each guess, a random share of the chains continues and the others end there. The choice depends on
-the document's loss mask, and no other content.
+COD means conditional drop. Row a of a document has the target's state at token a, and token a + 1, its last
+known token. The row's chain consists of guesses k = 0, 1, … for tokens a + 2 + k. The row itself makes guess
+0; each later guess has a mask token after the row. A guess can count only if its token and the tokens of all
+earlier guesses of the chain are in the document and supervised. After each guess, a random share of the
+chains continues and the others end there. The choice depends on the document's loss mask, and on no other
+content.
 
-Everything here runs on the CPU before any forward pass. Shapes: R rows, A chains with mask tokens, C mask tokens, E
-counted guesses.
+Everything here runs on the CPU before any forward pass. Shapes: R rows, A chains with mask tokens, C mask
+tokens, E guesses that count in the loss.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainRule:
-    """Rule that decides how long chains can be and how many of them continue."""
+    """Rule that determines how long chains can be and which share of chains continues after each guess."""
 
     num_guesses: int
     retention: float
     least_retention: float
 
     def draw(self, sample: Supervision) -> tuple[Tensor, Tensor]:
-        """Return int64 [R] twice: each row's number of guesses after the random drop, and before it.
+        """Return each row's number of guesses after the random drop, and before it, int64 [R] each.
 
-        The draw depends only on (seed, epoch, sample id, mask). If a sample records the depth at which each token was
-        guessed, its chains are the engine's verification rounds, and no guess is dropped.
+        The random drop depends only on (seed, epoch, sample id, loss mask). If a sample records the depth at
+        which each token was guessed, its chains are the engine's verification rounds, and no guess is
+        dropped.
         """
         reach_R = self._reach(sample)
         if sample.guess_depth is not None:
@@ -78,9 +80,9 @@ class Segment:
     first: int
     stop: int
     bounds: tuple[tuple[int, int], ...]
-    """Each document's first row and the row after its last."""
+    """Each document's first row, and the row after its last row."""
     anchor_A: Tensor
-    """int64 [A], ascending: row where each chain with mask tokens starts."""
+    """int64 [A], ascending: row at which each chain with mask tokens starts."""
     start_A: Tensor
     """int64 [A]: first row of the chain's document."""
     count_A: Tensor
@@ -99,7 +101,7 @@ class Segment:
 
     @property
     def position(self) -> Tensor:
-        """Position in the document of each row, then of each mask token, int64."""
+        """Position of each row, and then of each mask token, in its document, int64."""
         row = torch.arange(self.first, self.stop)
         for start, stop in self.bounds:
             row[max(start - self.first, 0) : max(stop - self.first, 0)] -= start
@@ -121,7 +123,7 @@ class Chains:
 
     @classmethod
     def of(cls, batch: DraftBatch, rule: ChainRule) -> Self:
-        """Draw the chains of every document of a batch."""
+        """Choose the chains of every document of a batch by the random drop."""
         mask_T, guess_depth_T = batch.loss_mask_T.cpu(), batch.guess_depth_T
         columns, bounds, cursor = [torch.zeros(3, 0, dtype=torch.int64)], list[tuple[int, int]](), 0
         for span in batch.spans:
@@ -140,7 +142,7 @@ class Chains:
         return cls(token_R=token_R, bounds=tuple(bounds), count_R=count_R, reach_R=reach_R)
 
     def segments(self, num_rows: int | None) -> Iterator[Segment]:
-        """Yield the batch in segments of ``num_rows`` rows; None: one segment.
+        """Yield the batch in segments of ``num_rows`` rows; None means one segment.
 
         An empty batch yields one empty segment.
         """
@@ -162,10 +164,10 @@ class Chains:
             )
 
     def guesses(self, num_rows: int | None) -> Tensor:
-        """Return int64 [3, E]: for each guess its chain, its index there, and the token before the guessed token.
+        """Return int64 [3, E]: each guess's chain, its index in the chain, and the token before the guess.
 
-        The teacher needs the state of that token. Guesses are ordered like the segments' rows and mask tokens. A
-        chain is numbered by its row, a token by its index in the flat batch.
+        The teacher needs the state at the token before the guess. Guesses are ordered like the segments' rows
+        and mask tokens. A chain is given by the number of its row, a token by its index in the flat batch.
         """
         columns = [torch.zeros(3, 0, dtype=torch.int64)]
         for segment in self.segments(num_rows):

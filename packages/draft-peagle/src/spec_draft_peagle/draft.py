@@ -1,4 +1,4 @@
-"""PEagleDraft: the plugin. Imports without torch; the network is in ``model.py``."""
+"""PEagleDraft is the draft plugin. This module does not import torch; ``model.py`` has the network."""
 
 from __future__ import annotations
 
@@ -38,11 +38,15 @@ if TYPE_CHECKING:
 _NAMES = frozenset({"PEagleDraftModel", "PeagleLlamaForCausalLM"})
 """Architectures that only P-EAGLE drafts with Llama layers have."""
 _EAGLE3_NAMES = frozenset({ARCHITECTURE, "Eagle3LlamaForCausalLM"})
-"""Architectures that Eagle3 drafts have, too. With a mask token, such a draft is P-EAGLE."""
+"""Architectures that Eagle3 drafts also have. A draft of such an architecture is P-EAGLE if it has a mask
+token."""
 
 
 class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
-    """P-EAGLE (arXiv 2602.01469): an Eagle3 that guesses all tokens in one pass; see ``spec_core.draft``."""
+    """P-EAGLE (arXiv 2602.01469): an Eagle3 that guesses all tokens in one pass.
+
+    See ``spec_core.draft`` for the contract.
+    """
 
     name: ClassVar[str] = "peagle"
     api_version: ClassVar[int] = 2
@@ -65,7 +69,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
         """Return the fields of a ``speculators`` config.json, under the names that engines read.
 
-        Captured layers are counted by the layers' inputs, as in vLLM.
+        As in vLLM, id k of a captured layer means the input of target layer k.
         """
         names = (
             "draft_vocab_size",
@@ -78,7 +82,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         )
         own = {name: fields[name] for name in names if name in fields}
         fixed = {"architectures": ["PeagleLlamaForCausalLM"], MASK_TOKEN: fields.get("mask_token_id")}
-        # Where it does not say, vLLM norms before the residual.
+        # vLLM norms before the residual if config.json says nothing.
         return fixed | {"norm_before_residual": True} | own
 
     @classmethod
@@ -102,9 +106,9 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         )
 
     def check_target(self, target: TargetSpec) -> None:
-        """Raise TargetError if the draft cannot express the target (D2), ConfigError if it has too few rows.
+        """Raise TargetError if the draft does not fit the target (D2), ConfigError if its head is too small.
 
-        Its head must have a row for each of the target's end-of-sequence tokens.
+        The head must have a row for each of the target's end-of-sequence tokens.
         """
         super().check_target(target)
         if len(target.eos_token_ids) > (size := self.shape(target).vocab_size):
@@ -132,7 +136,8 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
         """Return float64 [2 K]: for each index in a chain, the number of guesses that count in the loss.
 
-        The first K numbers are after the random drop, the last K before it.
+        The first K numbers count the guesses that the random drop leaves. The last K count the guesses before
+        the drop.
         """
         import torch
 
@@ -153,8 +158,8 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
     def sample_cost(self, target: TargetSpec) -> StepCost:
         """Return the cost of a sample (D15).
 
-        Every token goes through all layers but the last. A supervised token goes through the last one, too, and the
-        mask tokens of its chain, about as many as the random drop leaves, through all layers.
+        Every token goes through all layers but the last. A supervised token also goes through the last layer.
+        The mask tokens of its chain, as many as the random drop leaves on average, go through all layers.
         """
         shape = self.shape(target)
         weights = shape.tensor_shapes()
@@ -171,10 +176,10 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         )
 
     def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return the number of values that a forward pass saves of a sample, at least.
+        """Return a function that computes a lower bound on the values that a forward pass saves.
 
-        Without segments they are those of its tokens and of the mask tokens of its chains, in each layer. With
-        segments they are the keys and values of its tokens, and the head's inputs.
+        Without segments it counts each layer's values of a sample's tokens and of the mask tokens of its
+        chains. With segments it counts the keys and values of the tokens, and the head's inputs.
         """
         shape, masks, again = self.shape(target), self._masks(), self.options.checkpoint_activations
         keys = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
@@ -185,7 +190,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         return lambda num_tokens, num_supervised: round(keys * num_tokens + guess * num_supervised)
 
     def _masks(self) -> float:
-        """Return the mean number of mask tokens that the random drop leaves in a chain."""
+        """Return about how many mask tokens the random drop leaves in a chain, on average."""
         options = self.options
         kept = (options.retention**guess for guess in range(1, options.num_guesses))
         return sum(max(share, options.least_retention) for share in kept)
@@ -206,7 +211,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
     def initialize(
         self, module: PEagleModel, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
-        """Scale the random weights; copy the head and the final norm from the target."""
+        """Scale the random weights, and copy the head and the final norm from the target."""
         from spec_kit.drafting import start_from_target
 
         start_from_target(module, target, tensors, token_counts)
@@ -230,7 +235,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
 
     @property
     def default_draft_tokens(self) -> int:
-        """As many guesses as the draft is trained for, if that is known: they all cost one pass (D9)."""
+        """The number of guesses that the draft is trained for, if it is known: all cost one pass (D9)."""
         return self.trained_depth or super().default_draft_tokens
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:

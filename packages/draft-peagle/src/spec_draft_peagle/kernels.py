@@ -1,4 +1,4 @@
-"""The kernels that P-EAGLE can use (see ``spec_core.kernels``)."""
+"""Define the kernels that P-EAGLE can use (see ``spec_core.kernels``)."""
 
 from __future__ import annotations
 

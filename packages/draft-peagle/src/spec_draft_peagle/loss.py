@@ -1,8 +1,10 @@
-"""Applies the head to the counted guesses; computes loss, metrics and gradients, some guesses at a time.
+"""Compute loss, metrics and gradients of the guesses that count in the loss, some guesses at a time.
 
-All come from one pass over chunks of guesses, so only one chunk's logits are in memory. Every guess weighs the same.
+One pass over chunks of guesses computes all three, so only one chunk's logits are in memory. Every guess has
+the same weight.
 
-Shapes: E counted guesses, K guesses of a chain, V rows of the draft's head on this shard (see ``spec_core.ops``).
+Shapes: E guesses that count in the loss, K guesses of a chain, V rows of the draft's head on this shard (see
+``spec_core.ops``).
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ _VALUES = ("accuracy", "acceptance", "guess_loss")
 
 @dataclass(frozen=True, kw_only=True)
 class PEagleLoss:
-    """Computes the loss of guesses: the draft's head, and the target's distributions that it is compared with."""
+    """Computes the loss of guesses: compares the draft's distributions with the target's distributions."""
 
     head: LinearWeight
     ids_V: Tensor
-    """int64: target id of each row of the head."""
+    """int64: token id of each row of the head."""
     vocab_mask_V: Tensor | None
-    """bool [target vocabulary]: whether a token has a row in the head. None: all tokens have one."""
+    """bool [target vocabulary]: whether a token has a row in the head. None means that all tokens have a
+    row."""
     kind: DistilledLoss
     ops: VocabularyOps
     kernels: PEagleKernels
@@ -43,9 +46,9 @@ class PEagleLoss:
     ) -> StepOutput:
         """Return loss and metrics of the guesses.
 
-        ``hidden_TH``: inputs of the target's final norm. ``guesses_3E``: see ``Chains.guesses``. ``denominators``:
-        float64 [2 K], the global batch's number of counted guesses at each index of a chain, then the numbers before
-        the drop.
+        ``hidden_TH``: inputs of the target's final norm. ``guesses_3E``: see ``Chains.guesses``.
+        ``denominators``: float64 [2 K], the global batch's number of guesses that count at each index of a
+        chain, then the numbers before the drop.
         """
         totals = _Sums(self, states_EH, guesses_3E, denominators)
         row_bytes = 4 * self.ops.shard_rows + self.head.weight.element_size() * len(self.head.weight)
@@ -99,9 +102,9 @@ class _Sums:
     def output(self, most_chains: int) -> StepOutput:
         """Return loss and metrics. ``most_chains``: upper limit of the number of chains.
 
-        A chain's acceptance length is 1 + the number of agreeing guesses before its first disagreement. Dropped
-        guesses are estimated by the others: an agreeing prefix of k guesses is weighted by the number of k-th guesses
-        before the drop, divided by the number after it.
+        A chain's acceptance length is 1 + the number of guesses that agree with the teacher before the first
+        disagreement. Dropped guesses are estimated from the other guesses: an agreeing prefix of k guesses is
+        weighted by the number of k-th guesses before the drop, divided by the number after it.
         """
         counts_K = torch.zeros_like(self.kept_K, dtype=torch.int64)
         counts_K.index_add_(0, self.guess_E, torch.ones_like(self.guess_E))
@@ -117,6 +120,6 @@ class _Sums:
         )
 
     def _prefixes(self, most_chains: int) -> Tensor:
-        """Return [K]: the number of chains that agree with the teacher in all guesses up to each index."""
+        """Return for each index, [K], the number of chains that agree with the teacher up to this index."""
         agreed = self.scale.new_zeros(most_chains, len(self.kept_K))
         return agreed.index_put((self.chain_E, self.guess_E), self.agreed_E).cumprod(1).sum(0)

@@ -1,7 +1,8 @@
-"""The P-EAGLE network. Parameters are named as in the serving format.
+"""Define the P-EAGLE network. Parameters are named as in the serving format.
 
-A segment is a range of a batch's rows (``chains.Segment``), which is computed at once. Shapes: R rows of a segment, C
-mask tokens of their chains, X = R + C: the rows, followed by the mask tokens; H width, N captured layers.
+A segment is a range of a batch's rows that is computed at once (``chains.Segment``). Shapes: R rows of a
+segment, C mask tokens of their chains, X = R + C: the rows, followed by the mask tokens; H width, N captured
+layers.
 """
 
 from __future__ import annotations
@@ -31,14 +32,17 @@ if TYPE_CHECKING:
     from spec_kit.block_drafting import KeysValues
 
     Past = Sequence[Sequence[KeysValues]]
-    """Keys and values of the earlier segments, by layer."""
+    """Keys and values of the earlier segments, for each layer."""
 
 
 class PEagleLayer(nn.Module):
-    """One Llama-style decoder layer. The first layer's attention reads [normed embedding ; normed hidden state]."""
+    """One Llama-style decoder layer.
+
+    The first layer's attention reads [normed embedding ; normed hidden state].
+    """
 
     def __init__(self, shape: PEagleShape, kernels: PEagleKernels, *, is_first: bool) -> None:
-        """Make the layer; attention and MLP use the backend's kernels."""
+        """Make the layer; its attention and its MLP compute with ``kernels``."""
         super().__init__()
         width = shape.hidden_size
         self.input_layernorm = nn.RMSNorm(width, shape.norm_eps)
@@ -59,8 +63,8 @@ class PEagleLayer(nn.Module):
     ) -> tuple[Tensor, KeysValues]:
         """Return the segment's states [X, H] after the layer, and the keys and values of its rows.
 
-        ``states``: hidden states [X, H], and embeddings [X, H], which only the first layer uses. ``recompute``:
-        compute activations again in the backward pass.
+        ``states``: hidden states [X, H], and embeddings [X, H], which only the first layer uses.
+        ``recompute``: whether to compute activations again in the backward pass.
         """
         compute = checkpointed(self._compute, enabled=recompute)
         keys, values = ([one[part] for one in past] for part in range(2))
@@ -76,7 +80,7 @@ class PEagleLayer(nn.Module):
         sin: Tensor,
         *past: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return states, keys and values; ``past``: keys of earlier segments, then their values."""
+        """Return states, keys and values. ``past``: keys of earlier segments, then their values."""
         rows, earlier = segment.stop - segment.first, len(past) // 2
         q, k, v = self.qkv((hidden_XH, embedded_XH), (cos, sin))
         own = k[:rows], v[:rows]
@@ -92,7 +96,10 @@ class PEagleLayer(nn.Module):
     def qkv(
         self, states: tuple[Tensor, Tensor], angles: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values [X, heads, D] with rotary embedding; ``states``: as in ``forward``."""
+        """Return queries, keys and values [X, heads, D] with rotary embeddings.
+
+        ``states``: hidden states [X, H], and embeddings [X, H], which only the first layer uses.
+        """
         hidden_XH, embedded_XH = states
         if self.hidden_norm is None:
             normed = self.input_layernorm(hidden_XH)
@@ -106,7 +113,7 @@ class PEagleLayer(nn.Module):
         return self._kernels.rotate(q, angles), self._kernels.rotate(k, angles), v
 
     def finish(self, hidden_XH: Tensor, attended: Tensor) -> Tensor:
-        """Return the layer's output: output projection and MLP, each with its residual connection."""
+        """Apply output projection and MLP, each with its residual connection, and return the output."""
         hidden_XH = hidden_XH + self.self_attn.o_proj(attended.flatten(1))
         return hidden_XH + self.mlp(self.post_attention_layernorm(hidden_XH))
 
@@ -114,7 +121,8 @@ class PEagleLayer(nn.Module):
 class PEagleModel(nn.Module):
     """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``.
 
-    Buffers, only with a reduced vocabulary: ``d2t`` int64 [V'], target id = row + d2t[row]; ``t2d`` bool [V].
+    A model with a reduced vocabulary has two buffers. ``d2t``, int64 [V']: the token id of the head's row r
+    is r + d2t[r]. ``t2d``, bool [V]: whether the head has a row for the token id.
     """
 
     d2t: Tensor | None
@@ -139,18 +147,21 @@ class PEagleModel(nn.Module):
 
     @property
     def ids_V(self) -> Tensor:
-        """Target id of each row of the head, int64 [V']."""
+        """Token id of each row of the head, int64 [V']."""
         rows = torch.arange(self.shape.vocab_size, device=self.lm_head.weight.device)
         return rows if self.d2t is None else rows + self.d2t
 
     def local_ids(self, ops: VocabularyOps) -> Tensor:
-        """Return the target ids of this rank's rows of the head, whose ids are in ``ops.vocab_range``."""
+        """Return the token ids of this rank's rows of the head; the ids lie in ``ops.vocab_range``."""
         ids_V, (first, _) = self.ids_V, ops.vocab_range
         rows = torch.arange(len(self.lm_head.weight), device=ids_V.device)
         return ids_V[(ids_V < first).sum() + rows]
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps) -> StepOutput:
-        """Return this batch's share of the mean loss of counted guesses. ``denominators``: see ``PEagleDraft``."""
+        """Return loss and metrics of the batch's guesses that count in the loss.
+
+        ``denominators``: see ``PEagleDraft.denominators``.
+        """
         config = self.config
         rule = ChainRule(
             num_guesses=config.num_guesses,
@@ -172,8 +183,8 @@ class PEagleModel(nn.Module):
     def states(self, batch: DraftBatch, chains: Chains, ops: VocabularyOps) -> Tensor:
         """Return the head's inputs [E, H] for the guesses that count in the loss.
 
-        With several segments, each is computed again in the backward pass. Only its rows' keys and values, which
-        later segments attend to, and these states stay in memory.
+        If there are several segments, each segment is computed again in the backward pass. Only the returned
+        states, and the keys and values of rows, to which later segments attend, stay in memory.
         """
         device, pieces = batch.input_ids_T.device, list[torch.Tensor]()
         segments = list(chains.segments(self.config.segment_tokens))
@@ -188,7 +199,7 @@ class PEagleModel(nn.Module):
             advance = checkpointed(self.advance, enabled=len(segments) > 1)
             normed_XH, own = advance(segment, inputs, [list(layer) for layer in past], ops)
             for layer, (keys, values) in zip(past, own, strict=True):
-                layer.append((keys.clone(), values.clone()))  # a view would keep those of the mask tokens
+                layer.append((keys.clone(), values.clone()))  # a view would keep the mask tokens' values
             pieces.append(normed_XH[chosen])
         return torch.cat(pieces)
 
@@ -212,11 +223,11 @@ class PEagleModel(nn.Module):
         return self.norm(hidden_XH), kept
 
     def fuse(self, hidden_RNH: Tensor) -> Tensor:
-        """Return the first layer's hidden states of rows, [R, H], from the captured states."""
+        """Return the rows' hidden states for the first layer, [R, H], from the captured states."""
         return self.fc(hidden_RNH.to(self.fc.weight.dtype).flatten(1))
 
     def mask_states(self, num_masks: int) -> Tensor:
-        """Return the first layer's hidden states of mask tokens, [C, H]; all are equal."""
+        """Return the mask tokens' hidden states for the first layer, [C, H]; all rows are equal."""
         return self.fc(self.mask_hidden.squeeze(0).to(self.fc.weight.dtype)).expand(num_masks, -1)
 
     @property

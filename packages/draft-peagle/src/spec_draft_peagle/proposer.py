@@ -1,6 +1,6 @@
-"""Reference drafting for P-EAGLE: all guesses in one pass over the cached rows.
+"""Draft with P-EAGLE in plain torch, as a reference: one pass over the cached rows makes all guesses.
 
-Shapes: B sequences, T new positions of all of them, K guesses, H width, V vocabulary.
+Shapes: B sequences, T new positions of all sequences, K guesses, H width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ class PEagleProposer(BatchProposer):
     def _advance(
         proposers: Sequence[PEagleProposer], ids_T: Tensor, hidden_TH: Tensor, counts: Sequence[int]
     ) -> tuple[Tensor, list[list[KeysValues]]]:
-        """Return the states [T, H] after ``counts[i]`` tokens that follow sequence i, and each layer's caches."""
+        """Return the states [T, H] at new tokens, and each layer's extended caches.
+
+        Sequence i has ``counts[i]`` new tokens.
+        """
         module, ops = proposers[0]._module, proposers[0]._ops
         position_T = new_positions([p._caches[0] for p in proposers], counts)
         embedded_TH, angles = ops.embed(ids_T), module.rope.angles(position_T, hidden_TH.dtype)
@@ -100,7 +103,10 @@ class PEagleProposer(BatchProposer):
 
     @staticmethod
     def _over_target_vocabulary(module: PEagleModel, probs_KV: Tensor) -> Tensor:
-        """Return probabilities over the target's vocabulary [K, V], from those over the rows of the draft's head."""
+        """Return probabilities over the target's vocabulary, [K, V].
+
+        ``probs_KV``: probabilities over the rows of the draft's head.
+        """
         if module.d2t is None:
             return probs_KV
         full_KV = probs_KV.new_zeros(len(probs_KV), module.shape.target_vocab_size)

@@ -1,4 +1,4 @@
-"""PEagleShape: the sizes and options of a P-EAGLE draft, read from and written to config.json."""
+"""Define PEagleShape: a P-EAGLE draft's sizes and options, read from and written to config.json."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from spec_kit.drafting import Json, Shapes
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-"""Eagle3's architecture name. vLLM puts ``Eagle3`` before any other name, P-EAGLE's included, and does not know the
-resulting names."""
+"""Eagle3's architecture name. vLLM puts ``Eagle3`` before any other name, P-EAGLE's names included, and does
+not know the names that result."""
 MASK_TOKEN = "pard_token"
 """Field of config.json with the mask token, which Eagle3 drafts lack; see ``parallel_mask_token``."""
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -41,10 +41,11 @@ class PEagleShape(DecoderShape):
     vocab_size: Size = Field(
         default_factory=lambda sizes: sizes["target_vocab_size"], alias="draft_vocab_size"
     )
-    """Rows V' of the draft's head; equal to ``target_vocab_size`` if the vocabulary is not reduced."""
+    """Number of rows V' of the draft's head; equal to ``target_vocab_size`` if the vocabulary is not
+    reduced."""
     mask_token_id: NonNegativeInt = Field(alias=MASK_TOKEN)
     captured: tuple[int, ...] | None
-    """Ids of the captured layers; None: the three default layers."""
+    """Ids of the captured layers; None means the three default layers."""
 
     @property
     def reduced(self) -> bool:
@@ -75,7 +76,7 @@ class PEagleShape(DecoderShape):
         return shapes | {"norm.weight": (h,), "lm_head.weight": (self.vocab_size, h)}
 
     def mapping_shapes(self) -> tuple[Shapes, Shapes]:
-        """Return the required and the allowed tensors of the vocabulary mapping, with their shapes.
+        """Return the shapes of the vocabulary mapping's required tensors, and of its allowed tensors.
 
         ``d2t`` is required if the vocabulary is reduced.
         """
@@ -85,7 +86,8 @@ class PEagleShape(DecoderShape):
     def parallel_hints(self) -> TensorParallelHints:
         """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` along its inputs.
 
-        Tokens are not divided: the number of rows and mask tokens of a batch need not be a multiple of the ranks.
+        Tokens are not divided: the number of rows and mask tokens need not be a multiple of the number of
+        ranks.
         """
         own = TensorParallelHints(
             columns={"lm_head": self.vocab_size},
@@ -100,7 +102,7 @@ class PEagleShape(DecoderShape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the captured layers, and the mask token from the first of vLLM's fields for it that is present."""
+        """Return the captured layers, and the mask token from the first present of vLLM's fields for it."""
         found = {
             "captured": read_layers((fields, _LAYERS), (own, _LAYERS), folder),
             MASK_TOKEN: parallel_mask_token(fields),
@@ -129,7 +131,7 @@ class PEagleShape(DecoderShape):
         return super().problem()
 
     def to_json(self, target: TargetSpec) -> Json:
-        """Return the config.json fields that vLLM reads: Eagle3's with more layers, and the mask token."""
+        """Return the config.json fields that vLLM reads: fields of an Eagle3 draft, and the mask token."""
         layers = self.layer_ids(target.num_layers)
         return {
             **head_fields(ARCHITECTURE, "llama", target),

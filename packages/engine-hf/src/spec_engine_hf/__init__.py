@@ -1,1 +1,1 @@
-"""Engine ``hf``, the reference engine: Transformers runs the target in the trainer's process."""
+"""This package is the reference engine ``hf``: Transformers runs the target in the trainer's process."""

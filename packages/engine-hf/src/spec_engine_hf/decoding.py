@@ -1,8 +1,8 @@
-"""Reference decoding of several sequences at a time: draft, verify in one forward pass, accept, repeat.
+"""Decode several sequences at a time, as a reference: draft, verify in one pass, accept, repeat.
 
-A *round* is one verification of a proposal, even of an empty proposal. The prefill, which yields the first token, is
-no round. A round is counted in full even if it exceeds ``max_new_tokens`` or passes an end-of-sequence token: only
-the emitted text is cut there. Decoding without a draft counts nothing.
+A *round* is one verification of a proposal, even of an empty proposal. The prefill, which yields the first
+token, is no round. A round is counted in full even if it exceeds ``max_new_tokens`` or passes an
+end-of-sequence token, although the answer is cut off there. Decoding without a draft counts no rounds.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ if TYPE_CHECKING:
 _NO_GUESS = Proposal(token_ids=())
 
 _NEAR_TIE = 1e-4
-"""Near-tie threshold: gap between the two largest logits, divided by the largest magnitude of a logit. Below it,
-float32 rounding may decide the arg-max. It is about ten times the difference seen between forward passes of different
-shapes."""
+"""Threshold of a near tie: the gap between the two largest logits, divided by the largest magnitude of a
+logit. Below this threshold, float32 rounding may decide the arg-max. It is about ten times the difference
+seen between forward passes of different shapes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSource:
-    """A source of proposers, one per sequence, and the target layers whose states they need."""
+    """Creates one proposer for each sequence; ``layers`` are the target layers whose states they need."""
 
     new_proposer: Callable[[], Proposer]
     layers: tuple[int, ...] = ()
     module: nn.Module | None = None
     """The network of the proposers, if they come from an exported draft."""
     ops: TargetOps | None = None
-    """The target's frozen tensors, as ``module`` uses them."""
+    """The target's frozen tensors, in the form in which ``module`` uses them."""
 
     @classmethod
     def of_export(cls, folder: Path, model: HfModel, ops: TargetOps | None = None) -> Self:
         """Return a source of proposers for the exported draft in ``folder``.
 
-        The draft is on the device and in the dtype of ``model``. ``ops``: the TargetOps of another draft of the same
-        model, to reuse its memory. Raise ArtifactError if no installed draft recognises the folder or if the folder
-        is damaged. Raise TargetError if the draft does not fit the target.
+        The draft is on the device and in the dtype of ``model``. ``ops``: the TargetOps of another draft of
+        the same model, whose memory this draft shares. Raise ArtifactError if no installed draft recognises
+        the folder or if the folder is damaged. Raise TargetError if the draft does not fit the target.
         """
         target = model.target
         draft = recognise(folder, target)
         tensors = read_target_tensors(target)
-        # A build draws initial weights before it reads the folder's; a run's own random state must not notice.
+        # Building a draft draws initial weights, which must not change the run's own random state.
         with torch.random.fork_rng(devices=[]):
             module = draft.build(target, tensors, None)
         module = module.to(model.device, model.dtype).eval().requires_grad_(False)
@@ -78,17 +78,17 @@ class DraftSource:
 
 
 class Decoder:
-    """Decodes with the draft ``drafting``, or without a draft, and counts acceptance over its lifetime."""
+    """Decodes with the draft of ``drafting``, or without a draft, and counts all accepted guesses."""
 
     def __init__(self, model: HfModel, drafting: DraftSource | None = None) -> None:
-        """Decode with ``model``; ``drafting`` makes the proposals, if given."""
+        """Decode with ``model``; ``drafting`` makes the proposals. None means no draft."""
         self._model = model
         self.drafting = drafting
         self._rounds = Counter[tuple[int, int]]()
         """(number of guesses, number of accepted guesses) → number of rounds with these numbers."""
 
     def acceptance(self) -> AcceptanceCounters:
-        """Return the acceptance counted so far."""
+        """Return the counts of rounds and accepted guesses so far."""
         counted = (AcceptanceCounters.of_rounds(*key, rounds) for key, rounds in self._rounds.items())
         return sum(counted, AcceptanceCounters())
 
@@ -101,11 +101,12 @@ class Decoder:
         at_once: int,
         go_on: Callable[[], bool],
     ) -> list[Generation]:
-        """Return the answers to ``prompts``, decoding at most ``at_once`` of them at a time.
+        """Return the answers to ``prompts``, decoding at most ``at_once`` sequences at a time.
 
-        ``first_index`` is the index of the first prompt. The next prompt starts when an answer ends, unless
-        ``go_on()`` is false: then only the prompts that had started, at least one, are answered. An answer depends on
-        ``sampling.seed`` and on its prompt's index, but not on the sequences that are decoded at the same time.
+        ``first_index`` is the index of the first prompt. The next prompt starts when an answer ends. Once
+        ``go_on()`` is false, no further prompt starts, and only the answers to the prompts that have started
+        are returned; at least one prompt starts. An answer depends on ``sampling.seed`` and on its prompt's
+        index, but not on the sequences that are decoded at the same time.
         """
         drafting = self._drafting_for(sampling)
         for prompt in prompts:
@@ -181,18 +182,18 @@ class Decoder:
             sequence.take(verdict, own)
 
     def _near_ties(self, logits_BRV: Tensor, gap_BR: Tensor) -> Tensor:
-        """Return bool [B, R]: whether rounding may have decided the arg-max.
+        """Return bool [B, R]: whether rounding may have decided the arg-max of each row of logits.
 
-        False if the target is not in float32.
+        It is False everywhere if the target is not in float32.
         """
         if self._model.dtype != torch.float32:
             return torch.zeros_like(gap_BR, dtype=torch.bool)
         return gap_BR < _NEAR_TIE * logits_BRV.abs().amax(dim=-1)
 
     def _choices(self, sequence: _Sequence, best: list[int], close: Sequence[bool]) -> list[int]:
-        """Return the greedy choice at each row.
+        """Return the greedy choice at each row of logits.
 
-        Near ties, up to the first refused guess, are recomputed without a cache.
+        Near ties up to the first rejected guess are recomputed by a forward pass without a KV cache.
         """
         guesses = sequence.proposal.token_ids
         for position in range(len(guesses) + 1 if any(close) else 0):
@@ -233,7 +234,7 @@ class Decoder:
 
 
 class _Batch:
-    """Sequences that are decoded together in one session, and the target's states of their last appended tokens."""
+    """Sequences that one session decodes together, and the target's states of their last appended tokens."""
 
     def __init__(self, model: HfModel, layers: tuple[int, ...]) -> None:
         self._model, self._layers = model, layers
@@ -258,7 +259,7 @@ class _Batch:
         return logits_B1V
 
     def settle(self) -> bool:
-        """Drop refused guesses and completed sequences; return whether any sequence is left."""
+        """Drop rejected guesses and completed sequences; return whether any sequence still runs."""
         if not self.num_running:
             self._empty()
             return False
@@ -293,15 +294,15 @@ class _Sequence:
     ) -> None:
         self.prompt, self.images = prompt, images_of(prompt)
         self.text = list(prompt)
-        """All known tokens. The target has not run the last of them yet."""
+        """All known tokens. The target has not run the last token yet."""
         self.generator, self.proposer = generator, proposer
         self.proposal = _NO_GUESS
         self.new_ids: list[int] = []
-        """Tokens that the last verification yielded."""
+        """Tokens that the latest verification yielded."""
         self.verifications = [0] * (num_guesses + 1) if proposer is not None else []
         """Number of verifications that accepted 0, 1, … guesses."""
         self._room, self._stops = room, stops
-        self._num_seen = 1  # the first token follows no state
+        self._num_seen = 1  # no state precedes the first token
         self._token_ids: list[int] = []
         self._gaps: list[float] = []
         self._guess_depths: list[int] = []
@@ -318,7 +319,7 @@ class _Sequence:
         return self.text[start:]
 
     def take(self, verdict: Verdict, gaps: Sequence[float]) -> None:
-        """Append the accepted guesses and the next token.
+        """Append the accepted guesses and the token that follows them.
 
         ``gaps``: for each new token, the gap between the two largest logits of its row.
         """

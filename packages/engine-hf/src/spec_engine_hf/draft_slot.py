@@ -1,4 +1,7 @@
-"""ExportSlot: the exported draft that engine ``hf`` serves, and the spare draft that an update replaces it with."""
+"""ExportSlot holds the exported draft that engine ``hf`` serves, and the spare that replaces it.
+
+An update loads fresh weights into the spare copy, and then exchanges the two copies.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,15 @@ if TYPE_CHECKING:
 
 
 class ExportSlot(DraftSlot):
-    """A slot whose two copies, live and spare, are separate modules.
+    """A slot whose two copies of the draft, live and spare, are separate modules.
 
-    An update is loaded by the same code that loads an exported folder.
+    The same code loads an update and an exported folder.
     """
 
     def __init__(
         self, live: DraftSource, folder: Path, model: HfModel, serve: Callable[[DraftSource], None]
     ) -> None:
-        """Update ``live``, which was loaded from ``folder``.
+        """Hold ``live``, the draft that was loaded from ``folder``.
 
         ``serve(source)`` makes the engine draft with ``source``.
         """
@@ -42,7 +45,7 @@ class ExportSlot(DraftSlot):
 
     @property
     def device(self) -> torch.device:
-        """Return the CPU, because received tensors are written to a folder."""
+        """Return the CPU, because the received tensors are written to a folder."""
         return torch.device("cpu")
 
     def layout(self) -> DraftLayout:
@@ -57,6 +60,6 @@ class ExportSlot(DraftSlot):
             self._copies["spare"] = DraftSource.of_export(Path(folder), self._model, self._copies["live"].ops)
 
     def swap(self) -> None:
-        """Exchange the copies. A running sequence ends with the draft that it started with."""
+        """Exchange the copies. A running sequence keeps the draft that it started with."""
         self._copies = {"live": self._copies["spare"], "spare": self._copies["live"]}
         self._serve(self._copies["live"])

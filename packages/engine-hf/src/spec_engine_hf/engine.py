@@ -1,4 +1,4 @@
-"""HfEngine: Transformers runs the target in this process. Other engines are compared with this reference."""
+"""HfEngine runs the target in this process with Transformers. It is the reference for other engines."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ class HfConfig(EngineConfig):
     """Section ``engine`` of a run with Transformers."""
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Compute dtype of the target. None: the dtype of its stored weights."""
+    """Compute dtype of the target. None means the dtype of its stored weights."""
     max_num_seqs: int | None = Field(None, ge=1)
-    """Most sequences that are decoded at the same time, with a draft or without. They share forward passes; when
-    one ends, the next begins. None: 8 on a CPU, enough to keep its cores busy, and 32 on other devices."""
+    """Maximum number of sequences that are decoded at the same time, with a draft or without. They share
+    forward passes; when one sequence ends, the next begins. None means 8 on a CPU, which keep its cores busy,
+    and 32 on other devices."""
 
 
 class HfEngine(Engine):
@@ -95,10 +96,10 @@ class HfEngine(Engine):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
         self._draft_folder: Path | None = None
         self._updates: UpdateReceiver | None = None
-        """Receives fresh weights for the loaded draft. Made by the first call of ``draft_replica``."""
+        """Receives fresh weights for the loaded draft. The first call of ``draft_replica`` makes it."""
 
     def start(self, schema: FeatureSchema) -> None:
-        """Check that states can be captured; the target was loaded by the constructor."""
+        """Check that states can be captured; the constructor has already loaded the target."""
         self._submit(lambda: self._check_capture(schema)).result()
 
     def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
@@ -106,11 +107,14 @@ class HfEngine(Engine):
         return self._submit(lambda: self._capture(list(requests), schema))
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Decode on the engine's thread, each prompt with the draft that is served when it begins (E4, E10, E18)."""
+        """Decode the prompts on the engine's thread (E4, E10, E18).
+
+        The draft that is served when a prompt begins is used for its whole answer.
+        """
         return self._submit(lambda: self._answers(prompts, sampling)).result()
 
     def load_draft(self, folder: Path) -> None:
-        """Check the folder and speculate with its draft from now on (E5)."""
+        """Check ``folder``, and speculate with its draft from now on (E5)."""
         from spec_engine_hf.decoding import DraftSource
 
         source = DraftSource.of_export(folder, self._model)
@@ -119,7 +123,7 @@ class HfEngine(Engine):
         self._draft_folder = folder
 
     def use_proposer(self, new_proposer: Callable[[], Proposer], layers: tuple[int, ...] = ()) -> None:
-        """Speculate with a new proposer for each prompt from now on; it gets the states of ``layers``."""
+        """From now on, speculate with a new proposer for each prompt, which gets the states of ``layers``."""
         from spec_engine_hf.decoding import DraftSource
 
         self._end_updates()
@@ -147,18 +151,22 @@ class HfEngine(Engine):
         return ReceiverReplica(self._updates)
 
     def acceptance(self) -> AcceptanceCounters:
-        """Return the acceptance counted since the last load of a draft (E5)."""
+        """Return the acceptance counters since a draft was last loaded (E5)."""
         return self._decoder.acceptance()
 
     def health(self) -> None:
-        """Raise EngineError if the target computes non-finite states. No other process is involved that could die."""
+        """Raise EngineError if the target computes non-finite states.
+
+        There is no other process whose death would have to be detected.
+        """
         if not self._submit(self._model.is_finite).result():
             raise EngineError(f"target {self.target.folder} computes states that are not finite")
 
     def close(self) -> None:
-        """End each capture after its current forward pass, even if it waits for a trainer that has stopped receiving.
+        """End each capture after its current forward pass, and wait for a running ``generate``.
 
-        Calls that are still queued end with EngineError. A running ``generate`` is awaited.
+        A capture ends even if it waits for a trainer that has stopped receiving. Calls that are still queued
+        end with EngineError.
         """
         self._closing.set()
         self._end_updates()
@@ -176,7 +184,7 @@ class HfEngine(Engine):
     def _answers_of_one_draft(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, first_index: int
     ) -> list[Generation]:
-        """Answer prompts until all are answered or another draft is served.
+        """Answer prompts until all are answered or the engine serves another draft.
 
         ``first_index``: the first prompt's index.
         """
@@ -184,7 +192,7 @@ class HfEngine(Engine):
         if updates is not None and sampling.num_draft_tokens:
             with updates.unchanged() as served:
                 decoder = self._decoder
-        # A cache that cannot forget cannot be aligned either.
+        # A KV cache that cannot drop tokens cannot align several sequences either.
         most = 1 if self._model.unrewindable_layers() else self._max_num_seqs
         answers = decoder.generate(
             prompts,
@@ -241,7 +249,7 @@ class HfEngine(Engine):
     def _check_capture(self, schema: FeatureSchema) -> Transport:
         """Return the transport to the trainers.
 
-        Raise EngineError without one, or if the states cannot be captured.
+        Raise EngineError if there is no transport, or if the states cannot be captured.
         """
         if self._transport is None:
             raise EngineError("this engine was created without a transport: it can generate, not capture")
@@ -256,7 +264,9 @@ class HfEngine(Engine):
         return self._senders[key]
 
     def _send(self, sender: FeatureSender, sample: FeatureSample) -> None:
-        """Send a sample, retrying in slices of the timeout so that ``close`` is noticed (T6: a send may be repeated).
+        """Send a sample, retrying in short intervals so that ``close`` can interrupt it.
+
+        T6 allows a send to be repeated.
 
         The handle that ``send`` returns is not awaited: the sample has its own memory, which lives as long as the
         transport refers to it.
@@ -273,10 +283,10 @@ class HfEngine(Engine):
 
 
 def forward_passes(requests: Sequence[CaptureRequest], batch_tokens: int) -> list[list[int]]:
-    """Divide a capture batch into forward passes, as lists of request indices, longest sample first.
+    """Divide a capture batch into forward passes: lists of request indices, longest sample first.
 
-    No pass has more than ``batch_tokens`` tokens, padding included. A sample with images has a pass of its own, so
-    that the images of one sample are in memory at a time.
+    No pass has more than ``batch_tokens`` tokens, padding included. A sample with images has a pass of its
+    own, so that only one sample's images are in memory at a time.
     """
     lengths = [len(request.input_ids) for request in requests]
     passes: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""HfModel: a target loaded by Transformers, whose residual stream is captured by forward hooks.
+"""HfModel is a target loaded by Transformers, whose residual stream is captured by forward hooks.
 
 Shape suffixes: B sequences of a forward pass, T tokens, N wanted layers, H hidden size, V vocabulary, R logit rows.
 """
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from spec_core.records import ImageSource
     from spec_engine_hf.session import Session
 
-# Kinds of layers whose cache can forget its last tokens again; recurrent states cannot.
+# Kinds of layers whose cache can drop its last tokens; recurrent states cannot.
 _REWINDABLE = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
-# The head is compared in the target's own dtype: rounding stays far below, a missing scale or cap far above.
+# Tolerance in the target's own dtype: rounding errors are far smaller, a missing scale or cap is far larger.
 _HEAD_TOLERANCE = 0.05
 
 
 class _AllCaptured(Exception):
-    """Ends a forward pass whose remaining layers no draft reads."""
+    """Ends a forward pass early, because no draft reads the remaining layers."""
 
 
 class HfModel:
@@ -55,7 +55,7 @@ class HfModel:
         self._check_head()
 
     def states(self, rows: Sequence[Sequence[int]], schema: FeatureSchema) -> list[Tensor]:
-        """Run one forward pass up to the last layer of ``schema``; return each row's states [T, N, H] separately."""
+        """Run one forward pass up to the last layer of ``schema``; return each row's states [T, N, H]."""
         captured = [
             torch.empty(schema.shape(len(r)), dtype=schema.torch_dtype(), device=self.device) for r in rows
         ]
@@ -64,7 +64,7 @@ class HfModel:
             for row, captured_TNH in zip(state_BTH, captured, strict=True):
                 captured_TNH[:, index].copy_(row[: len(captured_TNH)])
 
-        # Padding stands on the right, so a causal target never looks at it and needs no mask for it.
+        # Padding is on the right, so a causal target never attends to it and needs no mask for it.
         with torch.no_grad(), self._captured(schema, keep):
             self._stack(input_ids=self._padded(rows), use_cache=False)
         return captured
@@ -74,7 +74,8 @@ class HfModel:
     ) -> Tensor:
         """Run one forward pass of a row with images; return the row's states [T, N, H].
 
-        Raise DataError if an image cannot be read, and EngineError if the row's tokens are not those of the images.
+        Raise DataError if an image cannot be read, and EngineError if the row's tokens do not match the
+        images.
         """
         captured_TNH = torch.empty(schema.shape(len(row)), dtype=schema.torch_dtype(), device=self.device)
 
@@ -89,8 +90,9 @@ class HfModel:
     def image_arguments(self, row: Sequence[int], images: Sequence[ImageSource]) -> dict[str, Tensor]:
         """Return the arguments by which a forward pass over one row gets the row's images.
 
-        The positions are among them: the model then keeps no offset between tokens and positions for later passes.
-        Raise DataError if an image cannot be read, and EngineError if the row's tokens are not those of the images.
+        They include the positions, so that the model stores no offset between tokens and positions for later
+        passes. Raise DataError if an image cannot be read, and EngineError if the row's tokens do not match
+        the images.
         """
         ids_BT = self._padded([row])
         arrays = self._images.arrays([decoded_image(image.read()) for image in images])
@@ -112,7 +114,7 @@ class HfModel:
 
     @contextmanager
     def _captured(self, schema: FeatureSchema, keep: Callable[[int, Tensor], None]) -> Iterator[None]:
-        """Do as ``tapped`` in one forward pass, which ends as soon as all layers of ``schema`` are captured."""
+        """Do the same as ``tapped``, and end the forward pass when all layers of ``schema`` are captured."""
         last = len(schema.layers) - 1
 
         def keep_and_end(index: int, state_BTH: Tensor) -> None:
@@ -127,7 +129,8 @@ class HfModel:
     def tapped(self, layers: Sequence[int], keep: Callable[[int, Tensor], None]) -> Iterator[None]:
         """Call ``keep(index, states)`` for each of ``layers`` during the forward passes within this context.
 
-        ``index`` is the position in ``layers``, ``states`` the residual stream that enters the layer, [B, T, H].
+        ``index`` is the layer's position in ``layers``; ``states`` is the residual stream that enters it, [B,
+        T, H].
         """
         seen: set[int] = set()
 
@@ -171,7 +174,7 @@ class HfModel:
         return bool(self.states([[0, 1]], schema)[0].isfinite().all())
 
     def unrewindable_layers(self) -> list[str]:
-        """Return the kinds of layers whose cache cannot drop rejected tokens; most targets have none."""
+        """Return the kinds of layers whose cache cannot drop rejected tokens; most targets have no such layer."""
         kinds = getattr(self.causal_lm.config.get_text_config(), "layer_types", None) or ()
         return sorted(set(kinds) - _REWINDABLE)
 
@@ -182,7 +185,7 @@ class HfModel:
 
     @cached_property
     def takes_positions(self) -> bool:
-        """Whether a forward pass takes the positions of its tokens. Otherwise the attention mask determines them."""
+        """Whether a forward pass takes its tokens' positions. Otherwise the attention mask determines them."""
         return "position_ids" in self._forward_arguments
 
     @cached_property
@@ -196,7 +199,7 @@ class HfModel:
 
     @cached_property
     def counts_positions(self) -> bool:
-        """Whether attention depends on positions alone, so that unused cache columns may lie between tokens."""
+        """Whether attention depends on positions alone, so that unused cache columns may be between tokens."""
         config = self.causal_lm.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
         windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
@@ -209,9 +212,9 @@ class HfModel:
         return padded_BT.to(self.device)
 
     def _check_head(self) -> None:
-        """Raise TargetError if the model's head differs from what TargetSpec says, which is read from config.json."""
+        """Raise TargetError if the loaded head differs from TargetSpec, which is read from config.json."""
         if self.target.norm == "layer" or self.target.head_bias_name is not None:
-            return  # no draft takes such a head
+            return  # no draft accepts such a head
         norm_H = self._norm.weight.detach()
         tensors = TargetTensors(
             embedding_VH=self.causal_lm.get_input_embeddings().weight.detach(),
@@ -237,7 +240,7 @@ def _load(target: TargetSpec, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging as transformers_logging
 
-    # A bar per load would tear the run's own; missing weights are reported below.
+    # A progress bar for each load would disturb the run's own bar; missing weights are reported below.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity(transformers_logging.CRITICAL)
     with foreign_errors(TargetError, f"transformers cannot load target {target.folder}"):
@@ -257,7 +260,10 @@ def _load(target: TargetSpec, dtype: torch.dtype) -> Any:
 
 
 def _find_stack(causal_lm: nn.Module, target: TargetSpec) -> tuple[nn.Module, nn.ModuleList, nn.Module]:
-    """Return the model without its head, its decoder layers, and its final norm. All are found by structure."""
+    """Return the model without its head, its decoder layers, and its final norm.
+
+    They are found by the structure of the module, not by names.
+    """
     norm_leaf = target.norm_name.split(".")[-2]
     found = [
         (owner, child, owner.get_submodule(norm_leaf))

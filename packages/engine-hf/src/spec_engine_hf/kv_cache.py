@@ -1,8 +1,9 @@
-"""KvCache: keys and values of several sequences, aligned so that their last tokens share a column.
+"""KvCache holds several sequences' keys and values, aligned so that last tokens share a column.
 
-The cache thus looks like a cache of left-padded prompts, which Transformers supports for every type of target,
-sliding-window and chunked attention included. Dropped tokens leave gaps, which are masked like padding. If
-attention depends on column numbers, gaps are removed at once; otherwise only when there are many of them.
+The cache thus looks like a cache of left-padded prompts, which Transformers supports for every type of
+target, sliding-window and chunked attention included. Dropped tokens leave gaps, which are masked like
+padding. If the target's attention depends on column numbers, gaps are removed at once; otherwise only when
+there are many gaps.
 
 Shapes: B sequences, L columns, W columns after the gaps are removed, N heads, D head size.
 """
@@ -22,47 +23,50 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SPARE_COLUMNS = 64
-"""Extra columns that are allocated each time a layer's memory grows."""
+"""Number of extra columns that are allocated each time a layer's memory grows."""
 _MOST_GAPS = 0.25
-"""Largest share of the columns that may be gaps. Gaps cost attention time; removing them copies the whole cache."""
+"""Largest share of the columns that may be gaps. Attention takes longer with gaps, and removing gaps copies
+the whole cache."""
 
 
 class KvCache:
     """The cache of one batch. ``past`` is the cache object that a Transformers model takes."""
 
     def __init__(self, config: Any, *, gaps: bool) -> None:
-        """Start without sequences. ``gaps``: whether unused columns may lie between a sequence's tokens.
+        """Start without sequences. ``gaps``: whether unused columns may be between a sequence's tokens.
 
-        They may if the target's attention depends on the tokens' positions and not on the columns of the cache.
+        Gaps are possible if the target's attention depends on the tokens' positions and not on the columns of
+        the cache.
 
-        ``config``: the configuration of a target whose cache cannot drop tokens. None for other targets: then every
-        layer keeps all of its keys.
+        ``config``: the configuration of a target whose cache cannot drop tokens. It is None for other
+        targets, whose layers keep all of their keys.
         """
         self.past = DynamicCache(config=config)
         if config is None:
             self.past.layer_class_to_replicate = _GrowingLayer
         self._gaps = gaps
         self.own_BL = torch.zeros(0, 0, dtype=torch.bool)
-        """bool, on the CPU: whether a column holds a token of the sequence. The others are padding and gaps."""
+        """bool, on the CPU: whether a column holds a token of the sequence. Other columns are padding or
+        gaps."""
 
     def __len__(self) -> int:
         """Return the number of sequences."""
         return len(self.own_BL)
 
     def extend(self, new_BT: Tensor) -> None:
-        """Store which columns of a forward pass hold tokens; call it before or after that pass."""
+        """Record which columns of a forward pass hold tokens; the call may come before or after the pass."""
         self.own_BL = torch.cat([self.own_BL, new_BT], dim=1) if len(self) else new_BT
 
     def join(self, other: KvCache) -> None:
         """Append the sequences of another cache."""
         for layer, joining in zip(self.past.layers, other.past.layers, strict=True):
-            if layer.get_seq_length():  # else it uses another layer's keys
+            if layer.get_seq_length():  # a layer without keys uses another layer's keys
                 layer.replace(_stacked(layer.keys, joining.keys), _stacked(layer.values, joining.values))
         width = max(self.own_BL.shape[1], other.own_BL.shape[1])
         self.own_BL = torch.cat([pad(own, (width - own.shape[1], 0)) for own in (self.own_BL, other.own_BL)])
 
     def keep(self, rows: Sequence[int], dropped: Sequence[int]) -> None:
-        """Keep the sequences ``rows``, without the last ``dropped[i]`` tokens of each."""
+        """Keep only the sequences ``rows``, without the last ``dropped[i]`` tokens of sequence i."""
         columns = self.own_BL.shape[1]
         dropped_B1 = torch.tensor(dropped)[:, None]
         own_BL = self.own_BL[list(rows)] & (torch.arange(columns, 0, -1) > dropped_B1)
@@ -76,9 +80,9 @@ class KvCache:
         self.own_BL = own_BL[:, : columns - min(dropped)]
 
     def _move(self, rows: list[int], own_BL: Tensor, width: int) -> None:
-        """Keep only the sequences ``rows``; move the tokens that ``own_BL`` marks into the last ``width`` columns.
+        """Keep only the sequences ``rows``; move the tokens marked in ``own_BL`` into the last columns.
 
-        The columns of dropped tokens between them are removed.
+        The cache then has ``width`` columns, without the columns of dropped tokens.
         """
         column_BW = own_BL.int().argsort(dim=1, stable=True)[:, own_BL.shape[1] - width :]
         self.own_BL = own_BL.gather(1, column_BW)
@@ -102,7 +106,7 @@ class _GrowingLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append keys and values [B, N, T, D]; return all."""
+        """Append keys and values [B, N, T, D]; return all keys and all values."""
         if not self.is_initialized:
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
             self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
@@ -137,6 +141,9 @@ def _stacked(*cached: Tensor) -> Tensor:
 
 
 def _picked(cached_BNLD: Tensor, index_BNW: Tensor) -> Tensor:
-    """Return the vectors at the flat indices ``index_BNW``. Indexing a flat view is much faster than ``gather``."""
+    """Return the vectors at the flat indices ``index_BNW``.
+
+    Indexing a flat view is much faster than ``gather``.
+    """
     picked = cached_BNLD.flatten(0, 2).index_select(0, index_BNW.flatten())
     return picked.unflatten(0, index_BNW.shape)

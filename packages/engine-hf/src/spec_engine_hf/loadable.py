@@ -1,4 +1,4 @@
-"""Check, before anything starts, that the installed Transformers can load a target."""
+"""Check, before a run starts, that the installed Transformers can load a target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_loadable(target: TargetSpec) -> None:
-    """Raise TargetError if Transformers does not know the target's model type, or cannot read its quantised weights.
+    """Raise TargetError if Transformers cannot load the target's model type or its quantised weights.
 
     Transformers is imported only for a quantised target and for a model type without a module of its own.
     """
@@ -36,7 +36,7 @@ def check_loadable(target: TargetSpec) -> None:
 def _is_known(model_type: str) -> bool:
     """Return whether Transformers supports this model type.
 
-    Most types have a module of their own. The rest are looked up in Transformers' registry.
+    Most model types have a module of their own in Transformers. Others are looked up in its registry.
     """
     found = find_spec("transformers")
     if found is not None and found.origin is not None:
@@ -49,7 +49,7 @@ def _is_known(model_type: str) -> bool:
 
 
 def _check_quantization(target: TargetSpec, quantization: dict[str, Any]) -> None:
-    """Raise TargetError if Transformers does not know the quantisation, or the library that reads it is missing."""
+    """Raise TargetError if Transformers does not know the quantisation or needs a library that is missing."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
     log = logging.getLogger("transformers")

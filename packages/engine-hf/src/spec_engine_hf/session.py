@@ -1,4 +1,4 @@
-"""Session: sequences that are decoded together, and the target's cache of their keys and values.
+"""Session holds sequences that are decoded together, and their KV cache in the target.
 
 Shape suffixes: B sequences, T tokens of a forward pass, L columns of the cache, N wanted layers, H hidden size,
 V vocabulary.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """Sequences that share the target's KV cache; only one sequence if its layers cannot drop tokens."""
+    """Sequences that share one KV cache; only one sequence if layers of the target cannot drop tokens."""
 
     def __init__(self, model: HfModel, layers: tuple[int, ...]) -> None:
         """Start without tokens. Forward passes return the states that enter ``layers``."""
@@ -32,10 +32,10 @@ class Session:
         config = model.causal_lm.config if model.unrewindable_layers() else None
         self._cache = KvCache(config, gaps=model.counts_positions)
         self._num_new: list[int] = []
-        """Number of tokens that each sequence has got since the last ``keep``."""
+        """Number of tokens appended to each sequence since the last call of ``keep``."""
         self._shifts: list[int] = []
-        """Each sequence's position less its token index, for tokens after the prompt: images take fewer positions
-        than tokens."""
+        """Each sequence's position minus its token index, for tokens after the prompt. They differ because an
+        image has fewer positions than tokens."""
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
         """Add prompts to the running sequences; return their last logits [B, 1, V] and their states [T, N, H].
@@ -97,7 +97,7 @@ class Session:
         model = self._model
         states: list[Tensor] = []
         ids_BT = torch.tensor(rows, dtype=torch.int64, device=model.device)
-        # Given the number 1, Gemma 4 would compute its upper layers for the last token alone. 0: all.
+        # A tensor: for the number 1, Gemma 4 would compute its upper layers for the last token alone. 0 means all.
         keep = torch.tensor([len(rows[0]) - 1], device=model.device) if last_only else 0
         taps = model.tapped(self._layers, lambda _, state_BTH: states.append(state_BTH))
         self._cache.extend(own_BT)
@@ -113,9 +113,9 @@ class Session:
         return output.logits.float(), torch.stack(states, dim=2) if states else empty_BTNH
 
     def _mask_and_positions(self, num_new: int) -> dict[str, Tensor]:
-        """Return the columns' attention mask and the new columns' positions.
+        """Return the columns' attention mask, and the positions of the new columns.
 
-        Return nothing if all columns hold tokens and no sequence has images.
+        The result is empty if all columns hold tokens and no sequence has images.
         """
         own_BL = self._cache.own_BL
         if own_BL.all() and not any(self._shifts):

@@ -1,1 +1,4 @@
-"""Engine ``sglang``: unmodified SGLang runs the target; states are captured through SGLang's plugin entry point."""
+"""This package is the engine ``sglang``: unmodified SGLang runs the target.
+
+It captures states through SGLang's entry point for plugins.
+"""

@@ -1,4 +1,4 @@
-"""Arguments and environment of an SGLang process that captures, speculates or decodes plainly.
+"""Compute the arguments of an SGLang process that captures, speculates or decodes plainly.
 
 The arguments are fields of SGLang's ``ServerArgs``, named as in every version from 0.5.16 to 0.5.23.
 """
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 Arguments = dict[str, Any]
 
 SPARE_POSITIONS = 8
-"""Positions added to SGLang's context length, because SGLang refuses prompts within 7 tokens of its limit. The engine
-checks lengths itself, so no position beyond the target's maximum is ever run."""
+"""Number of positions added to SGLang's context length, because SGLang refuses prompts within 7 tokens of its
+limit. The engine checks lengths itself, so no token gets a position beyond the target's maximum."""
 ENVIRONMENT = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 
 
 def server_arguments(
     config: SglangConfig, target: TargetSpec, memory_fraction: float | None, mode: Mode
 ) -> Arguments:
-    """Return the fields of SGLang's ``ServerArgs``. Users' arguments cannot override what the engine needs.
+    """Return the fields of SGLang's ``ServerArgs``.
 
-    ``memory_fraction`` is the share of each device's memory that SGLang may take; None sets no limit.
+    Users' arguments cannot override fields that the engine needs. ``memory_fraction`` is the share of each
+    device's memory that SGLang may take; None sets no limit.
     """
     return {
         "random_seed": 0,
@@ -49,11 +50,11 @@ def server_arguments(
 def _of_mode(mode: Mode) -> Arguments:
     if isinstance(mode, CaptureMode):
         return {
-            # A cached prefix is not computed, so its states would be missing.
+            # A cached prefix is not computed again, so its states would be missing.
             "disable_radix_cache": True,
-            # Replaying a graph calls no hook.
+            # No hook is called while a CUDA graph is replayed.
             "disable_cuda_graph": True,
-            # Its layers hand on partial sums, which only the next layer's fused kernel adds up over ranks.
+            # With it, layers return partial sums, which only the next layer's fused kernel sums over ranks.
             "enforce_disable_flashinfer_allreduce_fusion": True,
         }
     if isinstance(mode, SpeculativeMode):
@@ -62,7 +63,10 @@ def _of_mode(mode: Mode) -> Arguments:
 
 
 def _memory(config: SglangConfig, memory_fraction: float | None) -> Arguments:
-    """Return SGLang's memory fraction: weights and KV cache together, as a share of the memory free at its start."""
+    """Return the fraction of a device's memory for SGLang's weights and KV cache.
+
+    SGLang takes this fraction of the memory that is free when it starts.
+    """
     if memory_fraction is None:
         return {}
     return {"mem_fraction_static": round(memory_fraction * (1 - config.headroom), 4)}

@@ -1,4 +1,4 @@
-"""Section ``engine`` of a run with SGLang. Imports neither torch nor SGLang."""
+"""Define the section ``engine`` of a run with SGLang. This module imports neither torch nor SGLang."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESERVED = frozenset(
         "speculative_num_draft_tokens",
         "speculative_dflash_block_size",
         "speculative_dspark_block_size",
-        # ways of running that cut a batch otherwise than by request
+        # modes that divide a batch differently than by request
         "enable_two_batch_overlap",
         "enable_pdmux",
         "enable_mixed_chunk",
@@ -45,20 +45,21 @@ SPREADING = frozenset(
         "disaggregation_mode",
     }
 )
-"""Arguments of SGLang that spread a request's layers or rows over processes."""
+"""Arguments of SGLang that distribute a request's layers or tokens over processes."""
 
 
 class SglangConfig(EngineConfig):
     """Section ``engine`` of a run with SGLang."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Compute dtype of the target; ``auto``: the dtype of its stored weights."""
+    """Compute dtype of the target; ``auto`` means the dtype of its stored weights."""
     headroom: float = pydantic.Field(0.15, gt=0, lt=1)
-    """Share of the engine's memory that is left to activations and captured states; the rest holds weights and the
-    KV cache. It applies only if the engine's memory is limited; otherwise SGLang decides."""
+    """Share of the engine's memory that is reserved for activations and captured states. The rest holds
+    weights and the KV cache. The option applies only if the engine's memory is limited; otherwise SGLang
+    decides."""
     gaps: bool = True
-    """Whether greedy answers without a draft report the gap between the two largest logits, which costs a little
-    speed."""
+    """Whether greedy answers without a draft report the gap between the two largest logits. Reporting it
+    makes decoding a little slower."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Log level of SGLang's processes; their output goes to the log of the engine's process."""
     args: Annotated[dict[str, Any], unreserved(RESERVED, SPREADING)] = pydantic.Field(default_factory=dict)

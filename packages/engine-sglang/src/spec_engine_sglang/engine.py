@@ -1,4 +1,4 @@
-"""SglangEngine: unmodified SGLang runs the target."""
+"""SglangEngine is the engine plugin in which unmodified SGLang runs the target."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 VERSIONS = ">=0.5.16,<0.5.24"
-"""The supported versions of SGLang. docs/engines-sglang.md says what was checked with which version."""
+"""The supported versions of SGLang. docs/engines-sglang.md lists the checks of each version."""
 
 
 @cache
 def _warn(message: str) -> None:
-    """Log a warning once: a command checks one export several times."""
+    """Log a warning only once, because a command checks the same export several times."""
     log.warning("%s", message)
 
 
 class SglangEngine(SubprocessEngine):
     """The engine ``sglang``: captures through SGLang's plugin entry point, and serves drafts.
 
-    The sampling option ``seed`` has no effect: SGLang seeds itself when it starts. ``max_new_tokens=0`` only
-    prefills.
+    The sampling option ``seed`` has no effect, because SGLang sets its seed when it starts.
+    ``max_new_tokens=0`` runs only the prefill.
     """
 
     name: ClassVar[str] = "sglang"
@@ -77,7 +77,7 @@ class SglangEngine(SubprocessEngine):
     def serving_command(
         cls, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> str | None:
-        """Return SGLang's launch command with the draft (E15)."""
+        """Return the shell command that starts SGLang with the draft (E15)."""
         mode = SpeculativeMode(
             folder=folder, method=draft.serving_methods[cls.name], num_draft_tokens=num_draft_tokens, load=0
         )
@@ -85,7 +85,7 @@ class SglangEngine(SubprocessEngine):
 
     @classmethod
     def server_counters(cls, metrics: str) -> ServerCounters | None:
-        """Return what an SGLang server has counted; None for another program (E16)."""
+        """Return the counters of an SGLang server from its metrics; None for another program (E16)."""
         return sglang_counters(metrics)
 
     def start_program(self, mode: Mode) -> SglangProcess:
@@ -97,7 +97,7 @@ class SglangEngine(SubprocessEngine):
         return self.program_replica(cast("SglangConfig", self.config).tensor_parallel)
 
     def limit(self, mode: Mode) -> tuple[int, str]:
-        """Return the most tokens of a request that SGLang accepts, and the name of the setting that limits them."""
-        # A position that does not exist would end SGLang, also that of a draft token that is not kept.
+        """Return the maximum number of tokens of a request, and the name of the setting that limits it."""
+        # A position beyond the target's maximum would end SGLang, even the position of a rejected draft token.
         drafted = mode.num_draft_tokens if isinstance(mode, SpeculativeMode) else 0
         return self.target.max_positions - drafted, f"max_position_embeddings of target {self.target.folder}"

@@ -1,8 +1,10 @@
-"""Entry point ``sglang.srt.plugins``: SGLang calls ``register`` in each of its processes, on every start.
+"""Define ``register``, which each process of SGLang calls at its start.
 
-``register`` does nothing and imports nothing, except in two cases that environment variables announce. If a capturing
-``SglangEngine`` started this SGLang, the scheduler, which holds the model, gets a ``StateCapture``. If the draft
-takes fresh weights, the scheduler answers calls about the draft, and a server gets HTTP routes for them.
+The entry point ``sglang.srt.plugins`` names it. ``register`` does nothing and imports nothing, except in two
+cases that environment variables indicate. In the first case, an ``SglangEngine`` that captures has started
+this SGLang: the scheduler, which holds the model, gets a ``StateCapture``. In the second case, the draft
+takes fresh weights: the scheduler answers calls about the draft, and a server gets HTTP routes for these
+calls.
 """
 
 from __future__ import annotations
@@ -21,23 +23,25 @@ log = logging.getLogger(__name__)
 PLUGIN = "spec-trainer"
 """Name of the entry point."""
 NORM_VARIABLE = "SPEC_TRAINER_SGLANG_NORM"
-"""Environment variable of a capturing SGLang: name of the decoder's attribute that is the final norm."""
+"""Environment variable of an SGLang that captures: name of the decoder's attribute that is the final norm."""
 IMAGE_VARIABLE = "SPEC_TRAINER_SGLANG_IMAGE_TOKEN"
-"""Environment variable of a capturing SGLang: ``StateCapture``'s argument ``image``, with spaces between numbers."""
+"""Environment variable of an SGLang that captures: the argument ``image`` of ``StateCapture``, as numbers
+separated by spaces."""
 _TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
 """``spec_kit.hosting.DRAFT_TOKEN_VARIABLE``: set if the draft takes fresh weights."""
 _LIVE_VARIABLE = "SPEC_LIVE_REQUESTS"
 """``spec_kit.hosting.LIVE_REQUESTS_VARIABLE``: set if a server stores requests."""
 _WHITELIST = "SGLANG_PLUGINS"
-"""SGLang's own variable: if set, only the plugins that it lists are loaded (a platform's plugin must be listed,
-too)."""
+"""SGLang's own variable: if it is set, SGLang loads only the plugins that it lists. The plugin of a platform
+must be listed, too."""
 _SWITCH_S = 5e-4
-"""Python's thread switch interval, in seconds. SGLang's scheduler polls without a pause: with the default of 5 ms,
-the scheduler and the capture threads in its process would wait up to 5 ms for each other each time."""
+"""Python's thread switch interval, in seconds. SGLang's scheduler polls without a pause. With the default of
+5 ms, the scheduler and the capture threads of its process would wait up to 5 ms for each other at each
+switch."""
 
 
 def hook_environment(norm: str, inherited: Mapping[str, str], image: Sequence[int] = ()) -> dict[str, str]:
-    """Return the environment variables of a capturing SGLang, apart from the capture controller's address.
+    """Return environment variables of an SGLang that captures, without the capture controller's address.
 
     ``norm`` and ``image`` are arguments of ``StateCapture``.
     """
@@ -49,7 +53,7 @@ def hook_environment(norm: str, inherited: Mapping[str, str], image: Sequence[in
 
 
 def update_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of an SGLang whose draft takes fresh weights from the engine alone."""
+    """Return the environment variables of an SGLang whose draft takes fresh weights only from the engine."""
     return {_TOKEN_VARIABLE: secrets.token_hex(), **_admission(inherited)}
 
 
@@ -71,7 +75,7 @@ def register() -> None:
 def _register_capture() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    # By then the model is loaded and every graph captured; SGLang registers its own forward hooks at that point too.
+    # By then the model is loaded and every graph captured; SGLang registers its forward hooks there, too.
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", attach_capture, HookType.AFTER)
 
 
@@ -108,9 +112,10 @@ def _register_updates() -> None:
 
 
 def add_routes(launch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Launch SGLang's processes; if this process is a server, add this project's routes to its application.
+    """Launch SGLang's processes; if this process is a server, add this project's routes to it.
 
-    End this process before anything is launched if the server cannot store requests as the environment asks.
+    If the environment requests that the server stores requests, and it cannot, end this process before the
+    launch.
     """
     server = sys.modules.get("sglang.srt.entrypoints.http_server")
     if server is None:
@@ -130,9 +135,9 @@ def add_routes(launch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def attach_capture(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """Start to capture; called after ``Scheduler.__init__``.
+    """Start to capture states; SGLang's hook calls this after ``Scheduler.__init__``.
 
-    Every rank of a tensor-parallel group holds all states, so only the first rank captures.
+    Every rank of a tensor-parallel group has the complete states, so only the first rank captures.
     """
     import torch.distributed as dist
 

@@ -1,7 +1,7 @@
-"""ImageInputs: images in the form in which SGLang takes them prepared.
+"""ImageInputs prepares images in the form in which SGLang takes prepared images.
 
-SGLang's own preparation decodes the prompt's tokens and encodes the text anew, which may give other tokens. With
-prepared images it runs the token ids as they are. (SGLang's function ``load_mm_data``.)
+SGLang's own preparation decodes the prompt's tokens and encodes the text again, which may yield other tokens.
+If the images are prepared, SGLang uses the token ids unchanged (function ``load_mm_data``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ImageInputs:
-    """Prepares images for one target. The target's folder is read for the first images."""
+    """Prepares images for one target. It reads the target's folder for the first images."""
 
     def __init__(self, folder: Path) -> None:
         """Prepare images for the target in ``folder``."""
@@ -33,7 +33,7 @@ class ImageInputs:
     def item(self, token_ids: Sequence[int], images: Sequence[Fields]) -> Fields | None:
         """Return an element of SGLang's ``image_data`` with all images of a request; None without images.
 
-        Raise DataError if an image cannot be read, and EngineError if the tokens are not those of the images.
+        Raise DataError if an image cannot be read, and EngineError if the tokens do not match the images.
         """
         if not images:
             return None
@@ -51,7 +51,7 @@ class ImageInputs:
 def image_offsets(
     token_ids: Sequence[int], image_token_id: int, counts: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return the first and the last token of each image, where image i has ``counts[i]`` tokens.
+    """Return the indices of each image's first and last token; image i has ``counts[i]`` tokens.
 
     Raise EngineError if ``token_ids`` has fewer or more image tokens.
     """

@@ -1,8 +1,8 @@
-"""Collects the token ids of SGLang's answers to requests that are stored for training.
+"""Collect the token ids of SGLang's answers to requests that are stored for training.
 
-SGLang's tokenizer manager, in the frontend's process, tokenizes each prompt (``_create_tokenized_object``) and yields
-the answer step by step to its caller (``generate_request``). ``store_answers`` wraps both. One call may have several
-prompts. The names are those of every version from 0.5.16 to 0.5.23; versions have different fields.
+SGLang's tokenizer manager, in the frontend's process, tokenizes each prompt (``_create_tokenized_object``)
+and yields the answer step by step to its caller (``generate_request``). ``store_answers`` wraps both methods.
+One call may have several prompts. Versions 0.5.16 to 0.5.23 have these methods, with different fields.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _NO_TEXT = ("mm_inputs", "input_embeds", "positional_embed_overrides")
 """Fields of a tokenized request whose prompt is more than token ids."""
 _METHODS = ("generate_request", "_create_tokenized_object")
 _RUNNING: ContextVar[dict[str, _Answer]] = ContextVar("running")
-"""Admitted answers of the call of ``generate_request`` that this task runs, by their request ids."""
+"""Admitted answers of the call of ``generate_request`` that this task runs, by request id."""
 
 
 def check_storing(manager_type: type, server_args: Any) -> None:
-    """Raise SpecError if the environment asks a server to store requests in a way in which this SGLang cannot."""
+    """Raise SpecError if the environment requests a kind of storing that this SGLang does not support."""
     config = LiveRequestsConfig.from_environment()
     if config is None:
         return
@@ -79,7 +79,7 @@ def _admits(manager: Any, requests: LiveRequests, tokenized: Any) -> bool:
     """Return whether to store a request; if not, count the reason."""
     if not requests.admits(tokenized.rid):
         return False
-    # Until it has answered a request of its own, SGLang's status is that of its start.
+    # SGLang's status stays "starting" until it has answered its own warm-up request.
     reason = "warm_up" if manager.server_status.name == "Starting" else _reason(tokenized)
     if reason:
         requests.leave_out(reason)
@@ -87,7 +87,7 @@ def _admits(manager: Any, requests: LiveRequests, tokenized: Any) -> bool:
 
 
 def _reason(tokenized: Any) -> str:
-    """Return why a tokenized request is left out; an empty string if it is not."""
+    """Return why a tokenized request must not be stored; an empty string if it may be stored."""
     sampling = tokenized.sampling_params
     if any(getattr(tokenized, name, None) is not None for name in _NO_TEXT):
         return "no_text"
@@ -104,7 +104,7 @@ def _reason(tokenized: Any) -> str:
 
 
 def _note(running: Mapping[str, _Answer], message: Any) -> None:
-    """Note the next message of a call: of one prompt, or those of all its prompts at their ends."""
+    """Record the next message of a call, which is about one prompt, or is a list about all its prompts."""
     if running:
         for part in message if isinstance(message, list) else [message]:
             if answer := running.get(part["meta_info"]["id"]):
@@ -112,14 +112,14 @@ def _note(running: Mapping[str, _Answer], message: Any) -> None:
 
 
 class _Answer(LiveAnswer):
-    """The prompt of a request, and SGLang's state of it, which has the tokens of its answer."""
+    """The prompt of a request, and SGLang's state of the request, which has the tokens of the answer."""
 
     def __init__(self, requests: LiveRequests, prompt: Any, state: Any) -> None:
         super().__init__(requests)
         self._prompt, self._state = prompt, state
 
     def note(self, about: Any) -> None:
-        """Note what SGLang says about the answer so far."""
+        """Record SGLang's information about the answer so far."""
         if (about["finish_reason"] or {}).get("type") not in ("stop", "length"):
             return
         tokens = self._state.output_ids

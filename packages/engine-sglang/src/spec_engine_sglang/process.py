@@ -1,4 +1,4 @@
-"""SglangProcess: the engine's handle of the process that runs SGLang with the program ``subprocess_main``."""
+"""SglangProcess is the engine's handle of the process that runs SGLang, by ``subprocess_main``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SglangProcess(EngineSubprocess):
         super().__init__(config, context, mode, arguments, env)
 
     def prefill(self, requests: Sequence[CaptureRequest]) -> Future[Fields]:
-        """Send the requests of a capture batch; the returned future is done when SGLang has answered all of them."""
+        """Send the requests of a capture batch; the future is done when SGLang has answered all requests."""
         call = next(self._calls)
         names = [name_of(Assignment(r.request_id, len(r.input_ids), r.destinations), call) for r in requests]
         sampling = {"max_new_tokens": 0, "temperature": 0.0}
@@ -67,14 +67,14 @@ class SglangProcess(EngineSubprocess):
         answers = self._run(names, prompts, self._sampling(sampling), gaps=gaps, **load).result()["answers"]
         drafted = sampling.num_draft_tokens
         for answer in answers:
-            if len(answer["accepted"]) > drafted:  # a round that accepts more accepts all
+            if len(answer["accepted"]) > drafted:  # a round that accepts more accepts every guess
                 answer["accepted"][drafted:] = [sum(answer["accepted"][drafted:])]
             for accepted, rounds in enumerate(answer["accepted"]):
                 self._counted += AcceptanceCounters.of_rounds(drafted, accepted, rounds)
         return answers
 
     def ask(self, kind: str, **fields: Any) -> Future[Fields]:
-        """Send a request. After a request that changes the draft, the acceptance counters start anew."""
+        """Send a request. A request that changes the draft resets the acceptance counters."""
         answer = super().ask(kind, **fields)
         if kind == "draft" and fields["call"] in ("commit", "revert"):
             answer.add_done_callback(self._count_anew)
@@ -85,7 +85,7 @@ class SglangProcess(EngineSubprocess):
             self._counted = AcceptanceCounters()
 
     def acceptance(self) -> AcceptanceCounters:
-        """Return the acceptance counters since the process started or the draft changed."""
+        """Return the acceptance counters since the process started or the draft last changed."""
         return self._counted
 
     def _run(

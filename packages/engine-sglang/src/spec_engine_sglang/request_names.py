@@ -1,4 +1,4 @@
-"""Names of capture requests. A request's name is all that SGLang passes on to the forward pass."""
+"""Encode capture requests in their names, which are all that SGLang passes to the forward pass."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ class Assignment(NamedTuple):
 
 
 def name_of(assignment: Assignment, call: int = 0) -> str:
-    """Return the request's name for SGLang, which refuses a name whose last request it has not yet answered.
+    """Return the request's name for SGLang.
 
-    ``call``: number of the capture. States are there before SGLang's answer, so a request may come again by then.
+    ``call``: the number of the capture, which keeps names distinct: SGLang refuses a name while it has not
+    answered the previous request of this name. The states arrive before SGLang's answer, so the same request
+    may be captured again before the answer.
     """
     places = ".".join(assignment.destinations)
     return f"spec-capture-{assignment.request_id}-{assignment.num_tokens}-{places}-{call}"
 
 
 def read_name(name: str) -> Assignment | None:
-    """Return the request id, length and destinations in a request's name; None if that request is not captured."""
+    """Return the request id, length and destinations in a name; None if the request is not captured."""
     found = _NAME.fullmatch(name)
     return (
         Assignment(int(found[1]), int(found[2]), tuple(filter(None, found[3].split(".")))) if found else None

@@ -1,4 +1,4 @@
-"""Fresh weights for the draft in SGLang's scheduler processes: functions hooked into SGLang, and their answers.
+"""Update the draft's weights in SGLang's scheduler processes, by functions hooked into SGLang.
 
 A call about the draft is sent as SGLang's own request for the scheduler's internal state, whose id contains the call.
 SGLang broadcasts it to every rank and answers it between two iterations of the scheduler.
@@ -36,17 +36,17 @@ _ROUNDS = "_spec_draft_rounds"
 
 
 class _Requests:
-    """Distinguishes requests that this process first scheduled after the draft last changed from earlier ones.
+    """Distinguishes requests first scheduled after the draft's last change from earlier requests.
 
-    Earlier requests hold keys and values that another draft has computed, and so do the prefixes that they leave in
-    the cache.
+    Earlier requests have keys and values of the previous draft in the KV cache, and so do the prefixes that
+    they leave in the prefix cache.
     """
 
     def __init__(self) -> None:
         self.counts = AnswerCounts()
-        """Verifications of the later requests."""
+        """Verifications of requests first scheduled after the draft's last change."""
         self.salt = ""
-        """Salt in the cache keys of their prefixes; empty until a draft is reverted."""
+        """Salt in the prefix-cache keys of these requests; empty until a draft is reverted."""
         self._begun_s = 0.0
 
     def begin(self, reverted: UpdateId | None) -> None:
@@ -65,7 +65,7 @@ _requests = _Requests()
 
 
 def request_id(call: str, argument: str) -> str:
-    """Return the request id that stands for a call of ``DraftRank``."""
+    """Return a request id that encodes a call of ``DraftRank``."""
     return _MARK + json.dumps([call, argument])
 
 
@@ -85,18 +85,27 @@ def answer_state(original: Callable[..., Any], scheduler: Any, request: Any) -> 
 
 
 def keep_prefixes_apart(result: None, request: Any, *args: Any, **kwargs: Any) -> None:
-    """Let a request share no cached prefix with requests before the last revert; runs after ``Req.__init__``."""
+    """Keep a request from sharing cached prefixes with requests before the last revert.
+
+    SGLang's hook calls this after ``Req.__init__``.
+    """
     if _requests.salt:
         request.extra_key = (request.extra_key or "") + _requests.salt
 
 
 def count_verification(result: None, request: Any, num_correct_drafts: int) -> None:
-    """Count the accepted guesses of a verification; runs after ``Req.update_spec_correct_drafts_histogram``."""
+    """Count the accepted guesses of a verification.
+
+    SGLang's hook calls this after ``Req.update_spec_correct_drafts_histogram``.
+    """
     _requests.count(request, num_correct_drafts)
 
 
 def forget_draft(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """End any update before SGLang releases the draft's memory; wraps the release, which waits for an idle SGLang."""
+    """End any update before SGLang releases the draft's memory.
+
+    This wraps the release, which SGLang begins only when it is idle.
+    """
     rank = getattr(updater.scheduler, _RANK, None)
     if rank is not None:
         rank.forget()
@@ -104,14 +113,14 @@ def forget_draft(original: Callable[..., Any], updater: Any, request: Any) -> An
 
 
 def _answer(scheduler: Any, call: str, argument: str) -> dict[str, str] | None:
-    """Return the answer of ``DraftRank.answer``; None if there is no draft with weights."""
+    """Return the answer of ``DraftRank.answer``; None if SGLang serves no draft with weights."""
     try:
         if getattr(scheduler.draft_worker, "draft_worker", None) is None:
             return None
         if call not in ("status", "abort", "forget") and scheduler.weight_updater.offload_tags:
             return {"refused": "this SGLang has given up memory; resume it first"}
         return _rank_of(scheduler).answer(call, argument)
-    except Exception as error:  # else the scheduler ends, and with it the server
+    except Exception as error:  # an exception here would end the scheduler and thus the server
         log.exception("draft %s", call)
         return {"refused": f"{type(error).__name__}: {error}"}
 
@@ -141,7 +150,7 @@ def _folder(name: str) -> Path:
 
 
 def _of_all_ranks(answer: dict[str, str] | None, group: Any) -> list[dict[str, str]]:
-    """Return the answers of all ranks that hold a draft; every rank gets all of them."""
+    """Return the answers of all ranks that hold a draft; every rank gets all answers."""
     answers: list[dict[str, str] | None] = [answer] * dist.get_world_size(group)
     if len(answers) > 1:
         dist.all_gather_object(answers, answer, group=group)

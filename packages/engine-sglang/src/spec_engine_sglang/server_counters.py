@@ -1,4 +1,7 @@
-"""The counters of a running SGLang server, from its metrics (SGLang 0.5.23 with ``--enable-metrics``)."""
+"""Read the counters of a running SGLang server from its metrics.
+
+The server is SGLang 0.5.23 with ``--enable-metrics``.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from spec_kit.hosting import ServerMetrics
 
 
 def sglang_counters(text: str) -> ServerCounters | None:
-    """Return what an SGLang server has counted of finished requests; None for the metrics of another program."""
+    """Return the counters of finished requests from an SGLang server's metrics.
+
+    The result is None for the metrics of another program.
+    """
     metrics = ServerMetrics(text)
     generated = metrics.total("sglang:generation_tokens_total")
     if generated is None:
@@ -21,10 +27,10 @@ def sglang_counters(text: str) -> ServerCounters | None:
 
 
 def _acceptance(metrics: ServerMetrics, generated: int) -> AcceptanceCounters | None:
-    """Return the rounds and the accepted tokens: generated − answers − rounds.
+    """Return the numbers of rounds and of accepted tokens, which is generated − answers − rounds.
 
-    SGLang counts neither accepted nor drafted tokens. But the prefill gives each answer's first token, and in each
-    round the target itself gives one token.
+    SGLang counts neither accepted nor drafted tokens. The prefill yields each answer's first token, and each
+    round yields one token of the target itself; all other generated tokens are accepted guesses.
     """
     rounds, answers = (
         metrics.total(f"sglang:{name}_total") for name in ("spec_verify_calls", "num_requests")

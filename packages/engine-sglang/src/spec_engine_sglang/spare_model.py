@@ -1,7 +1,9 @@
-"""Makes a spare of a model: the same modules with copied parameters. Imports no SGLang.
+"""Make the spare of a live model: the same modules with copied parameters.
 
-SGLang builds its models within global state that no longer exists when it serves, so a spare is made from the live
-model. It can be loaded, but never run: buffers and modules without parameters are shared with the live model.
+An update is loaded into the spare. SGLang builds its models within global state that no longer exists when it
+serves, so the spare is made from the live model. Weights can be loaded into the spare, but it can never run,
+because it shares buffers and modules without parameters with the live model. This module does not import
+SGLang.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ Address = tuple[torch.device, int]
 
 
 def spare_of(live: nn.Module, foreign: nn.Module) -> nn.Module:
-    """Return a model like ``live`` with copies of its parameters, except for parameters shared with ``foreign``."""
+    """Return a model like ``live`` with copies of its parameters.
+
+    Parameters that are shared with ``foreign`` are not copied.
+    """
     theirs = {_address(parameter) for parameter in foreign.parameters()}
     copies: dict[nn.Parameter, nn.Parameter | None] = {}
     spares: dict[nn.Module, nn.Module] = {}
@@ -42,7 +47,7 @@ def spare_of(live: nn.Module, foreign: nn.Module) -> nn.Module:
 
 
 def _copied(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a copy of a parameter, of the same class and with the same attributes, such as ``weight_loader``."""
+    """Return a copy of a parameter, with its class and its attributes, such as ``weight_loader``."""
     values = parameter.detach().clone(memory_format=torch.preserve_format)
     copied = torch.Tensor._make_subclass(type(parameter), values, parameter.requires_grad)
     for name, value in vars(parameter).items():

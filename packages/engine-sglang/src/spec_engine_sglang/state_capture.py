@@ -1,8 +1,8 @@
-"""StateCapture: divides the states of SGLang's forward passes by request, and exports each complete request.
+"""StateCapture divides the states of SGLang's forward passes by request, and exports each request.
 
-It runs in SGLang's scheduler process, around ``ModelRunner.forward``. The rows of a batch are the tokens of its
-requests, one request after the other. A long prompt comes in chunks, in several passes, often together with other
-requests.
+It runs in SGLang's scheduler process, around ``ModelRunner.forward``. The rows of a batch are the tokens of
+its requests, one request after the other. A long prompt is run in chunks, in several passes, often together
+with other requests.
 
 Shapes: R rows of a forward pass, T tokens of a request, N captured layers, H hidden size.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows ``start`` to ``stop`` of a forward pass: consecutive tokens of a request, from its token ``first`` on."""
+    """Rows ``start`` to ``stop`` of a pass: consecutive tokens of a request, from its token ``first`` on."""
 
     request: Assignment
     first: int
@@ -45,7 +45,7 @@ class Piece:
 
 @dataclass
 class _Partial:
-    """A request of which the first ``filled`` tokens have been captured."""
+    """A request whose first ``filled`` tokens have been captured."""
 
     ids_T: Tensor
     states_TNH: Tensor
@@ -65,7 +65,8 @@ class StateCapture:
     ) -> None:
         """Hook the layers of ``schema`` and the final norm in ``model``.
 
-        ``image``: if the target sees, its vocabulary's size and the id of the token that stands for an image's row.
+        ``image``: for a multimodal target, the size of its vocabulary and the id of its image placeholder
+        token.
         """
         self._exporter = exporter
         self._image = tuple(image)
@@ -87,7 +88,7 @@ class StateCapture:
                 ids_R = torch.empty(num_rows, dtype=torch.int64, device=forward_batch.input_ids.device)
             ids_R.copy_(forward_batch.input_ids[:num_rows])
             if self._image:
-                # SGLang writes digests of images in the place of their tokens, for its prefix cache.
+                # For its prefix cache, SGLang replaces an image's tokens by digests of the image.
                 vocab_size, image_token_id = self._image
                 ids_R.masked_fill_(ids_R >= vocab_size, image_token_id)
             self._taps.open(num_rows, ids_R.device)
@@ -108,7 +109,7 @@ class StateCapture:
             rows = slice(piece.start, piece.stop)
             try:
                 self._add(piece, ids_R[rows], states_RNH[rows])
-            except (EngineError, RuntimeError) as error:  # RuntimeError: torch's, out of memory for one
+            except (EngineError, RuntimeError) as error:  # RuntimeError: for example, torch is out of memory
                 self._fail(piece, error)
 
     def _add(self, piece: Piece, ids_T: Tensor, states_TNH: Tensor) -> None:
@@ -127,7 +128,7 @@ class StateCapture:
     def _begun(self, piece: Piece, device: torch.device) -> _Partial:
         request_id, num_tokens, _ = piece.request
         if piece.first == 0:
-            # Also a request that SGLang had to start again.
+            # A request that SGLang had to start again also begins here.
             with torch.inference_mode(False):
                 ids_T = torch.empty(num_tokens, dtype=torch.int64, device=device)
                 shape = self._schema.shape(num_tokens)
@@ -149,8 +150,8 @@ class StateCapture:
 def pieces_of(forward_batch: Any) -> list[Piece]:
     """Return the pieces of captured requests that a forward pass computes; none for a pass that decodes.
 
-    Only fields of the batch that are on the CPU are read (``ForwardBatch`` of
-    ``model_executor/forward_batch_info.py``), so nothing waits for the device.
+    This reads only fields of the batch that are on the CPU (``ForwardBatch`` of
+    ``model_executor/forward_batch_info.py``), so it does not wait for the device.
     """
     lengths, firsts = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
     if not forward_batch.forward_mode.is_extend() or lengths is None:
@@ -159,7 +160,7 @@ def pieces_of(forward_batch: Any) -> list[Piece]:
     start = 0
     for name, length, first in zip(forward_batch.rids, lengths, firsts, strict=True):
         request = read_name(name)
-        if request is not None and first < request.num_tokens:  # else a decoding request in a mixed batch
+        if request is not None and first < request.num_tokens:  # a decoding request of a mixed batch is not
             pieces.append(Piece(request, first, start, start + length))
         start += length
     return pieces

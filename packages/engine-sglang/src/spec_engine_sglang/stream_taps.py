@@ -1,9 +1,10 @@
-"""Captures the residual stream of an SGLang model by hooks, into one buffer per forward pass.
+"""Capture the residual stream of an SGLang model by hooks, into one buffer for each forward pass.
 
-SGLang stores the stream as two summands, ``hidden_states`` and ``residual``, which fused kernels add *in place*. So a
-hook must add them at once, into separate memory. In 0.5.16 a decoder layer takes both summands as arguments. In
-0.5.23 the batch carries them, and most layers take a callback ``capture_output`` that gets their sum. The final norm
-takes both summands in either version. (``models/llama.py``, ``models/qwen3.py``, ``layers/layer_boundary/``.)
+SGLang stores the stream as two summands, ``hidden_states`` and ``residual``, which fused kernels add *in
+place*. A hook must therefore add them immediately, into separate memory. In 0.5.16 a decoder layer takes both
+summands as arguments. In 0.5.23 the batch carries them, and most layers take a callback ``capture_output``
+that gets their sum. The final norm takes both summands in either version. Sources: ``models/llama.py``,
+``models/qwen3.py``, ``layers/layer_boundary/``.
 
 Shapes: R rows of a forward pass (tokens of all its requests), N captured layers, H hidden size.
 """
@@ -27,18 +28,19 @@ if TYPE_CHECKING:
     from spec_core.records import FeatureSchema
 
     Tap = Callable[..., None]
-    """(hidden_states, residual=None)"""
+    """A hook, called as ``tap(hidden_states, residual=None)``."""
     PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 
 
 _LATE = "post_residual_addition"
-"""Argument with a summand of the stream: what Qwen3-VL adds behind a layer for images, in 0.5.16."""
+"""Name of an argument with a further summand of the stream, which Qwen3-VL adds after a layer for images, in
+SGLang 0.5.16."""
 
 
 class StreamTaps:
-    """Hooks that capture the residual stream; idle until ``open``.
+    """Hooks that capture the residual stream; they are idle until ``open``.
 
-    An error during a pass is raised by ``close``: raised within the pass, it would end SGLang.
+    ``close`` raises any error of a pass, because an exception within the pass would end SGLang.
     """
 
     def __init__(self, model: nn.Module, schema: FeatureSchema, norm: str) -> None:
@@ -67,7 +69,7 @@ class StreamTaps:
         self._problem = None
         self._missing = set(range(len(self._schema.layers)))
         try:
-            # SGLang computes in inference mode; its tensors could not be written to elsewhere.
+            # A tensor made in SGLang's inference mode could not be written to outside that mode.
             with torch.inference_mode(False):
                 self._buffer_RNH = torch.empty(
                     self._schema.shape(num_rows), dtype=self._schema.torch_dtype(), device=device
@@ -95,15 +97,15 @@ class StreamTaps:
     ) -> None:
         """Store the stream that enters a layer; ``index`` is the layer's index in the schema.
 
-        ``late``: what the model adds to the stream only inside this layer. Other arguments come from SGLang's
-        callback (``owned``) and are ignored.
+        ``late``: a summand that the model adds to the stream only inside this layer. Other arguments come
+        from SGLang's callback (``owned``) and are ignored.
         """
         if self._buffer_RNH is None:
             return
         self._missing.discard(index)
         self._problem = self._problem or _what_is_wrong(hidden, residual, self._buffer_RNH)
         if self._problem is None:
-            rows = len(self._buffer_RNH)  # the rest is padding
+            rows = len(self._buffer_RNH)  # further rows are padding
             out_RH = self._buffer_RNH[:, index]
             if residual is None:
                 out_RH.copy_(hidden[:rows])
@@ -114,9 +116,10 @@ class StreamTaps:
 
 
 def _find_decoder(model: nn.Module, norm: str) -> tuple[str, Any]:
-    """Return the name and the module that holds ``layers`` and the final norm.
+    """Return the module that holds ``layers`` and the final norm, and the module's name.
 
-    If several modules do, as with a vision tower, return the module with the most layers.
+    If there are several such modules, as in a target with a vision tower, return the module with the most
+    layers.
     """
     found = [
         (name, module)

@@ -1,6 +1,6 @@
-"""The program of the process in which SGLang's Python engine runs.
+"""Run SGLang's Python engine in a process of its own.
 
-SGLang's shutdown kills every child of its process; this process has no other children.
+SGLang's shutdown kills every child of its process; this process has no children except SGLang's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run SGLang until the engine is gone, then kill this process and all processes that SGLang has started."""
+    """Run SGLang until the engine closes the connection, then kill this process and SGLang's processes."""
     try:
         with EngineLink() as link:
             import sglang
@@ -36,7 +36,7 @@ def main() -> None:
             engine = sglang.Engine(**link.arguments)
             link.ready(files=files_of(engine.port_args))
             inputs = ImageInputs(Path(link.arguments["model_path"]))
-            # In the main thread, where SGLang puts its signal handlers.
+            # In the main thread, because SGLang installs its signal handlers there.
             engine.loop.run_until_complete(link.serve(_handlers(engine, inputs)))
     finally:
         sys.stdout.flush()
@@ -56,9 +56,9 @@ def _handlers(engine: Any, inputs: ImageInputs) -> dict[str, Handler]:
 
 
 async def _run(engine: Any, inputs: ImageInputs, ranks: DraftRanks, message: Fields) -> Fields:
-    """Run a batch of requests in one call, so that the scheduler gets them at once and they share forward passes.
+    """Run a batch of requests, if possible in one call, so that the requests share forward passes.
 
-    If their times or their concurrency matter, each request is streamed separately.
+    If token times or a concurrency are requested, each request is streamed separately.
     """
     if message.get("times") or message.get("concurrency"):
         answers = await _stream_all(engine, message)
@@ -96,10 +96,10 @@ async def _stream_all(engine: Any, message: Fields) -> list[Fields]:
 
 
 async def stream_answer(engine: Any, name: str, ids: list[int], sampling: Fields) -> Fields:
-    """Return SGLang's last message of a streamed answer, with all tokens of the answer and their ``times``.
+    """Stream an answer; return SGLang's last message of it, with all of its tokens and their ``times``.
 
-    ``times`` are seconds from the request to each token's arrival. A message holds all tokens so far, or only the new
-    ones if the server streams increments; its token count always includes all.
+    ``times`` are seconds from the request to each token's arrival. A message has all tokens so far, or only
+    the new tokens if the server streams increments. Its token count always includes all tokens.
     """
     tokens: list[int] = []
     times: list[float] = []
@@ -116,9 +116,9 @@ async def stream_answer(engine: Any, name: str, ids: list[int], sampling: Fields
 def read_answer(answer: Fields) -> Fields:
     """Return the fields of SGLang's answer that the engine uses.
 
-    These are the new tokens, the gaps between the two largest logits, the number of verifications that accepted 0, 1,
-    … draft tokens, and the number of cached prompt tokens. SGLang counts a verification in full, even if it passes
-    the answer's end.
+    The fields are the new tokens, the gaps between the two largest logits, the number of verifications that
+    accepted 0, 1, … draft tokens, and the number of cached prompt tokens. SGLang counts a verification in
+    full, even if it passes the answer's end.
     """
     about = answer["meta_info"]
     return {
@@ -131,7 +131,7 @@ def read_answer(answer: Fields) -> Fields:
 
 
 def refusal_of(about: Fields) -> str | None:
-    """Return the reason why SGLang aborted a request; None if it did not."""
+    """Return the reason for which SGLang aborted a request; None if it did not abort the request."""
     reason = about.get("finish_reason") or {}
     return reason.get("message") or "aborted" if reason.get("type") == "abort" else None
 

@@ -1,1 +1,1 @@
-"""Engine ``vllm``: unmodified vLLM runs the target, in separate processes."""
+"""This package is the engine ``vllm``: unmodified vLLM runs the target in separate processes."""

@@ -1,7 +1,7 @@
-"""Acceptance counters of the draft that vLLM serves now, as vLLM's frontend counts it.
+"""Count the accepted guesses of the draft that vLLM serves now, in vLLM's frontend.
 
-``EngineTotals`` are exact if no answer is running when the draft changes. ``RoundCounter`` leaves out answers that
-were running at the change, because they hold keys and values that another draft has computed.
+``EngineTotals`` is exact if no answer is running when the draft changes. ``RoundCounter`` leaves out answers
+that were running at the change, because their KV cache has keys and values of the previous draft.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class AcceptanceCounts(Protocol):
 
 
 class EngineTotals:
-    """Counts every verification, from vLLM's own counters."""
+    """Counts every verification, by vLLM's own counters."""
 
     def __init__(self) -> None:
-        """Count from the start of vLLM's frontend on."""
+        """Count everything since the start of vLLM's frontend."""
         self._before = AcceptanceCounters()
 
     def begin(self) -> None:
@@ -58,12 +58,14 @@ class RoundCounter:
     """
 
     def __init__(self, num_draft_tokens: int) -> None:
-        """Count from the start of vLLM on."""
+        """Count everything since the start of vLLM."""
         self._num_draft_tokens = num_draft_tokens
         self._begun_s = 0.0
-        """Time of the last ``begin`` by ``time.monotonic``, which is also the clock of vLLM's engine core."""
+        """Time of the last call of ``begin`` by ``time.monotonic``, which is also the clock of vLLM's engine
+        core."""
         self._running: dict[str, tuple[int, AnswerRounds]] = {}
-        """Request name → number of the answer's tokens after the last step, and its verifications."""
+        """Request name → number of the answer's tokens after the latest step, and the answer's
+        verifications."""
         self._counts = AnswerCounts()
 
     def begin(self) -> None:
@@ -86,7 +88,7 @@ class RoundCounter:
                 continue
             tokens = state.stats.num_generation_tokens
             known, answer = before.get(name, (0, AnswerRounds()))
-            if has_verified and 0 < known < tokens:  # the first token is the prompt's
+            if has_verified and 0 < known < tokens:  # the prefill yields the first token
                 answer = self._counts.add(answer, min(tokens - known - 1, self._num_draft_tokens))
             self._running[name] = tokens, answer
 
@@ -108,7 +110,7 @@ def rounds_of(llm: Any) -> RoundCounter:
             try:
                 has_verified = getattr(scheduler_stats, "spec_decoding_stats", None) is not None
                 counter.note(llm.output_processor.request_states, has_verified)
-            except Exception:  # else every request of the server fails
+            except Exception:  # an exception here would fail every request of the server
                 log.exception("the acceptance of this server is not counted any more")
                 llm.logger_manager.stat_loggers.remove(self)
 
@@ -123,7 +125,7 @@ def rounds_of(llm: Any) -> RoundCounter:
 
 
 def speculation_counters() -> AcceptanceCounters:
-    """Return vLLM's own counters since its frontend started."""
+    """Return vLLM's own acceptance counters since its frontend started."""
     from vllm.v1.metrics.reader import get_metrics_snapshot
 
     prefix = "vllm:spec_decode_num_"

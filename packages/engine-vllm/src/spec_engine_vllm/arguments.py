@@ -1,6 +1,7 @@
-"""Arguments and environment of a vLLM that captures, speculates or decodes plainly. Imports no vLLM.
+"""Compute the arguments and the environment of a vLLM that captures, speculates or decodes plainly.
 
-Capture and drafting both need vLLM's only ``speculative_config``, so one process can do only one of them.
+Capture and speculation both need vLLM's only ``speculative_config``, so one process can do only one of the
+two. This module does not import vLLM.
 """
 
 from __future__ import annotations
@@ -21,24 +22,26 @@ Arguments = dict[str, Any]
 
 _CONNECTOR = "spec_engine_vllm.connector"
 _MOST_SEQUENCES = 256
-"""Default limit on the sequences that run at once."""
+"""Default maximum number of sequences that run at once."""
 _KV_BYTES = 1 << 30
-"""Size of the key-value cache, in bytes, if nothing limits memory. vLLM's default would take most of the host's
+"""Size of the KV cache, in bytes, if nothing limits memory. vLLM's default would take most of the host's
 memory."""
 _IMAGES: Arguments = {
     "limit_mm_per_prompt": {"image": MOST_IMAGES, "video": 0},
-    "mm_processor_cache_gb": 0,  # vLLM's default of 4 GiB would hold images that are seen once an epoch
+    "mm_processor_cache_gb": 0,  # vLLM's default of 4 GiB would hold images that are used once an epoch
 }
-"""Arguments of a vLLM whose target sees."""
+"""Arguments of vLLM for a multimodal target."""
 _DRAFTER_ROOM = 2
-"""Number of positions added to the model length while capturing. vLLM stores no states of a batch if a sequence, its
-one new token and the token that the state extractor 'drafts' exceed the model length."""
+"""Number of positions added to the model length while capturing. vLLM stores no states of a batch if a
+sequence, its one new token and the token that the state extractor 'drafts' together exceed the model
+length."""
 
 
 def longest(config: VllmConfig, target: TargetSpec, mode: Mode) -> int:
-    """Return the most tokens of a sample, or of a prompt with its answer, that vLLM accepts in this mode.
+    """Return the maximum length, in tokens, of a sample or of a prompt with its answer in this mode.
 
-    A sample must also fit into one batch.
+    It is ``max_model_len`` if set, else the target's maximum. While vLLM captures, the default is also at
+    most ``batch_tokens``.
     """
     most = target.max_positions
     if isinstance(mode, CaptureMode):
@@ -53,19 +56,19 @@ def engine_arguments(config: VllmConfig, target: TargetSpec, context: EngineCont
     arguments: Arguments = {
         "model": str(target.folder),
         "dtype": config.dtype or target.dtype,
-        # vLLM finds the tokens that stand for images by the tokenizer.
+        # vLLM needs the tokenizer to find the placeholder tokens of images.
         "skip_tokenizer_init": target.image_token_id is None,
         "max_model_len": longest(config, target, mode),
         "max_num_batched_tokens": config.batch_tokens,
         "max_num_seqs": min(_MOST_SEQUENCES, config.batch_tokens),
         "tensor_parallel_size": config.tensor_parallel,
         "enable_chunked_prefill": True,
-        # Reused keys and values would make the second of two timed passes over the same prompts look fast.
+        # Cached prefixes would make the second of two timed passes over the same prompts look fast.
         "enable_prefix_caching": False,
         "enforce_eager": not capabilities.graph_capture if eager is None else eager,
-        # The target's generation_config.json would change what is sampled.
+        # The target's generation_config.json would change the sampling parameters.
         "generation_config": "vllm",
-        "disable_log_stats": False,  # the acceptance counters are among them
+        "disable_log_stats": False,  # the statistics include the acceptance counters
     }
     if isinstance(mode, CaptureMode):
         arguments["max_model_len"] += _DRAFTER_ROOM
@@ -106,9 +109,10 @@ DEFAULT_ENVIRONMENT = {
     "NO_COLOR": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be compiled at the first start, for up to two minutes
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every process of a run is bound to the same cores
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM would bind every process of a run to the same cores
 }
 """Environment variables of the vLLM process and its children. Variables that the caller has set take precedence."""
 CAPTURE_ENVIRONMENT = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
-"""Environment variables of a capturing vLLM, which override the caller's: with ``_DRAFTER_ROOM`` the model length may
-exceed the target's positions, although no token is ever run there."""
+"""Environment variables of a vLLM that captures, which override the caller's variables. With
+``_DRAFTER_ROOM`` the model length may exceed the target's positions, although no token ever has such a
+position."""

@@ -39,7 +39,7 @@ SPREADING = frozenset(
         "nnodes",
     }
 )
-"""Arguments of vLLM that spread a request's layers or rows over processes."""
+"""Arguments of vLLM that distribute a request's layers or tokens over processes."""
 DRAFT_RESERVED = frozenset({"method", "model", "num_speculative_tokens", "draft_model_config"})
 """Fields of vLLM's ``speculative_config`` that the engine sets itself."""
 
@@ -48,18 +48,20 @@ class VllmConfig(EngineConfig):
     """Section ``engine`` of a run with vLLM."""
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Compute dtype of the target. None: the dtype of its stored weights."""
+    """Compute dtype of the target. None means the dtype of its stored weights."""
     max_model_len: PositiveInt | None = None
-    """Longest sequence in tokens. None: the target's maximum; while capturing, at most ``batch_tokens``, which no
-    sample exceeds."""
+    """Maximum length of a sequence in tokens. None means the target's maximum; while vLLM captures, at most
+    ``batch_tokens``, which no sample exceeds."""
     kv_cache_bytes: PositiveInt | None = None
-    """Bytes of the key-value cache per device. None: the rest of the engine's share of the device; 1 GiB if the
-    hardware cannot limit memory."""
+    """Bytes of the KV cache on each device. None means the rest of the engine's share of the device's memory,
+    or 1 GiB if the hardware cannot limit memory."""
     enforce_eager: bool | None = None
-    """Whether to run without compilation and without graphs. None: only if the hardware cannot capture graphs."""
+    """Whether to run without compilation and without CUDA graphs. None means yes only if the hardware cannot
+    capture graphs."""
     draft_method: Annotated[str, Field(min_length=1)] | None = None
-    """vLLM's speculative method for the exported draft. None: the method that the draft's plugin names for vLLM."""
+    """vLLM's speculative method for the exported draft. None means the method that the draft's plugin names
+    for vLLM."""
     draft_args: Annotated[dict[str, Any], unreserved(DRAFT_RESERVED)] = Field(default_factory=dict)
-    """Further fields of vLLM's ``speculative_config``, while a draft is served."""
+    """Further fields of vLLM's ``speculative_config``, which are used while a draft is served."""
     args: Annotated[dict[str, Any], unreserved(RESERVED, SPREADING)] = Field(default_factory=dict)
     """Further arguments of vLLM's engine, by their Python names."""

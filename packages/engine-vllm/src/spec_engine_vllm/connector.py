@@ -1,11 +1,12 @@
-"""CaptureConnector: takes captured states out of vLLM's cache and passes them to the FeatureExporter.
+"""CaptureConnector takes captured states out of vLLM's cache and passes them to the FeatureExporter.
 
-vLLM loads this module itself, by ``kv_connector_module_path``. One connector is in vLLM's scheduler, which knows the
-requests, and one in each worker, which hold the states. vLLM's method ``extract_hidden_states`` writes the states of
-every token into a separate cache, in the blocks of the token's request, so a prompt may be run in chunks. In the step
-that runs the last chunk, the scheduler's connector sends the request's block ids to the workers. The worker's
-connector gathers these blocks after all of that step's forward passes (``wait_for_save``). Whatever later writes into
-the blocks runs on the same stream after the gather, so no block has to be reserved.
+vLLM imports this module itself, by ``kv_connector_module_path``. One connector is in vLLM's scheduler, which
+has the requests. Another is in each worker, which has the states. vLLM's method ``extract_hidden_states``
+writes the states of every token into a separate cache, in the blocks of the token's request, so a prompt may
+be run in chunks. In the step that runs the last chunk, the scheduler's connector sends the request's block
+ids to the workers. The worker's connector gathers these blocks after all of that step's forward passes
+(``wait_for_save``). Later writes into the blocks run on the same stream after the gather, so no block has to
+be reserved.
 
 Shapes: T tokens, N captured layers, H hidden size.
 """
@@ -51,7 +52,8 @@ class Prompt:
     request_id: int
     destinations: list[str]
     expected_ids: list[int] | None
-    """The token ids that vLLM should run, if images make vLLM write its own; None for text."""
+    """The token ids that vLLM should run for a prompt with images, whose tokens vLLM inserts itself; None for
+    text."""
     token_ids: list[int]
     block_ids: list[int]
 
@@ -70,7 +72,7 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
     """A KV connector of vLLM that captures states; it transfers no keys and values."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        """Make the connector, with the arguments that vLLM gives to every connector."""
+        """Make the connector. The arguments are vLLM's arguments of every connector."""
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._group = _states_group(kv_cache_config)
         self._block_size: int = kv_cache_config.kv_cache_groups[self._group].kv_cache_spec.block_size
@@ -79,10 +81,10 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         self._exporter: FeatureExporter | None = None
         self._cache: Tensor | None = None
 
-    # In the scheduler.
+    # Methods that vLLM calls in the scheduler.
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """Return the message to the workers for the step that was just planned."""
+        """Return the message to the workers for the step that the scheduler has just planned."""
         captures = Captures(lost=self._lost)
         self._lost = []
         for request_id, num_computed in self._planned(scheduler_output):
@@ -93,7 +95,7 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         return captures
 
     def _planned(self, scheduler_output: Any) -> Iterable[tuple[str, int]]:
-        """Record the blocks of each prompt in this step; yield its name and the number of tokens already computed."""
+        """Record the blocks of each prompt in this step; yield its name and its number of computed tokens."""
         for new in scheduler_output.scheduled_new_reqs:
             if (assignment := _assignment(new.sampling_params)) is not None:
                 self._prompts[new.req_id] = Prompt(
@@ -108,7 +110,7 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
             if prompt is None:
                 continue
             blocks = self._of_group(cached.new_block_ids[index])
-            resumed = request_id in cached.resumed_req_ids  # it was preempted and has lost its blocks
+            resumed = request_id in cached.resumed_req_ids  # it was preempted and lost its blocks
             prompt.block_ids = blocks if resumed else prompt.block_ids + blocks
             yield request_id, cached.num_computed_tokens[index]
 
@@ -126,16 +128,16 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished_all_groups(request, block_ids)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Return 0 tokens: nothing is loaded from elsewhere."""
+        """Return 0 tokens, because this connector loads no keys and values."""
         return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Do nothing: no tokens are loaded."""
+        """Do nothing, because this connector loads no keys and values."""
 
-    # In a worker.
+    # Methods that vLLM calls in a worker.
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
-        """Connect the exporter, on the first rank only: every tensor-parallel rank holds the complete states."""
+        """Connect the exporter on the first rank only: every tensor-parallel rank has the complete states."""
         if get_tensor_model_parallel_rank() != 0:
             return
         layers = get_layers_from_vllm_config(self._vllm_config, CacheOnlyAttentionLayer, list(kv_caches))
@@ -145,9 +147,9 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
             self._exporter = FeatureExporter(os.environ[CAPTURE_VARIABLE])
 
     def wait_for_save(self) -> None:
-        """Export the states of a step.
+        """Export the states of the prompts whose last chunk this step has run.
 
-        vLLM calls this after all forward passes of the step, the extractor's included.
+        vLLM calls this after all forward passes of the step, including the state extractor's pass.
         """
         if self._exporter is None or not self.has_connector_metadata():
             return
@@ -163,12 +165,12 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
             try:
                 hidden_TNH = self._gather(prompt, self._exporter.schema)
                 self._exporter.export(prompt.request_id, prompt.destinations, prompt.token_ids, hidden_TNH)
-            except RuntimeError as error:  # torch's: out of memory for one
+            except RuntimeError as error:  # for example, torch is out of memory
                 log.exception("states of request %d could not be gathered", prompt.request_id)
                 self._exporter.fail(prompt.request_id, error)
 
     def _gather(self, prompt: Prompt, schema: FeatureSchema) -> Tensor:
-        """Return the states [T, N, H] as a new tensor, without waiting for the device."""
+        """Return the prompt's states [T, N, H] as a new tensor, without waiting for the device."""
         assert self._cache is not None
         num_tokens = len(prompt.token_ids)
         starts = torch.tensor(prompt.block_ids, dtype=torch.int64) * self._block_size
@@ -180,13 +182,13 @@ class CaptureConnector(KVConnectorBase_V1, SupportsHMA):
         return hidden_TNH.to(schema.torch_dtype()).contiguous()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Do nothing: no tokens are loaded."""
+        """Do nothing, because this connector loads no keys and values."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: no tokens are loaded."""
+        """Do nothing, because this connector loads no keys and values."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Do nothing: states are read when the pass is complete."""
+        """Do nothing: ``wait_for_save`` reads the states when the step's passes are complete."""
 
     def shutdown(self) -> None:
         """Close the exporter."""
@@ -198,7 +200,7 @@ def _states_group(kv_cache_config: Any) -> int:
     """Return the index of the cache group that holds the states."""
     groups = kv_cache_config.kv_cache_groups
     found = [i for i, group in enumerate(groups) if isinstance(group.kv_cache_spec, HiddenStateCacheSpec)]
-    if not found and len(groups) == 1:  # shared with the target's own layers: one table of blocks for all
+    if not found and len(groups) == 1:  # the states share the target's group, and thus its table of blocks
         return 0
     if len(found) != 1:
         raise ValueError(
@@ -209,7 +211,7 @@ def _states_group(kv_cache_config: Any) -> int:
 
 
 def _difference(prompt: Prompt) -> str:
-    """Return the message for a prompt with images whose token ids are not the expected ones."""
+    """Return the error message for a prompt with images whose token ids are not the expected ids."""
     assert prompt.expected_ids is not None
     run, expected = len(prompt.token_ids), len(prompt.expected_ids)
     return (
@@ -220,6 +222,6 @@ def _difference(prompt: Prompt) -> str:
 
 
 def _assignment(sampling_params: Any) -> dict[str, Any] | None:
-    """Return the request id and destinations of a request to be captured; None for other requests."""
+    """Return the id and the destinations of a request that must be captured; None for other requests."""
     extra = getattr(sampling_params, "extra_args", None) or {}
     return extra.get("kv_transfer_params")

@@ -1,4 +1,4 @@
-"""VllmRanks: treats all ranks of one vLLM as one replica; used in vLLM's frontend."""
+"""VllmRanks treats all ranks of one vLLM as one replica of the draft; vLLM's frontend uses it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXTENSION = "spec_engine_vllm.worker_extension.WorkerExtension"
 
 
 class VllmRanks(DraftRanks):
-    """Calls the worker extension in every worker of one vLLM."""
+    """Calls the worker extension's methods in every worker of one vLLM."""
 
     def __init__(self, llm: Any, counts: AcceptanceCounts) -> None:
         """Use vLLM's engine client ``llm`` and the acceptance counters of its frontend."""
@@ -24,7 +24,7 @@ class VllmRanks(DraftRanks):
         self._llm, self._counts = llm, counts
 
     async def answers(self, name: str, argument: str) -> list[Fields]:
-        """Return the answers of the workers that have a draft with weights."""
+        """Call ``spec_draft`` in all workers; return the answers of workers that have a draft with weights."""
         answers = await self._of_workers("spec_draft", name, argument)
         with_draft = [answer for answer in answers if answer is not None]
         if not with_draft:
@@ -32,7 +32,7 @@ class VllmRanks(DraftRanks):
         return with_draft
 
     async def states(self, asked: str) -> Fields | bytes:
-        """Return the layout of states, a piece of them or a StatesLeftOut, from the first rank."""
+        """Return the layout of states, a piece of states or a StatesLeftOut, from the first rank."""
         answers = await self._of_workers("spec_states", asked)
         answer = next(answer for answer in answers if answer is not None)
         if "refused" in answer:

@@ -1,4 +1,4 @@
-"""DraftRoutes: the HTTP middleware for a user's ``vllm serve``, which names it by ``--middleware``."""
+"""DraftRoutes is the HTTP middleware that a user's ``vllm serve`` loads by ``--middleware``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DraftRoutes(DraftMiddleware):
-    """The HTTP middleware. vLLM creates one instance for its application."""
+    """The HTTP middleware that serves draft updates. vLLM creates one instance for its application."""
 
     sleep_path: ClassVar[str] = "/sleep"
     keeps_requests: ClassVar[bool] = True
@@ -28,9 +28,9 @@ class DraftRoutes(DraftMiddleware):
         return VllmRanks(llm, rounds_of(llm))
 
     async def renewed(self, path: str, receive: Receive) -> Receive:
-        """Return ``receive``, or after a revert one that adds a salt to requests.
+        """Return ``receive``, or a wrapper that adds a salt to requests if a revert has occurred.
 
-        With the salt they share no cached prefix with earlier requests.
+        A request with the salt shares no cached prefix with earlier requests.
         """
         reverted = None if self.ranks is None else self.ranks.last_revert
         if reverted is None or path not in SALTED_PATHS:

@@ -1,8 +1,9 @@
-"""VllmDraftSlot: the draft that a vLLM worker serves, and the spare, a second instance of this model.
+"""VllmDraftSlot holds the live draft of a vLLM worker and the spare, a second instance of this model.
 
-vLLM's own code makes and loads the spare. So tensors derived from weights are the same as in a newly started vLLM:
-DFlash's stacked keys and values, weights packed for the CPU, and the state of masks. No forward pass ever runs the
-spare. A swap exchanges the contents of both models, in place.
+An update is loaded into the spare, and a swap exchanges the contents of both models in place. vLLM's own code
+makes and loads the spare, so that tensors derived from weights are the same as in a newly started vLLM:
+DFlash's stacked keys and values, weights packed for the CPU, and the hidden state of mask tokens. No forward
+pass ever runs the spare.
 """
 
 from __future__ import annotations
@@ -27,20 +28,22 @@ if TYPE_CHECKING:
     from spec_kit.weight_sync import DraftLayout
 
 _GROUP_BYTES = 512 << 20
-"""Bytes of tensors that are copied before vLLM loads them as one group."""
+"""Size of a group of tensors, in bytes, that are copied and then loaded by vLLM together."""
 _MASK = "mask_hidden"
-"""Mask tensor of a draft that guesses all tokens in one pass. The draft's loader needs it in every call."""
+"""Name of the mask tensor of a draft that guesses all tokens in one pass. The draft's loader needs this
+tensor in every call."""
 _MASK_STATE = "parallel_drafting_hidden_state_tensor"
-"""Tensor of vLLM's drafter, not of the model: the state of masks, which is ``fc`` applied to ``mask_hidden``."""
+"""Name of a tensor of vLLM's drafter, not of the model: the mask tokens' hidden state, which is ``fc``
+applied to ``mask_hidden``."""
 _LENT = ("kv_cache",)
-"""vLLM's attribute name of the key-value cache that it assigns to an attention layer."""
+"""Name of the attribute by which vLLM assigns the KV cache to an attention layer."""
 
 
 class VllmDraftSlot(ExchangedSlot):
     """The live draft of one worker, and the spare: a second model, into which an update is loaded."""
 
     def __init__(self, worker: Any, layout: DraftLayout) -> None:
-        """Use the draft of ``worker``; ``layout`` is the layout of the folder that this draft was loaded from.
+        """Use the draft of ``worker``. ``layout``: the layout of the folder from which this draft was loaded.
 
         Raise EngineError if this vLLM cannot exchange its draft.
         """
@@ -64,20 +67,24 @@ class VllmDraftSlot(ExchangedSlot):
         """Modules with weights that the live draft shares with the target, by path."""
 
     def make_blank(self) -> None:
-        """Make a model for ``load`` to load, if none can be reloaded; runs between two steps of the engine.
+        """Make a spare model for ``load``, unless the existing spare can be loaded again.
 
-        The existing spare is reloaded if loading does not change its parameters' names and shapes; on the CPU,
-        packing removes them. A model is made here and not in ``load`` because vLLM's current configuration and
-        torch's default dtype, which vLLM's layers use, are global.
+        This runs between two steps of the engine. The existing spare can be loaded again if loading does not
+        change its parameters' names and shapes; on the CPU, packing removes parameters. A model is made here
+        and not in ``load`` because vLLM's current configuration and torch's default dtype, which vLLM's
+        layers use, are global.
         """
         if self._blank is None and not self._is_reloadable:
             self._blank = self._new_model()
             if not torch.empty(0, device=self.device).is_cpu:
-                # The stream of an update does not wait for the engine's.
+                # The stream on which an update is loaded does not wait for the engine's stream.
                 torch.accelerator.synchronize(self.device)
 
     def load_spare(self, weights: Iterator[tuple[str, Tensor]]) -> Exchange:
-        """Load the spare with the model's own loader, in few calls: each call derives all derived tensors again."""
+        """Load the spare with the model's own loader, in few calls.
+
+        Each call of the loader computes all derived tensors again.
+        """
         if self._blank is not None:
             self._spare, self._blank = self._blank, None
         assert self._spare is not None, "make_blank was not called"
@@ -91,7 +98,7 @@ class VllmDraftSlot(ExchangedSlot):
         return Exchange(self.tensors("live"), self.tensors("spare"), packed)
 
     def tensors(self, copy: Literal["live", "spare"]) -> dict[str, Tensor]:
-        """Return one copy's tensors, without keys and values and without the target's tensors."""
+        """Return the tensors of one copy, without the KV cache and without the target's tensors."""
         return self.own_tensors(self._model(copy), _LENT) | self._mask_states.get(copy, {})
 
     def _model(self, copy: Literal["live", "spare"]) -> nn.Module:
@@ -107,15 +114,15 @@ class VllmDraftSlot(ExchangedSlot):
         return [*group, (_MASK, self._model("spare").get_buffer(_MASK))]
 
     def _derive_mask_state(self) -> None:
-        """Set the spare's state of masks, as vLLM does once after loading a draft."""
+        """Compute the mask tokens' hidden state of the spare, as vLLM does after it has loaded a draft."""
         if self._mask_states:
             spare, state = self._model("spare"), self._mask_states["spare"][_MASK_STATE]
             state.copy_(spare.combine_hidden_states(spare.get_buffer(_MASK).view(-1)))  # type: ignore[operator]
 
     def _new_model(self) -> nn.Module:
-        """Return a model like the live draft, weights not loaded, without the modules shared with the target."""
+        """Return a model like the live draft, with unloaded weights, without modules shared with the target."""
         config = copy.copy(self._vllm_config)
-        # Layers enter themselves here, and names that are there are refused.
+        # A new layer registers itself in this context, which refuses a name that it already has.
         config.compilation_config = compilation = copy.copy(config.compilation_config)
         compilation.static_forward_context = {}
         compilation.static_all_moe_layers = []
@@ -130,7 +137,7 @@ class VllmDraftSlot(ExchangedSlot):
     def _own(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors that vLLM does not share with the target.
 
-        Raise EngineError if a shared tensor differs from the target's.
+        Raise EngineError if a shared tensor differs from the target's tensor.
         """
         for name, tensor in weights:
             owner = name.rpartition(".")[0]
@@ -141,7 +148,7 @@ class VllmDraftSlot(ExchangedSlot):
                 yield name, tensor
 
     def _check_unchanged(self, name: str, tensor: Tensor, shared: nn.Module) -> None:
-        """Raise EngineError if the tensor differs from the target's, with which vLLM shares it."""
+        """Raise EngineError if ``tensor`` differs from the target's tensor, which vLLM uses instead."""
         serving = shared.get_parameter("weight")[: len(tensor)]
         if self._is_split or not torch.equal(tensor.to(serving.device, serving.dtype), serving):
             raise EngineError(
@@ -151,7 +158,7 @@ class VllmDraftSlot(ExchangedSlot):
 
 
 def _groups(weights: Iterator[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yield the tensors in groups, as copies, since each tensor is valid only until the next one is read."""
+    """Yield copies of the tensors in groups; each tensor is valid only until the next tensor is read."""
     group: list[tuple[str, Tensor]] = []
     num_bytes = 0
     for name, tensor in weights:
@@ -171,7 +178,10 @@ def _config_of(model: nn.Module) -> Any:
 
 
 def _mask_states(worker: Any, live: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """Return each copy's state of masks, which vLLM holds outside the model; an empty dict without masks."""
+    """Return each copy's hidden state of mask tokens, or an empty dict for a draft without mask tokens.
+
+    vLLM holds this state outside the model.
+    """
     if not hasattr(live, _MASK):
         return {}
     state = getattr(getattr(worker.model_runner, "drafter", None), _MASK_STATE, None)

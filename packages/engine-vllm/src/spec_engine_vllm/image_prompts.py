@@ -1,7 +1,7 @@
-"""ImagePrompts: prompts with images in the form that vLLM takes.
+"""ImagePrompts makes prompts with images in the form that vLLM takes.
 
-vLLM wants one token for each image, and puts as many there as its own image processor says. The connector compares
-the result with the trainer's token ids.
+vLLM takes one placeholder token for each image, and replaces it by as many tokens as vLLM's own preprocessing
+of images computes. The connector compares the result with the trainer's token ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ImagePrompts:
-    """Makes prompts for one target. The target's folder is read for the first prompt."""
+    """Makes prompts for one target. It reads the target's folder for the first prompt."""
 
     def __init__(self, folder: Path) -> None:
         """Make prompts for the target in ``folder``."""
@@ -29,7 +29,7 @@ class ImagePrompts:
         self._images = TargetImages(folder)
 
     def prompt(self, token_ids: Sequence[int], images: Sequence[Fields]) -> dict[str, Any]:
-        """Return vLLM's prompt; ``images``: the fields of each ImageSource, with ``data`` in base64.
+        """Return vLLM's prompt. ``images``: the fields of each ImageSource, with ``data`` in base64.
 
         Raise DataError if an image cannot be read, or has changed since the request was made.
         """
@@ -54,9 +54,10 @@ def one_token_each(
     counts: Iterable[int],
     ends: tuple[int, int] | None = None,
 ) -> list[int]:
-    """Return the token ids with one token for each image, where image i has ``counts[i]`` of them.
+    """Return the token ids with only one placeholder token for each image.
 
-    The tokens ``ends`` around an image, which vLLM puts there itself, are left out.
+    Image i has ``counts[i]`` placeholder tokens in ``token_ids``. The tokens ``ends``, which begin and end an
+    image, are left out, because vLLM inserts them itself.
     """
     token_ids, left, short, position = list(token_ids), iter(counts), list[int](), 0
     while position < len(token_ids):

@@ -1,6 +1,7 @@
-"""Collects the token ids of vLLM's answers to requests that are stored for training.
+"""Collect the token ids of vLLM's answers to requests that are stored for training.
 
-vLLM's engine client yields each answer step by step to its caller. ``keep_answers`` wraps the client to see them.
+vLLM's engine client yields each answer step by step to its caller. ``keep_answers`` wraps the client to read
+the answers.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
     from spec_kit.hosting import LiveRequests
 
 _CONSTRAINTS = ("structured_outputs", "guided_decoding", "allowed_token_ids", "logit_bias", "bad_words")
-"""Fields of vLLM's SamplingParams that change the target's distribution. vLLM's versions have different ones."""
+"""Fields of vLLM's SamplingParams that change the target's distribution. Each version of vLLM has only some
+of them."""
 
 
 def keep_answers(llm: Any, requests: LiveRequests) -> None:
-    """Wrap ``llm.generate`` (vLLM's engine client), so that ``requests`` stores the answers that it admits."""
+    """Wrap ``generate`` of vLLM's engine client, so that ``requests`` stores the answers that it admits."""
     generate = llm.generate
     signature = inspect.signature(generate)
 
@@ -44,7 +46,7 @@ def keep_answers(llm: Any, requests: LiveRequests) -> None:
 
 
 def _admitted(asked: BoundArguments, requests: LiveRequests) -> _Answer | None:
-    """Return the place for the answer to a request that is to be stored; None for any other request."""
+    """Return an object that collects the answer to a request; None if the request must not be stored."""
     if not requests.admits(asked.arguments["request_id"]):
         return None
     if reason := _reason(asked):
@@ -55,10 +57,11 @@ def _admitted(asked: BoundArguments, requests: LiveRequests) -> _Answer | None:
 
 
 def _set_mark(asked: BoundArguments, states: str | None) -> None:
-    """Have the workers capture the states of a request under this name, or capture none.
+    """Mark a request so that the workers capture its states under the name ``states``.
 
-    A client can set extra arguments, too (``vllm_xargs``), so its own mark is removed. The parameters are copied,
-    because requests for several prompts may share them.
+    None means that they capture no states. A client can set extra arguments, too (``vllm_xargs``), so a mark
+    that it has set is removed. The parameters are copied, because requests for several prompts may share
+    them.
     """
     params = asked.arguments["sampling_params"]
     extra_args = dict(getattr(params, "extra_args", None) or {})
@@ -71,7 +74,7 @@ def _set_mark(asked: BoundArguments, states: str | None) -> None:
 
 
 def _reason(asked: BoundArguments) -> str:
-    """Return why a request is left out; an empty string if it is not."""
+    """Return why a request must not be stored; an empty string if it may be stored."""
     sampling, prompt = asked.arguments["sampling_params"], asked.arguments["prompt"]
     kind = prompt.get("type", "token") if isinstance(prompt, dict) else "token"
     has_parts = isinstance(prompt, dict) and (prompt.get("multi_modal_data") or "prompt_embeds" in prompt)
@@ -88,14 +91,14 @@ class _Answer(LiveAnswer):
     """The tokens of a request and its answer so far."""
 
     def __init__(self, requests: LiveRequests, sampling: Any, states: str | None) -> None:
-        """Begin; ``states``: name of the request's states, if the workers capture them."""
+        """Begin an answer. ``states``: name of the request's states, if the workers capture them."""
         super().__init__(requests, states)
         self._comes_in_parts = sampling.output_kind.name == "DELTA"
         self._prompt: list[int] = []
         self._tokens: list[int] = []
 
     def note(self, answer: Any) -> None:
-        """Add the next message of an answer: its new tokens, or all of its tokens so far."""
+        """Add vLLM's next message of this answer: its new tokens, or all of its tokens so far."""
         (output,) = answer.outputs
         self._prompt = answer.prompt_token_ids or self._prompt
         if self._comes_in_parts:

@@ -1,6 +1,6 @@
-"""Exchanges weights that vLLM has packed for the CPU. They are not tensors, so references to them are exchanged.
+"""Exchange weights that vLLM has packed for the CPU between two models.
 
-Imports no vLLM.
+Packed weights are not tensors, so references to them are exchanged. This module does not import vLLM.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 PACKED = "cpu_linear"
-"""vLLM's attribute of a layer: a function that multiplies by the layer's packed weights, which exist nowhere else."""
+"""Name of vLLM's attribute of a layer: a function that multiplies by the layer's packed weights, which exist
+nowhere else."""
 
 
 def packed_layers(model: nn.Module, foreign: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers of ``model`` with packed weights, by path, without layers shared with ``foreign``."""
+    """Return the layers of ``model`` that have packed weights, by path, except layers of ``foreign``."""
     packed = {path: layer for path, layer in model.named_modules() if PACKED in layer.__dict__}
     if not packed:
         return {}
@@ -30,7 +31,7 @@ def packed_steps(live: nn.Module, spare: nn.Module, foreign: nn.Module) -> list[
 
 
 class PackedExchange:
-    """Exchanges the packed weights of one layer between the live and the spare model: a step of an ``Exchange``."""
+    """Exchanges one layer's packed weights between live and spare model, as a step of an ``Exchange``."""
 
     def __init__(self, live: nn.Module, spare: nn.Module) -> None:
         """Prepare to exchange the packed weights of two layers."""
@@ -42,7 +43,7 @@ class PackedExchange:
         self._before = None
 
     def exchange(self) -> None:
-        """Give each layer the packed weights of the other."""
+        """Exchange the packed weights of the two layers."""
         self._before = live, spare = _packed(self._live), _packed(self._spare)
         _assign(self._live, spare)
         _assign(self._spare, live)

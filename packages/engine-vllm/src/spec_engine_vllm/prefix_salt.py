@@ -1,8 +1,8 @@
-"""Adds a salt to requests: vLLM shares cached prefixes only between requests with the same salt.
+"""Add a salt to requests: vLLM shares cached prefixes only between requests with the same salt.
 
-Cached prefix blocks also hold the draft's keys and values. If a diverged draft has computed them, they spoil the
-guesses of every later draft after that prefix (docs/decisions/020), and vLLM empties its cache only while nothing
-runs.
+Cached prefix blocks also hold the draft's keys and values. If a diverged draft has computed them, they make
+the guesses of every later draft after this prefix worse (docs/decisions/020). vLLM can empty its cache only
+while no request runs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SALTED_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/in
 
 
 async def salted(receive: Receive, salt: str) -> Receive:
-    """Read the request from ``receive``; return a new ``receive`` that yields it with the salt added."""
+    """Read the HTTP request from ``receive``; return a ``receive`` that yields it with the salt added."""
     messages = [await receive()]
     while messages[-1].get("more_body", False):
         messages.append(await receive())
-    if messages[-1]["type"] == "http.request":  # else the client has gone
+    if messages[-1]["type"] == "http.request":  # otherwise the client has disconnected
         body = b"".join(message.get("body", b"") for message in messages)
         messages = [{"type": "http.request", "body": with_salt(body, salt)}]
 
@@ -34,7 +34,10 @@ async def salted(receive: Receive, salt: str) -> Receive:
 
 
 def with_salt(body: bytes, salt: str) -> bytes:
-    """Return the JSON object ``body`` with ``cache_salt`` as its first field; unchanged if it already has one."""
+    """Return the JSON object ``body`` with ``cache_salt`` as its first field.
+
+    A body that already has the field stays unchanged.
+    """
     found = body.strip()
     if not found.startswith(b"{") or b'"cache_salt"' in found:
         return body

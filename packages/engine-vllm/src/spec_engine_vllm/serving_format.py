@@ -1,7 +1,7 @@
-"""Builds the vLLM command that serves a draft, and checks what vLLM 0.26 to 0.33 require of the draft's folder.
+"""Build the vLLM command that serves a draft, and check the draft's folder for vLLM 0.26 to 0.33.
 
-The draft's plugin has already checked the folder. docs/evaluation.md has the table of fields and versions, and how
-each is known. A folder whose architecture is not listed here is not checked.
+The draft's plugin has already checked the folder. docs/evaluation.md has the table of fields and versions,
+and the source of each entry. A folder whose architecture is not listed here is not checked.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _ANGELSLIM_LAYERS = "aux_hidden_states_layer_ids"
 _LATENT_CHAINS = frozenset({"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM"})
-"""Architecture names of autoregressive drafts of one layer with multi-head latent attention; vLLM knows both."""
+"""Architecture names of autoregressive drafts of one layer with multi-head latent attention. vLLM knows both
+names."""
 _CHAINS = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}) | _LATENT_CHAINS
-"""Architecture names of autoregressive drafts; vLLM knows each kind by two names."""
+"""Architecture names of autoregressive drafts. vLLM knows each kind of attention by two names."""
 _UNNAMED_CHAIN = "LlamaForCausalLM"
 """Name of an autoregressive draft in EAGLE's own files; the field ``draft_vocab_size`` distinguishes it from a
 whole Llama model. vLLM adds the prefix ``Eagle3``."""
 _PARALLEL_CHAINS = frozenset({"PEagleDraftModel", "PeagleLlamaForCausalLM", "PeagleQwen3ForCausalLM"})
-"""Architecture names of drafts of Llama layers that guess all tokens in one pass, with ``parallel_drafting``. vLLM
-registers these names, but then puts ``Eagle3`` before them. So a folder that vLLM can serve has a name of
-``_CHAINS`` and a mask token."""
+"""Architecture names of drafts of Llama layers that guess all tokens in one pass, with ``parallel_drafting``.
+vLLM registers these names, but then puts ``Eagle3`` before them and does not find the result. A folder that
+vLLM can serve has a name of ``_CHAINS`` and a mask token."""
 _BLOCKS = frozenset({"DFlashDraftModel"})
 _MARKOV_BLOCKS = frozenset({"Qwen3DSparkModel"})
 """Architecture names of block drafts whose guesses depend on each other through a Markov head."""
 _SELECTOR_BLOCKS = frozenset({"DFlash2DraftModel"})
 """Architecture names of block drafts whose guesses are chosen one after the other by a selector."""
 _TEXT_HEADS = frozenset({"Qwen3_5ForCausalLM"})
-"""Architecture names of MTP heads of targets without images."""
+"""Architecture names of text-only targets with an MTP head."""
 _UNNAMED_MARKOV_BLOCKS = frozenset({"DSparkDraftModel"})
 """SpecForge's name for a block draft with a Markov head; vLLM mistakes it for a part of a DeepSeek-V4 target."""
 _FULL = "full_attention"
@@ -50,7 +51,7 @@ _SPECULATORS = "speculators_model_type"
 
 
 def speculative_config(mode: SpeculativeMode) -> dict[str, Any]:
-    """Return the ``speculative_config`` that makes vLLM speculate as ``mode`` says."""
+    """Return the ``speculative_config`` that makes vLLM speculate with the draft of ``mode``."""
     fields = read_config(mode.folder) or {}
     return {
         "method": mode.method,
@@ -61,9 +62,9 @@ def speculative_config(mode: SpeculativeMode) -> dict[str, Any]:
 
 
 def vllm_command(target: TargetSpec, mode: SpeculativeMode, *, is_cpu_build: bool = False) -> str:
-    """Return the shell command of a server that speculates as ``mode`` says.
+    """Return the shell command of a server that speculates with the draft of ``mode``.
 
-    The CPU build's ``vllm`` command does not start, and the CPU build has no graphs: it gets another command.
+    The CPU build gets another command, because its ``vllm`` command does not start and it has no CUDA graphs.
     """
     cpu = ["python", "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--model"]
     start = cpu if is_cpu_build else ["vllm", "serve"]
@@ -83,7 +84,7 @@ def check_vllm_folder(
 
 
 def _guesses_in_one_pass(fields: Json) -> bool:
-    """Return whether the draft needs ``parallel_drafting``, which vLLM does not read from a draft's folder."""
+    """Return whether the draft needs ``parallel_drafting``, which vLLM does not read from folders."""
     if _SPECULATORS in fields:
         return fields[_SPECULATORS] in _SPECULATORS_PARALLEL_CHAINS
     named = architectures(fields)
@@ -114,7 +115,7 @@ def _is_latent_chain(draft: ServedFolder) -> bool:
 def _is_plainly_rotated(draft: ServedFolder) -> bool:
     """Return whether rotary embeddings are unscaled.
 
-    Folders store the embeddings' parameters, and their type, under one of two field names.
+    Folders store the parameters of rotary embeddings, and their type, under one of two field names.
     """
     rope: Any = draft.fields.get("rope_parameters") or draft.fields.get("rope_scaling") or {}
     return rope.get("rope_type", rope.get("type", "default")) == "default"
@@ -151,7 +152,7 @@ def _maps_whole_vocabulary(draft: ServedFolder) -> bool:
 
 
 def _loses_sight(draft: ServedFolder) -> bool:
-    """Return whether vLLM would make full-attention layers causal, by applying the sliding layers' field."""
+    """Return whether vLLM would make full-attention layers causal, by a field meant for sliding layers."""
     kinds = draft.nested("transformer_layer_config", "layer_types") or [_FULL]
     is_block = draft.fields.get(_SPECULATORS) in _SPECULATORS_BLOCKS
     return (

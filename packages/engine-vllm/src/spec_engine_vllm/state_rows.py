@@ -1,8 +1,9 @@
-"""StateRows: states of requests in a fixed amount of host memory, written by position as the target computes them.
+"""StateRows keeps the states of requests in a fixed amount of host memory, one row for each position.
 
-A verify step computes rows of guesses. A rejected guess leaves a wrong row, and the next step of the request starts
-at the position of the first wrong token. So it overwrites the row. Rows are right if each step started where an
-earlier step had ended, or before, and if the token of each row is the final token at its position.
+A verification computes rows of guesses. A rejected guess leaves a wrong row. The request's next step starts
+at the position of the first wrong token, and so overwrites this row. Rows are right under two conditions: no
+step starts after the end of the steps before it, and the token of each row is the final token at its
+position.
 
 Shapes: T rows of a step, N captured layers, H hidden size.
 """
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
     from spec_kit.hosting import Fields, StatesRange
 
 STATES_ARGUMENT = "spec_states"
-"""Key of vLLM's ``SamplingParams.extra_args``: the name under which a request's states are captured."""
+"""Key in vLLM's ``SamplingParams.extra_args``, whose value is the name under which the request's states are
+captured."""
 PAGE_ROWS = 32
-"""Rows that are given to a request at once."""
+"""Number of rows that a request gets at once."""
 _MOST_ENDED = 4096
-"""Most ended requests that are known, those without rows included."""
+"""Maximum number of ended requests that are remembered, including requests without rows."""
 
 
 @dataclass(eq=False)
@@ -43,15 +45,15 @@ class _Request:
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     """The token of each row."""
     end: int = 0
-    """Position after the last row of the latest step."""
+    """Position that follows the last row of the latest step."""
     problem: str = ""
-    """The cause for which the request is left out; empty if it is not."""
+    """Why the request is left out; an empty string if it is not."""
     ended_s: float | None = None
-    """Time at which the request ended; None while the target runs it."""
+    """Time at which the request ended, by the clock of StateRows; None while the target runs the request."""
 
 
 class StateRows:
-    """Rows of states of the requests that are captured. Calls come from one thread."""
+    """Rows of states of all captured requests. Only one thread may call it."""
 
     def __init__(
         self,
@@ -60,29 +62,29 @@ class StateRows:
         age_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Allocate at most ``num_bytes``; drop requests that ended more than ``age_s`` ago."""
+        """Allocate at most ``num_bytes``; drop requests that ended more than ``age_s`` seconds ago."""
         self._schema, self._age_s, self._clock = schema, age_s, clock
         num_pages = num_bytes // (PAGE_ROWS * schema.bytes_per_token())
         shape = schema.shape(num_pages * PAGE_ROWS)
-        # Its pages are touched here, once: a step that touched new ones would take several times as long.
+        # This touches every page once: a step that touches new pages would take several times as long.
         rows = torch.empty(shape, dtype=schema.torch_dtype(), device="cpu").fill_(0)
         self._bytes = rows.view(torch.uint8).flatten(1).numpy()
         """uint8 [rows, bytes of a row]. NumPy copies a few rows in a fraction of the time that torch takes."""
         self._free = list(range(num_pages))
         self._running: dict[str, _Request] = {}
-        """vLLM's id -> request that the target runs."""
+        """vLLM's request id → request that the target runs."""
         self._ended: dict[str, _Request] = {}
-        """Key -> request that has ended, oldest first."""
+        """Key → request that has ended, oldest first."""
         self._by_key: dict[str, _Request] = {}
 
     @property
     def num_free(self) -> int:
-        """Number of rows that no request has."""
+        """Number of rows that belong to no request."""
         return len(self._free) * PAGE_ROWS
 
     def begin(self, request_id: str, key: str) -> None:
-        """Capture a request from now on, unless another one has its key."""
-        if request_id in self._running:  # a session that goes on with further input
+        """Capture a request from now on, unless another request has its key."""
+        if request_id in self._running:  # a session that continues with further input
             self._leave_out(self._running[request_id], "session")
             return
         if key in self._by_key:
@@ -90,16 +92,16 @@ class StateRows:
         self._running[request_id] = self._by_key[key] = _Request(key)
 
     def has(self, request_id: str) -> bool:
-        """Return whether a request runs that was begun, whether it is left out or not."""
+        """Return whether the request was begun and still runs, even if it is left out."""
         return request_id in self._running
 
     def wants(self, request_id: str) -> bool:
-        """Return whether the rows of this request's next step are to be written."""
+        """Return whether the rows of this request's next step must be written."""
         request = self._running.get(request_id)
         return request is not None and not request.problem
 
     def write(self, request_id: str, first: int, token_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Write the rows of a step, whose first token is at position ``first``, over earlier ones."""
+        """Write the rows of a step from position ``first`` on; they overwrite earlier rows."""
         request = self._running.get(request_id)
         if request is None or request.problem:
             return
@@ -118,13 +120,13 @@ class StateRows:
         request.end = stop
 
     def leave_out(self, request_ids: Sequence[str], cause: str) -> None:
-        """Leave out requests, because rows of a step are missing."""
+        """Leave out requests because rows of a step are missing."""
         for request_id in request_ids:
             if (request := self._running.get(request_id)) is not None and not request.problem:
                 self._leave_out(request, cause)
 
     def end(self, request_id: str) -> None:
-        """Keep the rows of a request that has ended or was aborted, until they are read or others need the memory."""
+        """Keep the rows of an ended or aborted request until they are read or other requests need the memory."""
         if (request := self._running.pop(request_id, None)) is not None:
             request.ended_s = self._clock()
             self._ended[request.key] = request
@@ -134,7 +136,7 @@ class StateRows:
     def read(self, asked: StatesRange) -> Fields:
         """Return ``piece``, the bytes of some rows from ``asked.first`` on, or ``left_out``, the cause.
 
-        The request is dropped with its last row.
+        The request is dropped when its last row has been read.
         """
         self.expire()
         request = self._by_key.get(asked.key)
@@ -153,7 +155,7 @@ class StateRows:
         return {"piece": piece}
 
     def expire(self) -> None:
-        """Drop requests that ended too long ago."""
+        """Drop requests that ended more than ``age_s`` seconds ago."""
         while self._ended:
             ended_s = next(iter(self._ended.values())).ended_s
             if ended_s is None or self._clock() - ended_s < self._age_s:
@@ -165,7 +167,10 @@ class StateRows:
         return StatesLayout.of(self._schema).model_dump()
 
     def _reserve(self, request: _Request, stop: int) -> str:
-        """Give the request memory for rows up to ``stop``; return why there is none, or an empty string."""
+        """Allocate memory for the request's rows up to ``stop``.
+
+        Return why there is no memory, or an empty string.
+        """
         if stop > MOST_STATE_ROWS:
             return "too_long"
         while len(request.pages) * PAGE_ROWS < stop:
@@ -177,7 +182,7 @@ class StateRows:
         return ""
 
     def _places(self, request: _Request, first: int, stop: int) -> list[range]:
-        """Return where in memory the rows from ``first`` to ``stop`` are: one range for each page."""
+        """Return where the rows from ``first`` to ``stop`` are in memory: one range for each page."""
         places = list[range]()
         while first < stop:
             page, row = divmod(first, PAGE_ROWS)
@@ -195,7 +200,7 @@ class StateRows:
         self._drop(next(iter(self._ended.values())))
 
     def _drop(self, request: _Request | None) -> None:
-        """Forget an ended request; a running one, which a client must not have asked for, is only left out."""
+        """Forget an ended request. A running request, which no client may read yet, is only left out."""
         if request is None:
             return
         self._leave_out(request, request.problem or "states_dropped")
@@ -204,6 +209,6 @@ class StateRows:
 
 
 def marked(extra_args: Any) -> str | None:
-    """Return the key under which a request is to be captured; None if it is not."""
+    """Return the key under which a request must be captured; None if it must not be captured."""
     key = (extra_args or {}).get(STATES_ARGUMENT)
     return key if isinstance(key, str) else None

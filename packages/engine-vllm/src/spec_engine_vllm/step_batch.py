@@ -1,4 +1,4 @@
-"""StepBatch: which rows of a step's hidden states belong to which request, in both model runners of vLLM.
+"""StepBatch maps the rows of a step's hidden states to requests, for both of vLLM's model runners.
 
 vLLM has two model runners with the same calls. The first one is ``vllm.v1.worker.gpu_model_runner``; the second one,
 ``vllm.v1.worker.gpu.model_runner``, runs if the variable ``VLLM_USE_V2_MODEL_RUNNER`` is 1 and, on GPUs, by default
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Rows of a step, request after request. Rows of padding, which CUDA graphs need, come after them."""
+    """Rows of a step, request after request. Padding rows, which CUDA graphs need, follow them."""
 
     request_ids: Sequence[str]
     lengths: Sequence[int]
     """Number of rows of each request."""
     positions: Tensor
-    """Position of each row, on the device. The host's may be ahead of what was accepted."""
+    """Position of each row, on the device. Positions on the host may be ahead of the accepted tokens."""
     token_ids: Tensor
     """Token of each row, on the device. The host does not know sampled tokens and guesses yet."""
 
     @classmethod
     def of(cls, runner: Any, state: Any, num_scheduled_tokens: dict[str, int]) -> StepBatch:
-        """Return the batch of the step that ``runner`` has just run; ``state``: its ``execute_model_state``."""
+        """Return the batch of the step that ``runner`` has just run. ``state``: its ``execute_model_state``."""
         if _is_second(runner):
             batch = state.input_batch
             lengths = [int(number) for number in batch.num_scheduled_tokens]

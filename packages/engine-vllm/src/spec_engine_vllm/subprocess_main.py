@@ -1,7 +1,8 @@
-"""The program of the process in which vLLM's frontend runs; vLLM's engine core is its child process.
+"""Run vLLM's frontend in a process of its own; vLLM's engine core is a child process of it.
 
-It answers three requests. ``run`` runs a batch and returns ``ids`` and ``gaps`` of each answer and the ``draft`` that
-served it. ``counters`` returns acceptance counters. ``draft`` is a call about fresh weights of the draft.
+The program answers three kinds of requests. ``run`` runs a batch, and returns ``ids`` and ``gaps`` of each
+answer and the ``draft`` that served it. ``counters`` returns acceptance counters. ``draft`` is a call of an
+update of the draft's weights.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ if TYPE_CHECKING:
     from spec_kit.hosting import Fields
 
 _NOTED_S = 0.5
-"""Seconds to wait until another thread has stored the exit code of vLLM's engine core."""
+"""Maximum number of seconds to wait until another thread has stored the exit code of vLLM's engine core."""
 
 _WITH_IMAGES = 8
-"""Most requests with images that run at once, so that the pixels of few samples are in memory."""
+"""Maximum number of requests with images that run at once, so that the pixels of few samples are in
+memory."""
 _PER_REQUEST = "per_request_spec_decode_metrics"
-"""vLLM's argument to count the accepted guesses of each request, if the version has it (0.26 does not)."""
+"""vLLM's argument that makes it count the accepted guesses of each request. Version 0.26 does not have it."""
 
 
 def main() -> int:
-    """Run vLLM until the engine is gone."""
+    """Run vLLM until the engine's process closes the connection."""
     with EngineLink() as link:
         asyncio.run(_serve(link))
     return 0
@@ -55,7 +57,7 @@ async def _serve(link: EngineLink) -> None:
         link.ready()
         prompts = ImagePrompts(Path(link.arguments["model"]))
         requests = Requests(llm, prompts, may_draft="worker_extension_cls" in link.arguments)
-        # A stopped engine core answers nothing: then there is no sign of life either.
+        # is_sleeping asks the engine core. If it has stopped, this program sends no sign of life either.
         await link.serve(
             {"run": requests.run, "counters": requests.counters, "draft": requests.draft},
             llm.is_sleeping,
@@ -67,7 +69,7 @@ async def _serve(link: EngineLink) -> None:
 
 
 def _check_platform(device_type: str) -> None:
-    """Raise EngineError if vLLM chose other hardware: it falls back to the CPU without a warning."""
+    """Raise EngineError if vLLM chose other hardware. vLLM falls back to the CPU without a warning."""
     from vllm.platforms import current_platform
 
     if current_platform.device_type != device_type:
@@ -96,10 +98,10 @@ def _start(arguments: dict[str, Any]) -> Any:
 def _generators_rewind() -> bool:
     """Return whether the platform's random generators can be set back to an earlier state.
 
-    vLLM (0.26 and 0.32) sets back the generator of a request with a seed after each chunk of its prompt except the
-    last. The CPU's generators cannot be set back, and vLLM would crash. This function does not try it on a device,
-    because that would open the device in this process, and vLLM's engine core, which is forked from it, could not
-    use the device.
+    vLLM (0.26 and 0.32) sets back the generator of a request with a seed after each chunk of its prompt
+    except the last chunk. The CPU's generators cannot be set back, and vLLM would crash. This function does
+    not try it on a device, because that would open the device in this process, and vLLM's engine core, which
+    is forked from it, could not use the device.
     """
     from vllm.platforms import current_platform
 
@@ -110,7 +112,7 @@ class Requests:
     """Runs requests as they arrive; vLLM batches them."""
 
     def __init__(self, llm: Any, prompts: ImagePrompts, may_draft: bool) -> None:
-        """Use vLLM's engine ``llm``; ``may_draft`` says whether it speculates."""
+        """Use vLLM's engine ``llm``. ``may_draft``: whether vLLM speculates."""
         self._llm = llm
         self._prompts = prompts
         self._image_room = asyncio.Semaphore(_WITH_IMAGES)
@@ -118,7 +120,7 @@ class Requests:
         self._is_sampler_right = None if may_draft else True
 
     async def run(self, message: Fields) -> Fields:
-        """Return the ``answers`` to the requests of ``message``; at most ``concurrency`` of them run at once."""
+        """Return the ``answers`` to the requests of ``message``; at most ``concurrency`` requests run at once."""
         room = asyncio.Semaphore(message.get("concurrency") or len(message["requests"]) or 1)
 
         async def answer(index: int, request: Fields) -> Fields:
@@ -129,11 +131,11 @@ class Requests:
         return {"answers": await asyncio.gather(*answers)}
 
     async def counters(self, message: Fields) -> Fields:
-        """Return vLLM's acceptance counters since the process started or the draft changed."""
+        """Return vLLM's acceptance counters since the process started or the draft last changed."""
         return self._ranks.acceptance()
 
     async def draft(self, message: Fields) -> Fields:
-        """Send a ``call`` with its ``argument`` to every rank, between two of vLLM's steps."""
+        """Send the ``call`` and the ``argument`` of ``message`` to every rank, between two of vLLM's steps."""
         return await self._ranks.call(message["call"], message["argument"])
 
     async def _generate(self, name: str, request: Fields, is_timed: bool) -> Fields:
@@ -145,7 +147,7 @@ class Requests:
         params = SamplingParams(
             **request["sampling"],
             detokenize=False,
-            ignore_eos=True,  # stop_token_ids say where to stop
+            ignore_eos=True,  # stop_token_ids end an answer
             output_kind=RequestOutputKind.DELTA if is_timed else RequestOutputKind.FINAL_ONLY,
         )
         prompt: Fields = {"prompt_token_ids": request["ids"]}
@@ -158,13 +160,13 @@ class Requests:
             answer = output.outputs[0]
             ids += answer.token_ids
             times += [time.perf_counter() - begun] * (len(answer.token_ids) if is_timed else 0)
-        is_captured = "extra_args" in request["sampling"]  # the connector compares those itself
+        is_captured = "extra_args" in request["sampling"]  # the connector compares its tokens itself
         if request.get("images") and not is_captured and list(output.prompt_token_ids) != request["ids"]:
             raise RuntimeError(
                 f"vLLM ran {len(output.prompt_token_ids)} tokens for a prompt with images, expected "
                 f"{len(request['ids'])}"
             )
-        verified = getattr(answer, "spec_decode_metrics", None)  # vLLM 0.26 has none
+        verified = getattr(answer, "spec_decode_metrics", None)  # vLLM 0.26 lacks them
         return {
             "ids": ids,
             "times": times,
@@ -186,7 +188,7 @@ class Requests:
 
 
 def _watch_cores(link: EngineLink, closing: threading.Event) -> None:
-    """End this process and report the cause when a process that vLLM has started ends unexpectedly."""
+    """If a process that vLLM has started ends unexpectedly, report the cause and end this process."""
     cores = {process.sentinel: process for process in multiprocessing.active_children()}
 
     def watch() -> None:
@@ -203,7 +205,8 @@ def _watch_cores(link: EngineLink, closing: threading.Event) -> None:
 def _exit_code(ended: BaseProcess) -> int:
     """Return the exit code of an ended process.
 
-    A thread of vLLM waits for it, too. Only one of the two gets the code from the kernel, and stores it.
+    A thread of vLLM waits for the same process. Only one of the two threads gets the code from the kernel,
+    and stores it.
     """
     deadline = time.monotonic() + _NOTED_S
     while (code := ended.exitcode) is None and time.monotonic() < deadline:
@@ -212,7 +215,7 @@ def _exit_code(ended: BaseProcess) -> int:
 
 
 def _gap(position: dict[int, Any]) -> float:
-    """Return the logit gap between the two likeliest tokens, which equals the gap of their log-probabilities."""
+    """Return the gap between the two largest logits, which equals the gap of their log-probabilities."""
     first, second = sorted((entry.logprob for entry in position.values()), reverse=True)[:2]
     return first - second
 

@@ -1,8 +1,8 @@
-"""WorkerExtension: methods that spec-trainer adds to vLLM's worker class, by ``--worker-extension-cls``.
+"""WorkerExtension adds methods to vLLM's worker class; ``--worker-extension-cls`` names it.
 
-vLLM makes it a base class of its worker, and calls its methods on every rank, between two steps of the engine
-(``collective_rpc``). Arguments and answers are strings, dicts, booleans and bytes. vLLM imports this module before it
-loads the model, so that states can be captured from the first request on.
+vLLM makes WorkerExtension a base class of its worker, and calls its methods on every rank, between two steps
+of the engine (``collective_rpc``). Arguments and answers are strings, dicts, booleans and bytes. vLLM imports
+this module before it loads the model, so that states can be captured from the first request on.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 class WorkerExtension(SamplerCheck):
-    """An extension of vLLM's worker class: fresh weights for the draft, states of requests, the sampler's check."""
+    """Methods for vLLM's worker: updates of the draft's weights, states of requests, the sampler's check."""
 
     def spec_draft(self, call: str, argument: str = "") -> dict[str, str] | None:
-        """Return the answer of this rank's ``DraftRank``; None without a draft."""
+        """Return the answer of this rank's ``DraftRank``; None if vLLM serves no draft."""
         if self.get_draft_model() is None:  # type: ignore[attr-defined]
             return None
         return _rank_of(self).answer(call, argument)
 
     def spec_states(self, asked: str = "") -> dict[str, Any] | None:
-        """Return states of a request that this server has served, from the first rank; None from other ranks."""
+        """Return states of a request that this server has served; None on all ranks but the first."""
         return states_of(self.model_runner, asked)  # type: ignore[attr-defined]
 
 
 _RANK = "_spec_draft_rank"
-"""Name of a worker's attribute that holds its DraftRank. The first call makes the DraftRank: vLLM's configuration is
-not complete earlier."""
+"""Name of a worker's attribute that holds its DraftRank. The first call makes the DraftRank, because vLLM's
+configuration is not complete earlier."""
 
 
 def _rank_of(worker: Any) -> DraftRank:
@@ -57,7 +57,7 @@ def _slot(worker: Any) -> VllmDraftSlot:
 
 
 def _folder(model_config: Any) -> Path:
-    """Return the folder that vLLM has loaded a model from."""
+    """Return the folder from which vLLM has loaded a model."""
     folder = Path(model_config.model)
     if folder.is_dir():
         return folder

@@ -1,4 +1,4 @@
-"""Libraries for plugins, one in each package (docs/libraries); importing them imports no torch."""
+"""This package has the libraries for plugins (docs/libraries); importing them imports no torch."""
 
 from typing import TYPE_CHECKING
 

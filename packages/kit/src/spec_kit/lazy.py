@@ -1,6 +1,6 @@
-"""Import the public names of a library lazily: each from its module, when it is first used.
+"""Import each public name of a library from its module only when the name is first used.
 
-So a package can list names whose modules need torch, and still be imported without it.
+So a package can list names whose modules need torch, and still be imported without torch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def lazy_names(package: str, **modules: str) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for ``package``. Each keyword is a module; its value is the module's names.
+    """Return a ``__getattr__`` for ``package``; each keyword maps a module to the public names in it.
 
-    ``__getattr__ = lazy_names(__name__, rope="Rope rotate")``
+    Example: ``__getattr__ = lazy_names(__name__, rope="Rope rotate")``
     """
     homes = {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
 

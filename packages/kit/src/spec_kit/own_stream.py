@@ -1,4 +1,4 @@
-"""OwnStream: a device stream with one owner in this process at a time."""
+"""OwnStream is a device stream that has one owner in this process at a time."""
 
 from __future__ import annotations
 

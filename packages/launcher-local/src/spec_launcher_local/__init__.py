@@ -1,1 +1,1 @@
-"""Launcher local: the processes of a run on this host."""
+"""The launcher ``local`` starts the processes of a run on this host."""

@@ -1,4 +1,4 @@
-"""LocalLauncher: the workers of a run as child processes on this host."""
+"""LocalLauncher starts the workers of a run as child processes on this host."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ONE_HOST = {"GLOO_SOCKET_IFNAME": "lo"}
-"""Environment of every worker, unless the user sets it: gloo uses loopback, as all workers are on this
-host."""
+"""Environment of every worker, unless the user sets the variable: gloo uses loopback, because all workers are on
+this host."""
 _UNKILLABLE_S = 10.0
 """Longest wait, in seconds, for a killed process to end. A process that hangs inside a driver does not
 end."""
@@ -81,7 +81,7 @@ class LocalLauncher(Launcher):
         """Leaves ``Backend.prepare_host`` when it is closed."""
 
     def start(self, workers: Sequence[WorkerSpec]) -> Mapping[str, WorkerHandle]:
-        """Start every worker; if one cannot be started, end the others and raise (L2)."""
+        """Start every worker; if one cannot be started, end the others and raise RunError (L2)."""
         try:
             self._host.enter_context(self.context.backend.prepare_host(self.context.placement))
             self._reaper = self._reaper or Reaper()
@@ -93,7 +93,7 @@ class LocalLauncher(Launcher):
     def replace(self, worker: WorkerHandle) -> WorkerHandle:
         """Kill what is left of the worker's process group, and start the worker again (L11)."""
         assert isinstance(worker, LocalWorker)
-        if worker in self._workers:  # else an earlier try has ended it
+        if worker in self._workers:  # otherwise an earlier attempt has ended it
             self._inbox.forget(worker)
             worker.channel.close()
             _end(worker)
@@ -142,12 +142,12 @@ class LocalLauncher(Launcher):
 
 
 def _end(worker: LocalWorker, deadline: float | None = None) -> None:
-    """Wait until ``deadline`` for a worker to end by itself, if given, then kill its process group.
+    """Kill the worker's process group, after waiting until ``deadline``, if given, for the worker to end.
 
-    A worker that does not end first writes its stacks to its log.
+    A worker that does not end by itself writes the stacks of its threads to its log before it is killed.
     """
     if worker.process.returncode is not None:
-        return  # its group was killed then; the number may be another group's by now
+        return  # its group was killed, too; the id may now belong to another group
     if deadline is not None:
         try:
             worker.process.wait(max(0.0, deadline - time.monotonic()))

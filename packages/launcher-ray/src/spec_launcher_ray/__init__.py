@@ -1,1 +1,1 @@
-"""Launcher ray: the processes of a run in actors of a Ray cluster."""
+"""The launcher ``ray`` starts each worker process of a run by an actor in a Ray cluster."""

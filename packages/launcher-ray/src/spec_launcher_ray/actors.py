@@ -1,10 +1,10 @@
-"""Actors on the hosts: a HostActor for each host, and a WorkerActor for each worker.
+"""This module has the Ray actors of a run: a HostActor per host, and a WorkerActor per worker.
 
-The worker is a child process of its actor, as it is a child of the launcher's process with ``local``. So its
+A worker is a child process of its actor, as it is a child of the launcher's process with ``local``. So the worker's
 exit code is known exactly, the backend sets its environment before it starts, and no code of Ray runs in it.
 
-Actors end with the raylet that has started them. Ray itself would let them live: they would outlive the run,
-and a node that rejoins would give their devices to other actors.
+An actor ends itself when the raylet that has started it ends. Ray would let the actor live: it would outlive the
+run, and a node that rejoins would give its devices to other actors.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PACKAGES = ("spec-core", "spec-launcher-ray", "torch", "transformers")
 
 
 def package_versions() -> dict[str, str]:
-    """Return name -> version of the distributions that must be equal on every host."""
+    """Return name -> version of the distributions whose versions must be equal on every host."""
     found: dict[str, str] = {}
     for name in _PACKAGES:
         found |= Availability.of_distribution(name).versions
@@ -89,13 +89,13 @@ class HostActor:
         return ""
 
     def prepare(self) -> None:
-        """Enter ``prepare_host``."""
+        """Enter the context ``Backend.prepare_host`` on this host."""
         self._stack.enter_context(self._backend.prepare_host(self._needs.placement))
 
     def env(self, workers: Sequence[tuple[WorkerSpec, int]], address: str) -> dict[str, dict[str, str]]:
         """Return worker name -> environment variables.
 
-        ``workers``: each with its first device on this host.
+        ``workers``: pairs of a worker and the index of its first device on this host.
         """
         node = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         if "GLOO_SOCKET_IFNAME" not in node:
@@ -107,7 +107,7 @@ class HostActor:
         return sorted(local_rank(device, os.environ) for device in devices)
 
     def watch(self) -> None:
-        """Call ``check_host`` repeatedly until ``leave`` is called, and raise its error.
+        """Call ``Backend.check_host`` repeatedly until ``leave`` is called; its error is raised.
 
         This process exits if its raylet ends.
         """
@@ -118,7 +118,7 @@ class HostActor:
             self._backend.check_host()
 
     def leave(self) -> None:
-        """Leave ``prepare_host``."""
+        """Leave the context ``Backend.prepare_host``."""
         self._left.set()
         self._stack.close()
 
@@ -127,12 +127,12 @@ class WorkerActor:
     """Ray actor that starts one worker process and waits for its end."""
 
     def __init__(self) -> None:
-        """Begin without a worker. This process dies with its parent, the raylet."""
+        """Start no worker yet. This process dies with its parent, the raylet."""
         die_with_parent()
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, name: str, env: Mapping[str, str], log: Path, address: str, token: str) -> int:
-        """Start the worker with a control channel to the launcher and wait for its end; return its return code.
+        """Start the worker with a control channel to the launcher, wait for its end, return its return code.
 
         If this host does not see the log folder, the output is sent to the launcher. The worker's temporary
         files are then in a folder that is deleted when the worker ends.
@@ -150,7 +150,7 @@ class WorkerActor:
         return code
 
     def end(self) -> None:
-        """Kill the worker and everything that it has started; it first writes its stacks to its log."""
+        """Kill the worker and all processes that it has started, after it has written its stacks to its log."""
         if self._process is not None and self._process.returncode is None:
             ask_for_stacks(self._process)
             end_group(self._process.pid)
@@ -167,7 +167,7 @@ def device_ids(resource: str) -> list[str]:
 
 
 def local_rank(device: str, environ: Mapping[str, str]) -> int:
-    """Return the index of a device, given Ray's id of it, among the devices that a process sees.
+    """Return the index of the device with Ray's id ``device`` among the devices that a process sees.
 
     If the vendor's variable of visible devices is set, Ray's ids are its entries; otherwise they are indices.
     """

@@ -1,4 +1,4 @@
-"""Cluster: the connection to Ray, the hosts that a run may use, and the devices that Ray reserves for it."""
+"""A Cluster connects to Ray and lists the hosts for a run; a Reservation reserves devices there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ANSWER_S = 5.0
 _CORES = "CPU"
 """Ray's resource for CPU cores. All cores of a host together are one device of this project."""
 _UNCOUNTED = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAY_worker_niceness": "0", **SAFE_PATH}}}
-"""Options of an actor that requests no core. Its niceness is that of the run; by default Ray raises it by 15.
+"""Options of an actor that requests no core. Its niceness equals the run's niceness; by default Ray adds 15.
 PYTHONSAFEPATH is set because a running cluster may have been started without it."""
 _COUNTED = {"CPU": "num_cpus", "GPU": "num_gpus"}
 """Ray resource -> the actor option that requests it, for resources that have such an option."""
@@ -70,7 +70,7 @@ class Cluster:
         return ray.util.get_node_ip_address()
 
     def close(self) -> None:
-        """End the connection, and the cluster if it was started here."""
+        """End the connection, and the cluster if this object has started it."""
         if self._owned:
             self._owned = False
             ray.shutdown()
@@ -134,7 +134,7 @@ class Reservation:
     """Devices that Ray has reserved: a placement group that has a Ray bundle for each ``Bundle``."""
 
     def __init__(self, name: str, resource: str, bundles: Sequence[Bundle], resources_s: float) -> None:
-        """Reserve the devices, waiting until they are free. After ``resources_s`` seconds raise RunError."""
+        """Wait until the devices are free, and reserve them. After ``resources_s`` seconds raise RunError."""
         self._resource = resource
         self._group: PlacementGroup = placement_group(
             [{resource: bundle.amount} for bundle in bundles],
@@ -164,7 +164,7 @@ class Reservation:
 
 
 def on_host(host: Host) -> dict[str, Any]:
-    """Return Ray options for an actor on a host that uses no resources of it."""
+    """Return Ray options for an actor that runs on ``host`` and uses none of the host's resources."""
     return {**_UNCOUNTED, "scheduling_strategy": NodeAffinitySchedulingStrategy(host.node, soft=False)}
 
 

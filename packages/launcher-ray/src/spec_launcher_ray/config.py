@@ -1,4 +1,4 @@
-"""RayConfig: section ``launcher`` of a run that names this launcher."""
+"""RayConfig is the section ``launcher`` of a run that uses the launcher ``ray``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RESOURCES = {"cpu": "CPU", "cuda": "GPU", "npu": "NPU"}
 
 
 class RayConfig(LauncherConfig):
-    """Options of the launcher ``ray``: the cluster, its hosts to use, and how workers are placed on the hosts."""
+    """Options of the launcher ``ray``: the cluster, the hosts to use, and the placement of workers."""
 
     name: str = "ray"
     """Name of the launcher plugin, which starts the processes."""

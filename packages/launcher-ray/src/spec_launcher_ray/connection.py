@@ -1,4 +1,4 @@
-"""Connects to Ray: to a running cluster at a configured address, or to a cluster that is started on this host."""
+"""Connect to a running Ray cluster at a configured address, or start a cluster on this host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CONNECT_S = 10.0
 """Longest wait, in seconds, for a cluster's port to answer; Ray itself waits for minutes."""
 _START_TRIES = 4
 """Number of attempts to start a cluster. Ray gives its agents 15 s and its node 30 s to start, which no
-setting changes. A loaded host may need longer; at the next attempt their files are in the page cache."""
+setting changes. A loaded host may need longer; at the next attempt the programs' files are in the page cache."""
 _OWN_PACKAGES = JobConfig(_client_job=True)
 """Settings of the connection. Without the flag, Ray lets workers import from this process's working directory, too.
 
@@ -76,13 +76,16 @@ def check_address(address: ClusterAddress) -> None:
 
 
 def connect_cluster(address: ClusterAddress) -> None:
-    """Connect this process to a running cluster. Raise ConfigError if that fails."""
+    """Connect this process to a running cluster. Raise ConfigError if the connection fails."""
     with _own_signal_handler(), _errors_of_ray(ConfigError, f"{address} cannot be used"):
         _init(address.value)
 
 
 def start_cluster() -> None:
-    """Start a cluster on this host, which ends with this process, and connect to it. Raise RunError if that fails."""
+    """Start a cluster on this host and connect to it; it ends with this process.
+
+    Raise RunError if the cluster does not start.
+    """
     with _own_signal_handler():
         for number in range(1, _START_TRIES + 1):
             before = set(psutil.Process().children())
@@ -92,7 +95,7 @@ def start_cluster() -> None:
                 return
             except RunError as error:
                 _end(set(psutil.Process().children()) - before)
-                if number == _START_TRIES or isinstance(error.__cause__, ValueError):  # not for want of time
+                if number == _START_TRIES or isinstance(error.__cause__, ValueError):  # no timeout
                     logs = f"{get_default_ray_temp_dir()}/session_latest/logs"
                     raise RunError(f"{error} (try {number} of {_START_TRIES}); see {logs}") from error
                 log.warning("%s (try %d of %d); it is started again", error, number, _START_TRIES)

@@ -1,7 +1,7 @@
-"""RayLauncher: the workers of a run in actors of a Ray cluster.
+"""RayLauncher starts each worker of a run by an actor in a Ray cluster.
 
-Ray reserves the devices, starts an actor for each worker on the right host, and ends them with the run.
-Messages do not pass through Ray: each worker has a control channel to this process, as under ``local``.
+Ray reserves the devices, starts an actor for each worker on the right host, and ends the actors with the run.
+Messages do not pass through Ray: each worker has a control channel to this process, as with ``local``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RayWorker(ChannelWorker):
     def ending(self) -> WorkerEnded:
         """Return how the worker, its actor, or the Ray node of its host has ended."""
         how, killed = ending_of(self.code) if self.cluster.lives(self.host) else ("", True)
-        if lost := not self.cluster.lives(self.host):  # while it died it may have answered
+        if lost := not self.cluster.lives(self.host):  # asked again: a dying host may have answered
             how, killed = f"was lost: {_gone(self.host)}", True
         return WorkerEnded(self, f"{how}; see {self.log}", killed, host_lost=lost and self.alone)
 
@@ -126,7 +126,7 @@ class RayLauncher(Launcher):
             self._hosts.check()
 
     def start(self, workers: Sequence[WorkerSpec]) -> Mapping[str, WorkerHandle]:
-        """Reserve devices, prepare the hosts, start every worker (L2)."""
+        """Reserve devices, prepare the hosts, and start every worker (L2)."""
         try:
             self._start(workers)
         except BaseException:
@@ -151,7 +151,7 @@ class RayLauncher(Launcher):
         return self._workers[worker.name]
 
     def _end_worker(self, name: str, limit_s: float) -> None:
-        """Kill what is left of a worker by its actor; an earlier attempt may have done that already."""
+        """Make the actor kill what is left of its worker; an earlier attempt may have done so already."""
         import ray
 
         if (old := self._workers.pop(name, None)) is not None:
@@ -193,7 +193,7 @@ class RayLauncher(Launcher):
             self._place(reservation, [bundle], bundle.host.address)
         except RunError:
             self._reservations.remove(reservation)
-            reservation.close()  # else nothing would be free for the next try
+            reservation.close()  # so that its devices are free for the next attempt
             raise
 
     def receive(self, deadline_s: float = math.inf) -> WorkerMessage | WorkerEnded | None:
@@ -240,7 +240,7 @@ class RayLauncher(Launcher):
         return self._cluster.hosts(self._resource)
 
     def _bundles(self, workers: Sequence[WorkerSpec], hosts: Sequence[Host] | None = None) -> list[Bundle]:
-        """Return the bundles of the workers. If ``launcher.hosts`` is set, its order is followed."""
+        """Return the bundles of the workers. Hosts are used in the order of ``launcher.hosts``, if it is set."""
         home = None if self._cluster is None or self.config.hosts else self._cluster.own_address
         return place(self._found_hosts if hosts is None else hosts, workers, self.config.spread, home)
 
@@ -276,7 +276,7 @@ class RayLauncher(Launcher):
         return f"{self._run_name} {what} ({self._listener.token[:4]})"
 
     def _place(self, reservation: Reservation, bundles: Sequence[Bundle], address: str | None = None) -> None:
-        """Store the devices and options of each worker of reserved bundles.
+        """Store the devices and Ray options of each worker in the reserved bundles.
 
         ``address``: the workers' ``RunLink.address``, if it is the same for all.
         """
@@ -331,7 +331,7 @@ class RayLauncher(Launcher):
                 continue
             name, end = caller
             if name not in missing:
-                end.close()  # of an actor that was given up
+                end.close()  # its actor was given up
                 continue
             missing.remove(name)
             actor, code = self._actors[name]
@@ -360,7 +360,7 @@ class RayLauncher(Launcher):
             raise (HostLost if alone else RunError)(f"{hosts[host]} cannot be started: {_gone(host)}")
 
     def _ended_before(self, missing: Iterable[str]) -> str | None:
-        """Return the name of a worker of ``missing`` that has ended before it connected; None if there is none."""
+        """Return the name of a worker in ``missing`` that has ended before it connected; None if none has."""
         import ray
 
         names = {self._actors[name][1]: name for name in missing}

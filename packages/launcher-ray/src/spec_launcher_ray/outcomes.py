@@ -1,4 +1,4 @@
-"""Outcomes: results of Ray's actors and tasks, and descriptions of how they ended."""
+"""Get the results of Ray's actors and tasks, and describe how workers ended."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ end."""
 
 
 def result(reference: Any, who: str) -> Any:
-    """Return the result of an actor's method or a task.
+    """Wait for the result of an actor's method or a task, and return it.
 
-    Raise its error, or RunError if the actor or task died.
+    If the method or task raised a SpecError, raise an error of the same type. For any other error, or if the actor
+    or task died, raise RunError.
     """
     import ray
 

@@ -1,7 +1,7 @@
-"""Placement: assigns each worker a host and devices.
+"""Assign a host and devices to each worker.
 
-It is a pure function of the hosts and the workers, so the command ``plan`` shows what a run does. The
-launcher numbers the devices of all hosts. The workers that share a device are one *bundle*, which Ray
+The placement is a pure function of the hosts and the workers, so the command ``plan`` shows the placement of a
+run. The launcher numbers the devices of all hosts. Workers that share a device form one *bundle*, which Ray
 reserves as a unit.
 """
 
@@ -57,8 +57,8 @@ class Bundle:
     def amount_of(self, worker: WorkerSpec) -> float:
         """Return the amount of Ray's resource that the worker's actor requests.
 
-        Ray counts in steps of 0.0001, and an actor cannot request a fraction of more than one device. Such a
-        worker's devices are reserved only by the placement-group bundle.
+        Ray counts in steps of 0.0001, and an actor cannot request a fraction of several devices. So a worker that
+        shares several devices requests 0; only the placement-group bundle reserves its devices.
         """
         if len(self.workers) == 1:
             return self.amount
@@ -128,7 +128,7 @@ class DeviceTable:
 def place(
     hosts: Sequence[Host], workers: Sequence[WorkerSpec], spread: bool = False, home: str | None = None
 ) -> list[Bundle]:
-    """Place the workers on devices of the hosts and return their bundles. Raise ConfigError if that fails.
+    """Place the workers on devices and return their bundles. Raise ConfigError if they do not fit.
 
     The first trainer writes the run directory, so it gets a device of the host at the address ``home``, if
     there is one. If the engines would take all devices of that host, the other hosts are filled first.
@@ -140,7 +140,7 @@ def place(
         return bundles
     before = [host for host in hosts if host != own]
     number = first.first_device % len(hosts) if spread else _last_before(before, own, first.first_device)
-    with suppress(ConfigError):  # then they do not fit in this order
+    with suppress(ConfigError):  # raised if they do not fit in this order
         moved = DeviceTable([*before[:number], own, *before[number:]], spread).bundles(workers)
         if _host_of(first, moved) == own:
             return moved
@@ -152,7 +152,7 @@ def _host_of(worker: WorkerSpec, bundles: Sequence[Bundle]) -> Host:
 
 
 def _last_before(others: Sequence[Host], own: Host, device: int) -> int:
-    """Return how many of the other hosts must precede ``own`` so that device number ``device`` is on ``own``."""
+    """Return how many other hosts must precede ``own`` so that device number ``device`` is on ``own``."""
     stops = accumulate((host.num_free for host in others), initial=own.num_free)
     return sum(stop <= device for stop in stops)
 
@@ -167,9 +167,9 @@ def _numbered(devices: Sequence[Sequence[tuple[Host, int]]], spread: bool) -> li
 
 
 def neighbours(devices: list[int], who: str) -> list[int]:
-    """Return ``devices``, the devices of a bundle.
+    """Return ``devices``, the devices of a bundle, if they are consecutive, as backends require.
 
-    Raise RunError if they are not consecutive, as backends require.
+    Raise RunError if they are not.
     """
     if devices != list(range(devices[0], devices[0] + len(devices))):
         raise RunError(

@@ -1,4 +1,4 @@
-"""PreparedHosts: the hosts of a run, each inside ``Backend.prepare_host``, held there by an actor."""
+"""PreparedHosts keeps ``Backend.prepare_host`` open on each host of a run, by an actor there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PreparedHosts:
     def __init__(
         self, cluster: Cluster, context: LaunchContext, resource: str, named: Callable[[str], str]
     ) -> None:
-        """Prepare no host yet.
+        """Store the arguments; no host is prepared yet.
 
         ``resource`` counts devices; ``named`` returns an actor's name in Ray's dashboard.
         """
@@ -52,7 +52,7 @@ class PreparedHosts:
         objections = {host: actor.objection.remote() for host, actor in new.items()}
         for host, objection in objections.items():
             if words := result(objection, f"host {host.address}"):
-                ray.kill(new[host])  # its name is free then
+                ray.kill(new[host])  # frees the actor's name
                 raise ConfigError(f"host {host.address} {words}")
         self._actors |= new
         prepared = {host: actor.prepare.remote() for host, actor in new.items()}
@@ -65,7 +65,7 @@ class PreparedHosts:
         self._watches |= {actor.watch.remote(): host for host, actor in new.items()}
 
     def check(self) -> None:
-        """Raise RunError if a daemon that ``prepare_host`` has started has died. Forget lost hosts."""
+        """Raise RunError if a daemon that ``prepare_host`` has started has died; forget hosts that are lost."""
         done, _ = ray.wait(list(self._watches), timeout=0)
         for watch in done:
             host = self._watches[watch]
@@ -75,7 +75,7 @@ class PreparedHosts:
             del self._watches[watch], self._actors[host]
 
     def leave(self) -> None:
-        """Leave ``prepare_host`` on every host."""
+        """Leave the context ``Backend.prepare_host`` on every host."""
         left = [actor.leave.remote() for actor in self._actors.values()]
         if left:
             ray.wait(left, num_returns=len(left), timeout=UNKILLABLE_S)
@@ -83,7 +83,7 @@ class PreparedHosts:
             ray.kill(actor)
 
     def devices(self, reservation: Reservation, bundles: Sequence[Bundle]) -> list[tuple[Bundle, int, int]]:
-        """Return each bundle with the index of the reserved bundle for it and its first device on its host.
+        """Return each bundle, the index of the reserved bundle for it, and its first device on its host.
 
         Reserved bundles of a host are assigned in the order of their devices.
         """

@@ -1,1 +1,1 @@
-"""The optimizers adamw and muon, which update the float32 weights of a draft."""
+"""The optimizers ``adamw`` and ``muon`` update the float32 weights of a draft."""

@@ -1,4 +1,4 @@
-"""Optimizer ``adamw``: torch's AdamW."""
+"""The optimizer ``adamw`` is torch's AdamW."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def build_adamw(weights: Sequence[TrainedWeight], config: AdamWConfig) -> torch.
     ]
     optimizer = torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.eps, fused=True)
     for weight in weights:
-        # AdamW makes its state in the first step; a checkpoint must have tensors to load into before that.
+        # AdamW creates its state in the first step, but a checkpoint is loaded into the state's tensors before.
         optimizer.state[weight.values] = {
             "step": torch.zeros((), dtype=torch.float32, device=weight.values.device),
             "exp_avg": torch.zeros_like(weight.values),

@@ -1,4 +1,7 @@
-"""Optimizer ``muon``: Muon for the matrices between hidden states, AdamW for all other weights."""
+"""The optimizer ``muon`` applies Muon to hidden matrices and AdamW to all other weights.
+
+Hidden matrices are all matrices except embeddings and heads.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,20 @@ if TYPE_CHECKING:
 
 
 class MuonConfig(AdamWConfig):
-    """Section ``optimizer`` of a run that names this optimizer; ``betas`` and ``eps`` are for the other weights."""
+    """Section ``optimizer`` of a run that names this optimizer; ``betas`` and ``eps`` are for AdamW."""
 
     matrix_rate: PositiveFloat = 1.0
-    """Learning rate of the matrices, as a multiple of ``train.lr``."""
+    """Learning rate of the hidden matrices, as a multiple of ``train.lr``."""
     momentum: Decay = 0.95
-    """Nesterov momentum of the matrices."""
+    """Nesterov momentum of the hidden matrices."""
     matrix_scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     """Factor on a matrix's step, by its shape (torch's ``adjust_lr_fn``). ``match_rms_adamw``: 0.2 · √(longer
-    side), with which steps are as long as AdamW's and AdamW's learning rates suit. ``original``: √(rows / columns),
-    at least 1."""
+    side); steps are then as long as AdamW's, so AdamW's learning rates suit. ``original``: √(rows / columns), at
+    least 1."""
 
 
 class MuonOptimizer(Optimizer):
-    """Muon (arXiv 2502.16982) for matrices, AdamW for a head, an embedding and vectors."""
+    """Muon (arXiv 2502.16982) for hidden matrices, and AdamW for a head, an embedding and vectors."""
 
     name: ClassVar[str] = "muon"
     api_version: ClassVar[int] = 2

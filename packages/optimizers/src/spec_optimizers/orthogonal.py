@@ -1,7 +1,7 @@
-"""Computes Muon's steps: the orthogonalized momentum of each matrix.
+"""Compute Muon's steps: the orthogonalized momentum of each matrix.
 
-``torch.optim.Muon`` takes full matrices only. It computes in bfloat16, which takes 20 times as long on many
-CPUs.
+``torch.optim.Muon`` is not used, because it takes full matrices only. It also computes in bfloat16, which takes 20
+times as long as float32 on many CPUs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class MuonAndAdamW(torch.optim.Optimizer):
         config: MuonConfig,
         map_whole: MapWhole,
     ) -> None:
-        """Store the matrices, the AdamW of all other weights, and ``map_whole`` for full matrices."""
+        """Create the Muon state of ``matrices``, and join it with ``others``, the AdamW of all other weights.
+
+        ``map_whole`` applies a function to full matrices that are sharded over ranks.
+        """
         group = {
             "params": [matrix.values for matrix in matrices],
             "weight_decay": config.weight_decay,
@@ -63,7 +66,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         rate = group["lr"] * group["matrix_rate"]
         for name, matrix in zip(self._names, matrices, strict=True):
             matrix.mul_(1 - rate * group["weight_decay"]).add_(steps[name], alpha=-rate)
-        # Loading a state makes new groups and a new dictionary.
+        # Loading a state creates new parameter groups and a new state dictionary.
         self._others.param_groups, self._others.state = others, self.state
         self._others.step()
 
@@ -85,7 +88,7 @@ def matrix_step(direction: Tensor, scale: str) -> Tensor:
 def orthogonalised(matrix: Tensor) -> Tensor:
     """Return approximately the nearest matrix whose singular values are all 1 (here between 0.7 and 1.2).
 
-    Computed in bfloat16; on a CPU, in the dtype of ``matrix``.
+    It is computed in bfloat16, or on a CPU in the dtype of ``matrix``.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.mT if tall else matrix

@@ -1,9 +1,9 @@
-"""Processes of one host, for launchers and for engines whose program needs a process of its own.
+"""This package starts and ends processes on one host, for launchers and for engines.
 
 ``spawn`` starts a Python module in a new process group and returns the process and a ControlChannel to it.
 The child calls ``channel_to_parent`` to open its side. The kernel kills the child when the thread that
-started it ends. A Reaper kills the processes that the child has started, even if this process dies of ``kill
--9``. A launcher runs WORKER_MODULE in each worker and adds its ChannelWorker to a WorkerInbox.
+started it ends. A Reaper kills the processes that the child has started, even if this process is killed by
+SIGKILL. A launcher runs WORKER_MODULE in each worker and adds its ChannelWorker to a WorkerInbox.
 """
 
 from spec_processes.channel_listener import ChannelListener, connect_channel, connect_output

@@ -1,8 +1,9 @@
-"""ChannelListener: the port at which workers on other hosts reach their launcher.
+"""A ChannelListener listens at the port at which workers on other hosts connect to their launcher.
 
-The first packet of a connection has the listener's token, the worker's name and the connection's use: the
-control channel, or the worker's output if its host does not see the log folder. A peer without the token is
-refused (``AcceptLimiter`` bounds the cost). Traffic is not encrypted: use loopback or a private network.
+The first packet of a connection has the listener's secret token, the worker's name and the use of the
+connection. The use is the control channel, or the worker's output if the worker's host does not see the log
+folder. A peer without the token is refused (``AcceptLimiter`` bounds the cost). Traffic is not encrypted: use
+loopback or a private network.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _OUTPUT_S = 5.0
 """Longest wait for the last output of a worker that has ended, in seconds."""
 _CHUNK_BYTES = 1 << 16
 _MAX_PENDING = 512
-"""Most connections that have not authenticated yet. The workers of a large run connect all at once."""
+"""Largest number of connections that have not authenticated yet. The workers of a large run connect all at once."""
 
 
 class ChannelListener:
@@ -96,7 +97,7 @@ class ChannelListener:
 
 
 def _append(output: socket.socket, file: Path) -> None:
-    """Append the bytes that arrive on a connection to a file, until the peer closes the connection."""
+    """Read the connection ``output`` until the peer closes it, and append the bytes to ``file``."""
     with output, file.open("ab", buffering=0) as stream, contextlib.suppress(OSError):
         while data := output.recv(_CHUNK_BYTES):
             stream.write(data)
@@ -111,7 +112,10 @@ def connect_output(address: str, token: str, name: str, timeout_s: float) -> soc
 
 
 def connect_channel(address: str, token: str, name: str, timeout_s: float) -> socket.socket:
-    """Connect to a ChannelListener and return a blocking socket for ``spawn_on``. Raise OSError if that fails."""
+    """Connect to a ChannelListener and return a blocking socket for ``spawn_on``.
+
+    Raise OSError if the connection fails.
+    """
     return _connect(address, [token, name, _CONTROL], timeout_s)
 
 

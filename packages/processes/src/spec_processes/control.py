@@ -1,4 +1,4 @@
-"""ControlChannel: JSON messages between two processes, over a socket that only these two hold.
+"""A ControlChannel carries JSON messages between two processes, over a socket that only they hold.
 
 If one process dies, the kernel closes its socket, and the other process reads the end of the stream. Messages
 never contain tensors.
@@ -39,11 +39,11 @@ class ControlChannel:
         self._closed = threading.Event()
         self._send_timeout_s = send_timeout_s
         self.wait: Callable[[float | None], None] | None = None
-        """If set, ``send`` calls it, with the longest wait in seconds, instead of waiting for the other
-        process to read."""
+        """Function that ``send`` calls, if set, when the other process does not read; its argument is the longest
+        wait in seconds. Otherwise ``send`` blocks."""
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message.
+        """Send a message with the field ``kind`` and the given further fields.
 
         Raise PeerLost if the other process is gone, DeadlineExceeded if it does not read.
         """

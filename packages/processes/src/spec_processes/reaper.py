@@ -1,4 +1,4 @@
-"""Reaper: a process that kills the descendants of this process when this process dies, even of ``kill -9``.
+"""A Reaper is a process that kills this process's descendants when this process dies, even of SIGKILL.
 
 The kernel kills the children of ``spawn`` with their parent, but not the processes that they have started.
 The reaper reads ids of process groups from its standard input. At end of file it kills every process of every
@@ -19,7 +19,7 @@ class Reaper:
     """Starts and controls a reaper process; only this process holds the write end of the reaper's input."""
 
     def __init__(self) -> None:
-        """Start the reaper's process, which ends with this one."""
+        """Start the reaper process, which ends when this process ends."""
         self._process = subprocess.Popen(
             [sys.executable, "-I", __file__], stdin=subprocess.PIPE, start_new_session=True
         )
@@ -35,7 +35,7 @@ class Reaper:
     def keep_until_exit(self) -> None:
         """Keep the reaper until this process ends, however it ends; ``close`` must not be called afterwards."""
         assert self._process.stdin is not None
-        held = os.dup(self._process.stdin.fileno())  # Python closes no bare descriptor while it shuts down
+        held = os.dup(self._process.stdin.fileno())  # stays open while Python shuts down
         self._process.stdin.close()
         os.register_at_fork(after_in_child=functools.partial(os.close, held))
 
@@ -49,7 +49,7 @@ class Reaper:
 
     def _note(self, group: int) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # somebody killed it: the kernel still ends the children themselves
+        with suppress(BrokenPipeError):  # the reaper was killed: the kernel still kills direct children
             self._process.stdin.write(b"%d\n" % group)
             self._process.stdin.flush()
 
@@ -70,7 +70,7 @@ def ending(code: int) -> str:
 
 def main() -> None:
     """Read process-group ids until end of file, then kill the registered groups."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # may reach every process of a service
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # may be sent to all processes of a service
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
     for number in map(int, sys.stdin):

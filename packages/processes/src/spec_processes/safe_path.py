@@ -1,4 +1,4 @@
-"""Removes the working directory from the import path, because other users may have put modules there."""
+"""Remove the working directory from the import path, because other users may have put modules there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def leave_out_working_directory() -> None:
     """Import nothing from the working directory from now on, in this process and its descendants.
 
     Every Python process that ``multiprocessing``, torch's compiler, Ray, vLLM or SGLang starts inherits the
-    variable. Some of these programs pass ``sys.path`` on, too.
+    environment variable PYTHONSAFEPATH. Some of these programs pass ``sys.path`` on, too.
     """
     os.environ.update(SAFE_PATH)
     if sys.flags.safe_path:

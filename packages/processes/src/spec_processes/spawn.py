@@ -1,7 +1,7 @@
-"""Starts a child process with a control channel, and sets the child up.
+"""Start a child process with a control channel, and set the child up.
 
-The child leads a new process group and holds one side of a control channel. The kernel kills it when the thread
-that started it ends, for whatever reason.
+The child leads a new process group and holds one side of a control channel. The kernel kills the child when the
+thread that started it ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def spawn(
     words: Sequence[str], env: Mapping[str, str], output: int | IO[bytes], peer_s: float
 ) -> tuple[subprocess.Popen[bytes], ControlChannel]:
-    """Start ``python -m WORDS FD PARENT`` with the environment ``env``; return it and the channel to it.
+    """Start ``python -m WORDS FD PARENT`` as a child; return the process and the control channel to it.
 
-    ``peer_s``: longest wait, in seconds, for the child to read a message.
+    FD is the child's end of the channel, and PARENT the id of this process. ``peer_s``: longest wait, in seconds,
+    for the child to read a message.
     """
     ours, theirs = socket.socketpair()
     channel = ControlChannel(ours, peer_s)
@@ -41,10 +42,10 @@ def spawn(
 def spawn_on(
     end: socket.socket, words: Sequence[str], env: Mapping[str, str], output: int | IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start ``python -m WORDS FD PARENT`` as ``spawn`` does; ``end`` is the child's end of its control channel.
+    """Start ``python -m WORDS FD PARENT`` as a child, with ``end`` as its end of a control channel.
 
-    The caller closes its own copy of ``end``. Neither the child nor a Python that it starts imports from the
-    working directory, where anybody may have put a module.
+    The caller closes its own copy of ``end``. Neither the child nor a Python process that it starts imports from
+    the working directory, where anybody may have put a module.
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-m", *words, str(end.fileno()), str(os.getpid())],
@@ -63,7 +64,7 @@ def channel_to_parent(descriptor: str, parent: str) -> ControlChannel:
     ``descriptor`` and ``parent``: FD and PARENT, the last two arguments of the child's command line.
     """
     die_with_parent()
-    if os.getppid() != int(parent):  # it died before the line above
+    if os.getppid() != int(parent):  # the parent died before the line above
         os._exit(1)
     collect_rarely()
     os.set_inheritable(int(descriptor), False)

@@ -1,4 +1,4 @@
-"""The stacks of a worker that does not end: it writes them to its log before it is killed."""
+"""Make a worker that does not end write the stacks of its threads to its log before it is killed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ _WRITING_S = 0.5
 
 
 def write_stacks_when_asked() -> None:
-    """Have ``ask_for_stacks`` write the stack of every thread of this process to standard error.
+    """Let this process write its threads' stacks to standard error when its parent asks for them.
 
-    This works even while a thread holds the interpreter's lock in foreign code.
+    The parent asks by ``ask_for_stacks``. This works even while a thread holds the interpreter's lock in
+    foreign code.
     """
     faulthandler.register(_SIGNAL, all_threads=True)
 
 
 def ask_for_stacks(process: subprocess.Popen[bytes]) -> None:
-    """Ask a child process that is about to be killed for its stacks, and give it half a second to write them."""
+    """Ask a child process, which is about to be killed, to write its stacks; give it half a second."""
     if process.poll() is None:
         process.send_signal(_SIGNAL)
         with suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
-"""Handles torch extensions that cannot be imported, such as torch-npu without CANN.
+"""Handle torch extensions that cannot be imported, such as torch-npu without CANN.
 
 torch imports vendors' extensions by itself. An extension that fails makes every ``import torch`` fail, on
-other hardware, too. docs/decisions/011 has the reasons for what is done.
+other hardware, too. docs/decisions/011 has the reasons for the measures in this module.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from spec_core.errors import PluginError
 
 
 def restart_where_torch_would_fail() -> None:
-    """Restart this process with the variables of ``Backend.import_env``, unless all of them are already set.
+    """Restart this process with the variables of ``Backend.import_env``, unless all of them are set.
 
-    Children inherit them.
+    Child processes inherit the variables.
     """
     if not _extensions():
         return

@@ -1,4 +1,4 @@
-"""Selects the devices that a child process sees, by the vendor's environment variable."""
+"""Select the devices that a child process sees, by the vendor's environment variable."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 def child_devices(
     variable: str, environ: Mapping[str, str], visible: Sequence[str], first: int, num_devices: int
 ) -> dict[str, str]:
-    """Return ``variable`` with ``num_devices`` entries of ``visible`` from ``first`` on.
+    """Return the environment variable ``variable`` for a child process, with entries of ``visible``.
 
-    ``visible``: the variable's entries for the devices that this process sees. Raise ConfigError if there are
-    too few.
+    The child gets ``num_devices`` entries from index ``first`` on. ``visible``: the variable's entries for the
+    devices that this process sees. Raise ConfigError if there are too few.
     """
     chosen = visible[first : first + num_devices]
     if len(chosen) < num_devices:

@@ -1,6 +1,6 @@
-"""WorkerInbox: receives messages of workers over their control channels, and ends workers that are silent.
+"""A WorkerInbox receives the messages of workers over control channels, and detects silent workers.
 
-The thread in which the run receives waits for all channels at once and reads them, so thousands of workers
+The thread that calls ``receive`` waits for all channels at once and reads them, so thousands of workers
 need no further threads or locks.
 """
 
@@ -45,7 +45,7 @@ class ChannelWorker(WorkerHandle):
     def begin(self, spec: WorkerSpec, peer_s: float, address: str = LOOPBACK, reap: bool = False) -> None:
         """Send the worker its WorkerStart message.
 
-        ``address``: the worker's ``RunLink.address``. ``reap``: the worker starts a Reaper for its
+        ``address``: the worker's ``RunLink.address``. ``reap``: whether the worker starts a Reaper for its
         descendants, because the launcher's Reaper is on another host.
         """
         start = {
@@ -58,16 +58,16 @@ class ChannelWorker(WorkerHandle):
         self.send(start)
 
     def send(self, message: Message) -> None:
-        """Send a message; do nothing if the worker has ended (L5)."""
+        """Send a message to the worker; do nothing if the worker has ended (L5)."""
         try:
             self.channel.send("message", message=message)
         except PeerLost:
-            pass  # its end is in the inbox
+            pass  # the inbox reports that the worker has ended
         except DeadlineExceeded as error:
             raise DeadlineExceeded(f"{self.name}: {error}") from error
 
     def watch(self) -> None:
-        """Treat the worker as ended if it is silent from now on (L4)."""
+        """Watch the worker: from now on, it counts as ended if it is silent for ``peer_s`` seconds (L4)."""
         self.watched = True
 
     @abstractmethod
@@ -80,14 +80,14 @@ class ChannelWorker(WorkerHandle):
 
 
 class WorkerInbox:
-    """Returns messages and ends of workers in the order in which they arrive."""
+    """Returns messages of workers, and a WorkerEnded for each worker that ends, in the order of arrival."""
 
     def __init__(self, peer_s: float) -> None:
-        """Start without workers. ``peer_s``: seconds of silence after which a watched worker counts as lost (L4)."""
+        """Start without workers. A watched worker counts as lost after ``peer_s`` seconds of silence (L4)."""
         self._peer_s = peer_s
         self._arrived: deque[WorkerMessage | WorkerEnded | ChannelWorker | None] = deque()
-        """Events that ``receive`` has not returned yet. A worker in it means that the worker's channel has ended;
-        None means a call of ``wake``."""
+        """Queue of the events that ``receive`` has not returned yet. A worker in the queue means that its channel
+        has ended. None means that ``wake`` was called."""
         self._selector: selectors.EpollSelector | None = None
         """Selector of the channels that have not ended; None if no channel is read."""
         self._waker: int | None = None
@@ -111,7 +111,7 @@ class WorkerInbox:
 
     def forget(self, worker: ChannelWorker) -> None:
         """Drop the events of a worker and stop reading its channel, which the launcher then closes (L11)."""
-        with suppress(KeyError):  # its end was read
+        with suppress(KeyError):  # its channel has ended already
             self._opened().unregister(worker.channel)
         for _ in range(len(self._arrived)):  # ``wake`` may add to it meanwhile
             event = self._arrived.popleft()
@@ -139,7 +139,7 @@ class WorkerInbox:
         return self._selector
 
     def _read(self, deadline_s: float) -> None:
-        """Wait until data arrives on any channel or ``deadline_s`` passes, and read it."""
+        """Wait until data arrives on any channel or ``deadline_s`` passes, and read the data."""
         for key, _ in self._opened().select(max(0.0, deadline_s - time.monotonic())):
             if key.data is None:
                 os.eventfd_read(key.fd)
@@ -147,9 +147,9 @@ class WorkerInbox:
                 self._read_channel(key.data)
 
     def _read_meanwhile(self, channel: ControlChannel, limit_s: float | None) -> None:
-        """Wait until a channel is writable or data arrives, and read the data.
+        """Wait until ``channel`` is writable or any channel has data, and read the data.
 
-        The channel's worker may be blocked until its data is read.
+        Reading prevents a deadlock: a worker that waits until its own messages are read reads none.
         """
         waiting = select.poll()
         waiting.register(channel, select.POLLOUT)
@@ -168,7 +168,7 @@ class WorkerInbox:
             self._arrived.append(worker)
 
     def _end_silent_workers(self) -> None:
-        """End the watched workers that have been silent for ``peer_s``, and compute the time of the next check."""
+        """Report watched workers that have been silent for ``peer_s`` as ended, and set the next check's time."""
         if self._silent_workers():
             deadline_s = time.monotonic() + _CONFIRM_S
             while time.monotonic() < deadline_s:

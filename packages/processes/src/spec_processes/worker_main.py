@@ -1,7 +1,6 @@
-"""Main program of a worker with a control channel: ``python -m spec_processes.worker_main NAME FD PARENT``.
+"""Run a worker with a control channel: ``python -m spec_processes.worker_main NAME FD PARENT``.
 
-NAME is only there to be seen in the list of processes. The first message on the control channel is a
-WorkerStart.
+NAME is only shown in the list of processes. The first message on the control channel is a WorkerStart.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class ChannelLink(RunLink):
 
     def send(self, message: Message) -> None:
         """Send a message to the run (L6)."""
-        if self._ended:  # over TCP a packet to nobody is no error yet
+        if self._ended:  # over TCP the first packet after the end raises no error
             raise PeerLost("the run has ended")
         self._channel.send("message", message=message)
 

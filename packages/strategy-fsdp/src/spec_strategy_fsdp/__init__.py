@@ -1,1 +1,1 @@
-"""Strategy ``fsdp``: FSDP2 over the data-parallel ranks, with float32 master weights for any compute dtype."""
+"""This package is the strategy ``fsdp``: FSDP2 with float32 master weights for any compute dtype."""

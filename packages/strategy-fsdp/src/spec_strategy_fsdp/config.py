@@ -1,4 +1,4 @@
-"""Section ``strategy`` of a run that names the strategy fsdp."""
+"""Define the section ``strategy`` of a run that uses the strategy ``fsdp``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from spec_core import StrategyConfig
 
 
 class FsdpConfig(StrategyConfig):
-    """Section ``strategy`` of a run that names this strategy."""
+    """Section ``strategy`` of a run that uses this strategy."""
 
     speed_only: ClassVar[frozenset[str]] = frozenset({"replicate", "context_parallel"})
 
     replicate: PositiveInt = 1
-    """Groups of neighbouring ranks, such as those of a host, that each hold the whole draft and its optimizer,
-    sharded over the ranks of the group (HSDP)."""
+    """Number of groups of neighbouring ranks, for example one group for each host (HSDP). Each group holds
+    the whole draft and its optimizer, sharded over the group's ranks."""
     context_parallel: PositiveInt = 1
-    """Neighbouring ranks that divide the tokens of each sample. They train the same samples."""
+    """Number of neighbouring ranks that divide the tokens of each sample. These ranks train on the same
+    samples."""

@@ -1,4 +1,4 @@
-"""ContextRanks: the ranks that divide the rows of a sample (context parallelism), as a process group of torch."""
+"""ContextRanks is a torch process group of ranks that divide a sample's rows (context parallelism)."""
 
 # torch.distributed declares no __all__, so its functions count as private names of another module.
 # pyright: reportPrivateImportUsage=false
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-# torch 2.13 has renamed these, and warns at the old names.
+# torch 2.13 has renamed these functions, and warns about the old names.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor")  # noqa: B009
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor")  # noqa: B009
 
@@ -32,12 +32,12 @@ class ContextRanks(ContextGroup):
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def gather(self, parts: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return each tensor's rows of all ranks (C2)."""
+        """Return, for each tensor of ``parts``, the rows of all ranks (C2)."""
         gathered: tuple[Tensor, ...] = _Gathered.apply(self, tuple(counts), *parts)
         return gathered
 
     def all_rows(self, part: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return the rows of all ranks; shares are padded to the largest one while they are sent."""
+        """Return the rows of all ranks. Each rank's rows are padded to the largest number while they are sent."""
         most = max(counts)
         everyones = part.new_empty((self.size * most, *part.shape[1:]))
         if everyones.numel():

@@ -1,4 +1,4 @@
-"""Strategy ``fsdp``: FSDP2 over all ranks, or over each of several groups of ranks (HSDP).
+"""Define the strategy ``fsdp``: FSDP2 over all ranks, or over each of several groups of ranks (HSDP).
 
 Neighbouring ranks may divide samples (context parallelism). Float32 shards are the master weights for any compute
 dtype.
@@ -52,7 +52,7 @@ class FsdpStrategy(Strategy):
 
     config: FsdpConfig
     _mesh: DeviceMesh
-    """One axis, the shards, or two: replicas × shards."""
+    """Mesh with one axis, the shards, or with two axes: replicas × shards."""
     _everyone: ProcessGroup
     _context: ContextGroup | None
     _module: FSDPModule
@@ -78,7 +78,7 @@ class FsdpStrategy(Strategy):
 
     @classmethod
     def check(cls, config: StrategyConfig, target: TargetSpec, hints: ShardHints) -> None:
-        """Raise ConfigError if ranks are to divide samples and the draft's hints do not allow it (S10)."""
+        """Raise ConfigError if ranks must divide samples and the draft's hints do not allow it (S10)."""
         assert isinstance(config, FsdpConfig)
         if config.context_parallel > 1 and not hints.context_parallel:
             raise ConfigError(
@@ -88,7 +88,7 @@ class FsdpStrategy(Strategy):
 
     @classmethod
     def shard_counts(cls, config: StrategyConfig, world_size: int) -> ShardCounts:
-        """Return the number of ranks of a replica for the weights, and 1 for the vocabulary, which is not divided."""
+        """Return the numbers of shards: a replica's ranks divide the weights, and the vocabulary is undivided."""
         assert isinstance(config, FsdpConfig)
         return ShardCounts(weights=world_size // config.replicate, vocabulary=1)
 
@@ -116,13 +116,13 @@ class FsdpStrategy(Strategy):
             cast_forward_inputs=False,
         )
         module.to(self.device)
-        # One rank has nothing to give back after the forward pass: what it cast for it serves backward too.
+        # One rank need not reshard after the forward pass: the cast weights serve the backward pass, too.
         reshard = False if self._mesh.size(-1) == 1 else None
         for block in [*map(module.get_submodule, hints.blocks), module]:
             sharded = fully_shard(block, mesh=self._mesh, mp_policy=policy, reshard_after_forward=reshard)
             if world_size > 1:
-                # Alone, a sum is the gradient itself, and dividing it by 1 would be a pass over it.
-                # A module's loss is its share of the global loss: shares add up, so gradients are summed.
+                # On one rank, the sum is the gradient itself, and a division by 1 would cost a pass over it.
+                # A rank's loss is its share of the global loss, so gradients are summed, not averaged.
                 sharded.set_gradient_divide_factor(1.0)
                 sharded.set_force_sum_reduction_for_comms(True)
         self._module = module
@@ -146,7 +146,7 @@ class FsdpStrategy(Strategy):
     def step(
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps, lr: float
     ) -> TrainStep:
-        """Train one optimizer step; gradients are summed over ranks once, at its end (S1-S4)."""
+        """Run one optimizer step; gradients are summed over ranks once, at the end of the step (S1-S4)."""
         import torch
 
         denominators = to_device_async(denominators, self.device)
@@ -174,7 +174,7 @@ class FsdpStrategy(Strategy):
         denominators = to_device_async(denominators, self.device)
         with torch.no_grad():
             outputs = [self._module(self._divided(batch), denominators, ops) for batch in micro_batches]
-        # Without a backward pass modules stay gathered: their parameters would no longer be the optimizer's.
+        # Without a backward pass, modules stay gathered, and their parameters are not the optimizer's parameters.
         for part in self._module.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()
@@ -196,7 +196,7 @@ class FsdpStrategy(Strategy):
         save_sharded(self._state(), folder, self._everyone)
 
     def load(self, folder: StateFolder) -> None:
-        """Read shards that were written by any number of processes (S5)."""
+        """Read the shards of a checkpoint that any number of processes wrote (S5)."""
         from spec_kit.sharding import load_sharded
 
         load_sharded(self._state(), folder, self._everyone)
@@ -209,7 +209,7 @@ class FsdpStrategy(Strategy):
         return {name.removeprefix(_MODEL): value for name, value in read_full(folder, _MODEL).items()}
 
     def _context_group(self, world_size: int) -> ContextGroup | None:
-        """Return this process's group of ranks that divide samples; None if they are not divided. Collective."""
+        """Return the group of ranks that divide samples with this process; None without division. Collective."""
         import torch.distributed as dist
 
         from spec_strategy_fsdp.context_ranks import ContextRanks
@@ -224,7 +224,7 @@ class FsdpStrategy(Strategy):
         return batch if self._context is None else replace(batch, context=self._context)
 
     def _state(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint holds: the model's, and the optimizer's for each parameter."""
+        """Return a checkpoint's tensors: the model's tensors, and the optimizer's tensors for each parameter."""
         model = {f"{_MODEL}{name}": value for name, value in self._module.state_dict().items()}
         optimizer = {
             f"optimizer.{name}.{key}": value
@@ -238,7 +238,8 @@ class FsdpStrategy(Strategy):
     ) -> Mapping[str, Tensor]:
         """Apply ``function`` to each full tensor, and return this rank's shard of each result (S12).
 
-        The ranks of all replicas divide the tensors among them. ``parts``: weight name → this rank's shard.
+        The ranks of all replicas divide the tensors among themselves. ``parts``: weight name → this rank's
+        shard.
         """
         from torch.distributed.tensor import distribute_tensor
 
@@ -255,26 +256,29 @@ class FsdpStrategy(Strategy):
         return reduce(add, outputs).combined(self._sum)
 
     def _sum(self, values: Tensor) -> Tensor:
-        """Return the sum over ranks, added locally in rank order: not every vendor's all-reduce supports float64."""
+        """Return the sum of ``values`` over ranks, which each rank computes in rank order.
+
+        Not every vendor's all-reduce supports float64.
+        """
         import torch.distributed as dist
 
         everyones = values.new_empty(self._mesh.size() * values.numel())
-        # torch 2.13 has renamed it, and warns at the old name.
+        # torch 2.13 has renamed the function, and warns about the old name.
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         gather(everyones, values, group=self._everyone)
         return everyones.view(-1, values.numel()).sum(0)
 
 
 def _new_group(ranks: range) -> ProcessGroup:
-    """Return a new process group; every process calls this, also one that is not among the ranks."""
+    """Return a new process group of ``ranks``. Every process must call this, also outside the group."""
     import torch.distributed as dist
 
-    group: Any = dist.new_group(list(ranks))  # no group where this process is not in it
+    group: Any = dist.new_group(list(ranks))  # not a group if this process is not a member
     return group
 
 
 def _register_step_output() -> None:
-    """Register StepOutput as a pytree: FSDP2 attaches backward hooks to the tensors of a module's output pytree."""
+    """Register StepOutput as a pytree, because FSDP2 attaches backward hooks to tensors of pytrees only."""
     from torch.utils import _pytree
 
     from spec_core.records import StepOutput

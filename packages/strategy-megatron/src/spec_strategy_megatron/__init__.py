@@ -1,1 +1,1 @@
-"""Strategy ``megatron``: tensor and data parallelism by Megatron-Core."""
+"""This package is the strategy ``megatron``: tensor and data parallelism by Megatron-Core."""

@@ -1,4 +1,4 @@
-"""Section ``strategy`` of a run that names the strategy megatron."""
+"""Define the section ``strategy`` of a run that uses the strategy ``megatron``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ _FORMER = ("context_parallel", "expert_parallel")
 
 
 class MegatronConfig(StrategyConfig):
-    """Section ``strategy`` of a run that names this strategy."""
+    """Section ``strategy`` of a run that uses this strategy."""
 
     speed_only: ClassVar[frozenset[str]] = frozenset(
         {"tensor_parallel", "sequence_parallel", "distributed_optimizer"}
     )
 
     tensor_parallel: PositiveInt = 1
-    """Processes that divide one draft: heads, channels and the vocabulary. They train the same samples."""
+    """Number of processes that divide one draft: its heads, channels and vocabulary. These processes train on
+    the same samples."""
     sequence_parallel: bool = False
-    """Whether these processes divide the tokens in modules that they do not divide otherwise, such as norms."""
+    """Whether these processes divide the tokens in modules whose weights they do not divide, such as
+    norms."""
     distributed_optimizer: bool = False
     """Whether each data-parallel rank stores float32 master weights and optimizer state of only its share of the
     draft."""
@@ -29,7 +31,10 @@ class MegatronConfig(StrategyConfig):
     @model_validator(mode="before")
     @classmethod
     def _without_former_options(cls, values: Any) -> Any:
-        """Leave out two options that earlier run directories have, always 1; any other value is an unknown key."""
+        """Remove two options that earlier run directories have with the value 1, the only value allowed.
+
+        With another value, the option stays and is refused as an unknown key.
+        """
         if not isinstance(values, dict):
             return values
         return {key: value for key, value in values.items() if key not in _FORMER or value != 1}

@@ -1,9 +1,9 @@
-"""Divides a draft's module for one rank of a tensor-parallel group, as the draft's hints say.
+"""Divide a draft's module for one rank of a tensor-parallel group, according to the draft's hints.
 
 The module's own code then runs on this rank's shards of the weights. Hooks around its submodules add the
-communication. If a whole tensor enters divided layers, its gradient is summed over ranks. If the output of divided
-layers is one summand per rank, the summands are summed. Layers that a draft never calls, because a kernel takes their
-weights, are divided, too.
+communication. If an undivided tensor enters divided layers, its gradient is summed over ranks. If each rank's
+divided layers compute a summand of the output, the summands are summed. Layers that a draft never calls,
+because a kernel takes their weights, are also divided.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Division:
     """How a parameter is divided over a tensor-parallel group."""
 
     dimension: int
-    """The dimension along which it is divided."""
+    """The dimension along which the parameter is divided."""
     copies: int = 1
     """Number of neighbouring ranks that hold the same shard."""
 
@@ -86,7 +86,7 @@ def _cut(module: nn.Module, name: str, division: Division, group: dist.ProcessGr
     index, copy = divmod(dist.get_rank(group), division.copies)
     part = whole.detach().chunk(dist.get_world_size(group) // division.copies, division.dimension)[index]
     parameter = nn.Parameter(part.clone(memory_format=torch.contiguous_format))
-    # A further copy is not counted in the norm of gradients.
+    # The norm of gradients counts only the first copy of a shard.
     set_tensor_model_parallel_attributes(parameter, is_parallel=copy == 0, dim=division.dimension, stride=1)
     setattr(layer, attribute, parameter)
     if attribute == "weight":
@@ -98,7 +98,7 @@ def _cut_input(group: dist.ProcessGroup, layer: nn.Module, inputs: tuple[Tensor]
     return entered.chunk(dist.get_world_size(group), dim=-1)[dist.get_rank(group)]
 
 
-# Megatron sums in place, and takes what is not contiguous for what is: each sum gets a tensor of its own.
+# Megatron sums in place, and treats every tensor as contiguous, so each sum gets a tensor of its own.
 _own = partial(torch.clone, memory_format=torch.contiguous_format)
 
 
@@ -107,7 +107,7 @@ def _enter(group: dist.ProcessGroup, module: nn.Module, inputs: object, output: 
 
 
 def _entered(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the tensor unchanged; in the backward pass, its gradients are summed over ranks."""
+    """Return the tensor ``whole``; in the backward pass, its gradients are summed over ranks."""
     entered = copy_to_tensor_model_parallel_region(whole, group)
     if entered.requires_grad:
         entered.register_hook(_own)

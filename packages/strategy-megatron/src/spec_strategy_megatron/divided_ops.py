@@ -1,4 +1,4 @@
-"""DividedTargetOps: the target's frozen tensors; each tensor-parallel rank holds a shard of the vocabulary."""
+"""DividedTargetOps divides the target's frozen tensors by vocabulary over the tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class DividedTargetOps(TargetOps):
-    """Rows ``bounds[r]`` to ``bounds[r + 1]`` of embedding and head on rank r; see spec_core.ops for the contract."""
+    """Operations on embedding and head, of which rank r has the rows ``bounds[r]`` to ``bounds[r + 1]``.
+
+    See ``spec_core.ops`` for the contract.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class DividedTargetOps(TargetOps):
 
     @property
     def vocab_range(self) -> tuple[int, int]:
-        """First token id of this rank's shard of the vocabulary, and the id after its last."""
+        """First token id of this rank's shard of the vocabulary, and the id after its last token id."""
         return self._range
 
     @property
@@ -50,7 +53,7 @@ class DividedTargetOps(TargetOps):
         return self._shard_rows
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Return rows of the embedding, each from the rank that has it (O1)."""
+        """Return the embeddings of tokens, each from the rank that has the row (O1)."""
         first, stop = self._range
         here = (input_ids >= first) & (input_ids < stop)
         rows = super().embed((input_ids - first).clamp(0, stop - first - 1))
@@ -71,7 +74,10 @@ class DividedTargetOps(TargetOps):
 
 
 def vocabulary_bounds(vocab_mask_V: Tensor | None, vocab_size: int, parts: int) -> list[int]:
-    """Return the bounds of ``parts`` vocabulary shards: of equal size, or with equally many ids in the mask."""
+    """Return the bounds of ``parts`` vocabulary shards of equal size.
+
+    With a mask, each shard has equally many token ids in the mask instead.
+    """
     if vocab_mask_V is None:
         return [rank * vocab_size // parts for rank in range(parts + 1)]
     ids = vocab_mask_V.nonzero().squeeze(1).tolist()

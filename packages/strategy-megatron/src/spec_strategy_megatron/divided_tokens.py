@@ -1,4 +1,4 @@
-"""Sequence parallelism: between divided layers, each tensor-parallel rank holds a share of the tokens.
+"""Implement sequence parallelism: between divided layers, each rank holds a share of the tokens.
 
 Tokens are the second-to-last dimension, channels the last. Megatron's functions divide along the first dimension.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def pad_tokens(batch: DraftBatch, multiple: int) -> DraftBatch:
-    """Return the batch padded at its end to a multiple of ``multiple`` tokens, and at least that many."""
+    """Return the batch padded at its end to a positive multiple of ``multiple`` tokens."""
     num_tokens, guess_depth_T = len(batch.input_ids_T), batch.guess_depth_T
     missing = max(multiple, num_tokens + -num_tokens % multiple) - num_tokens
     batch = replace(batch, rows_multiple=multiple)
@@ -42,12 +42,12 @@ def pad_tokens(batch: DraftBatch, multiple: int) -> DraftBatch:
 
 
 def split_input(group: dist.ProcessGroup, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Reduce the first input to this rank's tokens; in the backward pass, gradients are gathered."""
+    """Keep only this rank's tokens of the first input; in the backward pass, gradients are gathered."""
     return _mapped(scatter_to_sequence_parallel_region, inputs[0], group), *inputs[1:]
 
 
 def leave_in_parts(group: dist.ProcessGroup, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
-    """Sum the output over ranks, and keep this rank's tokens; in the backward pass, gradients are gathered."""
+    """Sum the output over ranks, and keep this rank's tokens; the backward pass gathers gradients."""
     return _mapped(reduce_scatter_to_sequence_parallel_region, output, group)
 
 
@@ -57,7 +57,7 @@ def enter_from_parts(group: dist.ProcessGroup, module: nn.Module, inputs: object
 
 
 def gather_output(group: dist.ProcessGroup, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
-    """Gather all tokens, for layers after which every rank has their full gradient."""
+    """Gather all tokens. In the backward pass, every rank already has the tokens' full gradient."""
     return _mapped(gather_from_sequence_parallel_region, output, group, tensor_parallel_output_grad=False)
 
 
@@ -66,7 +66,7 @@ def _mapped(
 ) -> Tensor:
     """Apply one of Megatron's functions along the token dimension."""
     if not tokens.numel():
-        # Nothing to exchange, but the shape, and a gradient (of zero) must reach every input.
+        # There is nothing to exchange, but the shape must be right, and every input needs a gradient (of zero).
         parts = dist.get_world_size(group)
         if mapping is gather_from_sequence_parallel_region:
             return torch.cat([tokens] * parts, dim=-2)

@@ -1,4 +1,7 @@
-"""HeldWeights: each trained weight's shard on a tensor-parallel rank, and the rank's range of that shard's master."""
+"""HeldWeights converts between full weights and the elements that one rank holds.
+
+A tensor-parallel rank holds a shard of each trained weight, and its optimizer a range of this shard's master.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldWeights:
-    """The trained weights of a draft, as one rank of the mesh holds them."""
+    """The trained weights of a draft, in the form in which one rank of the mesh holds them."""
 
     config: MegatronConfig
     mesh: DeviceMesh
@@ -35,7 +38,7 @@ class HeldWeights:
     """The Division of each divided weight, by name."""
 
     def whole_shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a whole weight."""
+        """Return the shape of a full weight."""
         shape = list(self.trained[name].shape)
         if division := self.divisions.get(name):
             shape[division.dimension] *= self.config.tensor_parallel // division.copies
@@ -49,18 +52,18 @@ class HeldWeights:
         return self.joined(name, self.masters[name].values)
 
     def joined(self, name: str, values: Tensor) -> Tensor:
-        """Return this tensor-parallel rank's shard from each data-parallel rank's ``values`` (float32 [n])."""
+        """Join the ``values`` (float32 [n]) of all data-parallel ranks into this tensor-parallel rank's shard."""
         parameter = self.trained[name]
         if not self.config.distributed_optimizer:
             return values.view(parameter.shape)
-        # Summed as integers, of which one rank's are not 0, the elements keep their bits.
+        # The bits are summed as integers, which are 0 on all ranks but one, so that elements keep their bits.
         bits = torch.zeros(parameter.shape, dtype=torch.int32, device=parameter.device)
         self.masters[name].of(bits).copy_(values.view(torch.int32))
         dist.all_reduce(bits, group=self.mesh.get_group("data"))
         return bits.view(torch.float32)
 
     def whole(self, name: str, part: Tensor) -> Tensor:
-        """Return the full tensor of which each tensor-parallel rank has the shard ``part``."""
+        """Return the full tensor, of which each tensor-parallel rank has a shard ``part``."""
         if (division := self.divisions.get(name)) is None:
             return part
         placements = [Replicate(), Shard(division.dimension)]
@@ -69,7 +72,7 @@ class HeldWeights:
         return torch.cat(parts[:: division.copies], division.dimension) if division.copies > 1 else whole
 
     def gather(self, name: str, values: Tensor) -> Tensor:
-        """Return the full tensor, from each rank's ``values`` in the layout of the rank's float32 master weights."""
+        """Return the full tensor. Each rank's ``values`` have the layout of its float32 master weights."""
         return self.whole(name, self.joined(name, values.reshape(-1)))
 
     def cut(self, name: str, whole: Tensor) -> Tensor:
@@ -98,7 +101,7 @@ class HeldWeights:
             offset=tuple(offset),
             part=part,
             first=0 if scalar else master.first,
-            # A rank without an element of the weight knows nothing of it: no number of steps either.
+            # A rank without an element of the weight has no state of it, and thus no number of steps either.
             values=value.detach().view(-1)[: len(master.values)],
             saves=copy == 0
             and (data == 0 or self.config.distributed_optimizer)

@@ -1,4 +1,4 @@
-"""Makes Megatron's data-parallel module and its optimizer around a torch optimizer, for given process groups."""
+"""Make Megatron's data-parallel module, and its optimizer, which wraps a torch optimizer."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Master:
-    """The float32 elements of one parameter that this rank's optimizer updates: all, a range, or none."""
+    """The float32 elements of one parameter that this rank's optimizer updates: all, some or none."""
 
     tensor: Tensor
-    """The elements, as the optimizer holds them."""
+    """The elements, in the tensor that the optimizer holds."""
     first: int = 0
     """Index of the first element within the parameter."""
 
     @property
     def values(self) -> Tensor:
-        """The elements [n]."""
+        """The elements, flat, [n]."""
         return self.tensor.detach().view(-1)
 
     def of(self, parameter: Tensor) -> Tensor:
-        """Return the master's elements of a tensor that has the parameter's shape."""
+        """Return the elements of ``parameter``, or of a tensor of its shape, to which this master corresponds."""
         return parameter.detach().view(-1)[self.first : self.first + len(self.values)]
 
 
@@ -52,12 +52,13 @@ def data_parallel(
 ) -> DistributedDataParallel:
     """Return the module with float32 gradients that are summed over the mesh's data axis.
 
-    ``alone``: the group of this process only. With the distributed optimizer, a rank gets only its range of the sums.
+    ``alone``: the group that has only this process. With the distributed optimizer, a rank gets only its
+    range of the summed gradients.
     """
     groups = ProcessGroupCollection()
     groups.dp = groups.dp_cp = groups.expt_dp = mesh.get_group("data")
     groups.tp, groups.pp, groups.ep = mesh.get_group("tensor"), alone, alone
-    # Of the sizes only the parallel one is read; "per token" stands for: gradients are summed, not averaged.
+    # Megatron reads only the parallel size; "per token" means that gradients are summed, not averaged.
     config = TransformerConfig(
         num_layers=1,
         hidden_size=mesh["tensor"].size(),
@@ -65,8 +66,8 @@ def data_parallel(
         tensor_model_parallel_size=mesh["tensor"].size(),
         calculate_per_token_loss=True,
     )
-    # Parameters are not gathered beside the forward pass: that hangs on calls of modules whose weights a draft
-    # may read without one.
+    # Parameters are not gathered during the forward pass. That would need a call of each module, but a draft
+    # may read a module's weights without a call.
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=True,
@@ -81,7 +82,9 @@ def build_optimizer(
     mesh: DeviceMesh,
     everyone: ProcessGroup,
 ) -> MegatronOptimizer:
-    """Return an optimizer of the float32 masters of the module's parameters, which knows the norm of all gradients.
+    """Return an optimizer of the float32 masters of the module's parameters.
+
+    It computes the norm of the gradients over all ranks.
 
     It contains an AdamW, the only class that Megatron accepts, and makes masters of its parameters. The optimizer
     that the user has chosen replaces the AdamW afterwards.
@@ -139,7 +142,7 @@ def masters_of(optimizer: MegatronOptimizer, parameters: Sequence[nn.Parameter])
 
 
 def _as_leaf(master: Tensor) -> Tensor:
-    """Return the master as a leaf tensor, as optimizers require: Megatron's may be a view of a parameter."""
+    """Return the master as a leaf tensor, which optimizers require; it may be a view of a parameter."""
     if master.is_leaf:
         return master
     leaf = master.detach()

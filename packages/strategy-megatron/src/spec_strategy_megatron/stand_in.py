@@ -1,7 +1,7 @@
-"""Lets Megatron run on a device other than CUDA, although its code names CUDA for the device of the process.
+"""Let Megatron run on a device other than CUDA, although its code assumes CUDA.
 
-Three habits of Megatron are handled, only inside the context: tensors made on "cuda", types compared with
-"torch.cuda.FloatTensor" and similar names, and ``torch.cuda.current_device()``.
+Within a context, three assumptions in Megatron's code are replaced: tensors that are made on "cuda", types
+that are compared with "torch.cuda.FloatTensor" and similar names, and ``torch.cuda.current_device()``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ _NAMED = "cuda"
 
 
 def on_device(device: torch.device) -> AbstractContextManager[None]:
-    """Return the context for calls of Megatron. For a CUDA device it changes nothing."""
+    """Return a context for calls of Megatron. The context changes nothing for a CUDA device."""
     return nullcontext() if device.type == _NAMED else _in_place_of_named(device)
 
 
 @contextmanager
 def as_current_device(device: torch.device) -> Iterator[None]:
-    """Make ``torch.cuda.current_device`` return ``device``: all that Megatron asks of it in a draft's passes."""
+    """Make ``torch.cuda.current_device`` return ``device``.
+
+    A draft's forward and backward passes in Megatron need no other replacement.
+    """
     cuda: Any = torch.cuda
     before = cuda.current_device
     cuda.current_device = before if device.type == _NAMED else lambda: device

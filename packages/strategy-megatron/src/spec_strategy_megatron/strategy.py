@@ -1,4 +1,7 @@
-"""Strategy ``megatron``: tensor and data parallelism by Megatron-Core. The draft says how it may be divided."""
+"""Define the strategy ``megatron``: tensor and data parallelism by Megatron-Core.
+
+The draft's hints determine how it is divided.
+"""
 
 from __future__ import annotations
 
@@ -136,14 +139,14 @@ class MegatronStrategy(Strategy):
         wide = [value.detach() for value in trained.values()]
         for parameter in trained.values():
             parameter.data = parameter.data.to(getattr(torch, self.settings.dtype))
-        # torch 2.13 has renamed what Megatron's distributed optimizer calls, and warns at the old names.
+        # Megatron's distributed optimizer calls functions that torch 2.13 has renamed, and it warns about that.
         warnings.filterwarnings("ignore", r".*torch\.distributed\..*_tensor. is deprecated", FutureWarning)
         with _quiet(), self._megatron():
             self._parallel = data_parallel(module, self._mesh, alone, self.config.distributed_optimizer)
             self._optimizer = build_optimizer(self._parallel, self.settings, self._mesh, self._everyone)
         masters = masters_of(self._optimizer, list(trained.values()))
         for master, value in zip(masters, wide, strict=True):
-            master.values.copy_(master.of(value))  # Megatron has made it of what the compute dtype has left
+            master.values.copy_(master.of(value))  # Megatron's values were rounded to the compute dtype
         self._held = HeldWeights(
             config=self.config,
             mesh=self._mesh,
@@ -165,7 +168,7 @@ class MegatronStrategy(Strategy):
         ]
 
     def vocabulary_ops(self, target: TargetSpec, tensors: TargetTensors) -> VocabularyOps:
-        """Return operations on this rank's shard of the vocabulary; on the whole one if the draft is not divided."""
+        """Return operations on this rank's shard of the vocabulary, or on all of it if nothing is divided."""
         import torch
 
         from spec_kit.drafting import TargetOps
@@ -180,7 +183,10 @@ class MegatronStrategy(Strategy):
     def step(
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps, lr: float
     ) -> TrainStep:
-        """Train one optimizer step; gradients are summed over the data axis with the last backward pass (S1-S4)."""
+        """Run one optimizer step (S1-S4).
+
+        Gradients are summed over the data axis during the last backward pass.
+        """
         import torch
 
         denominators = to_device_async(denominators, self.device)
@@ -228,7 +234,7 @@ class MegatronStrategy(Strategy):
         save_sharded(self._state(), folder, self._everyone)
 
     def load(self, folder: StateFolder) -> None:
-        """Read shards that were written by any number of processes (S5)."""
+        """Read the shards of a checkpoint that any number of processes wrote (S5)."""
         from spec_kit.sharding import load_sharded
 
         load_sharded(self._state(), folder, self._everyone)
@@ -254,7 +260,7 @@ class MegatronStrategy(Strategy):
         return {name.removeprefix(_MODEL): value for name, value in read_full(folder, _MODEL).items()}
 
     def _vocab_mask(self) -> Tensor | None:
-        """Return the bool buffer of a reduced vocabulary's tokens if it decides how ranks divide the vocabulary."""
+        """Return the bool buffer of a reduced vocabulary if ranks divide the vocabulary by it, or None."""
         return (
             self._module.get_buffer(self._hints.vocab_mask)
             if self._hints and self._hints.vocab_mask
@@ -285,7 +291,7 @@ class MegatronStrategy(Strategy):
         return self._hints is not None and self.config.sequence_parallel
 
     def _sum_partial_gradients(self) -> None:
-        """Sum over the tensor axis the gradients of which each rank has only a summand."""
+        """Sum over the tensor axis the gradients that each rank has computed only in part."""
         import torch
         import torch.distributed as dist
 
@@ -301,7 +307,7 @@ class MegatronStrategy(Strategy):
         ]
         if not shared:
             return
-        # Of a replicated weight each rank adds to the part that it has: all parts, one after the other.
+        # A replicated weight has one place for each distinct shard; each rank adds to the place of its own shard.
         sums = [parameter.main_grad.new_zeros(number, parameter.numel()) for parameter, number, _ in shared]
         for (parameter, _, index), total in zip(shared, sums, strict=True):
             total[index] = parameter.main_grad.flatten()
@@ -316,7 +322,8 @@ class MegatronStrategy(Strategy):
     ) -> Mapping[str, Tensor]:
         """Apply ``function`` to each full tensor, and return this rank's shard of each result (S12).
 
-        All ranks divide the tensors among them. ``parts``: weight name → this rank's shard of the tensor.
+        All ranks divide the tensors among themselves. ``parts``: weight name → this rank's shard of the
+        tensor.
         """
         from spec_kit.sharding import Parts, map_dealt
 
@@ -324,7 +331,7 @@ class MegatronStrategy(Strategy):
         return map_dealt(function, parts, held)
 
     def _state(self) -> dict[str, Tensor | FlatShard]:
-        """Return a checkpoint's tensors: weights' masters, the module's other tensors, and optimizer state."""
+        """Return a checkpoint's tensors: master weights, other tensors of the module, and optimizer state."""
         masters = self._held.masters
         state: dict[str, Tensor | FlatShard] = {
             f"{_MODEL}{name}": value
@@ -341,12 +348,15 @@ class MegatronStrategy(Strategy):
         return reduce(add, outputs).combined(self._sum)
 
     def _sum(self, values: Tensor) -> Tensor:
-        """Return the sum over the data axis, added locally in rank order: not every all-reduce supports float64."""
+        """Return the sum of ``values`` over the data axis, which each rank computes in rank order.
+
+        Not every vendor's all-reduce supports float64.
+        """
         import torch.distributed as dist
 
         group = self._mesh.get_group("data")
         everyones = values.new_empty(dist.get_world_size(group) * values.numel())
-        # torch 2.13 has renamed it, and warns at the old name.
+        # torch 2.13 has renamed the function, and warns about the old name.
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         gather(everyones, values, group=group)
         return everyones.view(-1, values.numel()).sum(0)

@@ -1,6 +1,7 @@
-"""Conformance suites: the numbered contracts of the interfaces as tests that any implementation can subclass.
+"""This package has conformance suites: test classes for the contracts of the plugin interfaces.
 
-A suite is imported on first access, so that the workers of LauncherSuite do not import torch.
+A plugin's tests subclass a suite. A suite is imported on first access, so that the workers of LauncherSuite do not
+import torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Checks of an engine's answers against an independent run of the same target.
+"""Check an engine's answers against an independent run of the same target.
 
 Shapes are as in EngineSuite.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KOLMOGOROV_LIMIT = 1.95
 """Limit of the Kolmogorov-Smirnov test: sqrt(n) times the largest distance of the distribution functions.
 
-It is exceeded by chance once in a thousand tests.
+A correct engine exceeds the limit by chance once in a thousand tests.
 """
 
 
@@ -43,7 +43,7 @@ class ReferenceTarget(Protocol):
     """The engine's target, run by code that is independent of the engine."""
 
     def hidden(self, token_ids: Sequence[int]) -> Tensor:
-        """Return [T, N + 1, H]: the residual stream that enters each of the N layers and, last, the final norm."""
+        """Return [T, N + 1, H]: the residual stream that enters each of N layers and, last, the final norm."""
         ...
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
@@ -52,7 +52,7 @@ class ReferenceTarget(Protocol):
 
 
 def token_rows(engine: Engine, lengths: Sequence[int]) -> list[list[int]]:
-    """Return prompts of these numbers of tokens; the same in every test."""
+    """Return prompts of these numbers of tokens; equal lengths give equal prompts in every test."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(engine.target.vocab_size, (n,), generator=generator).tolist() for n in lengths]
 
@@ -115,7 +115,7 @@ def assert_follows_distribution(engine: Engine, reference: ReferenceTarget, num_
 def _rank_in_distribution(
     reference: ReferenceTarget, prompt: Sequence[int], answer: Generation, generator: torch.Generator
 ) -> Tensor:
-    """Return, for each new token, the total probability of likelier tokens, plus a random share of the token's."""
+    """Return the probability of all tokens likelier than each new token, plus a random part of its own."""
     tokens = [*prompt, *answer.token_ids]
     probs_TV = reference.logits(tokens)[len(prompt) - 1 : -1].double().softmax(-1)
     own_T1 = probs_TV.gather(1, torch.tensor(answer.token_ids)[:, None])

@@ -1,4 +1,4 @@
-"""BackendSuite: the contract of spec_core.backend (B1–B11) as tests.
+"""BackendSuite tests the contract of spec_core.backend (B1–B11).
 
 ::
 
@@ -93,7 +93,7 @@ class BackendSuite(ConformanceSuite):
         return backend(backend.Config(name=backend.name))
 
     def host_traces(self) -> set[str]:
-        """Return the names of things on the host that ``prepare_host`` could have left, such as processes.
+        """Return the names of processes, files and the like that ``prepare_host`` could have left on the host.
 
         A subclass adds the daemons and directories of its backend.
         """
@@ -108,14 +108,14 @@ class BackendSuite(ConformanceSuite):
         assert issubclass(backend.Config, BackendConfig)
 
     def test_b2_probe_answers(self, backend: type[Backend]) -> None:
-        """B2: ``probe`` returns that the backend can run, or why not; versions are strings."""
+        """B2: ``probe`` returns whether the backend can run and, if not, why; versions are strings."""
         availability = backend.probe()
         assert isinstance(availability, Availability)
         assert availability.ok or availability.reason
         assert all(isinstance(value, str) for value in availability.versions.values())
 
     def test_b2_b3_ask_without_torch(self, backend: type[Backend]) -> None:
-        """B2, B3: without torch the module imports, and ``probe`` and ``capabilities`` return soon."""
+        """B2, B3: without torch the module imports, and ``probe`` and ``capabilities`` return quickly."""
         assert self._ask(backend, blocked=["torch"])["seconds"] < PROBE_LIMIT_S
 
     def test_b2_missing_sdk_is_a_reason(self, backend: type[Backend]) -> None:
@@ -147,7 +147,7 @@ class BackendSuite(ConformanceSuite):
 
     @pytest.mark.parametrize("placement", PLACEMENTS)
     def test_b5_prepare_host_leaves_nothing(self, usable: Backend, placement: Placement) -> None:
-        """B5: all that was started is gone after the block, and after an exception, which passes through."""
+        """B5: after the block, or an exception in it, all daemons have ended; the exception is raised."""
         before = (self.host_traces(), dict(os.environ))
         with usable.prepare_host(placement):
             pass
@@ -176,9 +176,9 @@ class BackendSuite(ConformanceSuite):
         assert run_python(code).split() == ["refused"]
 
     def test_b8_process_group_needs_no_default_group(self, usable: Backend) -> None:
-        """B8: collectives work over a rendezvous, and torch's default group stays out of it.
+        """B8: collectives work over a rendezvous, and need no default group of torch.
 
-        ProcessGroupSuite says what a group of several processes must do.
+        ProcessGroupSuite tests groups of several processes.
         """
         device = usable.device(0)
         with (
@@ -230,7 +230,7 @@ class BackendSuite(ConformanceSuite):
             pytest.skip(f"backend {usable.name!r} has no causal_attention: drafts use dense attention there")
         device = usable.device(0)
         generator = torch.Generator().manual_seed(0)
-        # 9 tokens, 4 query heads over 2 key heads of width 32: the smallest width that every kernel takes.
+        # 9 tokens, 4 query heads and 2 key heads of width 32, the smallest width that every kernel supports.
         q, k, v, grad = (torch.randn(9, heads, 32, generator=generator) for heads in (4, 2, 2, 4))
         wide = (q.double().requires_grad_(), k.double().requires_grad_(), v.double().requires_grad_())
         out, lse = _dense_attention(*wide, bounds)

@@ -1,4 +1,4 @@
-"""Shared by all suites: a base class that refuses silent overrides of tests, and functions to inspect a plugin."""
+"""This module has the base class of all suites, and functions that inspect the code of a plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes a training step of a draft on two ranks that divide it, and the same step on one rank (D13)."""
+"""Compute a training step on two ranks that divide the draft, and the same step on one rank (D13)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DividedStep:
     folder: Path
 
     def bench(self) -> Workbench:
-        """Return the draft, built on a target that two ranks can divide, with weights as large as trained weights."""
+        """Return the draft on a target that two ranks can divide, with weights as large as trained ones."""
         instance = self.draft(self.draft.Config.model_validate({"name": self.draft.name, **self.options}))
         return build(instance, toy_target(self.folder, **SIZES), others=self.others).enlivened()
 
@@ -76,7 +76,7 @@ class DividedStep:
 def divided_steps(
     draft: type[Draft], options: dict[str, object], others: Mapping[str, Tensor], folder: Path
 ) -> list[DividedStep]:
-    """Return a DividedStep for each strategy that can divide the draft on this machine; skip the test if none can."""
+    """Return a DividedStep for each strategy that can divide the draft here; skip the test if none can."""
     loaded = [plugin for _, plugin in plugins.load_each(Strategy) if not isinstance(plugin, PluginError)]
     cases = [
         DividedStep(draft=draft, options=options, others=others, strategy=plugin, folder=folder)

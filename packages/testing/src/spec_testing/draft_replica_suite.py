@@ -1,4 +1,4 @@
-"""DraftReplicaSuite: E10 of spec_core.engine and the contract of spec_core.draft_replica (U1–U10) as tests.
+"""DraftReplicaSuite tests contracts of spec_core.draft_replica (U1–U10) and spec_core.engine (E10).
 
 ::
 
@@ -55,7 +55,7 @@ PROMPTS = ([3, 1, 4, 1, 5], [2, 7, 1, 8], [1, 6, 1, 8, 0, 3])
 
 
 class DraftReplicaSuite(ConformanceSuite):
-    """Tests of an engine's updates.
+    """Tests of the updates of an engine's draft.
 
     A subclass defines the fixtures ``new_engine``, ``export``, ``target_state``.
 
@@ -69,7 +69,7 @@ class DraftReplicaSuite(ConformanceSuite):
 
     @pytest.fixture
     def export(self) -> Export:
-        """Return a function from a version to the folder of its export; versions differ only in weights."""
+        """Return a function that maps a version to the folder of its export; versions differ only in weights."""
         raise pytest.UsageError("a DraftReplicaSuite needs a fixture 'export': version -> folder")
 
     @pytest.fixture
@@ -79,12 +79,12 @@ class DraftReplicaSuite(ConformanceSuite):
 
     @pytest.fixture
     def drafted(self) -> Drafted:
-        """Return a function that returns an engine's guesses in any form; by default its acceptance counters."""
+        """Return a function that describes an engine's guesses; by default it returns acceptance counters."""
         return _counted
 
     @pytest.fixture
     def fail_next_swap(self) -> Callable[[Engine], None]:
-        """Return a function that makes the engine's next commit fail with RuntimeError; by default skip the test."""
+        """Return a function that makes the next commit fail with RuntimeError; by default skip the test."""
         pytest.skip("no fail_next_swap fixture: what a failed commit leaves is not tested")
 
     @pytest.fixture
@@ -109,7 +109,7 @@ class DraftReplicaSuite(ConformanceSuite):
 
     @pytest.fixture
     def fresh(self, new_engine: NewEngine, export: Export, drafted: Drafted) -> Callable[[int], object]:
-        """Return a function from a version to the guesses of a new engine that has loaded the version's folder."""
+        """Return a function that maps a version to the guesses of a new engine that has loaded its folder."""
 
         def drafted_afresh(version: int) -> object:
             with new_engine(EngineContext(backend=reference_backend())) as engine:
@@ -221,7 +221,7 @@ class DraftReplicaSuite(ConformanceSuite):
         export: Export,
         drafted: Drafted,
     ) -> None:
-        """U10: a different draft with an already committed version is refused in one line, even after a revert."""
+        """U10: a different draft with a committed version is refused in one line, also after a revert."""
         for version in (1, 2):
             assert publisher.publish(version, _weights(export(version))).result(LIMIT_S).committed
         publisher.revert().result(LIMIT_S)
@@ -250,7 +250,7 @@ class DraftReplicaSuite(ConformanceSuite):
             replica.commit(update).result(LIMIT_S)
         replica.abort(update).result(LIMIT_S)
         assert replica.status().result(LIMIT_S).version == 1
-        # The publisher's own next update has the number that is taken now, and is refused.
+        # The publisher's own next update has the same number as the update above, and is refused.
         assert not publisher.publish(2, _weights(export(2))).result(LIMIT_S).committed
         assert publisher.publish(3, _weights(export(3))).result(LIMIT_S).committed
 
@@ -296,7 +296,7 @@ def _counted(engine: Engine) -> AcceptanceCounters:
 def _generating(engine: Engine) -> Generator[list[list[tuple[int, ...]]]]:
     """Generate in a thread during the block, and raise the thread's error.
 
-    Yields a list to which each call adds the token ids of its answers.
+    Yield a list to which each call of ``Engine.generate`` adds the token ids of its answers.
     """
     answers: list[list[tuple[int, ...]]] = []
     enough = threading.Event()

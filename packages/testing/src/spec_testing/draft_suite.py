@@ -1,4 +1,4 @@
-"""DraftSuite: the contract of spec_core.draft (D1–D15) as tests, on a small random target in memory.
+"""DraftSuite tests the contract of spec_core.draft (D1–D15) on a small random target in memory.
 
 ::
 
@@ -76,12 +76,12 @@ class DraftSuite(ConformanceSuite):
 
     @pytest.fixture
     def draft(self) -> type[Draft]:
-        """Return the plugin's class; every subclass has this fixture."""
+        """Return the plugin's class; every subclass must override this fixture."""
         raise pytest.UsageError("a DraftSuite needs a fixture 'draft' that returns the plugin's class")
 
     @pytest.fixture
     def options(self) -> dict[str, object]:
-        """Return keys of section ``draft`` besides its name."""
+        """Return options of section ``draft`` besides ``name``."""
         return {}
 
     @pytest.fixture
@@ -119,7 +119,7 @@ class DraftSuite(ConformanceSuite):
         return build(instance, target, others=others)
 
     def supervised(self, last_known: int, position: int) -> list[int]:
-        """Return the tokens to supervise so that ``accuracy[position]`` counts only row ``last_known``."""
+        """Return the tokens to supervise so that ``accuracy[position]`` has the guess after ``last_known``."""
         return [last_known + 1 + position]
 
     def test_d1_imports_without_torch(self, draft: type[Draft]) -> None:
@@ -129,13 +129,13 @@ class DraftSuite(ConformanceSuite):
         assert plugins.load(Draft, draft.name) is draft
 
     def test_d1_holds_no_optimizer_collective_or_device(self, draft: type[Draft]) -> None:
-        """D1: no optimizer, no collective, no device string anywhere in the plugin."""
+        """D1: the plugin's code has no optimizer, no collective and no device string."""
         found = [f"{file.name}:{where}" for file, tree in sources(draft) for where in forbidden(tree)]
         assert not found, f"single-device code only, found {', '.join(found)}"
 
     @pytest.mark.parametrize("what", sorted(INEXPRESSIBLE))
     def test_d2_refuses_what_it_cannot_express(self, bench: Workbench, what: str, tmp_path: Path) -> None:
-        """D2: a target that the draft cannot express is a TargetError of one line, never ignored."""
+        """D2: a target that the draft cannot express raises a TargetError of one line."""
         assert_refusal(bench.draft, toy_target(tmp_path, **INEXPRESSIBLE[what]), what, what in self.expresses)
 
     def test_d2_features_of_an_accepted_target(self, bench: Workbench) -> None:
@@ -206,7 +206,7 @@ class DraftSuite(ConformanceSuite):
             assert_same_gradients(lively.gradients(), expected, TOLERANCE)
 
     def test_d11_the_targets_tensors_stay_the_targets(self, bench: Workbench) -> None:
-        """D11: a non-persistent buffer equals the target's tensor, and is not exported."""
+        """D11: a non-persistent buffer equals a tensor of the target, and is not exported."""
         state = bench.module.state_dict()
         frozen = {name: value for name, value in bench.module.named_buffers() if name not in state}
         theirs = bench.tensors.others.values()
@@ -275,13 +275,13 @@ class DraftSuite(ConformanceSuite):
         assert acceptance_length_of(outputs[-1]) > acceptance_length_of(outputs[0]) + 0.5
 
     def test_d12_only_judged_guesses_count(self, bench: Workbench) -> None:
-        """D12: only verified guesses are counted, at their positions; other drafts ignore guess depths."""
+        """D12: a draft that learns from guesses counts only verified ones; other drafts ignore guess depths."""
         plain, judged = bench.counts_of_rounds()
         expected = [2, 1, *[0] * len(plain)][: len(plain)]
         assert judged == (expected if bench.draft.learns_from_guesses else plain)
 
     def test_d13_divided_by_its_hints_a_step_is_the_same(self, division: list[DividedStep]) -> None:
-        """D13: on two ranks that divide module, vocabulary and tokens, a step differs by rounding only."""
+        """D13: a step of two ranks that divide the draft differs from a step of one rank by rounding only."""
         for case in division:
             bench = case.bench()
             expected = bench.forward_backward(*batches_of(bench))
@@ -308,7 +308,7 @@ class DraftSuite(ConformanceSuite):
         assert file_bytes(tmp_path / "first") == file_bytes(tmp_path / "second")
 
     def test_d8_export_is_two_files(self, bench: Workbench, tmp_path: Path) -> None:
-        """D8: a served draft is config.json and model.safetensors, nothing else."""
+        """D8: an export has exactly the files config.json and model.safetensors."""
         bench.export(tmp_path / "out")
         assert sorted(file_bytes(tmp_path / "out")) == ["config.json", "model.safetensors"]
 
@@ -383,7 +383,7 @@ class DraftSuite(ConformanceSuite):
             assert [proposal.token_ids for proposal in ask_together(together, temperature)] == expected
 
     def test_d9_sampled_proposals_come_with_their_probabilities(self, lively: Workbench) -> None:
-        """D9: guesses come with their distributions, float32 [K, V], and depend only on these and the generator."""
+        """D9: guesses come with distributions, float32 [K, V], and depend only on these and the generator."""
         proposer = lively.draft.proposer(lively.module, lively.ops)
         extend(proposer, lively.contexts()[0], 0, 8)
         first, second = ask(proposer, temperature=1.0), ask(proposer, temperature=1.0)

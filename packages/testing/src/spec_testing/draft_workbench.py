@@ -1,4 +1,4 @@
-"""DraftSuite's workbench: a draft built on the toy target, and the operations that the tests use.
+"""A Workbench has a draft that is built on the toy target, and the operations of DraftSuite's tests.
 
 Shapes: K proposed tokens; T, N, H as in toy_target.
 """
@@ -179,7 +179,7 @@ def ask(proposer: Proposer, temperature: float = 0.0) -> Proposal:
 def extend_together(
     proposers: Sequence[Proposer], samples: Sequence[ToySample], starts: Sequence[int], stops: Sequence[int]
 ) -> None:
-    """Extend several proposers at once, as ``extend`` does one."""
+    """Pass states of each sample, from its start to its stop, to its proposer by ``extend_all``."""
     parts = list(zip(samples, starts, stops, strict=True))
     next_ids = [sample.input_ids[start + 1 : stop + 1].tolist() for sample, start, stop in parts]
     hidden = [sample.hidden_TNH[start:stop] for sample, start, stop in parts]
@@ -187,13 +187,13 @@ def extend_together(
 
 
 def ask_together(proposers: Sequence[Proposer], temperature: float) -> list[Proposal]:
-    """Return several proposers' guesses, each drawn from the seed of ``ask``."""
+    """Return several proposers' guesses, each drawn with the same seed as in ``ask``."""
     generators = [torch.Generator().manual_seed(3) for _ in proposers]
     return type(proposers[0]).propose_all(proposers, NUM_PROPOSALS, temperature, generators)
 
 
 def acceptance_length_of(output: StepOutput) -> float:
-    """Return the simulated acceptance length, one number."""
+    """Return the metric ``acceptance_length`` of the output, one number."""
     value = output.metrics()["acceptance_length"]
     assert isinstance(value, float)
     return value
@@ -259,7 +259,11 @@ def assert_same_output(got: StepOutput, expected: StepOutput, tolerance: float) 
 
 
 def assert_refusal(draft: Draft, target: TargetSpec, what: str, expressed: bool) -> None:
-    """Fail unless ``check_target`` refuses a target with the property ``what`` or, if ``expressed``, accepts it."""
+    """Assert that ``check_target`` refuses ``target`` or, if ``expressed``, that it accepts ``target``.
+
+    ``what``: name of the target's special property, for messages. ``expressed``: whether the test class claims that
+    the draft supports this property (``DraftSuite.expresses``).
+    """
     method = f"{type(draft).__name__}.check_target"
     refusal = None
     try:

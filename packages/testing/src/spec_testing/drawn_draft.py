@@ -1,4 +1,4 @@
-"""Exported drafts with random weights, for tests of engines with speculative decoding."""
+"""Write exported drafts with random weights, for tests of engines with speculative decoding."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _STD = 0.5
 
 
 def draw_draft(folder: Path, target: TargetSpec, seed: int, algorithm: str = "eagle3") -> Path:
-    """Write an export with random weights for ``target`` into ``folder``, if it does not exist; return ``folder``.
+    """Write an export with random weights for ``target`` into ``folder``, and return ``folder``.
 
-    ``algorithm``: name of an installed draft plugin. Exports of different seeds differ only in the weights.
+    If ``folder`` exists, it is returned unchanged. ``algorithm``: name of an installed draft plugin. Exports of
+    different seeds differ only in the weights.
     """
     if folder.exists():
         return folder

@@ -1,4 +1,4 @@
-"""EngineImagesSuite: E17 and E18 of spec_core.engine as tests, for an engine with the ability ``images``.
+"""EngineImagesSuite tests E17 and E18 of spec_core.engine, for an engine with the ability ``images``.
 
 ::
 
@@ -87,7 +87,7 @@ class EngineImagesSuite(ConformanceSuite):
     def test_e17_states_are_those_of_the_target_that_sees(
         self, engine: Engine, samples: Sequence[SampleWithImages]
     ) -> None:
-        """E17: every row's states are the target's, for samples of equal tokens and different images, too."""
+        """E17: the states equal the target's, also for samples with equal tokens and different images."""
         assert engine.abilities.images
         assert engine.target.image_token_id is not None
         shown = {sample.input_ids: set[tuple[bytes, ...]]() for sample in samples}
@@ -117,7 +117,7 @@ class EngineImagesSuite(ConformanceSuite):
     def test_e17_changed_image_ends_in_the_future(
         self, engine: Engine, samples: Sequence[SampleWithImages], tmp_path: Path
     ) -> None:
-        """E17: a file that has changed since the request was made is a DataError; the engine continues to serve."""
+        """E17: an image file that has changed since the request raises DataError; the engine still serves."""
         sample = next(sample for sample in samples if sample.images)
         files = [tmp_path / f"{index}.png" for index in range(len(sample.images))]
         for file, image in zip(files, sample.images, strict=True):
@@ -134,7 +134,7 @@ class EngineImagesSuite(ConformanceSuite):
     def test_e18_first_tokens_are_those_of_the_target_that_sees(
         self, engine: Engine, samples: Sequence[SampleWithImages]
     ) -> None:
-        """E18: prompts with images beside others get the token that the target's head prefers at the last state."""
+        """E18: prompts with and without images get the token with the largest logit at the last state."""
         if not engine.abilities.image_prompts:
             pytest.skip("the engine takes no prompts with images")
         target = engine.target

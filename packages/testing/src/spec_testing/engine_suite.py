@@ -1,4 +1,4 @@
-"""EngineSuite: the contract of spec_core.engine (E1–E16) as tests, against an independent run of the same target.
+"""EngineSuite tests the contract of spec_core.engine (E1–E16) against an independent computation.
 
 ::
 
@@ -66,7 +66,7 @@ SPECULATING = replace(GREEDY, num_draft_tokens=3)
 
 
 class EngineSuite(ConformanceSuite):
-    """Tests of an engine. A subclass defines the fixtures ``new_engine``, ``reference`` and ``draft_folder``.
+    """Tests of an engine. A subclass defines fixtures ``new_engine``, ``reference``, ``draft_folder``.
 
     ``draft_folder`` is only needed by engines that can load a draft. The engine must compute in float32. For
     an engine that starts further processes, set ``placement`` to ``colocated``.
@@ -124,7 +124,7 @@ class EngineSuite(ConformanceSuite):
     def test_e1_one_sample_per_request_at_its_destination(
         self, engine: Engine, schema: FeatureSchema, receivers: list[FeatureReceiver]
     ) -> None:
-        """E1: each request sends one sample with its ids to each of its destinations, and nothing elsewhere."""
+        """E1: each request sends one sample with its ids to each of its destinations, and to no other."""
         requests = _requests(engine, [r.address for r in receivers])
         engine.capture(requests, schema).result(LIMIT_S)
         for receiver in receivers:
@@ -141,7 +141,7 @@ class EngineSuite(ConformanceSuite):
         receivers: list[FeatureReceiver],
         reference: ReferenceTarget,
     ) -> None:
-        """E2: states of layer k are the input of target layer k or the final norm, in any batch."""
+        """E2: states of layer k equal the input of target layer k or of the final norm, in any batch."""
         requests = _requests(engine, [receivers[0].address])
         engine.capture(requests, schema).result(LIMIT_S)
         together = {s.request_id: s.hidden_TNH for s in _drain(receivers[0], len(requests))}
@@ -181,7 +181,7 @@ class EngineSuite(ConformanceSuite):
         engine.capture(_requests(engine, [receivers[0].address]), schema).result(LIMIT_S)
 
     def test_e4_greedy_is_plain_decoding(self, engine: Engine, reference: ReferenceTarget) -> None:
-        """E4: without a draft each token is the target's arg-max, in the order of the prompts."""
+        """E4: without a draft each token is the target's arg-max; answers are in the order of the prompts."""
         prompts = _prompts(engine)
         for prompt, answer in zip(prompts, engine.generate(prompts, GREEDY), strict=True):
             assert list(answer.token_ids) == greedy_answer(reference, prompt, GREEDY.max_new_tokens)
@@ -211,7 +211,7 @@ class EngineSuite(ConformanceSuite):
         assert_follows_distribution(engine, reference, num_draft_tokens=3)
 
     def test_e5_refused_draft_changes_nothing(self, engine: Engine, tmp_path: Path) -> None:
-        """E5: a folder that is no draft is an ArtifactError, and the engine answers as before."""
+        """E5: a folder that is no draft raises ArtifactError, and the engine answers as before."""
         prompts = _prompts(engine)
         before = _tokens(engine.generate(prompts, GREEDY))
         (tmp_path / "config.json").write_text('{"architectures": ["NotADraft"]}')
@@ -236,7 +236,7 @@ class EngineSuite(ConformanceSuite):
         assert engine.acceptance() == before
 
     def test_e5_acceptance_counts_from_the_last_load(self, engine: Engine, draft_folder: Path) -> None:
-        """E5, E11, E12, E13: counters agree with each other and with the answers, which have times if they can."""
+        """E5, E11, E12, E13: counters agree with each other and with the answers; times, if any, ascend."""
         assert engine.acceptance() == AcceptanceCounters()
         engine.load_draft(draft_folder)
         answers = engine.generate(_prompts(engine), replace(SPECULATING, with_times=True, concurrency=2))
@@ -257,7 +257,7 @@ class EngineSuite(ConformanceSuite):
     def test_e5_each_verification_yields_a_token_more_than_it_accepted(
         self, engine: Engine, draft_folder: Path
     ) -> None:
-        """E5: rounds plus accepted guesses equal the tokens after the first, unless the last round was cut short."""
+        """E5: rounds plus accepted guesses equal the tokens after the first; a last round may count more."""
         engine.load_draft(draft_folder)
         for prompt in _prompts(engine):
             before = engine.acceptance()
@@ -280,7 +280,7 @@ class EngineSuite(ConformanceSuite):
         context: EngineContext,
         schema: FeatureSchema,
     ) -> None:
-        """E7: an engine without transport and placement gives the same answers, and refuses to capture."""
+        """E7: an engine without transport and placement gives the same answers; its ``capture`` fails."""
         prompts = _prompts(engine)
         with new_engine(replace(context, placement=None, transport=None)) as other:
             assert _tokens(other.generate(prompts, GREEDY)) == _tokens(engine.generate(prompts, GREEDY))
@@ -310,7 +310,7 @@ class EngineSuite(ConformanceSuite):
     def test_e9_start_refuses_what_the_target_does_not_have(
         self, engine: Engine, schema: FeatureSchema
     ) -> None:
-        """E9: ``start`` raises EngineError for a layer beyond the target's last; the engine continues to serve."""
+        """E9: ``start`` raises EngineError for a layer beyond the target's last; the engine still serves."""
         beyond = replace(schema, layers=(engine.target.num_layers + 1,))
         with pytest.raises(EngineError):
             engine.start(beyond)
@@ -363,12 +363,12 @@ class EngineSuite(ConformanceSuite):
         "metrics", ["", "<html>", "up 1\n", "# HELP up\n" * 3, "process_cpu_seconds_total nan"]
     )
     def test_e16_metrics_of_another_program_are_none(self, engine: Engine, metrics: str) -> None:
-        """E16: an engine returns None for the metrics of another program, and raises for no text."""
+        """E16: an engine returns None for the metrics of another program, and never raises, whatever the text."""
         assert engine.server_counters(metrics) is None
 
 
 def _requests(engine: Engine, destinations: Sequence[str]) -> list[CaptureRequest]:
-    """Return requests of many lengths (1 token included), spread over the destinations; some go to all of them."""
+    """Return requests of many lengths (also 1 token), spread over the destinations; some go to all."""
     dealt = [tuple(destinations), *((destination,) for destination in destinations)] * 6
     return [
         CaptureRequest(request_id=100 + index, input_ids=tuple(ids), destinations=dealt[index])

@@ -1,4 +1,4 @@
-"""Compares a backend's kernel with the plain torch version of the same name (see ``spec_core.kernels``)."""
+"""Compare a backend's kernels with their plain torch versions (see ``spec_core.kernels``)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def drawing(device: torch.device) -> Callable[..., Tensor]:
 
 
 def compared_kernels(find: FindKernel, kernels: type[KernelSet], draw: Callable[..., Tensor]) -> list[str]:
-    """Compare each kernel that is found with its plain version.
+    """Compare each kernel that ``find`` finds with its plain version, on the examples of ``kernels``.
 
     Return the names of the kernels that supported the example.
     """

@@ -1,4 +1,4 @@
-"""LauncherSuite: the contract of spec_core.launcher (L1–L11) as tests, with real processes.
+"""LauncherSuite tests the contract of spec_core.launcher (L1–L11) with real processes.
 
 ::
 
@@ -7,8 +7,8 @@
         def launcher_type(self) -> type[Launcher]:
             return MyLauncher
 
-The workers are those of ``toy_workers``. Every wait has a limit (``PATIENCE_S``), and every launcher is
-closed.
+The functions that the workers run are in ``toy_workers``. Every wait has a limit (``PATIENCE_S``), and every
+launcher is closed.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class LauncherSuite(ConformanceSuite):
         import_without_torch(launcher_type)
 
     def test_l1_nothing_is_started_before_start(self, launcher_type: type[Launcher], tmp_path: Path) -> None:
-        """L1: constructing, ``num_devices``, ``check``, ``hosts``, ``close`` start no process and create no file."""
+        """L1: ``__init__``, ``num_devices``, ``check``, ``hosts``, ``close`` create no process and no file."""
         before = set(psutil.Process().children(recursive=True))
         with construct(launcher_type, tmp_path / "missing") as launcher:
             assert launcher.num_devices() >= 1
@@ -128,7 +128,7 @@ class LauncherSuite(ConformanceSuite):
         assert list(tmp_path.iterdir()) == []
 
     def test_l2_a_worker_is_a_process_with_its_arguments_and_environment(self, launcher: Launcher) -> None:
-        """L2: workers have handles by name, and run in the main thread of other processes, in their environment."""
+        """L2: workers have handles by name, and run in the main thread of processes with their environment."""
         wanted = toy("echo").env(launcher.context.backend)
         assert wanted, "the reference backend asks for something in the environment"
         arguments = {"variables": list(wanted), "list": [1, 2.5, None, "é"]}
@@ -167,7 +167,7 @@ class LauncherSuite(ConformanceSuite):
         assert launcher.receive(time.monotonic() + _SETTLE_S) is None
 
     def test_l3_an_entry_that_does_not_exist_is_an_end(self, launcher: Launcher) -> None:
-        """L3: a worker that fails to import ends like any other."""
+        """L3: a worker whose entry cannot be imported ends with a WorkerEnded like any other worker."""
         launcher.start([toy("nothing")])
         assert isinstance(received(launcher), WorkerEnded)
 
@@ -194,7 +194,7 @@ class LauncherSuite(ConformanceSuite):
         assert (ended.worker, ended.killed) == (worker, True)
 
     def test_l4_who_computes_is_not_silent(self, launcher: Launcher) -> None:
-        """L4: a watched worker may send no messages, and a worker that is not watched may even be stopped."""
+        """L4: a watched worker need not send messages; a worker that is not watched may even be stopped."""
         handles = launcher.start([toy("echo", "busy-0"), toy("echo", "stopped-0")])
         for event in [received(launcher), received(launcher)]:
             assert isinstance(event, WorkerMessage)
@@ -221,7 +221,7 @@ class LauncherSuite(ConformanceSuite):
             worker.send({"text": "x" * (16 << 20)})
 
     def test_l6_a_stopped_run_ends_the_messages(self, launcher: Launcher, tmp_path: Path) -> None:
-        """L6: ``RunLink.receive`` returns None and ``RunLink.send`` raises PeerLost; the worker ends by itself."""
+        """L6: ``RunLink.receive`` returns None, ``RunLink.send`` raises PeerLost; the worker ends by itself."""
         launcher.start([toy("echo", ending=str(tmp_path / "ending"))])
         message(launcher)
         with limit():
@@ -238,7 +238,7 @@ class LauncherSuite(ConformanceSuite):
         ]
 
     def test_l7_nothing_is_left(self, launcher: Launcher) -> None:
-        """L7: after ``stop`` a worker that does not end, and its children, are gone; ``stop`` may be called again."""
+        """L7: ``stop`` kills a worker that does not end, and its children; ``stop`` may be called again."""
         launcher.start([toy("stubborn", "stubborn-0"), toy("echo", "echo-0")])
         found = [message(launcher), message(launcher)]
         pids = [pid for one in found for pid in one.get("pids", [one.get("pid")])]
@@ -276,7 +276,7 @@ class LauncherSuite(ConformanceSuite):
     def test_l10_a_host_is_prepared_while_workers_run_on_it(
         self, launcher_type: type[Launcher], tmp_path: Path
     ) -> None:
-        """L10: workers start within ``prepare_host``; ``check_hosts`` reports dead daemons; ``stop`` leaves it."""
+        """L10: workers start in ``prepare_host``; ``check_hosts`` reports dead daemons; ``stop`` leaves it."""
         notes = tmp_path / "notes"
         notes.mkdir()
         backend = PreparedBackend(PreparedConfig(name="prepared", notes=notes))
@@ -330,7 +330,7 @@ def _none_is_running(pids: Sequence[int]) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
+    """Return whether the process ``pid`` runs; a zombie does not run."""
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False

@@ -1,4 +1,4 @@
-"""Timeouts of the suites, which the environment variable SPEC_TESTING_PATIENCE multiplies."""
+"""Multiply timeouts of the suites by the environment variable SPEC_TESTING_PATIENCE."""
 
 from __future__ import annotations
 

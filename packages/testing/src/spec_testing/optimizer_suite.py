@@ -1,4 +1,4 @@
-"""OptimizerSuite: the contract of spec_core.optimizer (G1-G7) as tests, in one process.
+"""OptimizerSuite tests the contract of spec_core.optimizer (G1-G7) in one process.
 
 ::
 
@@ -67,14 +67,14 @@ class OptimizerSuite(ConformanceSuite):
         return optimizer(optimizer.Config.model_validate({"name": optimizer.name, **self.options}))
 
     def test_g1_imports_without_torch(self, optimizer: type[Optimizer]) -> None:
-        """G1: the entry-point module imports without torch, Config derives from OptimizerConfig, probe answers."""
+        """G1: the module imports without torch, Config derives from OptimizerConfig, ``probe`` returns."""
         import_without_torch(optimizer)
         assert issubclass(optimizer.Config, OptimizerConfig)
         assert optimizer.Config.speed_only <= optimizer.Config.model_fields.keys() - {"name"}
         assert isinstance(optimizer.probe(), Availability)
 
     def test_g2_holds_every_weight_once(self, plugin: Optimizer) -> None:
-        """G2: the parameter groups hold exactly the given values; a step at learning rate 0 does not change them."""
+        """G2: the parameter groups hold exactly the given values; a step at learning rate 0 changes none."""
         weights = _weights(_drawn(0))
         built = plugin.build(weights, map_here)
         held = [id(value) for group in built.param_groups for value in group["params"]]
@@ -129,7 +129,7 @@ class OptimizerSuite(ConformanceSuite):
             assert plugin.state_bytes(weight) in (0, kept)
 
     def test_g5_goes_on_to_the_bit(self, plugin: Optimizer) -> None:
-        """G5: a fresh optimizer with the weights and the state of another takes the same next step."""
+        """G5: a fresh optimizer that gets the weights and the state of another takes the same next step."""
         weights, again = _weights(_drawn(0)), _weights(_drawn(5))
         built, fresh = plugin.build(weights, map_here), plugin.build(again, map_here)
         for number in range(_STEPS):
@@ -222,6 +222,6 @@ def _cut_rows(whole: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cut_range(whole: Tensor) -> tuple[Tensor, Tensor]:
-    """Divide a matrix in the middle of a row; give a vector to the second rank only."""
+    """Divide a matrix in the middle of a row, but give a whole vector to the second rank."""
     first = 0 if whole.ndim == 1 else whole.numel() // 2 + 1
     return whole.flatten()[:first], whole.flatten()[first:]

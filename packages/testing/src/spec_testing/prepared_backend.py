@@ -1,4 +1,4 @@
-"""PreparedBackend: the reference backend, which also records in a folder when ``prepare_host`` is active."""
+"""PreparedBackend is the reference backend, but records in a folder when ``prepare_host`` is active."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class PreparedConfig(BackendConfig):
     """Options of the PreparedBackend."""
 
     notes: Path
-    """Folder with a file for each process that is inside ``prepare_host``; the file ``died`` makes the check
+    """Folder with a file for each process that is inside ``prepare_host``; a file ``died`` makes ``check_host``
     fail."""
 
 
 class PreparedBackend(Backend):
-    """Delegates to the reference backend.
+    """Delegates all calls to the reference backend, and records ``prepare_host`` in ``notes``.
 
     A launcher can construct it on any host from its class and configuration.
     """

@@ -1,4 +1,4 @@
-"""ProcessGroupSuite: the contract of ``spec_core.process_group`` as tests, run by real processes.
+"""ProcessGroupSuite tests the contract of ``spec_core.process_group`` with real processes.
 
 ::
 
@@ -48,7 +48,7 @@ SUMMABLE = [
 ]
 SHAPES = [(3, 5), (1,), (), (0,), (0, 4)]
 LONG_S, SHORT_S = patient(20.0), 1.5
-"""Timeouts of groups in seconds: if no call should time out, and if a test waits for the timeout."""
+"""Timeouts of groups in seconds: one for tests in which no call may time out, one that a test waits for."""
 GRACE_S = patient(3.0)
 """Seconds that a busy machine may add to a timeout."""
 
@@ -90,7 +90,7 @@ class ProcessGroupSuite(ConformanceSuite):
     def test_all_reduce_refuses_what_it_cannot_sum(
         self, build: Build, world_size: int, dtype: torch.dtype
     ) -> None:
-        """P2: ``all_reduce`` of another dtype raises ProtocolError before anything is sent; the group still works."""
+        """P2: ``all_reduce`` of another dtype raises ProtocolError and sends nothing; the group still works."""
         run_ranks(_refuse_sum, world_size, build, dtype)
 
     def test_calls_follow_the_work_before_and_precede_the_work_after(
@@ -139,7 +139,7 @@ class ProcessGroupSuite(ConformanceSuite):
         run_ranks(_call_after_end, 2, build, end)
 
     def test_close_twice_leaves_no_socket_and_no_thread(self, build: Build, world_size: int) -> None:
-        """P9: each process counts sockets and threads before and after building and closing a second group."""
+        """P9: building and closing a second group leaves no further socket or thread in any process."""
         run_ranks(_come_and_go, world_size, build)
 
 
@@ -160,7 +160,7 @@ def _group(me: Rank, build: Build, timeout_s: float = LONG_S) -> Generator[Proce
 
 
 def _sample(shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> Tensor:
-    """Return random values of a rank, equal in every process, including NaNs."""
+    """Return random values for ``rank``, which are equal in every process and include NaNs."""
     generator = torch.Generator().manual_seed(rank)
     raw = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8, generator=generator)
     return (raw % 2).bool()[..., 0] if dtype == torch.bool else raw.view(dtype)[..., 0].contiguous()
@@ -346,7 +346,7 @@ def _come_and_go(me: Rank, build: Build) -> None:
         before = settled_resources()
         _live_once(rendezvous, build)
         after = settled_resources()
-        rendezvous.barrier()  # who leaves earlier takes a connection from rank 0's count
+        rendezvous.barrier()  # a rank that leaves earlier would lower rank 0's count of connections
         assert after == before, f"{before} -> {after}"
 
 
@@ -357,4 +357,4 @@ def _live_once(rendezvous: TcpRendezvous, build: Build) -> None:
     group.close()
     group.close()
     del group
-    rendezvous.barrier()  # counting starts when all have closed: a peer's end shows here, too
+    rendezvous.barrier()  # counting starts when all have closed, because a peer's connection counts here, too

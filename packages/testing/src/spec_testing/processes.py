@@ -1,4 +1,4 @@
-"""Runs a function as N ranks, each in a process of its own, with a hard time limit and faults at named points.
+"""Run a function as N ranks, each in its own process, with a time limit and faults at named points.
 
 ::
 
@@ -7,9 +7,9 @@
     results = run_ranks(member, 2, build)
     outcomes = watch_ranks(member, 2, build, faults={(1, "before send"): Fault.KILL})
 
-Functions and classes reach the children by name, so they are defined at the top level of a module; a test
-module that no import statement would find works too. When the call ends, ranks that still run are killed, as
-they are when the test process dies.
+Functions and classes are sent to the child processes by name, so they must be defined at the top level of a module.
+A test module that no import statement would find works, too. Ranks that still run are killed when the call ends or
+the test process dies.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 PRELOADED = __name__, "torch", "torch.distributed.tensor", "torch._dynamo"
 """Modules that the fork server imports before it forks ranks. None of them initializes a device."""
 LIMIT_S = patient(120.0)
-"""Longest time, in seconds, of the ranks of a test. Only a test that hangs takes so long."""
+"""Longest time, in seconds, that the ranks of a test may take. Only a test that hangs takes so long."""
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2) that sets the signal that a process gets when its parent dies."""
 
@@ -79,7 +79,7 @@ class Rank:
     def reach(self, point: str) -> None:
         """Mark a named point in the rank's function.
 
-        If the test has planned a fault for it, the fault happens now.
+        If the test has planned a fault for this point, the fault happens now.
         """
         self._line.send(("reach", point))
         while (message := self._line.recv())[0] != "go":
@@ -128,7 +128,7 @@ def watch_ranks(
 ) -> list[Outcome]:
     """Run ``function`` on every rank with faults, and return how each rank ended.
 
-    ``faults``: (rank, point) -> fault. Fails if a rank without a fault dies or still runs after
+    ``faults``: (rank, point) -> fault. The test fails if a rank without a fault dies or still runs after
     ``timeout_s``.
     """
     with _Processes((function, args), world_size, timeout_s) as crew:
@@ -203,7 +203,7 @@ class _Crew:
 class _Processes(_Crew):
     def __init__(self, work: Any, world_size: int, timeout_s: float) -> None:
         super().__init__()
-        # Forked from a server that has only imported: as clean as a new process, and 20 times as fast.
+        # Forked from a server that has only imported modules: as clean as a new process, and 20 times as fast.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
         self._processes: list[ForkServerProcess] = []
@@ -271,7 +271,7 @@ def _run_function(me: Rank, line: Connection, function: Callable[..., Any], args
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles functions and classes with their file, because a child cannot import pytest's test modules by name."""
+    """Pickles functions and classes with their file: a child cannot import pytest's test modules by name."""
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, FunctionType | type) or obj.__module__ == __name__:

@@ -1,4 +1,4 @@
-"""The reference backend ``cpu``, on which the suites compute; it is found by its entry point like any plugin."""
+"""Find the reference backend ``cpu``, on which the suites compute, by its entry point like any plugin."""
 
 from __future__ import annotations
 

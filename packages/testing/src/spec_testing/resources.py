@@ -1,4 +1,4 @@
-"""Counts the resources of a process that ``close`` must release."""
+"""Count the resources of a process that ``close`` must release."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spec_testing.limits import patient
 
 QUIET_S, PATIENCE_S = 0.25, patient(5.0)
 _counting = threading.Lock()
-"""Held while a thread counts: to count it opens two files, which another thread must not count."""
+"""Lock that is held while a thread counts: counting opens two files, which another thread must not count."""
 
 
 class Resources(NamedTuple):
@@ -23,7 +23,7 @@ class Resources(NamedTuple):
 
 
 def settled_resources() -> Resources:
-    """Return the counts of this process once they are stable: the kernel takes time to end a thread."""
+    """Wait until this process's counts are stable, because threads end with a delay, and return them."""
     last, since = _count(), time.monotonic()
     deadline = since + PATIENCE_S
     while time.monotonic() - since < QUIET_S and time.monotonic() < deadline:
@@ -34,7 +34,10 @@ def settled_resources() -> Resources:
 
 
 def check_released(before: Resources) -> None:
-    """Check that this process holds no more than before; it may hold less, because others' threads end, too."""
+    """Assert that this process has no more resources than before.
+
+    It may have fewer, because threads of other code may end, too.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while gained := [
         name for name, now, then in zip(Resources._fields, _count(), before, strict=True) if now > then

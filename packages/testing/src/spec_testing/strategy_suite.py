@@ -1,4 +1,4 @@
-"""StrategySuite: the contract of spec_core.strategy (S1-S12) as tests, with a toy module and real processes.
+"""StrategySuite tests the contract of spec_core.strategy (S1-S12) with a toy module, in processes.
 
 ::
 
@@ -111,7 +111,7 @@ class StrategySuite(ConformanceSuite):
             assert_close(report, wanted)
 
     def test_s2_masters_are_float32(self, plan: Plan) -> None:
-        """S2, S9: with bfloat16 compute, updates below bfloat16's resolution still add up; weights are float32."""
+        """S2, S9: with bfloat16 compute, updates below bfloat16's resolution add up; weights are float32."""
         bf16 = replace(plan, settings=StepConfig(dtype="bfloat16", clip=1e6), lr=1e-6)
         ((report,),) = train_all(1, bf16)
         assert report.metrics[0]["itemsize"] == torch.bfloat16.itemsize
@@ -132,7 +132,10 @@ class StrategySuite(ConformanceSuite):
 
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_s4_cut_and_ranks_change_rounding_only(self, plan: Plan, world_size: int) -> None:
-        """S4, S12: any number of ranks and (also empty) micro-batches trains the same weights, up to rounding."""
+        """S4, S12: the weights are the same, up to rounding, with any number of ranks and micro-batches.
+
+        Micro-batches may be empty.
+        """
         expected = reference(plan)
         for reports in train_all(world_size, *(replace(plan, micro_batches=cuts) for cuts in (1, 3, 5))):
             for report in reports:
@@ -155,7 +158,7 @@ class StrategySuite(ConformanceSuite):
             assert load(resumed.weights).keys() == ToyDraft(0).state_dict().keys()
 
     def test_s5_loads_at_another_world_size(self, plan: Plan) -> None:
-        """S5, S12: one rank loads what two saved: weights are bitwise equal, the next step up to rounding."""
+        """S5, S12: if one rank loads the state of two, weights are equal bit for bit, steps up to rounding."""
         saved = plan.folder / "saved"
         ((went_on,), _) = train_all(2, replace(plan, save_to=saved))
         ((resumed,),) = train_all(1, replace(plan, steps=1, seed=5, resume_from=saved))
@@ -202,11 +205,11 @@ class StrategySuite(ConformanceSuite):
         assert not calls, f"collectives without a group in {', '.join(calls)}"
 
     def test_s10_accepts_what_it_trains(self, plan: Plan, tmp_path: Path) -> None:
-        """S10: ``check`` needs no group, and accepts the target and the draft that every test here trains."""
+        """S10: ``check`` needs no group, and accepts the target and the draft that this suite trains."""
         plan.strategy.check(plan.config, toy_target(tmp_path), HINTS)
 
     def test_evaluate_changes_nothing(self, plan: Plan) -> None:
-        """``evaluate`` returns the output of the step that would follow, and changes no weight."""
+        """``evaluate`` returns the output that the next step would return, and changes no weight."""
         for ((evaluated, stepped, unchanged),) in on_ranks(evaluate_then_step, 2, [plan]):
             assert evaluated == pytest.approx(stepped, rel=TOLERANCE)
             assert unchanged

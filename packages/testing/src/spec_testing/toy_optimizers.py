@@ -1,4 +1,4 @@
-"""Optimizers of the suites: ToyOptimizer uses everything that a strategy provides; PlainDescent is plain SGD."""
+"""ToyOptimizer is an optimizer for tests that uses all that a strategy provides; PlainDescent is SGD."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOMENTUM = 0.8
 
 
 class ToyOptimizer(Optimizer):
-    """Momentum; the step of a matrix is scaled to a fixed length.
+    """Gradient descent with momentum; the step of a matrix is scaled to a fixed length.
 
     It uses state, a step count and ``map_whole``.
     """

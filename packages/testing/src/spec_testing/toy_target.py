@@ -1,4 +1,4 @@
-"""A random target in memory, and features as an engine would capture them from it.
+"""Create a random target in memory, and random features as an engine would capture them.
 
 Shapes: T tokens, N captured layers, H hidden size, V vocabulary.
 """
@@ -48,7 +48,10 @@ class ToySample:
 
 
 def toy_target(folder: Path, **changes: object) -> TargetSpec:
-    """Return a target: 8 layers, width 64, two heads of 32 over one key head, 97 tokens, untied head, float32."""
+    """Return a target: 8 layers, width 64, 2 query heads and 1 key head, 97 tokens, untied, float32.
+
+    ``changes``: fields of TargetSpec with other values.
+    """
     fields: dict[str, object] = {
         "folder": folder,
         "architecture": "LlamaForCausalLM",
@@ -75,7 +78,7 @@ def toy_target(folder: Path, **changes: object) -> TargetSpec:
 def toy_tensors(target: TargetSpec) -> TargetTensors:
     """Return random tensors for the target.
 
-    All rows of the head have the same length, so that the arg-max of a row's own logits is the row.
+    All rows of the head have the same norm. So for a hidden state that equals row i, the largest logit is logit i.
     """
     generator = torch.Generator().manual_seed(1)
     shape = (target.vocab_size, target.hidden_size)
@@ -120,7 +123,7 @@ def toy_samples(
 ) -> list[ToySample]:
     """Return documents of these lengths.
 
-    Three of four tokens are supervised, in every fifth document none.
+    Three of four tokens are supervised. Every fifth document has no supervised token.
     """
     generator = torch.Generator().manual_seed(2)
     samples: list[ToySample] = []

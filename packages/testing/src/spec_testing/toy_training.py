@@ -1,4 +1,4 @@
-"""StrategySuite's workbench: a toy module, trained by a strategy in real processes, and by a plain loop.
+"""Train a toy module by a strategy in real processes, and by a plain loop, for StrategySuite.
 
 The reference is a float64 loop over the whole global batch on one device, with the same optimizer.
 """
@@ -47,7 +47,7 @@ TOLERANCE = 2e-5
 
 
 class ToyDraft(nn.Module):
-    """A toy module that predicts from a token's features whether the token's id is odd, with a squared error."""
+    """A toy module that predicts from a token's features whether its id is odd, with a squared error."""
 
     def __init__(self, seed: int) -> None:
         """Draw the weights from ``seed``."""
@@ -61,8 +61,8 @@ class ToyDraft(nn.Module):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
 
     def forward(self, batch: DraftBatch, denominators: Tensor, ops: VocabularyOps | None) -> StepOutput:
-        """Return the batch's share of the loss."""
-        dtype = self.out.weight.dtype  # the root's: a block of its own is gathered inside its forward only
+        """Return the batch's loss and metrics, divided by the global batch's ``denominators``."""
+        dtype = self.out.weight.dtype  # the root's: a block's weights are gathered in its own forward only
         guess_T = self.out(torch.tanh(self.block(batch.hidden_TNH[:, 0].to(dtype)))).squeeze(-1)
         # Float64 from here on where the parameters are: the reference loop runs in it.
         error_T = (guess_T.to(torch.promote_types(dtype, torch.float32)) - batch.input_ids_T % 2) ** 2
@@ -78,7 +78,7 @@ class ToyDraft(nn.Module):
 
 @dataclass(frozen=True)
 class Plan:
-    """The training of one rank.
+    """The options of one rank's training.
 
     ``micro_batches``: number of micro-batches of the rank's share of a global batch.
     """
@@ -139,7 +139,7 @@ def train_all(world_size: int, *plans: Plan) -> list[list[Report]]:
 
 
 def on_ranks(act: Callable[[Strategy, Plan], Any], world_size: int, plans: Sequence[Plan]) -> list[list[Any]]:
-    """Call ``act`` with a strategy and each plan in a process for each rank; return [rank][plan]."""
+    """Call ``act`` with a strategy and each plan on each rank; return the results as [rank][plan]."""
     return run_ranks(_rank, world_size, act, plans, f"group-{uuid4().hex}", timeout_s=LIMIT_S)
 
 
@@ -156,7 +156,7 @@ def _rank(me: Rank, act: Callable[[Strategy, Plan], Any], plans: Sequence[Plan],
         with plan.new_strategy(device) as strategy:
             strategy.attach(ToyDraft(plan.seed), HINTS)
             results.append(act(strategy, plan))
-        strategy.close()  # once more: idempotent
+        strategy.close()  # a second time, because ``close`` must be idempotent
     torch.distributed.destroy_process_group()
     return results
 
@@ -195,7 +195,7 @@ def _step(strategy: Strategy, plan: Plan, report: Report) -> None:
 
 
 def evaluate_then_step(strategy: Strategy, plan: Plan) -> tuple[float, float, bool]:
-    """Return the loss of ``evaluate``, the loss of the next step, and whether ``evaluate`` changed no weight."""
+    """Return the loss of ``evaluate``, the next step's loss, and whether ``evaluate`` changed no weight."""
     before = save(strategy.full_weights())
     batches, denominators = _toy_share(strategy, 2)
     evaluated = strategy.evaluate(batches, denominators, _ops(strategy, plan))
@@ -221,7 +221,7 @@ def load_into_another_module(strategy: Strategy, plan: Plan) -> bool:
 
 
 def compare_vocabulary_ops(strategy: Strategy, plan: Plan) -> bool:
-    """Assert that the strategy's VocabularyOps compute what the target's tensors give; return True."""
+    """Assert that VocabularyOps give the embeddings and logits of the target's tensors; return True."""
     ops, device = _ops(strategy, plan), strategy.device
     target = toy_target(plan.folder)
     tensors = toy_tensors(target)
@@ -233,7 +233,7 @@ def compare_vocabulary_ops(strategy: Strategy, plan: Plan) -> bool:
     logits = ops.teacher_logits(hidden_RH.to(device).requires_grad_())
     assert not logits.requires_grad
     torch.testing.assert_close(logits.cpu(), (normed @ tensors.head_VH.T)[:, first:stop])
-    # One process holds the whole vocabulary: nothing to combine.
+    # One process has the whole vocabulary, so the reductions return their arguments.
     assert torch.equal(ops.reduce_max(logits[:, 0]), logits[:, 0])
     assert torch.equal(ops.reduce_sum(logits[:, 0]), logits[:, 0])
     return True
@@ -258,7 +258,7 @@ def _samples() -> list[ToySample]:
 
 
 def _toy_share(strategy: Strategy, micro_batches: int) -> tuple[list[DraftBatch], Tensor]:
-    """Return this rank's share of the global batch: every ``size``-th sample, spread over ``micro_batches``."""
+    """Return this rank's share of the global batch: every ``size``-th sample, in ``micro_batches``."""
     place = strategy.data_parallel(
         strategy.config, torch.distributed.get_rank(), torch.distributed.get_world_size()
     )

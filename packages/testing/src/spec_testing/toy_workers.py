@@ -1,4 +1,4 @@
-"""Entry functions of the workers that LauncherSuite starts. Imports no torch."""
+"""This module has the entry functions of LauncherSuite's workers; it does not import torch."""
 
 from __future__ import annotations
 

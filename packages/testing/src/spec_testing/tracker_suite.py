@@ -1,4 +1,4 @@
-"""TrackerSuite: the contract of spec_core.tracker (K1–K8) as tests.
+"""TrackerSuite tests the contract of spec_core.tracker (K1–K8).
 
 ::
 
@@ -50,15 +50,15 @@ class TrackerSuite(ConformanceSuite):
 
     @pytest.fixture
     def failing_value(self) -> Any:
-        """Return a value of the key with which the service fails; by default the test of K7 is skipped."""
+        """Return a value of ``track.NAME`` with which the service fails; by default the test of K7 is skipped."""
         return None
 
     @abstractmethod
     def steps_of(self, folder: Path) -> set[int]:
-        """Return the steps at which the service has ``accuracy/0``, of runs in folders below ``folder``."""
+        """Return the steps for which the service has the scalar ``accuracy/0``, of all runs below ``folder``."""
 
     def test_k1_the_client_is_found_without_an_error(self, tracker: type[Tracker]) -> None:
-        """K1: probe says whether the client is installed."""
+        """K1: ``probe`` returns whether the client is installed, and does not raise."""
         assert isinstance(tracker.probe(), Availability)
 
     def test_k2_the_module_needs_no_torch(self, tracker: type[Tracker]) -> None:

@@ -1,4 +1,4 @@
-"""Test functions of TransportSuite in which a sender or receiver dies, stops or closes (T6, T7, T9)."""
+"""This module has TransportSuite's test functions in which a side dies, stops or closes (T6, T7, T9)."""
 
 from __future__ import annotations
 
@@ -32,13 +32,16 @@ SAFE = "the window is full of a sample whose ticket is done, and one waits"
 
 
 def _let_arrive(sender: FeatureSender) -> None:
-    """Wait for a ticket if the transport copies samples; otherwise it is done only when the receiver releases."""
+    """Flush the sender, so that its samples have arrived if the transport copies them.
+
+    Otherwise tickets are done only when the receiver releases the samples, and the flush times out.
+    """
     with contextlib.suppress(DeadlineExceeded):
         sender.flush(SHORT_S)
 
 
 def fault_in_sender(me: Rank, stage: Stage) -> str | None:
-    """Kill or stop the sender after it has sent samples; return what the receiver's next call raises."""
+    """Kill or stop the sender after it has sent samples; return the name of the error of ``receive``."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             sender.send(stage.sample(0), LONG_S)
@@ -58,7 +61,7 @@ def death_of_sender(me: Rank, stage: Stage) -> str | None:
     """Kill a sender that waits because the window is full."""
     if me.rank > 0:
         with stage.sender(me) as sender:
-            sender.send(stage.sample(0), LONG_S).result(LONG_S)  # it has been received, at the latest
+            sender.send(stage.sample(0), LONG_S).result(LONG_S)  # copied, or received and released
             tickets = [sender.send(stage.sample(request_id), LONG_S) for request_id in (1, 2)]
             _let_arrive(sender)
             me.publish(1 + sum(ticket.done() for ticket in tickets))
@@ -67,14 +70,14 @@ def death_of_sender(me: Rank, stage: Stage) -> str | None:
     with stage.receiver(me) as receiver:
         take(stage, receiver, 0)
         num_safe = me.receive()
-        time.sleep(SHORT_S)  # the death is known: what it took with it is not asked for any more
+        time.sleep(SHORT_S)  # until the receiver knows of the death
         num_taken = _take_until_lost(stage, receiver, 1)
         assert num_safe <= num_taken <= 3
         return error_of(lambda: receiver.receive(2 * SHORT_S), 2 * SHORT_S)
 
 
 def _take_until_lost(stage: Stage, receiver: FeatureReceiver, num_taken: int) -> int:
-    """Receive samples in order until PeerLost, starting with number ``num_taken``; return the total number."""
+    """Receive samples in order until PeerLost, from number ``num_taken`` on; return the total number."""
     while True:
         try:
             got = receiver.receive(2 * SHORT_S)
@@ -102,7 +105,7 @@ def fault_in_receiver(me: Rank, stage: Stage) -> str | None:
 
 
 def fault_before_connect(me: Rank, stage: Stage) -> str | None:
-    """Kill or stop the receiver before a sender connects; return what ``connect`` raises."""
+    """Kill or stop the receiver before a sender connects; return the name of the error of ``connect``."""
     if me.rank == 0:
         with stage.receiver(me):
             me.reach(FAULT)
@@ -155,7 +158,7 @@ def _outlive_a_sender(me: Rank, stage: Stage) -> str:
 
 
 def close_sender(me: Rank, stage: Stage) -> None:
-    """Close the sender, and check what the receiver gets (T7)."""
+    """Close the sender, and check the samples and errors that the receiver gets (T7)."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             assert {me.receive(), me.receive()} == {"closed", "connected"}
@@ -185,7 +188,7 @@ def close_sender(me: Rank, stage: Stage) -> None:
 
 
 def close_receiver(me: Rank, stage: Stage) -> None:
-    """Close the receiver, and check what the sender's tickets and calls raise (T7)."""
+    """Close the receiver, and check that the sender's tickets end and its calls raise PeerLost (T7)."""
     if me.rank == 0:
         with stage.receiver(me, 2 * UNIT_BYTES) as receiver:
             receiver.receive(LONG_S)
@@ -225,6 +228,6 @@ def come_and_go(me: Rank, stage: Stage) -> None:
 
 
 def _meet(me: Rank) -> None:
-    """Wait until both ranks have called this, because ranks of one process also count each other's resources."""
+    """Wait until both ranks have called this: ranks of one process also count each other's resources."""
     me.publish("here")
     me.receive()

@@ -1,6 +1,6 @@
-"""Test functions of TransportSuite in which no process fails (T1-T6, T8).
+"""This module has the test functions of TransportSuite in which no process fails (T1-T6, T8).
 
-Rank 0 receives, the other ranks send. If the transport works in one process, ranks are threads.
+Rank 0 receives, and the other ranks send. If the transport works in one process, ranks are threads.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def stream(me: Rank, stage: Stage, dtype: str) -> None:
     if me.rank > 0:
         with stage.sender(me, schema) as sender:
             me.publish("connected")
-            me.receive()  # the other sender is, too
+            me.receive()  # the other sender is connected, too
             for number in range(samples):
                 request_id = me.rank * samples + number
                 sample = stage.sample(request_id, lengths[request_id % len(lengths)], schema)
@@ -148,7 +148,7 @@ def fill_window(me: Rank, stage: Stage) -> None:
         me.receive()
         for request_id in range(4):
             take(stage, receiver, request_id)
-        # Nothing came twice: the sender closes, and that is all there is to report.
+        # No sample arrives twice: the next event is the end of the sender.
         with pytest.raises(PeerLost):
             receiver.receive(LONG_S)
 

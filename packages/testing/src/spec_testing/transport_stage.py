@@ -1,4 +1,4 @@
-"""Stage: samples, senders, receivers, timeouts and checks for the test functions of TransportSuite."""
+"""A Stage creates samples, senders and receivers for the test functions of TransportSuite."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNIT = 10
 """Number of tokens of an ordinary sample."""
 UNIT_BYTES = UNIT * (8 + 3 * 16 * 4)
 LONG_S, SHORT_S, GRACE_S = patient(15.0), 0.4, patient(3.0)
-"""Timeouts in seconds: one that should not be reached, one that a test waits for, and tolerance for a busy
+"""Seconds: a timeout that should not be reached, a timeout that a test waits for, and the tolerance for a busy
 machine."""
 FAULT = "the fault"
 

@@ -1,4 +1,6 @@
-"""TransportSuite: the contract of ``spec_core.transport`` as tests, in two processes if the transport connects two.
+"""TransportSuite tests whether a transport keeps the contract of ``spec_core.transport``.
+
+The ranks are processes, or threads if the transport works within one process.
 
 ::
 
@@ -9,7 +11,8 @@
         def build(self):
             return build
 
-Rank 0 receives, the other ranks send. Their functions are in ``transport_parts`` and ``transport_endings``.
+Rank 0 receives, and the other ranks send. The functions that the ranks run are in ``transport_parts`` and
+``transport_endings``.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ class TransportSuite(ConformanceSuite):
 
     @pytest.fixture
     def device(self) -> str:
-        """Return the device that samples are on, on both sides."""
+        """Return the name of the device that samples are on, for both the sender and the receiver."""
         return "cpu"
 
     @pytest.fixture
@@ -64,7 +67,7 @@ class TransportSuite(ConformanceSuite):
 
     @pytest.fixture
     def fail(self, build: Build, in_process: bool, device: str) -> Fail:
-        """Return a function that runs a test function with a fault in one rank, and returns a survivor's result."""
+        """Return a function that runs a test with a fault in one rank, and returns a survivor's result."""
         if in_process:
             pytest.skip("both peers are in one process: neither can be killed or stopped alone")
 
@@ -110,7 +113,7 @@ class TransportSuite(ConformanceSuite):
         play(parts.stream, 3, dtype)
 
     def test_a_held_sample_stays_as_it_is(self, play: Play) -> None:
-        """T4: a sample stays valid until its release while others arrive; a second release raises ProtocolError."""
+        """T4: a sample is valid until its release while others arrive; a second release raises ProtocolError."""
         play(parts.hold_one, 2)
 
     def test_a_send_beyond_the_window_waits_for_a_release(self, play: Play) -> None:
@@ -146,7 +149,7 @@ class TransportSuite(ConformanceSuite):
         assert fail(endings.fault_before_connect, Fault.STOP, 0) == "DeadlineExceeded"
 
     def test_a_killed_sender_is_lost_after_its_last_sample(self, fail: Fail) -> None:
-        """T7: if the sender is killed, samples with a done ticket are received, then ``receive`` raises PeerLost."""
+        """T7: after a sender is killed, samples with a done ticket are received, then PeerLost is raised."""
         assert fail(endings.death_of_sender, Fault.KILL, 1) == "PeerLost"
 
     def test_a_killed_receiver_is_lost_to_a_sender_that_waits(self, fail: Fail) -> None:
@@ -154,19 +157,19 @@ class TransportSuite(ConformanceSuite):
         assert fail(endings.fault_in_receiver, Fault.KILL, 0) == "PeerLost"
 
     def test_a_sender_killed_while_it_waits_leaves_room_for_the_others(self, fail: Fail) -> None:
-        """T7: ``receive`` raises PeerLost once for the killed sender; samples of the other sender still arrive."""
+        """T7: ``receive`` raises PeerLost once for a killed sender; samples of the other sender still arrive."""
         assert fail(endings.fault_in_one_of_two, Fault.KILL, 1, 3) == "others go on"
 
     def test_a_closed_sender_is_lost_after_its_last_sample(self, play: Play) -> None:
-        """T7: all samples are received, then PeerLost is raised, but not while another sender is connected."""
+        """T7: all samples of a closed sender are received; PeerLost is raised only if no other sender is left."""
         play(endings.close_sender, 3)
 
     def test_a_closed_receiver_completes_tickets_and_unblocks_senders(self, play: Play) -> None:
-        """T7: if the receiver closes, tickets are completed; a waiting and every later ``send`` raises PeerLost."""
+        """T7: if the receiver closes, open tickets end; a waiting and every later ``send`` raises PeerLost."""
         play(endings.close_receiver, 2)
 
     def test_flush_returns_when_every_ticket_is_done(self, play: Play) -> None:
-        """T8: ``flush`` returns when every ticket is done, and raises DeadlineExceeded if one is not."""
+        """T8: ``flush`` waits until every ticket is done, and raises DeadlineExceeded if one is not."""
         play(parts.flush, 2)
 
     def test_close_twice_leaves_nothing_behind(self, play: Play) -> None:

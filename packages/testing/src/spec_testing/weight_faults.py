@@ -1,4 +1,4 @@
-"""Test functions of WeightTransportSuite in which a process fails or a tensor is damaged."""
+"""This module has WeightTransportSuite's test functions with failing processes or damaged tensors."""
 
 from __future__ import annotations
 
@@ -39,10 +39,7 @@ PUSH_S = 3.0
 def fault_in_replica(me: Rank, stage: WeightStage, push_s: float) -> None:
     """Publish updates from rank 0 to the other ranks, with a fault in rank 1 in the second update.
 
-    Rank 3 is late.
-
-    ``push_s``: deadline of the second update in seconds, which is reached if the fault is that rank 1 is
-    stopped.
+    Rank 3 is late. ``push_s``: deadline of the second update in seconds. It passes if the fault stops rank 1.
     """
     if me.rank > 0:
         receiver = StagedReceiver(stage, stage.build(), me.reach)
@@ -57,7 +54,7 @@ def fault_in_replica(me: Rank, stage: WeightStage, push_s: float) -> None:
         report = publisher.publish(2, stage.weights(2), timeout_s=push_s).result(WAIT_S)
         assert report.replicas["replica 1"].reason
         _check_serves(replicas[2], 2)
-        # The fault is not held against the others: they go on at once.
+        # The fault of rank 1 does not affect the other ranks: they commit the next update.
         report = publisher.publish(3, stage.weights(3)).result(WAIT_S)
         assert report.committed, report
         assert report.replicas["replica 1"].state == "quarantined"
@@ -111,7 +108,7 @@ def _publish_until_killed(me: Rank, stage: WeightStage) -> None:
 class _Reached(dict[str, "Tensor"]):
     """Weights that call ``reach`` when they are read for the second time.
 
-    The first reading makes the manifest.
+    They are read for the first time when the manifest is made.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], reach: Callable[[], None]) -> None:
@@ -199,7 +196,7 @@ class _DamagingReceiver(WeightReceiver):
 
 
 class _DamagingTransport(WeightTransport):
-    """The transport under test, which damages the received tensors of odd versions, each version differently."""
+    """The transport under test, but it damages the tensors of odd versions, each version differently."""
 
     def __init__(self, transport: WeightTransport) -> None:
         super().__init__(transport.config, transport.backend)

@@ -1,4 +1,4 @@
-"""A draft with tensors of unusual shapes, a slot that holds it, and replicas in other processes, for tests."""
+"""This module has parts of update tests: weights of unusual shapes, a DraftSlot and remote replicas."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ POISON = 0xA5
 
 
 def odd_weights(version: int) -> dict[str, Tensor]:
-    """Return weights of which every byte depends on the version, except for the constant vocabulary mapping.
+    """Return weights in which every byte depends on the version, except for the vocabulary mapping.
 
-    All its values are finite.
+    All values are finite.
     """
     generator = torch.Generator().manual_seed(version)
 
@@ -137,7 +137,7 @@ class ToySlot(DraftSlot):
 
 @dataclass(frozen=True)
 class WeightStage:
-    """The transport under test and its tensors. Each process of a test has one."""
+    """The transport under test and its tensors. Each process of a test has a WeightStage."""
 
     build: Callable[[], WeightTransport]
     """Builds the transport, and selects the process's device if there are several."""
@@ -221,7 +221,7 @@ class RemoteReplica(DraftReplica):
     num_ranks = 1
 
     def __init__(self, address: Any, before: Callable[[str], None] = lambda call: None) -> None:
-        """Connect to the receiver's process. ``before`` is called with each call's name before the call."""
+        """Connect to the receiver's process. ``before`` is called before each call, with the call's name."""
         self._connection = Client(address[0], authkey=address[1])
         self._before = before
         self._lock = threading.Lock()
@@ -266,7 +266,7 @@ def replica_of_other_rank(me: Rank) -> Generator[RemoteReplica]:
 
 
 def serve_receiver(me: Rank, receiver: UpdateReceiver, num_clients: int = 1) -> None:
-    """Serve a receiver's methods to ``num_clients`` RemoteReplica objects of other ranks, until all have ended."""
+    """Serve a receiver's methods to ``num_clients`` RemoteReplicas of other ranks, until all have ended."""
     authkey = secrets.token_bytes(16)
     with Listener(("127.0.0.1", 0), authkey=authkey) as listener:
         me.publish((me.rank, (listener.address, authkey)))

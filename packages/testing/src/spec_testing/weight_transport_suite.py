@@ -1,4 +1,4 @@
-"""WeightTransportSuite: the contract of spec_core.weight_transport (W1–W8) as tests, alone and in whole updates.
+"""WeightTransportSuite tests the contract of spec_core.weight_transport (W1–W8), and whole updates.
 
 ::
 
@@ -11,7 +11,7 @@
         @pytest.fixture
         def build(self): return build
 
-``build`` is a function at the top level of a module: it is called in processes of its own.
+``build`` is a function at the top level of a module, because each process of a test calls it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ torch-npu does with events of other processes. A leak would leave one for each u
 class WeightTransportSuite(ConformanceSuite):
     """Tests of a weight transport.
 
-    A subclass must define the fixture ``build``. Each side runs in another process.
+    A subclass must define the fixture ``build``. The sender and each receiver run in processes of their own.
     """
 
     @pytest.fixture
@@ -74,7 +74,7 @@ class WeightTransportSuite(ConformanceSuite):
 
     @pytest.fixture
     def device(self) -> str:
-        """Return the type of device that tensors are on; ``build`` selects the process's current device."""
+        """Return the type of device that has the tensors; ``build`` selects the process's current device."""
         return "cpu"
 
     @pytest.fixture
@@ -101,7 +101,7 @@ class WeightTransportSuite(ConformanceSuite):
         run_ranks(_sender_that_leaves, 2, stage)
 
     def test_w5_close_from_another_thread_ends_a_transfer(self, stage: WeightStage) -> None:
-        """W5: an update in which a rank hangs ends when the publisher is closed from another thread."""
+        """W5: if a rank hangs during an update, closing the publisher from another thread ends the update."""
         run_ranks(_close_while_a_rank_hangs, 2, stage)
 
     def test_w5_w7_thirty_updates_leave_nothing(self, stage: WeightStage) -> None:
@@ -112,7 +112,7 @@ class WeightTransportSuite(ConformanceSuite):
         run_ranks(_thirty_updates, 2, stage)
 
     def test_w6_it_says_whether_it_can_be_used(self, stage: WeightStage) -> None:
-        """W6, W8: ``probe`` returns, options have defaults, ``obstacle`` answers for a rank of this process."""
+        """W6, W8: ``probe`` returns, options have defaults, ``obstacle`` works for a rank of this process."""
         transport = stage.build()
         assert type(transport).probe().ok
         assert type(transport).Config.model_validate({}), "W8: a server opens the transport without options"
@@ -122,7 +122,7 @@ class WeightTransportSuite(ConformanceSuite):
         assert isinstance(transport.medium(location, stage.device), WeightMedium)
 
     def test_damage_is_never_served(self, stage: WeightStage) -> None:
-        """If a tensor is damaged in transfer, the old version is still served, and the next update succeeds."""
+        """If a tensor is damaged in a transfer, the old version is still served, and the next update succeeds."""
         run_ranks(publish_damaged, 2, stage)
 
     def test_rank_that_is_slow_ends_at_the_deadline(self, stage: WeightStage) -> None:
@@ -131,12 +131,12 @@ class WeightTransportSuite(ConformanceSuite):
 
     @pytest.mark.parametrize("point", ["load 2", "before swap 2", "after swap 2"])
     def test_killed_rank_leaves_the_others_of_one_version(self, stage: WeightStage, point: str) -> None:
-        """U7, U8: if one of two replicas dies, the other commits; later updates go on without the dead replica."""
+        """U7, U8: if one of two replicas dies, the other commits; later updates go on without the dead one."""
         outcomes = watch_ranks(fault_in_replica, 4, stage, WAIT_S, faults={(1, point): Fault.KILL})
         assert [outcome.trace for outcome in outcomes] == [""] * 4
 
     def test_stopped_rank_leaves_the_others_of_one_version(self, stage: WeightStage) -> None:
-        """W4, U7: if one of two replicas is stopped, the other commits after the deadline; later updates go on."""
+        """W4, U7: if one of two replicas is stopped, the other commits after the deadline; updates go on."""
         outcomes = watch_ranks(fault_in_replica, 4, stage, PUSH_S, faults={(1, "load 2"): Fault.STOP})
         assert [outcome.trace for outcome in outcomes] == [""] * 4
 
@@ -171,7 +171,10 @@ class _Mail:
 
 
 def _round_trips(me: Rank, stage: WeightStage) -> None:
-    """Send from rank 0 to all others and compare. New memory is filled, so that missing bytes are noticed."""
+    """Send tensors from rank 0 to all others and compare them.
+
+    New memory is filled with a pattern, so that missing bytes are noticed.
+    """
     torch.use_deterministic_algorithms(True)
     transport, mail = stage.build() if me.rank else stage.build_publishers(), _Mail(me)
     device = stage.device
@@ -214,7 +217,7 @@ def _sender_that_leaves(me: Rank, stage: WeightStage) -> None:
             arrived = dict(receiver.receive(sender_address, started + SHORT_S))
         except RunError:
             assert time.monotonic() - started < LONG_S / 2
-        else:  # a transport whose sender has written all when it opens
+        else:  # a transport whose sender has written all tensors when it opens
             assert len(arrived) == len(manifest.tensors)
     mail.send("done")
 

@@ -1,1 +1,1 @@
-"""Trackers: services that get the scalars of each step of a run."""
+"""Trackers send the scalars of each step of a run to a service or a file."""

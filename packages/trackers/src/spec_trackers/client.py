@@ -1,4 +1,4 @@
-"""Functions that the trackers share: whether a client is installed, and the id of a run at a service."""
+"""Check whether a tracker's client is installed, and store the id of a run at a service."""
 
 from __future__ import annotations
 

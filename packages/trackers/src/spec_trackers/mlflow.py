@@ -1,4 +1,4 @@
-"""MlflowTracker: sends scalars to MLflow."""
+"""MlflowTracker sends scalars to MLflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorBoardTracker: writes event files into the run directory."""
+"""TensorBoardTracker writes event files into the run directory."""
 
 from __future__ import annotations
 

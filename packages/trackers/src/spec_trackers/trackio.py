@@ -1,4 +1,4 @@
-"""TrackioTracker: sends scalars to Trackio."""
+"""TrackioTracker sends scalars to Trackio."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TrackioTracker(Tracker):
 
         super().__init__(value, folder)
         number = stored_run_id(folder, "trackio", lambda: secrets.token_hex(4))
-        with redirect_stdout(sys.stderr):  # it says how to look at the run
+        with redirect_stdout(sys.stderr):  # trackio prints how to look at the run
             self._run = trackio.init(
                 project=value,
                 name=f"{folder.resolve().name}-{number}",

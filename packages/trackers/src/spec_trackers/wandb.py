@@ -1,4 +1,4 @@
-"""WandbTracker: sends scalars to Weights & Biases."""
+"""WandbTracker sends scalars to Weights & Biases."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Weight transports: send new draft weights from a trainer to a running engine."""
+"""Weight transports send new draft weights from a trainer to a running engine."""

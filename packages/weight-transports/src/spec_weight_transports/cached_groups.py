@@ -1,4 +1,4 @@
-"""Process groups that are cached after an update, for the next update between the same processes.
+"""Cache process groups after an update, for the next update between the same processes.
 
 A process caches the group if its part of the update succeeded, and closes it otherwise. The sender reuses the
 group only if all members have cached it. So no member joins a collective that another member has left half
@@ -80,7 +80,7 @@ class WeightGroup:
         if self._own_stream is not None:
             try:
                 self._own_stream.stream.synchronize()
-            except RuntimeError as error:  # torch's, for all that fails on a device
+            except RuntimeError as error:  # torch raises it for all errors of a device
                 raise PeerLost(f"a broadcast has failed on {self._device}: {error}") from error
         self._is_drained = True
 
@@ -160,7 +160,7 @@ class Membership:
     def new_rendezvous(
         self, address: str, rank: int, world_size: int, token: str, name: str, deadline: float
     ) -> TcpRendezvous:
-        """Return this process's rendezvous for a new group, before it has joined."""
+        """Return this process's rendezvous for a new group, before the process has joined."""
         left_s = max(1e-3, deadline - time.monotonic())
         rendezvous = TcpRendezvous(address, rank, world_size, token, left_s)
         self._name = name
@@ -169,9 +169,9 @@ class Membership:
 
     @contextlib.contextmanager
     def group(self, deadline: float) -> Generator[WeightGroup]:
-        """Yield the group.
+        """Join the update's group if it is new, and yield it.
 
-        After the block it is cached, or closed if the block fails or ends after ``deadline``.
+        After the block the group is cached. It is closed if the block fails or ends after ``deadline``.
         """
         timer = threading.Timer(max(0.0, deadline - time.monotonic()), self.close)
         timer.start()

@@ -1,4 +1,4 @@
-"""CollectiveTransport: the publisher broadcasts buckets to all ranks of a replica in a process group."""
+"""CollectiveTransport broadcasts buckets to all ranks of a replica in a process group."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CollectiveTransport(WeightTransport):
     api_version: ClassVar[int] = 2
 
     def __init__(self, config: WeightTransportConfig, backend: Backend) -> None:
-        """Store the options. Groups are built by updates."""
+        """Store the options; the first update builds a process group."""
         super().__init__(config, backend)
         self._cached = CachedGroups()
 
@@ -71,7 +71,7 @@ class CollectiveTransport(WeightTransport):
         return WeightMedium.SOCKETS if is_cpu else WeightMedium.DEVICE_LINK
 
     def receiver(self, manifest: Manifest, device: torch.device, bucket_bytes: int) -> WeightReceiver:
-        """Return a receiver that joins the sender's group."""
+        """Return a receiver that joins the sender's process group."""
         membership = self._membership(Route(manifest.group, "", device))
         return _CollectiveReceiver(membership, BucketPlan.of(manifest, bucket_bytes), device)
 
@@ -83,7 +83,7 @@ class CollectiveTransport(WeightTransport):
         device: torch.device,
         replica: str,
     ) -> WeightSender:
-        """Return a sender that is in one group with all receivers."""
+        """Return a sender that is in one process group with all receivers."""
         membership = self._membership(Route(manifest.group, replica, device))
         plan = BucketPlan.of(manifest, self.config.bucket_bytes)
         return _CollectiveSender(membership, plan, weights, receivers, device)
@@ -110,7 +110,7 @@ class CollectiveTransport(WeightTransport):
 
 
 class _CollectiveReceiver(WeightReceiver):
-    """A rank from 1 on of the group.
+    """A receiving rank of the group; its number is 1 or higher.
 
     ``address`` names the group of the previous update and the rank in it.
     """
@@ -144,7 +144,7 @@ class _CollectiveReceiver(WeightReceiver):
 class _CollectiveSender(WeightSender):
     """Rank 0 of the group.
 
-    It sends the ranks the address of a new group, or nothing if all reuse the previous group.
+    It sends each rank the address of a new group, or an empty text if all reuse the previous group.
     """
 
     def __init__(
@@ -182,7 +182,10 @@ class _CollectiveSender(WeightSender):
 
 
 def _uses_torchs_groups() -> bool:
-    """Return whether other threads may call torch's collectives; in a group of one process FSDP and vLLM do not."""
+    """Return whether other threads may call torch's collectives.
+
+    FSDP and vLLM call none in a group of one process.
+    """
     from torch import distributed
 
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1

@@ -1,8 +1,8 @@
-"""FileTransport: writes versions into a shared folder. A version appears atomically and never changes.
+"""FileTransport writes each version of the weights into a shared folder.
 
-If the folder outlives the publisher, ``newest`` reads its highest version after a crash. An unfinished
-version of a killed publisher is removed by the next publisher; it is locked only while the publisher's
-process lives.
+A version appears atomically and never changes. If the folder outlives the publisher, ``newest`` reads its highest
+version after a crash. The next publisher removes an unfinished version of a killed publisher, which is locked only
+while its publisher's process lives.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class FileConfig(WeightTransportConfig):
     """Options of the weight transport ``file``."""
 
     folder: Path | None = None
-    """Folder of the versions, which every rank sees under the same path. None: a new temporary folder on this host,
-    which is removed with this process."""
+    """Folder of the versions, which every rank sees under the same path. If it is None, a temporary folder is created
+    on this host, and removed when this process ends."""
     keep: int = pydantic.Field(2, ge=1)
     """Number of newest versions that are stored; older versions are removed."""
 
@@ -73,7 +73,7 @@ class FileTransport(WeightTransport):
         self._remove_own: Callable[[], object] = lambda: None
 
     def location(self, device: torch.device) -> str:
-        """Return an empty text; a rank finds out only when it reads whether it sees the folder."""
+        """Return an empty text, since only reading shows whether a rank sees the folder."""
         return ""
 
     def obstacle(self, location: str, device: torch.device) -> str:
@@ -106,7 +106,10 @@ class FileTransport(WeightTransport):
             self._remove_own()
 
     def write(self, manifest: Manifest, weights: Mapping[str, Tensor], check: Callable[[], None]) -> Path:
-        """Write a version completely and return its folder; ``check`` is called repeatedly and may raise to stop."""
+        """Write a version completely and return its folder.
+
+        ``check`` is called repeatedly, and may raise an error to stop the write.
+        """
         with self._writing, foreign_errors(RunError, f"version {manifest.version} cannot be written"):
             folder = self._folder()
             final = folder / f"v{manifest.version}-{manifest.digest[:8]}"
@@ -202,10 +205,10 @@ def _write_whole(
 def _locked_folder(prefix: str, parent: Path) -> tuple[Path, int]:
     """Create a locked folder; return it and the descriptor that holds the lock.
 
-    Remove old folders without a lock.
+    Remove older folders with this prefix that no process has locked.
     """
     for left in parent.glob(f"{prefix}*"):
-        with suppress(OSError), _opened(left) as descriptor:  # where locks do not work, all of them stay
+        with suppress(OSError), _opened(left) as descriptor:  # without working locks, all folders stay
             if _take(descriptor):
                 shutil.rmtree(left, ignore_errors=True)
     while True:
@@ -214,7 +217,7 @@ def _locked_folder(prefix: str, parent: Path) -> tuple[Path, int]:
             is_ours = True
             with suppress(OSError):
                 is_ours = _take(descriptor)
-            if is_ours and folder.exists():  # else another process took it for one that was left
+            if is_ours and folder.exists():  # else another process has removed it as unlocked
                 return folder, os.dup(descriptor)
 
 
@@ -244,7 +247,7 @@ def _take(folder: int) -> bool:
 def _remove_old(folder: Path, keep: int, current: Path) -> None:
     """Remove old versions except the ``keep`` newest and ``current``.
 
-    A rank that reads one can finish (its file is open).
+    A rank that reads a removed version can finish, because its file is open.
     """
     for version in _versions(folder)[:-keep]:
         if version != current:

@@ -1,4 +1,4 @@
-"""Names of hosts and devices by which two processes can check whether they share them."""
+"""Name hosts and devices, so that two processes can check whether they share them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def host_name() -> str:
-    """Return a name that is equal in two processes of the same user that share kernel, network and process ids."""
+    """Return a name that is equal in processes of one user, kernel, network namespace and PID namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
     return "/".join([boot, *spaces, str(os.geteuid())])
@@ -25,6 +25,6 @@ def device_name(backend: Backend, device: torch.device) -> str:
 
 
 def elsewhere(location: str) -> str:
-    """Return why a rank at ``location`` is not on this host; empty if it is."""
+    """Return why a rank at ``location`` is not on this host; empty if it is here."""
     same = location == host_name()
     return "" if same else "it is on another host, in another container, or another user's"

@@ -1,8 +1,7 @@
-"""IpcWeightTransport: sends weights through memory that both processes map, by the backend's feature transport.
+"""IpcWeightTransport sends weights through memory that both processes map.
 
-It is device memory if both processes use the same device and the vendor lets processes share memory, else host
-memory. The backend's feature transport for colocated runs is used: each bucket is sent as a feature sample of
-bytes.
+This is device memory if both processes use the same device and the vendor lets processes share memory, else host
+memory. The backend's feature transport for colocated runs sends each bucket as a feature sample of bytes.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ class IpcWeightTransport(WeightTransport):
         return f"{host_name()}|{os.getpid()}|{device_name(self.backend, device)}"
 
     def obstacle(self, location: str, device: torch.device) -> str:
-        """Return that the rank is on another host; empty if it is on this host."""
+        """Return an error message if the rank is on another host; empty if it is on this host."""
         return elsewhere(location.partition("|")[0])
 
     def medium(self, location: str, device: torch.device) -> WeightMedium:
-        """Return device memory if both processes are on one device, else host memory; UNSTATED within one process.
+        """Return DEVICE_MEMORY if both processes use one device, else HOST_MEMORY.
 
-        On some hardware a process cannot map memory that it has shared itself.
+        Return UNSTATED within one process. On some hardware a process cannot map memory that it has shared itself.
         """
         _, process, device_id = location.split("|", 2)
         if process == str(os.getpid()):
@@ -203,5 +202,8 @@ def _sample(number: int, memory: Tensor) -> FeatureSample:
 
 
 def _num_rows(size: int) -> int:
-    """Return the number of rows of a bucket of ``size`` bytes. A feature sample needs at least one row (token)."""
+    """Return the number of rows of a bucket of ``size`` bytes.
+
+    A feature sample needs at least one row (token).
+    """
     return max(1, -(-size // _ROW_BYTES))

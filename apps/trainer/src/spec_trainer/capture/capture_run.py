@@ -1,8 +1,8 @@
-"""CaptureRun: a run whose steps write shards of features instead of training.
+"""CaptureRun is a run whose steps write shards of features instead of training.
 
-It uses the batch schedule, dispatcher, engines and feature stream of training. Instead of global batches there are
-shards (files of samples), and instead of a trainer a writer. Data and settings determine the samples of each shard,
-so an interrupted capture continues with the missing shards.
+It uses the batch schedule, dispatcher, engines and feature stream of training. Shards (files of samples) replace
+global batches, and a writer replaces the trainer. Data and settings determine the samples of each shard, so an
+interrupted capture continues with the missing shards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ShardSchedule(BatchSchedule):
-    """Batch schedule that visits every sample once, in the order of the data; its items are the missing shards."""
+    """Batch schedule that visits every sample once, in data order; its items are the missing shards."""
 
     def __init__(self, dataset: Dataset, settings: BatchSettings, folder: FeatureFolder) -> None:
         """Divide ``dataset`` into shards by ``settings``; leave out shards that exist in ``folder``."""
@@ -58,17 +58,17 @@ class CaptureRun:
         return list(self.run.schedule.items(0))
 
     def num_bytes(self, items: Sequence[GlobalBatch]) -> int:
-        """Return the bytes of the features of these shards."""
+        """Return the bytes of the features of the shards ``items``."""
         return sample_bytes(self.run.schema, self.num_tokens(items))
 
     def num_tokens(self, items: Sequence[GlobalBatch]) -> int:
-        """Return the number of tokens of these shards."""
+        """Return the number of tokens of the shards ``items``."""
         lengths = self.run.dataset.lengths
         return sum(lengths[sample_id] for item in items for sample_id in item.sample_ids)
 
 
 def plan_capture(parts: RunParts, dataset: Dataset) -> CaptureRun:
-    """Return the CaptureRun for a dataset; every process of the capture computes the same object."""
+    """Return the CaptureRun for a dataset; every process of the capture computes an equal object."""
     config, folder = parts.config, FeatureFolder(parts.config.output)
     settings = BatchSettings(
         global_batch_tokens=max(1, config.capture.shard_bytes // sample_bytes(parts.schema, 1)),

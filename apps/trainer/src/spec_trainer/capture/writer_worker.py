@@ -1,4 +1,4 @@
-"""Worker program that receives the features of a capture and writes them, instead of a trainer rank."""
+"""This worker program receives the features of a capture and writes them, instead of a trainer rank."""
 
 from __future__ import annotations
 

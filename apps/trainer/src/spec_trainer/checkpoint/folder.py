@@ -1,4 +1,4 @@
-"""Read a step folder's metadata, and check that every file is complete and unchanged. Imports no torch.
+"""Read a step folder's metadata, and check its files without importing torch.
 
 ``meta.json`` has a digest of every other file, and a digest of its own content.
 """
@@ -33,7 +33,7 @@ _FILE = rf"^({CONFIG_FILE}|{STATE_FOLDER}/[^/]+)$"
 
 
 class CheckpointMeta(Config):
-    """``meta.json`` of a step folder."""
+    """Content of ``meta.json`` of a step folder."""
 
     step: Annotated[int, Field(ge=0, lt=2**63)]
     """Optimizer steps done."""
@@ -52,7 +52,7 @@ class CheckpointMeta(Config):
 
 
 def read_meta(folder: Path) -> CheckpointMeta:
-    """Return the content of ``meta.json``. Raise ArtifactError if it is damaged or the folder is no checkpoint."""
+    """Return the content of ``meta.json``. Raise ArtifactError if it is damaged or missing."""
     file = folder / META_FILE
     if not file.is_file() or not (folder / STATE_FOLDER).is_dir():
         found = folder / "checkpoints"

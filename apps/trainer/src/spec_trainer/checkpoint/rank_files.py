@@ -1,4 +1,4 @@
-"""RankFiles copies checkpoint files between rank 0 and ranks whose hosts cannot access the run directory."""
+"""RankFiles copies checkpoint files between rank 0 and ranks that cannot access the run directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PIECE_BYTES = 16 << 20
-"""Most bytes of a file that a rank holds in memory while the file is copied."""
+"""Largest number of bytes of a file that a rank holds in memory while the file is copied."""
 _Piece = tuple[str, int, bytes]
 """Name of the file, byte offset, content."""
 
@@ -26,7 +26,10 @@ class RankFiles:
     """
 
     def __init__(self, group: ProcessGroup, sees: bool) -> None:
-        """Exchange which ranks can access the run directory. ``sees``: whether this rank can; rank 0 always can."""
+        """Exchange which ranks can access the run directory.
+
+        ``sees``: whether this rank can access it; rank 0 always can.
+        """
         import torch.distributed as dist
 
         self._group, self._sees = group, sees

@@ -1,4 +1,4 @@
-"""Choose the checkpoint from which a run resumes or restarts. Imports no torch."""
+"""Choose the checkpoint from which a run resumes or restarts. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def checkpoint_to_resume(root: Path, resume_from: str, identity: str) -> Path | 
 
 
 def _check(folder: Path, identity: str) -> None:
-    """Raise ArtifactError unless the folder is undamaged, and belongs to the step of its name and to this run."""
+    """Raise ArtifactError if the folder is damaged, or belongs to another step or another run."""
     meta = check_whole(folder)
     if meta.step != step_of(folder):
         raise ArtifactError(f"{folder} holds the checkpoint of step {meta.step}")

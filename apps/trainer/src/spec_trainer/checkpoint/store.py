@@ -1,4 +1,4 @@
-"""CheckpointStore: saves, loads and rotates the checkpoints of one run.
+"""CheckpointStore saves, loads and rotates the checkpoints of one run.
 
 A step folder holds the strategy's state (model, optimizer, each process's generator), the resolved configuration and
 ``meta.json``. The data position and the learning rate are functions of the step, so nothing else is stored.
@@ -44,13 +44,16 @@ if TYPE_CHECKING:
 
 
 def read_weights(strategy_type: type[Strategy], folder: Path) -> dict[str, Tensor]:
-    """Return the draft's full tensors in a checkpoint, by the draft module's names; needs no process group."""
+    """Return the draft's full tensors in a checkpoint, by the draft module's names.
+
+    No process group is needed.
+    """
     with _readable(folder):
         return strategy_type.read_weights(SafetensorsFolder(folder / STATE_FOLDER))
 
 
 def check_strategy(strategy_type: type[Strategy], folder: Path) -> None:
-    """Raise ArtifactError if another strategy wrote the checkpoint and ``strategy_type`` cannot read its weights."""
+    """Raise ArtifactError if ``strategy_type`` cannot read a checkpoint that another strategy wrote."""
     with foreign_errors(ArtifactError, f"{folder / CONFIG_FILE} names no strategy"):
         written_by = read_resolved(folder / CONFIG_FILE)["strategy"]["name"]
     if written_by == strategy_type.name:
@@ -91,7 +94,7 @@ class CheckpointStore:
         return folder if inside and (folder / META_FILE).is_file() else None
 
     def best_score(self, done_steps: int) -> float:
-        """Return the acceptance length of the best checkpoint up to ``done_steps``, or 0; the same on every rank.
+        """Return the best checkpoint's acceptance length up to ``done_steps``, or 0, on every rank.
 
         A checkpoint that is damaged or later than ``done_steps`` is ignored.
         """
@@ -108,7 +111,7 @@ class CheckpointStore:
         return (meta.acceptance_length or 0.0) if meta.step <= done_steps else 0.0
 
     def save(self, trainer: DraftTrainer, meta: CheckpointMeta, config_text: str, best: bool = False) -> Path:
-        """Save a checkpoint of a step and return its folder. ``best``: whether it is the best so far. Collective.
+        """Save a checkpoint, the best so far if ``best``, and return its folder. Collective.
 
         A failure does not affect earlier checkpoints. It leaves a hidden folder, which
         ``RunDirectory.remove_unfinished`` removes later, because other ranks may still be writing to it.

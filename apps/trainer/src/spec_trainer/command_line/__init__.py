@@ -1,1 +1,1 @@
-"""Code that all commands share: arguments, flags, output, log, signals, unexpected errors."""
+"""This package has code that all commands share: arguments, flags, output, log, signals, errors."""

@@ -15,7 +15,7 @@ class _PrintableFormatter(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Log to stderr: from level WARNING for every package, and from level INFO for this project and its plugins."""
+    """Log to stderr: WARNING and above for every package, INFO and above for this project and plugins."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_PrintableFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
     logging.basicConfig(handlers=[handler])

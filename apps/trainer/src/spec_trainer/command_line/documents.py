@@ -60,7 +60,7 @@ def print_document(document: Mapping[str, Any], as_json: bool) -> None:
 
 
 def print_lines(document: Mapping[str, Any], lines: Iterable[str], as_json: bool) -> None:
-    """Print ``document`` as JSON if ``as_json``; otherwise print ``lines``, the same content as text for people."""
+    """Print ``document`` as JSON if ``as_json``; otherwise print ``lines``, its content as text for people."""
     print_document(document, as_json) if as_json else print_text("\n".join(lines))
 
 

@@ -58,7 +58,7 @@ def _stdout_to(file: TextIO) -> Iterator[None]:
 def _loggers(engine_type: type[Engine]) -> list[logging.Logger]:
     """Return the loggers of the packages that hold the engine's class and its bases.
 
-    Modules log under their own names. Output lines of an engine's processes are logged there, too.
+    Modules log under their own names. Output lines of an engine's processes are logged to these loggers, too.
     """
     modules = [
         base.__module__ for base in engine_type.__mro__ if issubclass(base, Engine) and base is not Engine

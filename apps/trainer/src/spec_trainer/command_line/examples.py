@@ -1,4 +1,4 @@
-"""Two example command lines for the help of each command; a test parses each of them."""
+"""Give two example command lines for the help of each command; a test parses each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Exit codes: 0 done, 1 the run failed, 2 bad usage or configuration, 130 interrupted. Each failure is one line."""
+"""Return exit codes: 0 done, 1 the run failed, 2 bad usage or configuration, 130 interrupted.
+
+Each failure is printed in one line.
+"""
 
 from __future__ import annotations
 

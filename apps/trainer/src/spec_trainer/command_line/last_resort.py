@@ -1,4 +1,4 @@
-"""Write the traceback of an unexpected error to a file, and name this file in the one-line error message."""
+"""Write an unexpected error's traceback to a file, and name the file in the one-line error message."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _keep(text: str, logs: Path | None) -> Path | None:
         try:
             if folder is None:
                 continue
-            # Of mode 0600: values of the run stand in it.
+            # Its mode is 0600, because it may have values of the run.
             descriptor, name = tempfile.mkstemp(prefix="error-", suffix=".log", dir=folder)
             with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)

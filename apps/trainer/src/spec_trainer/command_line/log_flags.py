@@ -1,4 +1,7 @@
-"""Flags --quiet and --verbose of every command, and --json of many. It imports little, for a fast start."""
+"""This module has the flags --quiet and --verbose of every command, and --json of many commands.
+
+It imports little, for a fast start.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class LogFlags:
     ] = False
 
     def __post_init__(self) -> None:
-        """Raise ConfigError if both are given."""
+        """Raise ConfigError if both --quiet and --verbose are given."""
         if self.quiet and self.verbose:
             raise ConfigError("--quiet and --verbose exclude each other; remove one")
 

@@ -1,4 +1,4 @@
-"""Show progress on stderr: a bar with the remaining time on a terminal, a line every ten seconds elsewhere."""
+"""Show progress on stderr: on a terminal as a bar, elsewhere as a line every ten seconds."""
 
 from __future__ import annotations
 

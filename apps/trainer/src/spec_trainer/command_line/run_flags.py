@@ -1,4 +1,4 @@
-"""The flags of commands that take a run's configuration. It imports little, for a fast start."""
+"""This module has the flags of commands that take a run's configuration. It imports little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP request a stop after the running step; a second SIGINT interrupts at once."""
+"""SIGINT, SIGTERM and SIGHUP request a stop after the current step; a second SIGINT interrupts at once."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def check_command_line(words: Sequence[str]) -> None:
 
 
 def check_overrides(overrides: Sequence[str], commands: Sequence[str]) -> None:
-    """Raise ConfigError if the first argument that is not a flag is neither a command nor ``section.key=value``."""
+    """Raise ConfigError if the first argument is neither a flag, a command nor ``section.key=value``."""
     if overrides and "=" not in overrides[0]:
         if os.path.isfile(overrides[0]):
             raise ConfigError(

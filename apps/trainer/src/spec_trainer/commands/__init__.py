@@ -1,1 +1,1 @@
-"""The commands, one per module; ``cli.py`` parses the arguments and calls them."""
+"""Each module has one command; ``cli.py`` parses the arguments and calls it."""

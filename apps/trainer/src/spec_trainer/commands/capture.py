@@ -1,4 +1,4 @@
-"""``spec-trainer capture``: run the target over every sample once, and store its features in a folder."""
+"""``spec-trainer capture``: run the target over every sample once, and store the features in a folder."""
 
 from __future__ import annotations
 
@@ -39,13 +39,16 @@ log = logging.getLogger(__name__)
 _WRITER_FRACTION = 0.1
 """Share of a device for the writer, which only holds features until they are copied to the host."""
 _WRITER = ("writer", "spec_trainer.capture.writer_worker:run_writer")
-"""Name and entry function of the worker that receives features instead of the ranks."""
+"""Role and entry function of the worker that receives features instead of trainer ranks."""
 
 
 def resolve_capture(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> CaptureRun:
-    """Return the capture that a command line describes; create nothing. Raise UsageError, in one line."""
+    """Return the capture that a command line describes; create nothing.
+
+    Raise UsageError, with a message of one line, if the command line or an input is wrong.
+    """
     parts, dataset = read_inputs(config_file, flags, overrides)
     if parts.config.data.features is not None:
         raise ConfigError(
@@ -80,7 +83,7 @@ def run_capture(capture: CaptureRun) -> dict[str, Any]:
 
 
 def _driver(capture: CaptureRun, stop: StopRequest) -> AbstractContextManager[RunDriver]:
-    """Return a driver that captures in this process, or in worker processes (engines and a writer of shards)."""
+    """Return a driver that captures in this process, or in worker processes (engines and a writer)."""
     if capture.run.config.placement.kind != "inline":
         return worker_driver(capture.run, stop, _progress(capture), _WRITER)
 

@@ -1,4 +1,4 @@
-"""``spec-trainer check``: test a backend on this machine in several steps, and report success or error of each."""
+"""``spec-trainer check``: test a backend on this machine in several steps, and report each result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run ``spec-trainer evaluate``: start the engine, measure a draft, and return the document with the figures."""
+"""Run ``spec-trainer evaluate``: start the engine, measure a draft, and return the figures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
 def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path | None) -> dict[str, Any]:
     """Return the figures of a draft (see ``summarise``), and the acceptance length of an untrained draft.
 
-    ``untrained``: the folder of that draft; None if it is not to be measured.
+    ``untrained``: folder of the untrained draft; None if it is not measured.
     """
     plain = decode_without_draft(engine, work)
     decode = None
@@ -82,7 +82,8 @@ def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path |
 def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:
     """Export a draft of the same shape with random weights into ``folder``, and return the folder.
 
-    The matrices of a draft from a folder (``init_from``) are drawn anew. Its options alone do not fix its shape.
+    A draft with ``init_from`` is built from its folder, because its options alone do not fix its shape; then its
+    matrices are drawn anew.
     """
     import torch
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def export_checkpoint(
     checkpoint: Path, output: Path, target_folder: str | None = None, *, whole_target: bool = False
 ) -> dict[str, Any]:
-    """Write the draft of ``checkpoint`` into ``output``; return its path, its figures and serving commands.
+    """Write the draft of ``checkpoint`` into ``output``; return path, figures and serving commands.
 
     ``target_folder``: the new path of the target, if its folder was moved; it must be the target that the draft was
     trained for. ``whole_target``: write a copy of the target with the draft inside.

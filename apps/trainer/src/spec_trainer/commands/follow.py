@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 def resolve_follow(
     config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
 ) -> RunSpec:
-    """Return the run that a command line describes; create nothing. Raise UsageError, in one line."""
+    """Return the run that a command line describes; create nothing.
+
+    Raise UsageError, with a message of one line, if the command line or an input is wrong.
+    """
     parts, replayed = read_inputs(config_file, flags, overrides, follows=True)
     _check(parts.config)
     check_sender(parts)
@@ -135,7 +138,7 @@ def _check(config: AnyRunConfig) -> None:
 
 
 def _serving_checks(config: AnyRunConfig) -> list[tuple[bool, str]]:
-    """Return what the command cannot do without an engine of its own, and whether the settings ask for it."""
+    """Return (whether it is set, error message) of each setting that needs an engine of the run."""
     follow, serving = config.follow, "with follow.capture=serving, which has no engine of its own"
     return [
         (

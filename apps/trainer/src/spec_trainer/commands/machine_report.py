@@ -59,7 +59,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _packages(rows: Sequence[TableRow]) -> dict[str, str | None]:
-    """Return package -> version, None if absent, of all packages that this project and its plugins can use."""
+    """Return package -> version (None if absent) of the packages that this project and plugins can use."""
     ours = {_COMMAND, _CORE, *(str(row["distribution"]) for row in rows)}
     named = {
         match[0]

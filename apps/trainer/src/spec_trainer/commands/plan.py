@@ -1,4 +1,4 @@
-"""The result of ``spec-trainer plan``: the processes, devices, memory and schedule of a run."""
+"""Build the result of ``spec-trainer plan``: the processes, devices, memory and schedule of a run."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _answers(run: RunSpec) -> str:
 
 
 def _parallel(run: RunSpec, share: int) -> str:
-    """Return the strategy's name; if several processes have one data-parallel rank, add the rank ``share``."""
+    """Return the strategy's name, with the rank ``share`` if several processes have one data-parallel rank."""
     name, num_shares = run.config.strategy.name, run.schedule.num_shares
     if num_shares == run.config.train.ranks:
         return name

@@ -1,4 +1,4 @@
-"""The table of ``spec-trainer plugins``: every installed plugin, and whether it can run on this machine."""
+"""Build the table of ``spec-trainer plugins``: every installed plugin, and whether it runs here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands ``push`` (send a draft to running servers) and ``serving`` (show which draft each server serves)."""
+"""Run the commands ``push`` (send a draft to running servers) and ``serving`` (show served drafts)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def push_draft(request: PushRequest, words: Sequence[str] = ()) -> dict[str, Any]:
     """Push a draft with a version number higher than any server's; return the document of ``push --json``.
 
-    ``words``: options of weight transports, ``push.options.NAME.KEY=VALUE``. Raise UsageError, in one line, for any
-    problem found before a server was asked to receive.
+    ``words``: options of weight transports, ``push.options.NAME.KEY=VALUE``. Raise UsageError, with a message of one
+    line, for a problem found before any server was asked to receive.
     """
     from spec_kit.targets.target_reader import read_target
 

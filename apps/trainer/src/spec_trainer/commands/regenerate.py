@@ -62,7 +62,7 @@ class Regeneration:
         return self.target.max_positions - self.request.max_new_tokens
 
     def open(self, content: object) -> Conversation:
-        """Return a row's Conversation, which is answered turn by turn. Raise BadRow if the row cannot be answered."""
+        """Return a row's Conversation. Raise BadRow if the row cannot be answered."""
         return open_conversation(
             content, self.encoder, self.target.eos_token_ids, self.longest, self.encoder.images.refused
         )
@@ -92,7 +92,10 @@ class Regeneration:
 
 
 def regenerate_answers(request: RegenerationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Answer every row and return the document of ``regenerate --json``; ``words``: ``section.key=value``."""
+    """Answer every row of the data, and return the document of ``regenerate --json``.
+
+    ``words``: arguments of the form ``section.key=value``.
+    """
     work = prepare_regeneration(request, words)
     about = {"target": str(work.target.folder), "data": request.data}
     with AnswerFile(request.output, work.settings, about) as file, StopRequest() as stop:
@@ -104,7 +107,10 @@ def regenerate_answers(request: RegenerationRequest, words: Sequence[str] = ()) 
 
 
 def prepare_regeneration(request: RegenerationRequest, words: Sequence[str]) -> Regeneration:
-    """Read and check all inputs of the request; create nothing. Raise UsageError, in one line."""
+    """Read and check all inputs of the request; create nothing.
+
+    Raise UsageError, with a message of one line, if an input is wrong.
+    """
     from spec_kit.targets.target_reader import read_target
     from spec_trainer.data.tokens import Encoder
     from spec_trainer.hub import resolve_target

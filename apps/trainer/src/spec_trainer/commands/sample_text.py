@@ -51,9 +51,9 @@ def _marked(text: str, coloured: bool) -> str:
 
 
 def _parts(sample: Sample, encoder: Encoder) -> Iterator[tuple[str, bool]]:
-    """Yield text and flag of each run of tokens that are all supervised or all unsupervised.
+    """Yield text and flag of each span of tokens that are all supervised or all unsupervised.
 
-    A run is decoded together with all earlier tokens, because some tokenizers put a space before every word except
+    A span is decoded together with all earlier tokens, because some tokenizers put a space before every word except
     the first.
     """
     ids = sample.input_ids.tolist()

@@ -1,4 +1,4 @@
-"""Run a resolved training run, in this process or with worker processes."""
+"""Train a resolved run, in this process or with worker processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def run_training(spec: RunSpec) -> dict[str, Any]:
-    """Train the draft, export it, and return the summary; resume from the run directory if it has checkpoints."""
+    """Train the draft, export it, and return the summary; resume if the run directory has checkpoints."""
     check_servers(spec)
     with spec.directory.locked(), StopRequest() as stop:
         # train.resume_from holds for this command alone: the run directory's own configuration says "latest".
@@ -59,7 +59,7 @@ def run_training(spec: RunSpec) -> dict[str, Any]:
 
 
 def _note_room(asked: RunSpec, before: RunSpec, now: RunSpec) -> None:
-    """Log the number of workers with which a run restarts, if it has changed, and the hosts that were lost.
+    """If a run restarts with another number of workers, log the number and the lost hosts.
 
     ``asked``: the run as configured; ``before`` and ``now``: with the workers of the failed and of the new attempt.
     """

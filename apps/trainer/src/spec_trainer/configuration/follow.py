@@ -1,4 +1,4 @@
-"""Section ``follow`` of the configuration."""
+"""This module defines section ``follow`` of the configuration."""
 
 from __future__ import annotations
 
@@ -15,47 +15,50 @@ FOLLOW_DEFAULTS = {"train.schedule": "constant", "data.eval_samples": 0}
 
 
 class RetentionConfig(Config):
-    """Section ``follow.retention``: requests are kept in the run directory, too, so that a restart has them."""
+    """Section ``follow.retention``: live requests are kept on disk, too, so that a restart has them."""
 
     rows: NonNegativeInt = 0
-    """Most requests that are kept on disk, the newest; 0 keeps none, and removes those of a command before."""
+    """Largest number of requests that are kept on disk, newest first; 0 keeps none, and removes the requests of
+    earlier commands."""
     bytes: PositiveInt = 64 << 20
-    """Most bytes of their token ids, four for each token."""
+    """Largest number of bytes of the kept requests' token ids; a token takes 4 bytes."""
     age_s: Seconds = 86_400.0
-    """Longest time for which a request is kept on disk while the command runs."""
+    """Longest time, in seconds, for which a request is kept on disk while the command runs."""
 
 
 class FollowConfig(Config):
-    """Section ``follow``: the draft learns from live requests of running servers (``spec-trainer follow``)."""
+    """Section ``follow``: ``spec-trainer follow`` trains a draft on live requests of running servers."""
 
     servers: tuple[ServerUrl, ...] = ()
-    """Addresses of the servers, such as http://127.0.0.1:8000; their secret is that of ``push.to``."""
+    """Addresses of the servers, such as http://127.0.0.1:8000. Their secret is in the environment variable
+    SPEC_DRAFT_TOKEN."""
     requests: PositiveInt | None = None
     """Live requests after which the command ends; by default it goes on until it is stopped."""
     every: PositiveInt = 64
-    """New requests to train on before the draft trains on some and is judged."""
+    """Number of new training requests that start the next cycle of training and judging."""
     passes: PositiveInt = 4
-    """How often a request is trained on, about."""
+    """Approximate number of times that a request is trained on."""
     replay: Annotated[float, Field(ge=0, lt=1)] = 0.25
-    """Share of the samples of each step that comes from section ``data``."""
+    """Share of a cycle's training samples that comes from the data of section ``data``."""
     kept: PositiveInt = 4096
-    """Most requests to train on that are kept, in memory; the oldest goes first."""
+    """Largest number of training requests that are kept in memory; the oldest is removed first."""
     half_life: PositiveInt = 1024
-    """Requests after which one is trained on half as often."""
+    """Number of newer requests after which a request is trained on half as often."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.125
-    """Share of the requests that drafts are judged by; a hash of the prompt decides."""
+    """Share of the requests that are held out to judge drafts; a hash of the prompt decides."""
     window: Annotated[int, Field(ge=8)] = 128
-    """Most requests that drafts are judged by, the newest."""
+    """Largest number of held-out requests by which drafts are judged; the newest are kept."""
     poll_s: Seconds = 2.0
-    """Time between two looks at servers that had too few requests."""
+    """Time between two queries of the servers if they had too few requests."""
     capture: Literal["prefill", "serving"] = "prefill"
-    """Who computes the features of requests: an engine of the command prefills them, or the servers capture them as
-    they serve."""
+    """Source of the features of requests: prefill: an engine of the command computes them; serving: the servers
+    capture them while they serve."""
     states_bytes: PositiveInt = 8 << 30
-    """Most bytes of features that are kept in memory with ``capture=serving``; the oldest request goes first."""
+    """Largest number of bytes of features that are kept in memory with ``capture=serving``; the oldest request is
+    removed first."""
     retention: RetentionConfig = RetentionConfig()
     latency_budget_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Training waits while the p99 inter-token latency of a server is above this; by default it never waits."""
+    """Training waits while the p99 inter-token latency of a server is above this value; by default it never waits."""
     new_target: Literal["stop", "learn"] = "stop"
     """Response to changed files of the target: stop with one line, or learn from the new weights."""
     metrics: Annotated[str, Field(min_length=1)] | None = None

@@ -1,4 +1,4 @@
-"""Keys that moved from section ``train`` to section ``optimizer``; older run directories still have them."""
+"""Move old keys from section ``train`` to ``optimizer``; older run directories still have them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OLD_KEYS = ("betas", "eps", "weight_decay")
 
 
 def move_keys(values: dict[str, Any]) -> list[str]:
-    """Move the old keys of ``values`` to ``optimizer`` and return their names.
+    """Move ``OLD_KEYS`` from section ``train`` of ``values`` to section ``optimizer``; return their names.
 
     Raise ConfigError if ``optimizer`` already has another value for a key.
     """

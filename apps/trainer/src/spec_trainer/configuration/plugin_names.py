@@ -1,4 +1,4 @@
-"""Names of the plugins that a configuration selects, and of the default plugins."""
+"""Find the plugins that a configuration selects, and the default plugins."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def with_plugin_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_plugin(interface: type[plugins.P], values: Mapping[str, Any]) -> type[plugins.P]:
-    """Return the class of the plugin that a configuration names in the interface's section, or of the default plugin.
+    """Return the plugin class for ``interface`` that the configuration ``values`` select.
 
-    Raise UsageError if the section is malformed, or if its plugin is not installed or cannot run here.
+    Each interface has a section of the configuration, such as ``draft``. The default plugin is used if the section
+    names none. Raise UsageError if the section is malformed, or if the plugin is not installed or cannot run here.
     """
     section = plugins.kind_of(interface)
     default = DEFAULT_PLUGINS[section]

@@ -1,4 +1,4 @@
-"""Keys ``push.options.NAME``: options of the weight transport NAME, validated by its ``Config`` class."""
+"""Read and validate the keys ``push.options.NAME``: the options of the weight transport NAME."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _PushWords(Config):
 
 
 def read_transport_options(words: Sequence[str]) -> TransportOptions:
-    """Return the options in arguments ``push.options.NAME.KEY=VALUE``. Raise ConfigError for any other argument."""
+    """Return the options in arguments ``push.options.NAME.KEY=VALUE``. Raise ConfigError for others."""
     values = read_configuration(None, {}, words)
     return anchor_options(validate(_PushWords, values, "options").push.options)
 
@@ -57,7 +57,7 @@ def _anchored(transport: str, keys: dict[str, Any]) -> dict[str, Any]:
 def transport_configs(options: TransportOptions, source: str) -> dict[str, WeightTransportConfig]:
     """Return name of a transport -> its options as an instance of the transport's ``Config``.
 
-    Raise UsageError, one line that begins with ``source``, if a transport is not installed or does not have an
+    Raise UsageError, with a line that begins with ``source``, if a transport is not installed or does not have an
     option.
     """
     if not options:

@@ -1,4 +1,4 @@
-"""Read the configuration: a YAML file, then flags, then ``section.key=value`` arguments; later ones win."""
+"""Read the configuration: a YAML file, then flags, then ``section.key=value``; later values win."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 _FILE_BYTES = 1 << 20
 _WORD_CHARACTERS = 1 << 16
 _LEVELS = 32
-"""Most levels of nesting; a plugin's options have three or four."""
+"""Largest number of levels of nesting; a plugin's options have three or four."""
 _KEY = re.compile(r"[^\s.\[\]]+(\.[^\s.\[\]]+)*")
 _ODD_NUMBER = re.compile(r"[-+]?(0[xXbB][\da-fA-F_]+|0[0-7_]+|\d[\d.]*_[\d._]*|\d+(:[0-5]?\d)+(\.\d*)?)")
 """Numbers of YAML 1.1 that are not plain decimals: hexadecimal, binary, octal (010 is 8), 1_000, base 60."""
 _ODD_BOOLEAN = re.compile(r"yes|no|on|off", re.IGNORECASE)
 """Booleans of YAML 1.1 that are strings in YAML 1.2."""
 _VALUES = 1 << 17
-"""Most values of a configuration, with aliases expanded; each takes about 1 kB."""
+"""Largest number of values of a configuration, with aliases expanded; each takes about 1 kB."""
 _EVENTS: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -64,7 +64,7 @@ def read_configuration(
     overrides: Sequence[str],
     defaults: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
-    """Merge a command's defaults, a YAML file, the flags of the command line and ``section.key=value`` arguments.
+    """Merge a command's defaults, a YAML file, the flags and ``section.key=value`` arguments.
 
     ``defaults`` and ``flags``: dotted key -> value. Later layers win; ``${section.key}`` is replaced by that key's
     value. Raise ConfigError, which names the file, line or argument that is wrong.
@@ -193,7 +193,7 @@ def _check_scalar(event: yaml.ScalarEvent, where: str, resolved: bool) -> None:
 
 @contextmanager
 def _yaml_errors(problem: str) -> Generator[None]:
-    """Turn YAML errors into ConfigError that begins with ``problem`` and includes YAML's message and line number."""
+    """Turn YAML errors into ConfigError that begins with ``problem`` and has YAML's message and line."""
     with foreign_errors(ConfigError, problem):
         try:
             yield
@@ -211,7 +211,7 @@ def _layer(key: str, value: Any, word: str) -> dict[str, Any]:
 
 
 def _merged(below: Any, above: Any) -> Any:
-    """Merge ``above`` into ``below``: mappings key by key; any other value of ``above`` replaces the value below."""
+    """Merge mappings key by key; any other value of ``above`` replaces the value of ``below``."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
     lower, upper = cast("dict[Any, Any]", below), cast("dict[Any, Any]", above)

@@ -1,4 +1,4 @@
-"""Resolve references between keys of a configuration: ``${section.key}`` is replaced by that key's value.
+"""Replace each reference ``${section.key}`` in a configuration by that key's value.
 
 Environment variables are not allowed between ``${`` and ``}``. So a run does not depend on the environment, and no
 variable's content is copied into run directories, checkpoints and requests.
@@ -19,7 +19,8 @@ _ANY = re.compile(r"(?<!\\)\$\{([^}]*)\}?")
 _KEY = re.compile(r"\w[\w-]*(?:\.\w[\w-]*)*")
 _MOST = 1000
 _LONGEST = 1 << 16
-"""Most characters of one value. Both limits bound the growth of references to references."""
+"""Largest number of characters of one value. This limit and ``_MOST`` bound the growth of references to
+references."""
 
 
 def check_references(text: str, where: str) -> None:

@@ -1,4 +1,4 @@
-"""The type of a configured server's URL."""
+"""This module defines the type of a configured server's URL."""
 
 from __future__ import annotations
 

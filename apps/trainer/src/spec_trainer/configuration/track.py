@@ -1,4 +1,4 @@
-"""Section ``track`` of the configuration, which has a key for each installed tracker."""
+"""This module defines section ``track`` of the configuration, with a key for each installed tracker."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from spec_core.errors import PluginError
 
 
 class TrackConfig(Config):
-    """Section ``track``: trackers beside metrics.jsonl, each installed one with a key of its name."""
+    """Section ``track``: further trackers besides metrics.jsonl; each installed tracker has a key."""
 
     @model_validator(mode="before")
     @classmethod
     def _asked_or_installed(cls, values: Any) -> Any:
-        """Drop keys of trackers that are neither installed nor enabled, which an older ``config.yaml`` may have."""
+        """Drop keys of trackers that are not installed or enabled; an older ``config.yaml`` may have them."""
         if not isinstance(values, dict):
             return values
         return {key: value for key, value in values.items() if key in cls.model_fields or value}

@@ -1,1 +1,1 @@
-"""The controller of a run starts its workers through a launcher, hands out their work, and stops them."""
+"""The controller of a run starts workers through a launcher, sends them tasks, and stops them."""

@@ -22,7 +22,7 @@ _PART_BYTES = 1 << 20
 
 
 def sees_run_directory(order: WorkerOrder) -> bool:
-    """Return whether this host can access the run directory, in which the dataset folder has a unique name."""
+    """Return whether this host can access the run directory, by looking for the dataset folder in it."""
     return Path(order.dataset).is_dir()
 
 
@@ -54,7 +54,7 @@ def run_dataset(order: WorkerOrder, ask: Callable[[DatasetWanted], DatasetPart])
 def read_part(dataset: Path, wanted: DatasetWanted) -> DatasetPart:
     """Return the controller's reply to ``wanted``: at most 1 MiB of a file from byte ``wanted.start`` on.
 
-    It is empty at the end of the file.
+    The reply has no bytes at the end of the file.
     """
     if wanted.file not in DATASET_FILES:
         raise RunError(f"a worker asked for {wanted.file}, which is no file of the dataset")

@@ -1,4 +1,4 @@
-"""Worker program of a decoder: an engine that serves the run's draft and answers the controller's prompts."""
+"""This worker program runs a decoder: an engine that serves the run's draft and answers prompts."""
 
 from __future__ import annotations
 

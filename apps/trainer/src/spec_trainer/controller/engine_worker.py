@@ -1,4 +1,4 @@
-"""Worker program of an engine replica, which captures the features of the samples that the controller names."""
+"""This worker program runs an engine replica, which captures the features of samples."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class FailureReports:
         """Events without a failure that arrived while ``with_causes`` waited."""
 
     def receive(self, deadline_s: float) -> WorkerMessage | WorkerEnded | None:
-        """Return the next event of a worker, as ``Launcher.receive`` does."""
+        """Return the next event of a worker; None at ``deadline_s`` (``time.monotonic``) or after a wake."""
         return self._delayed.popleft() if self._delayed else self._launcher.receive(deadline_s)
 
     def expect_end(self, worker: str) -> None:
@@ -74,10 +74,11 @@ class FailureReports:
         self._settled.discard(worker)
 
     def with_causes(self, first: Failure) -> list[Failure]:
-        """Return ``first`` and failures that arrive soon after it, one for each worker, the root cause first.
+        """Return ``first`` and failures that arrive soon after it, at most one per worker, root cause first.
 
-        Of failures with equal distance the earliest comes first. Raise RunError if the launcher finds a dead host
-        process, unless a worker was killed. Other events that arrive meanwhile are returned by ``receive`` later.
+        Among failures with equal distance the earliest comes first. Raise RunError if the launcher finds a
+        dead host process, unless a worker was killed. Other events that arrive meanwhile are returned by
+        ``receive`` later.
         """
         failures = [first]
         deadline = time.monotonic() + _ROOT_CAUSE_S.get(first.distance, 0.0)

@@ -18,7 +18,7 @@ _LEAVING_S = 1.0
 
 
 class HealthWatch(AbstractContextManager["HealthWatch"]):
-    """Watches an engine during the ``with`` block, or until the engine fails, which ends the run."""
+    """Watches an engine's health during the ``with`` block, or until the engine fails."""
 
     def __init__(self, engine: Engine, controller: ControllerLink, peer_s: float) -> None:
         """Watch ``engine`` every ``peer_s`` / 8 seconds, and report its failure to ``controller``."""
@@ -29,12 +29,12 @@ class HealthWatch(AbstractContextManager["HealthWatch"]):
         self._thread = threading.Thread(target=self._watch, name="health", daemon=True)
 
     def __enter__(self) -> Self:
-        """Start the thread that checks."""
+        """Start the thread that checks the engine's health."""
         self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Stop watching."""
+        """Stop the checks of the engine's health."""
         self._left.set()
         self._thread.join(_LEAVING_S)
 

@@ -27,7 +27,7 @@ A run that decodes goes through cycles. For each one::
 
       ◄──────────────────── Serve       to decoders; answered by Serving
       ◄──────────────────── Generate    to decoders; answered by Generated
-      ◄──────────────────── TrainCycle  to engines and ranks; a rank answers Ready, and what follows that goes on
+      ◄──────────────────── TrainCycle  to engines and ranks; a rank answers Ready; then as above from Start on
 
 A run that follows live requests goes through tasks. For each one::
 
@@ -65,7 +65,7 @@ def _types() -> dict[str, type[ControlMessage]]:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOrder:
-    """Description of a worker and its task; a launcher passes its fields to the worker as ``WorkerSpec.order``."""
+    """Description of a worker and its task, which a launcher passes on as ``WorkerSpec.order``."""
 
     name: str
     program: str
@@ -117,9 +117,9 @@ class Ready(ControlMessage):
     """Says that the worker has loaded everything that it needs and can start its work."""
 
     address: str = ""
-    """Address at which a rank receives features; empty for others."""
+    """Address at which a rank receives features; empty for other workers."""
     done_steps: int = 0
-    """Optimizer steps of the checkpoint from which a rank resumes; 0 for others."""
+    """Optimizer steps of the checkpoint from which a rank resumes; 0 for other workers."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Start(ControlMessage):
 
 @dataclass(frozen=True)
 class Capture(ControlMessage):
-    """Asks an engine to capture a batch of samples, whose token ids it reads from the dataset."""
+    """Asks an engine to capture a batch of samples; the engine reads their token ids from the dataset."""
 
     batch: int
     samples: list[tuple[int, int, list[str]]]
@@ -138,7 +138,7 @@ class Capture(ControlMessage):
 
 @dataclass(frozen=True)
 class CaptureTokens(ControlMessage):
-    """Asks an engine to capture a batch of samples that are in no dataset on disk."""
+    """Asks an engine to capture a batch of samples whose token ids are in this message, not on disk."""
 
     batch: int
     samples: list[tuple[int, list[int], list[str]]]
@@ -173,7 +173,7 @@ class Proceed(ControlMessage):
 
     proceed: bool
     prefill_s: float = 0.0
-    """Seconds that engines have spent on captures, in this cycle of a run that decodes."""
+    """Seconds that engines have spent on captures in this cycle of a run that decodes."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class StepShown(ControlMessage):
 
 @dataclass(frozen=True)
 class Trained(ControlMessage):
-    """Carries a row (the sample ids of a step) for the file ``trained-RANK.jsonl`` of data-parallel rank ``rank``."""
+    """Carries the sample ids of a step for the file ``trained-RANK.jsonl`` of data-parallel rank ``rank``."""
 
     rank: int
     row: dict[str, Any]
@@ -203,7 +203,7 @@ class Finished(ControlMessage):
 
 @dataclass(frozen=True)
 class TrainCycle(ControlMessage):
-    """Starts training on the answers of one cycle, which the decoders have generated and which are on disk."""
+    """Starts training on the answers of one cycle, which decoders have generated; they are on disk."""
 
     number: int
     steps: tuple[int, int]
@@ -219,15 +219,15 @@ class Perform(ControlMessage):
     """Asks a trainer rank to perform a task on samples that are in memory only."""
 
     entry: str
-    """``RankTask.entry``."""
+    """The task's function (``RankTask.entry``)."""
     arguments: dict[str, Any]
-    """``RankTask.arguments``."""
+    """The function's last argument (``RankTask.arguments``)."""
     samples: list[tuple[str, str]]
     """Token ids (int32, little-endian) and packed loss mask of each sample, encoded in base64."""
     steps: tuple[int, int]
     """First step of the task, and first step after it."""
     settings: dict[str, Any]
-    """Fields of BatchSettings that the task may have instead of the run's."""
+    """Fields of BatchSettings whose values may differ from the run's."""
     resume_from: str
     """Value of ``train.resume_from`` for the task."""
     notes: dict[str, Any]

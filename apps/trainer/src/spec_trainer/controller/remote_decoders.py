@@ -1,4 +1,4 @@
-"""RemoteDecoders: the controller's interface to the decoders, worker processes with engines that answer prompts."""
+"""RemoteDecoders is the controller's interface to the decoders, worker processes that answer prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RemoteDecoders:
-    """The decoders of a run. Each serves the same draft, and gets the next portion of prompts when it is free."""
+    """The decoders of a run. All serve the same draft, and each answers portions of prompts."""
 
     def __init__(self, workers: Workers, stop: StopRequest) -> None:
         """Decode with the workers that are later listed in ``names``, until ``stop`` is requested."""
@@ -32,7 +32,7 @@ class RemoteDecoders:
         """Number of a portion -> its answers."""
 
     def serve(self, version: int, folder: Path) -> None:
-        """Let every decoder serve the draft in ``folder`` as ``version``, and wait until all do."""
+        """Let every decoder serve the draft in ``folder`` as ``version``, and wait until all serve it."""
         for name in self.names:
             self._send(name, 0, Serve(version, str(folder)))
         self._workers.until(lambda: not self._portion_of)

@@ -1,4 +1,4 @@
-"""RemoteEngine: the controller's interface to an engine worker."""
+"""RemoteEngine is the controller's interface to an engine worker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RemoteEngine:
     def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
         """Send a batch to the engine; the future is done when the engine reports it captured."""
         done = self._running[self._next_batch] = Future[None]()
-        with suppress(DeadlineExceeded):  # it is stopped: its silence ends it for the run
+        with suppress(DeadlineExceeded):  # it reads nothing: its silence ends it for the run
             self._workers.send(self._name, self._message(samples))
         self._next_batch += 1
         return done

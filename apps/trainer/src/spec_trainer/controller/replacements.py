@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DAY_S = 24 * 3600.0
-"""Period in which replacements are counted: an engine that fails again and again ends a run, one failure in a while
-does not end a command that runs for weeks."""
+"""Period, in seconds, in which replacements are counted. An engine that fails again and again ends the run;
+rare failures do not end a run of weeks."""
 
 
 class Replacements:
@@ -37,7 +37,7 @@ class Replacements:
         self._recent: dict[str, list[float]] = defaultdict(list)
 
     def note(self, failures: Sequence[Failure], engines: Container[str], step: int | None) -> None:
-        """Log the replacement of every failed worker; raise the first failure's error if one may not be replaced.
+        """Log that failed workers are replaced; raise the first failure's error if any may not be replaced.
 
         ``failures`` begin with the root cause. Only workers in ``engines`` may be replaced. ``step``: optimizer steps
         done. Before training starts it is None, and no worker may be replaced, because the replacement would fail,

@@ -1,4 +1,4 @@
-"""Messages that carry the samples of a task, so that no file ever holds them."""
+"""Convert tasks and their samples to messages and back, so that no file ever holds the samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def task_message(task: RankTask, part: RunSpec, notes: Mapping[str, Any]) -> Perform:
-    """Return the message by which a trainer rank performs ``task`` on the samples of ``part``."""
+    """Return the message that makes a trainer rank perform ``task`` on the samples of ``part``."""
     settings, steps = part.schedule.settings, part.schedule.steps
     return Perform(
         entry=task.entry,
@@ -36,7 +36,7 @@ def task_message(task: RankTask, part: RunSpec, notes: Mapping[str, Any]) -> Per
 
 
 def task_part(spec: RunSpec, message: Perform) -> RunSpec:
-    """Return the part of run ``spec`` that ``task_message`` was given."""
+    """Return the part of run ``spec`` (a RunSpec) from which ``task_message`` made ``message``."""
     samples = tuple(_sample(number, *arrays) for number, arrays in enumerate(message.samples))
     part = spec.cycle(Dataset(samples, (), DataReport()), range(*message.steps), **message.settings)
     return part.resuming(message.resume_from)

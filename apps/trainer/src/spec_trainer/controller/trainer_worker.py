@@ -1,4 +1,4 @@
-"""Worker program of a trainer rank."""
+"""This worker program runs a trainer rank."""
 
 from __future__ import annotations
 
@@ -78,22 +78,22 @@ class RankLink:
         }
         self._measured: Future[dict[str, Any]] = Future()
         """Future of the figures of the draft that was exported last."""
-        # What may come after the work.
+        # Messages that may come after a part of the run.
         self._arrived[TrainCycle] = self._arrived[Perform] = self._arrived[Stop]
         self._following: ControlMessage = Stop()
         self.result: dict[str, Any] = {}
-        """``RankLinks.result`` of the newest part."""
+        """``RankLinks.result`` of the part that began last."""
         threading.Thread(target=self._read, name="controller", daemon=True).start()
 
     def wait(self, kind: type[M], timeout_s: float | None = None) -> M:
-        """Return the next message of a type. Raise DeadlineExceeded if none arrives within ``timeout_s``."""
+        """Wait for the next message of type ``kind`` and return it; raise DeadlineExceeded if it is late."""
         try:
             return self._arrived[kind].get(timeout=timeout_s)
         except queue.Empty as error:
             raise DeadlineExceeded(f"the controller sent no {kind.__name__} within {timeout_s} s") from error
 
     def _after_work(self) -> ControlMessage:
-        """Return the message that comes once the work is done: Stop, TrainCycle or Perform."""
+        """Wait for the controller's message after a part, Stop, TrainCycle or Perform, and return it."""
         return self._arrived[Stop].get()
 
     def ask(self, wanted: DatasetWanted) -> DatasetPart:
@@ -121,7 +121,7 @@ class RankLink:
         return rendezvous
 
     def work(self, address: str, done_steps: int, work: Callable[[], object]) -> None:
-        """Report Ready, call ``work`` when every worker is ready, and return when no other worker needs this rank.
+        """Report Ready, call ``work`` once every worker is ready, and wait until no worker needs this rank.
 
         Other workers may still need this rank's key-value store, and the memory into which engines send. ``address``:
         where this rank receives features. ``done_steps``: steps of its checkpoint.
@@ -138,7 +138,7 @@ class RankLink:
             self._following = self._after_work()
 
     def parts(self, spec: RunSpec) -> Iterator[_RankPart]:
-        """Yield the whole run, or with ``decode.every`` each of its cycles, or each task of a run that follows.
+        """Yield the parts of a run: the whole run, each cycle (``decode.every``), or each task (``follow``).
 
         The caller must call ``work`` after each yield.
         """
@@ -162,7 +162,7 @@ class RankLink:
         return not answer.proceed
 
     def notes(self, notes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``notes`` with the engines' seconds of capture in this cycle; empty if there are no cycles."""
+        """Return ``notes`` and the engines' seconds of capture in this cycle; empty if ``notes`` is empty."""
         return {**notes, "prefill_s": self.prefill_s} if notes else {}
 
     def show(self, record: dict[str, Any]) -> None:
@@ -197,11 +197,11 @@ class RankLink:
 
 @dataclass(frozen=True)
 class _RankPart:
-    """The whole run, or a part of it, as a rank works on it."""
+    """The run, or a part of it, with the function that processes the features on a rank."""
 
     spec: RunSpec
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Fields for its rows of metrics."""
+    """Fields that are added to each row of metrics."""
     consume: Consume = train_rank
 
 
@@ -216,7 +216,7 @@ def _rank_part(spec: RunSpec, message: ControlMessage) -> _RankPart:
 
 
 def _on_its_own(stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> RunSpec:
-    """Return the run with a temporary run directory, for a rank whose host cannot access the run directory."""
+    """Return the run with a temporary run directory, for a rank that cannot access the run directory."""
     if order.index == 0 or spec.config.decode.every:
         check_sees_run_directory(order)
     folder = stack.enter_context(TemporaryDirectory(prefix="spec-rank-"))
@@ -226,7 +226,7 @@ def _on_its_own(stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> RunSpec:
 
 
 def run_trainer(stack: ExitStack, controller: ControllerLink, order: WorkerOrder) -> None:
-    """Train to the end of the run, or until the controller stops it."""
+    """Train to the end of the run, or until the controller stops this rank."""
     link = RankLink(controller, order)
     spec = resolve_parts(order.config).with_dataset(run_dataset(order, link.ask))
     trained = None

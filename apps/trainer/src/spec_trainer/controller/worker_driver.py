@@ -45,7 +45,10 @@ log = logging.getLogger(__name__)
 def worker_driver(
     spec: RunSpec, stop: StopRequest, progress: StepProgress, consumer: tuple[str, str] = TRAINER
 ) -> Iterator[WorkerDriver]:
-    """Yield a driver whose workers are ready. ``consumer``: as in ``worker_specs``."""
+    """Yield a driver whose workers are ready.
+
+    ``consumer``: role and entry function of the workers that receive features.
+    """
     spec.directory.logs.mkdir(exist_ok=True)
     with (
         saved_dataset(spec.dataset, spec.directory.root) as dataset,
@@ -71,16 +74,16 @@ class _PartInTraining:
     exported: tuple[str, protocol.Exported] | None = None
     """Rank that has exported a draft to measure, and its message."""
     pause: Pause | None = None
-    """Called before the rank of a task gets the answer to a step."""
+    """Called before the rank of a task gets the answer ``Proceed`` to a step."""
     paused: tuple[str, int] | None = None
     """Rank that waits for the end of ``pause``, and its number of steps done."""
     interrupted: str | None = None
     result: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Result of the task."""
+    """Result of the performed task; empty after training."""
 
 
 class WorkerDriver(RunDriver):
-    """Drives one run from the start of its workers to their exit. Messages are handled in the calling thread."""
+    """Drives one run from the start of its workers to their exit, in the calling thread."""
 
     def __init__(self, spec: RunSpec, launcher: Launcher, stop: StopRequest, progress: StepProgress) -> None:
         """Prepare the run of ``spec``; nothing starts before ``started``."""
@@ -98,13 +101,14 @@ class WorkerDriver(RunDriver):
         self._cycle: protocol.TrainCycle | None = None
         """Message of the newest cycle in a run that decodes."""
         self._follows = bool(spec.config.follow.servers)
-        """Whether the rank performs tasks, and none of its messages says that it has nothing else to do."""
+        """Whether the run follows live requests: its rank performs tasks, and does not exit after
+        ``Finished``."""
         self._part: _PartInTraining | None = None
         """State of the run or cycle that was started last."""
 
     @contextmanager
     def started(self, workers: Sequence[WorkerSpec]) -> Iterator[WorkerDriver]:
-        """Yield this driver once all workers are ready; stop the workers afterwards, also after an interruption."""
+        """Yield this driver once all workers are ready; stop the workers after the ``with`` block."""
         for spec in workers:
             self._dataset = Path(spec.arguments["dataset"])
             if spec.arguments["program"] == DECODER:
@@ -127,7 +131,10 @@ class WorkerDriver(RunDriver):
     def train(
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
     ) -> float:
-        """Train the remaining steps of ``part``, the run or one cycle; call ``measure`` for each exported draft."""
+        """Train the remaining steps of ``part``, the run or one cycle; return the engines' busy seconds.
+
+        ``measure`` is called for each exported draft.
+        """
         if notes is not None:
             self._begin_cycle(part, notes)
         training = self._part = self._dispatch(part)
@@ -141,7 +148,10 @@ class WorkerDriver(RunDriver):
         notes: Mapping[str, Any] | None = None,
         pause: Pause | None = None,
     ) -> dict[str, Any]:
-        """Run ``task`` on the samples of ``part`` and return its result; messages carry the samples."""
+        """Run ``task`` on the samples of the RunSpec ``part``, and return the task's result.
+
+        Messages carry the samples.
+        """
         self._load([*self._ranks], task_message(task, part, notes or {}))
         for engine in self.engines.values():
             engine.carried = part.dataset
@@ -170,7 +180,7 @@ class WorkerDriver(RunDriver):
             raise Interrupted(training.interrupted)
 
     def serve(self, version: int, folder: Path) -> None:
-        """Let every decoder serve the draft in ``folder`` as ``version``, and wait until all do."""
+        """Let every decoder serve the draft in ``folder`` as ``version``, and wait until all serve it."""
         self._decoders.serve(version, folder)
 
     def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
@@ -247,7 +257,7 @@ class WorkerDriver(RunDriver):
                 raise RunError(f"{rank} sent {message}, which only the controller sends")
 
     def _proceed(self, part: _PartInTraining, rank: str, steps: int) -> None:
-        """Answer a rank that has done a step."""
+        """Send ``Proceed`` to a rank that has done a step."""
         self._workers.send(rank, protocol.Proceed(self._may_proceed(part, steps), part.dispatcher.busy_s))
 
     def _may_proceed(self, part: _PartInTraining, done_steps: int) -> bool:
@@ -266,7 +276,7 @@ class WorkerDriver(RunDriver):
         self._load([*self.engines, *self._ranks], self._cycle)
 
     def _load(self, names: Sequence[str], message: protocol.TrainCycle | protocol.Perform) -> None:
-        """Wait for engines that replace others; send ``message``, and wait until the ranks are ready for it."""
+        """Wait for replacing engines, send ``message`` to ``names``, and wait until the ranks are ready."""
         self._workers.await_replaced()
         self._workers.expect_ready(self._ranks)
         for name in names:

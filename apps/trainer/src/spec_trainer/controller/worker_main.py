@@ -1,4 +1,4 @@
-"""Entry point of every worker of a run, with any launcher."""
+"""This module is the entry point of every worker of a run, with any launcher."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ControllerLink:
-    """A worker's connection to the controller: sends and receives the protocol's messages over a ``RunLink``."""
+    """A worker's connection to the controller: it sends and receives messages over a ``RunLink``."""
 
     def __init__(self, link: RunLink) -> None:
         """Send and receive messages over ``link``."""

@@ -1,4 +1,4 @@
-"""The WorkerSpecs with which a launcher starts the workers of a run."""
+"""Build the WorkerSpecs with which a launcher starts the workers of a run."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 DECODER = "spec_trainer.controller.decoder_worker:run_decoder"
 """Entry function of the engines that decode."""
 TRAINER = ("trainer", "spec_trainer.controller.trainer_worker:run_trainer")
-"""Name and entry function of the ranks."""
+"""Role and entry function of the trainer ranks."""
 _ENTRY = "spec_trainer.controller.worker_main:run_worker"
 _ENGINE = "spec_trainer.controller.engine_worker:run_engine"
 
 
 def worker_specs(spec: RunSpec, dataset: Path, consumer: tuple[str, str] = TRAINER) -> Iterator[WorkerSpec]:
-    """Yield every worker of a run. ``consumer``: name and entry function of the workers that receive features.
+    """Yield the WorkerSpec of every worker of a run.
 
-    ``dataset``: folder of the tokenised dataset.
+    ``dataset``: folder of the tokenised dataset. ``consumer``: role and entry function of the workers that
+    receive features.
     """
     token, config = secrets.token_hex(16), spec.config.model_dump(mode="json")
     if spec.config.decode.every:  # a worker does not know how long prompts are

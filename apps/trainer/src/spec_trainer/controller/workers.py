@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAVING_S = 30.0
-"""Least seconds that idle workers get to exit; an engine first stops its own processes."""
+"""Shortest time, in seconds, that idle workers get to exit; an engine first stops its own processes."""
 _HOST_CHECK_S = 0.5
 """Seconds between checks of the processes that the backend has started on the hosts."""
 _ROOM_CHECK_S = 5.0
@@ -31,7 +31,7 @@ _ROOM_CHECK_S = 5.0
 
 
 class WorkerUser(Protocol):
-    """Interface of the object that sends workers their tasks. It is called in the thread of ``Workers.until``."""
+    """Interface of the object that sends workers their tasks; ``Workers.until`` calls it."""
 
     engines: Mapping[str, object]
     """Name -> worker that is replaced if it fails."""
@@ -44,10 +44,10 @@ class WorkerUser(Protocol):
         """Handle a worker's message."""
 
     def lost(self, engine: str) -> None:
-        """Let other engines do the work of a lost engine."""
+        """Let other engines capture the batches of a lost engine."""
 
     def regained(self, engine: str) -> None:
-        """Send work again to an engine that was lost and whose replacement is ready."""
+        """Send tasks again to an engine that was lost and whose replacement is ready."""
 
 
 class Workers:
@@ -88,11 +88,11 @@ class Workers:
         self._waiting_for_begin = {spec.name for spec in workers if spec.arguments["init_order"] > 0}
 
     def send(self, name: str, message: ControlMessage) -> None:
-        """Send a message to a worker or its replacement. Raise DeadlineExceeded if it reads no messages (L5)."""
+        """Send a message to a worker or its replacement. Raise DeadlineExceeded if the worker reads none (L5)."""
         self._handles[name].send(message.to_json())
 
     def expect_ready(self, names: Iterable[str]) -> None:
-        """Expect these workers to load again, and to send Ready."""
+        """Expect the workers ``names`` to load data again and then to send Ready."""
         self._loading = {0: set(names)}
 
     def await_ready(self, no_more: Callable[[], bool] = lambda: False) -> bool:

@@ -1,4 +1,4 @@
-"""Pure functions that assign samples to optimizer steps, ranks and micro-batches.
+"""Assign samples to optimizer steps, ranks and micro-batches, by pure functions.
 
 A global batch is a list of samples with a limit on its tokens (without padding). It is a function of (data, seed,
 epoch, step). The ranks' shares, the micro-batches and the engine's capture batches only divide its samples.
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Ids = tuple[int, ...]
 
 _COUNTED_EPOCHS, _COUNTED_SAMPLES, _EPOCH_SAMPLES = 100, 10**7, 300
-"""Limits of the exact count of a run's steps: epochs, samples of all these epochs, and the cost of drawing an epoch,
-in samples."""
+"""Limits of the exact count of a run's steps: number of epochs, and number of their samples. Drawing an epoch costs
+as much as ``_EPOCH_SAMPLES`` samples."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,10 @@ def shares(
 ) -> tuple[tuple[Ids, ...], ...]:
     """Return sample ids by [rank][micro-batch]; every sample occurs once, and micro-batches may be empty.
 
-    ``costs``: the cost of each sample, such as its number of tokens. The costs of all micro-batches are balanced, not
-    only the sums of each rank, because ranks synchronize in each micro-batch. Samples are assigned from the most
-    expensive to the cheapest, each to the cheapest micro-batch so far. If several are the cheapest, the earlier pass
-    is taken, then the lower rank.
+    ``costs``: the cost of each sample, such as its number of tokens. The costs of all micro-batches are
+    balanced, not only the sums of each rank, because ranks synchronize in each micro-batch. Samples are
+    assigned from the most expensive to the cheapest, each to the cheapest micro-batch so far. If several are
+    the cheapest, the earlier micro-batch is taken, then the lower rank.
     """
     parts: list[list[int]] = [[] for _ in range(world_size * accumulation)]
     loads = [(0, part) for part in range(len(parts))]

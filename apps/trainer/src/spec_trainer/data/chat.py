@@ -54,7 +54,7 @@ class Rendering:
 
 
 class ChatRenderer:
-    """Renders conversations with a chat template. Raises DataError if neither tokenizer nor configuration has one."""
+    """Renders conversations with a chat template. Raises DataError if no template is configured or found."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: ChatConfig) -> None:
         """Use the template and variables of ``config``, or the template of ``tokenizer``."""
@@ -91,7 +91,7 @@ class ChatRenderer:
 
     @cached_property
     def _between_parts(self) -> str:
-        """Text that the template writes between two text parts of a content; a line break if it takes no parts."""
+        """Text that the template writes between two text parts; a line break if it rejects parts."""
         first, second = "QFIRSTPARTQ", "QSECONDPARTQ"
 
         def render(content: object) -> str | None:
@@ -191,7 +191,7 @@ def _undated(template: str) -> str:
 
 
 def _without_empty_thought(text: str, span: tuple[int, int], message: dict[str, Any]) -> tuple[int, int]:
-    """Return the span without the empty ``<think>`` block that a template writes for an answer without reasoning.
+    """Return the span without an empty ``<think>`` block that the template writes.
 
     A target with reasoning enabled does not emit an empty block; with reasoning disabled, the block is in the prompt.
     """

@@ -1,4 +1,4 @@
-"""ChatConfig: settings by which conversations become text; they are saved with drafts and answers."""
+"""ChatConfig has the settings by which conversations become text; drafts and answers store them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class ChatConfig(Config):
     """The keys of section ``data`` that decide how conversations become text."""
 
     chat_template: Annotated[str, pydantic.AfterValidator(_text_of)] | None = None
-    """A file with a Jinja chat template, or the template itself; by default the target's own. The run's configuration
-    keeps the text."""
+    """A file with a Jinja chat template, or the template itself; by default the target's own. ``config.yaml``
+    stores the template's text."""
     chat_template_kwargs: dict[str, Any] = pydantic.Field(default_factory=dict)
     """Variables of the chat template, as servers take them: ``{enable_thinking: false}``."""
 
@@ -67,7 +67,11 @@ class ChatConfig(Config):
                 )
 
     def completed_by(self, made: ChatConfig | None, what: str) -> Self:
-        """Return ``made``, the settings that rendered ``what``. Raise ConfigError if a setting given here differs."""
+        """Return these settings, with settings that were not given taken from ``made``.
+
+        ``made``: the settings that rendered ``what``; None changes nothing. Raise ConfigError if a setting
+        that was given here differs from ``made``.
+        """
         if made is None:
             return self
         completed = self.model_copy(
@@ -94,13 +98,13 @@ def write_chat_record(folder: Path, chat: ChatConfig) -> None:
 
 
 def read_chat_record(folder: Path) -> ChatConfig | None:
-    """Return the chat settings in a draft's folder; None if it has none, such as a draft of another trainer."""
+    """Return the chat settings in a draft's folder; None if the folder has no chat settings."""
     file = folder / _RECORD
     return _recorded(file, read_json_object(file, ArtifactError)) if file.exists() else None
 
 
 def chat_of_answers(file: Path) -> ChatConfig | None:
-    """Return the chat settings of answers that ``spec-trainer regenerate`` wrote to ``file``; else None."""
+    """Return the chat settings with which ``spec-trainer regenerate`` wrote ``file``, or None."""
     meta = meta_of_answers(file)
     settings = read_json_object(meta, ArtifactError).get("settings") if meta.is_file() else None
     return _recorded(meta, settings) if isinstance(settings, dict) else None

@@ -1,4 +1,4 @@
-"""Section ``data`` of the configuration."""
+"""This module defines section ``data`` of the configuration."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from spec_trainer.data.chat_config import PromptConfig
 
 
 class DataConfig(PromptConfig):
-    """Section ``data``: what is trained on, and how rows become samples."""
+    """Section ``data``: the training data, and how rows become samples."""
 
     path: str | None = None
-    """A .jsonl, .json or .parquet file, a folder of them, or a hub id ``owner/name[:split]``; only a draft that
-    follows live traffic can do without."""
+    """A .jsonl, .json or .parquet file, a folder of them, or a hub id ``owner/name[:split]``; only
+    ``spec-trainer follow`` can do without."""
     eval_path: str | None = None
-    """Held-out data, in the forms that ``path`` takes; with it nothing is held out from ``path``."""
+    """Held-out data, in the forms that ``path`` takes; if it is set, nothing is held out from ``path``."""
     eval_samples: int | None = pydantic.Field(None, ge=0)
-    """Samples of ``path`` held out where there is no ``eval_path``: by default 64, never more than a tenth of all."""
+    """Number of samples of ``path`` that are held out if there is no ``eval_path``. By default 64, but at
+    most a tenth of all samples."""
     features: Annotated[str, pydantic.Field(min_length=1)] | None = None
     """Folder that ``spec-trainer capture`` wrote: its features are read, and no engine starts."""
     max_length: int = pydantic.Field(2048, ge=2)
-    """Tokens that a sample keeps; what comes after them is cut off."""
+    """Largest number of tokens of a sample; further tokens are cut off."""
     last_turn_only: bool = False
-    """Supervise only the last assistant turn of a conversation; a row's own flag wins."""
+    """Supervise only the last assistant turn of a conversation; a row's own ``last_turn_only`` takes
+    precedence."""
     packing: bool = True
-    """Documents of a micro-batch touch; without it each is padded to the longest."""
+    """Pack the documents of a micro-batch without padding; otherwise pad each document to the longest."""
     on_bad_row: Literal["error", "skip"] = "error"
     """Treatment of a malformed row: it stops the command, or is dropped and counted in the report."""
     shuffle: bool = True
-    """A new order in every epoch; without it, the order of the files."""
+    """Shuffle the samples anew in every epoch; otherwise keep the order of the files."""
 
     @pydantic.model_validator(mode="after")
     def _one_source_of_held_out_data(self) -> Self:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _DEFAULT_EVAL_SAMPLES = 64
 _DEFAULT_EVAL_SHARE = 10  # at most one sample in ten
 _MOST_HELD_BYTES = 256 << 20
-"""Most bytes of images that are in memory because rows hold them, as data: URIs or in Parquet."""
+"""Largest number of bytes of images that rows themselves contain, as data: URIs or in Parquet, and that stay in
+memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,7 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """All samples of a run, by sample id: training samples in the order of the files, then held-out samples."""
+    """All samples of a run, by sample id: training samples in file order, then held-out samples."""
 
     train: tuple[Sample, ...]
     held_out: tuple[Sample, ...]
@@ -166,7 +167,7 @@ class _Found:
     encoded: Encoded
     prompt: np.ndarray | None
     chat: Chat | None
-    """The row's conversation, if questions are wanted; else None."""
+    """The row's conversation if ``load_dataset`` sets ``Dataset.questions``; else None."""
 
 
 def _question(encoder: Encoder, chat: Chat | None) -> np.ndarray | None:
@@ -215,7 +216,7 @@ class _Reader:
                     self._report.drop(row.reason, f"{where}: {row}")
 
     def _hold(self, where: str, encoded: Encoded) -> None:
-        """Raise DataError if the images that rows hold themselves take too much memory."""
+        """Raise DataError if the images that rows themselves contain take too much memory."""
         self._held_bytes += sum(len(image.data) for image in encoded.images)
         if self._held_bytes > _MOST_HELD_BYTES:
             raise DataError(
@@ -247,7 +248,7 @@ def _num_held_out(config: DataConfig, num_samples: int) -> int:
 def _split(
     found: Sequence[_Found], num: int, report: DataReport, supervised: bool
 ) -> tuple[list[_Found], list[_Found]]:
-    """Split the samples; hold out the ``num`` distinct samples with the smallest digests, whatever their order.
+    """Split the samples: hold out the ``num`` distinct samples with the smallest digests.
 
     Duplicates of a held-out sample are dropped, so that the draft is not evaluated on training data.
     ``supervised``: raise DataError if no training sample has a supervised token.

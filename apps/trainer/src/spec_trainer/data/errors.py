@@ -1,4 +1,4 @@
-"""BadRow: the error of a single row."""
+"""BadRow is the error of a single row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the images of a conversation: as parts of messages, or in fields of the row beside the messages."""
+"""Find a conversation's images, which are parts of messages or in other fields of the row."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ if TYPE_CHECKING:
 ROW_KEYS = ("image", "image_path", "images")
 """Fields of a row that hold one image or a list of them."""
 TEXT_ONLY = "drafts are trained on text"
-"""Why images are refused for a target that does not see."""
+"""Reason for refusing images if the target is not multimodal."""
 TEXT_PROMPTS = "prompts of text alone are answered"
-"""Why images are refused where the target answers."""
+"""Reason for refusing images if the target answers prompts."""
 _KINDS = ("image", "image_url", "input_image")
 _SOURCES = ("image", "image_url", "path", "url", "bytes")
 _MARK = "<image>"
 PART = {"type": "image"}
-"""An image in the messages that a chat template gets."""
+"""The content part that represents an image in messages for a chat template."""
 
 Part = dict[str, Any]
 
 
 def image_part(name: str, part: Mapping[str, Any]) -> Part | None:
-    """Return an image's part with its reference, if any, under ``image``; None for a part of another kind."""
+    """Return ``PART`` with the image's reference, if any, as ``image``; None if ``part`` is no image.
+
+    Raise BadRow if the part has several references.
+    """
     if part.get("type") not in _KINDS:
         return None
     given = {key: part[key] for key in _SOURCES if part.get(key) is not None}
@@ -40,10 +43,11 @@ def image_part(name: str, part: Mapping[str, Any]) -> Part | None:
 def with_images(
     messages: list[dict[str, Any]], fields: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], tuple[Any, ...]]:
-    """Return the messages with a ``PART`` for each image, and the references of the images in the same order.
+    """Return the messages with a ``PART`` for each image, and the images' references in this order.
 
-    The row's own images take the places of parts without a reference, or of the marks ``<image>`` in the users'
-    texts. Without either, they precede the first user's text.
+    Images in the row's fields (``ROW_KEYS``) replace image parts without a reference, or the marks
+    ``<image>`` in users' messages. Without parts and marks, they precede the first user's text. Raise BadRow
+    if images and their places do not match.
     """
     messages = _with_row_images(messages, row_images(fields))
     references: list[Any] = []
@@ -73,7 +77,10 @@ def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def row_images(fields: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the references of the images that a row has beside its conversation or its tokens. Raise BadRow."""
+    """Return the image references in the row's field for images, if it has one (``ROW_KEYS``).
+
+    Raise BadRow if the row has several of these fields.
+    """
     given = {key: fields[key] for key in ROW_KEYS if fields.get(key) not in (None, [], "")}
     if len(given) > 1:
         raise BadRow("bad image", f"the row has {' and '.join(given)}; give one of them")
@@ -109,7 +116,7 @@ def _with_row_images(messages: list[dict[str, Any]], images: Sequence[Any]) -> l
 
 
 def _split_at_marks(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put a part for an image in place of each mark in users' texts, and of the line break that follows it."""
+    """Replace each mark ``<image>``, and a line break after it, in users' messages by an image part."""
     return [
         {**message, "content": _at_marks(_parts(message))}
         if message["role"] == "user" and any(_MARK in part.get("text", "") for part in _parts(message))
@@ -140,7 +147,7 @@ def _parts(message: Mapping[str, Any]) -> list[Part]:
 
 
 def reference_name(reference: object) -> str:
-    """Return a reference of an image for an error message; long ones, such as data: URIs, are shortened."""
+    """Return an image reference as text for an error message; a long reference is shortened."""
     if isinstance(reference, Mapping):
         reference = next((reference[key] for key in ("url", "path") if reference.get(key)), reference)
     return shown(reference if isinstance(reference, str) else type(reference).__name__)

@@ -1,4 +1,4 @@
-"""Cache rendered and tokenised data in the run directory, so that a resumed run does not render it again."""
+"""Cache rendered and tokenised data in the run directory, so that a resumed run starts faster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 FEW_SAMPLES = 2000
 """A dataset of at most this many samples is not cached, because rendering it takes only some seconds."""
 _KEPT = ".rendered-"
-"""Prefix of the cache folder's name; ``Dataset.origin`` follows."""
+"""Prefix of the cache folder's name; the rest of the name is ``Dataset.origin``."""
 _RECORD = "record.json"
 _RECORD_BYTES = 1 << 30
 _ARRAYS = ("prompts", "questions")
@@ -56,7 +56,7 @@ def load_run_data(
     run_directory: Path,
     images: ImageRules = NO_IMAGES,
 ) -> Dataset:
-    """Return what ``load_dataset`` returns, from the cache in ``run_directory`` if it is valid; write nothing."""
+    """Return the dataset of ``load_dataset``, from the cache in ``run_directory`` if valid; write nothing."""
     settings = {
         "data": config.model_dump(mode="json", exclude=_UNUSED),
         "vocab_size": vocab_size,
@@ -76,7 +76,7 @@ def load_run_data(
     found = load_dataset(
         config, tokenizer_folder, vocab_size, longest_prompt, with_questions=with_questions, images=images
     )
-    # Whole files are read for it, and so only once rows could be read from them. Images are checked every time.
+    # The digest reads whole files, so it is computed only after their rows. Images are checked every time.
     few = len(found.samples) <= FEW_SAMPLES or any(sample.images for sample in found.samples)
     return found if few else replace(found, origin=_origin(settings, sources, tokenizer_folder))
 
@@ -105,7 +105,7 @@ def keep_run_data(dataset: Dataset, run_directory: Path) -> None:
 def _origin(settings: Mapping[str, Any], sources: Iterable[str], tokenizer_folder: Path) -> str:
     """Return a digest of all inputs of the samples: settings, library versions and files.
 
-    It is empty if a file cannot be read.
+    The digest is empty if a file cannot be read.
     """
     whole = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
     whole.update(json.dumps([version(name) for name in _LIBRARIES]).encode())

@@ -53,8 +53,8 @@ def load_prompts(
 def serving_prompts(dataset: Dataset, longest: int, most: int) -> list[list[int]]:
     """Return at most ``most`` prompts of held-out samples, each of at most ``longest`` tokens.
 
-    A conversation's prompt is in ``Dataset.questions``. Otherwise it is all tokens before the last supervised run; a
-    sample whose tokens are all supervised is cut to ``longest`` tokens.
+    A conversation's prompt is in ``Dataset.questions``. Otherwise the prompt is all tokens before the last
+    supervised span; a sample whose tokens are all supervised is cut to ``longest`` tokens.
     """
     prompts: list[list[int]] = []
     for sample, question in zip_longest(dataset.held_out, dataset.questions):

@@ -1,4 +1,4 @@
-"""Entry point of the child of a RenderProcess: ``python -m spec_trainer.data.render_main FD PARENT``."""
+"""This program is the child of a RenderProcess: ``python -m spec_trainer.data.render_main FD PARENT``."""
 
 from __future__ import annotations
 

@@ -29,11 +29,11 @@ SECONDS = 3.0
 BYTES = 1 << 30
 """Bytes that one rendering may add to the memory of the process."""
 CHARACTERS = 1 << 24
-"""Most characters of one rendering; a million tokens have some four million."""
+"""Largest number of characters of one rendering; a million tokens have some four million."""
 _GRACE_S = 1.0
 """CPU seconds beyond ``SECONDS`` after which the process is killed."""
 _LONGEST_S = 120.0
-"""Most seconds of wall time for one rendering or for reading one message."""
+"""Largest number of seconds of wall time for one rendering or for reading one message."""
 _TICK_S = 0.25
 _REFUSED = "refused by the chat template"
 

@@ -1,4 +1,4 @@
-"""Time and memory limits for rendering a chat template, which is untrusted code that comes with the target."""
+"""Limit time and memory for rendering a chat template, which is untrusted code of the target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rendering_limits(seconds: float, num_bytes: int) -> Iterator[None]:
     """Raise OutOfTime or MemoryError if the ``with`` block exceeds the limits.
 
     The time limit cannot interrupt C code. ``seconds``: CPU time. ``num_bytes``: memory beyond what the process has
-    now. Call it in the main thread.
+    now. It must be called in the main thread.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = _address_space() + num_bytes

@@ -1,4 +1,4 @@
-"""Count the rows of the data that were used, truncated and dropped, with file and line of the first of each kind."""
+"""Count the used, truncated and dropped rows of the data, and note the first row of each kind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DataReport:
     unsupervised: RowCount = field(default_factory=RowCount)
     """Rows without a supervised token; they are kept, with a loss mask of zeros."""
     dropped: dict[str, RowCount] = field(default_factory=dict)
-    """Reason -> rows that were left out for it."""
+    """Reason -> rows that were dropped for this reason."""
 
     def drop(self, reason: str, example: str) -> None:
         """Count a row that is left out. ``example``: its ``file:line`` and its problem."""

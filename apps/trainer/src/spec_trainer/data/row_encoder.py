@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ALONE_S = 5.0
 """CPU seconds spent on rows before other processes are started; starting a process takes about as long."""
 _MOST_PROCESSES = 16
-"""Most processes; each takes 0.4 GB of memory."""
+"""Largest number of processes; each takes 0.4 GB of memory."""
 _CHUNK_ROWS = 32
 _CHUNKS_AHEAD = 4
 """Chunks of rows that are read ahead for each process."""
@@ -46,9 +46,9 @@ class EncodedRow:
 
     encoded: Encoded
     prompt: np.ndarray | None
-    """int32 [P]: prompt for the engine, if prompts are wanted; else None."""
+    """int32 [P]: prompt for the engine, if ``RowEncoder.longest_prompt`` is set; else None."""
     chat: Chat | None
-    """The row's conversation, if questions are wanted; else None."""
+    """The row's conversation, if ``RowEncoder.with_questions``; else None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class RowEncoder:
     tokenizer_folder: Path
     vocab_size: int
     longest_prompt: int | None
-    """Most tokens of a prompt; None if no prompts are wanted."""
+    """Largest number of tokens of a prompt; None if rows get no prompts."""
     with_questions: bool
     images: ImageRules = NO_IMAGES
 
@@ -106,7 +106,7 @@ class RowEncoder:
 def encode_rows(
     row_encoder: RowEncoder, rows: Iterator[DataRow]
 ) -> Generator[tuple[str, EncodedRow | BadRow], None, None]:
-    """Yield ``file:line`` and result of every row, in order; results do not depend on the number of processes.
+    """Yield ``file:line`` and result of every row, in order, for any number of processes.
 
     Raise DataError, after the results of all earlier rows, if rows cannot be encoded or read further.
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _BAD = "bad image"
 _PROBLEM = 500
-"""Most characters of the description of a problem, which may hold a path."""
+"""Largest number of characters of the description of a problem, which may hold a path."""
 _ADDRESS = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://|https?:", re.IGNORECASE)
 """An address of the network, such as https://…"""
 
@@ -36,15 +36,18 @@ class ImageRules:
     """Whether the rows of a run may have images."""
 
     token_id: int | None = None
-    """``TargetSpec.image_token_id``."""
+    """The target's image token (``TargetSpec.image_token_id``); None if the target is not multimodal."""
     ends: tuple[int, int] | None = None
-    """``TargetSpec.image_ends``."""
+    """Tokens that enclose an image (``TargetSpec.image_ends``), if the target has them."""
     refused: str = TEXT_ONLY
-    """Why rows with images are refused; empty: they are not."""
+    """Reason for refusing rows with images; empty if such rows are allowed."""
 
     @classmethod
     def of(cls, target: TargetSpec, refused: str) -> ImageRules:
-        """Return the rules for a target that sees; ``refused``: why rows with images are refused, or nothing."""
+        """Return the rules for a multimodal target.
+
+        ``refused``: why rows with images are refused; empty if they are allowed.
+        """
         return cls(target.image_token_id, target.image_ends, refused)
 
 
@@ -56,17 +59,17 @@ class RowImages:
     """Reads images of rows for one target."""
 
     def __init__(self, media_root: str | None, target_folder: Path) -> None:
-        """Read files below ``media_root`` only; None: no file at all."""
+        """Read only files below ``media_root``; if it is None, read no file."""
         self._files = ImageFiles(media_root)
         self._target = TargetImages(target_folder)
 
     def read(self, references: Sequence[Any]) -> list[tuple[ImageSource, int]]:
-        """Return the source and the number of tokens of each image. Raise BadRow for one that cannot be used."""
+        """Return source and number of tokens of each image. Raise BadRow if an image cannot be used."""
         # One at a time: the pixels of a row's images are never in memory together.
         return [self._read(number, reference) for number, reference in enumerate(references, start=1)]
 
     def written(self, references: Sequence[Any]) -> list[str]:
-        """Return references of images as a row of JSON names them: their paths, or data: URIs of their bytes."""
+        """Return image references as text for a JSON row: paths, or data: URIs of the bytes."""
         return [_as_text(reference) for reference in references]
 
     def _read(self, number: int, reference: Any) -> tuple[ImageSource, int]:
@@ -76,10 +79,10 @@ class RowImages:
 
 
 class ImageFiles:
-    """Finds images by the references of rows, whatever target sees them."""
+    """Finds images by the references in rows, for any target."""
 
     def __init__(self, media_root: str | None) -> None:
-        """Read files below ``media_root`` only; None: no file at all."""
+        """Read only files below ``media_root``; if it is None, read no file."""
         self._root = None if media_root is None else os.path.realpath(os.path.expanduser(media_root))
 
     def data_uri(self, number: int, reference: Any) -> str:
@@ -90,7 +93,7 @@ class ImageFiles:
             return _data_uri(data)
 
     def source(self, reference: Any) -> ImageSource:
-        """Return the source of an image. Raise DataError for one that is not there or not allowed."""
+        """Return the source of an image. Raise DataError if the reference is malformed or not allowed."""
         reference = _inner(reference)
         if isinstance(reference, bytes):
             return ImageSource.of_data(reference)
@@ -103,7 +106,7 @@ class ImageFiles:
         return ImageSource.of_file(self._path(reference))
 
     def _path(self, reference: str) -> str:
-        """Return the real path of a file below ``data.media_root``. Raise DataError for any other."""
+        """Return the real path of a file below ``data.media_root``. Raise DataError for any other path."""
         if self._root is None:
             raise DataError("set data.media_root to the folder of the images")
         name = unquote(reference.removeprefix("file://")) if reference.startswith("file://") else reference
@@ -118,7 +121,7 @@ class ImageFiles:
 
 @contextmanager
 def _as_bad_row(number: int, reference: object) -> Iterator[None]:
-    """Raise BadRow, which names the image, in place of any other DataError."""
+    """Replace a DataError in the ``with`` block by a BadRow that names the image."""
     try:
         yield
     except BadRow:
@@ -129,7 +132,7 @@ def _as_bad_row(number: int, reference: object) -> Iterator[None]:
 
 
 def _inner(reference: Any) -> Any:
-    """Return what an object of Parquet or of OpenAI's messages holds: bytes, a URI or a path; None if nothing."""
+    """Return bytes, URI or path of ``reference``, also if it is a Parquet or OpenAI object; else None."""
     if not isinstance(reference, Mapping):
         return reference
     found = [reference[key] for key in ("bytes", "url", "path") if reference.get(key) is not None]

@@ -61,21 +61,20 @@ class Tokens:
     """A row that is already tokenised."""
 
     input_ids: np.ndarray
-    """int64 [T]"""
+    """int64 [T]: token ids."""
     loss_mask: np.ndarray
-    """bool [T]"""
+    """bool [T]: whether token i is supervised."""
     last_turn_only: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Template variables with which the row was rendered, if the row specifies them."""
     images: tuple[Any, ...] = ()
-    """References of the images, in the order of their tokens in ``input_ids``, which has all of them; not checked
-    yet."""
+    """Image references, in the order of their tokens in ``input_ids``; not checked yet."""
 
 
 def parse_row(row: object, no_images: str = TEXT_ONLY) -> Chat | Text | Tokens:
     """Return the row as Chat, Text or Tokens. Raise BadRow if it has none of these forms.
 
-    ``no_images``: why images are refused; empty: a conversation may have images.
+    ``no_images``: reason for refusing images; if empty, the row may have images.
     """
     if isinstance(row, BadRow):
         raise row
@@ -106,7 +105,7 @@ def parse_row(row: object, no_images: str = TEXT_ONLY) -> Chat | Text | Tokens:
 
 
 def _renaming(fields: Mapping[str, Any]) -> str:
-    """Return a hint to rename a column that looks like a conversation; empty if there is none."""
+    """Return a hint to rename a column that looks like a conversation; empty if no column does."""
     for key, value in fields.items():
         if isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):
             return f"; {shown(key)} looks like a conversation: rename it to messages"

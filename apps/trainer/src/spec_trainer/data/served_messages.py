@@ -17,7 +17,7 @@ _OPTIONAL_KEYS = ("strict", "defer_loading")
 
 
 def served_messages(messages: Sequence[Message], template: str, between_parts: str) -> list[Message]:
-    """Return the messages with roles that the template supports; contents are strings, or parts if one is an image.
+    """Return the messages with roles that the template supports, and text contents as strings.
 
     ``between_parts`` joins the text parts of a content; parts of a tool message are joined by line breaks. Developer
     messages become a system prompt if the template does not name the role ``developer``.
@@ -50,7 +50,7 @@ def _served(message: Message, between_parts: str) -> Message:
 
 
 def _served_call(call: object) -> object:
-    """Return a tool call with parsed arguments and with its fields in vLLM's order, which templates may print."""
+    """Return a tool call with parsed arguments and with its fields in vLLM's order."""
     if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
         return call
     arguments = function.get("arguments") or {}
@@ -65,7 +65,7 @@ def _first(fields: Message, *keys: str) -> Message:
 
 
 def _with_one_system_prompt(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with all system and developer messages merged into one system prompt at the beginning."""
+    """Return the messages with all system and developer messages merged into one at the beginning."""
     prompts = [message for message in messages if message["role"] in ("system", "developer")]
     if len(prompts) == 1 and messages[0] is prompts[0]:
         merged = {**messages[0], "role": "system"}

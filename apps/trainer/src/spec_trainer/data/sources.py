@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from spec_trainer.data.chat_config import ChatConfig
 
 _LINE_BYTES = 16 << 20
-"""Most bytes of one JSONL row, enough for some millions of tokens. As Python lists they take 20 times as much."""
+"""Largest number of bytes of one JSONL row, enough for some millions of tokens. As Python lists they take 20 times as
+much."""
 _JSON_BYTES = 1 << 30
-"""Most bytes of a .json file, which is read as a whole; .jsonl and .parquet files may have any size."""
+"""Largest number of bytes of a .json file, which is read as a whole; .jsonl and .parquet files may have any size."""
 _PARQUET_ROWS = 256
 _AS_UTF8 = "save the file as UTF-8, such as by iconv -f UTF-16 -t UTF-8"
 _DESCRIPTIONS = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"})
@@ -55,7 +56,10 @@ def read_rows(path: str) -> Iterator[DataRow]:
 
 
 def source_files(path: str) -> list[Path]:
-    """Return the files that ``read_rows`` reads; for a hub id, files in the hub's cache. Raise DataError."""
+    """Return the files that ``read_rows`` reads; for a hub id, the files in the hub's cache.
+
+    Raise DataError if ``path`` cannot be read.
+    """
     source = _source(path)
     if not isinstance(source, list):
         name, split = source
@@ -98,7 +102,10 @@ def check_answers(path: str, chat: ChatConfig) -> None:
 
 
 def data_files(folder: Path) -> list[Path]:
-    """Return the data files below ``folder``, sorted by path; what is hidden by a leading dot is left out."""
+    """Return the data files below ``folder``, sorted by path, without hidden ones (leading dot).
+
+    Raise DataError if there is none.
+    """
     paths = (Path(source) / name for source, _, names in os.walk(folder, onerror=_raise) for name in names)
     with _readable(str(folder)):
         files = sorted(path for path in paths if _is_data(path) and not _is_hidden(path.relative_to(folder)))
@@ -205,7 +212,7 @@ def _parquet_rows(file: Path) -> Iterator[DataRow]:
 
 
 def _without_nulls(value: object) -> object:
-    """Return a table's value without null fields, at any depth; Parquet adds nulls for fields of other rows."""
+    """Return a table's value without null fields, which Parquet adds for fields of other rows."""
     if isinstance(value, dict):
         return {key: _without_nulls(part) for key, part in value.items() if part is not None}
     if isinstance(value, list) and isinstance(

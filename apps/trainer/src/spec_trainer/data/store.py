@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 DATASET = ".dataset-"
-"""Prefix of the names of such folders."""
+"""Prefix of the names of the folders that ``saved_dataset`` writes."""
 _IMAGES = "images.json"
 _IMAGES_BYTES = 1 << 30
 DATASET_FILES = ("lengths.npy", "num_train.npy", "input_ids.npy", "loss_mask.npy", _IMAGES)
@@ -69,7 +69,7 @@ def write_dataset(dataset: Dataset, folder: Path) -> None:
 
 
 def save_arrays(folder: Path, name: str, arrays: Sequence[np.ndarray | None]) -> None:
-    """Write int32 arrays of any lengths, or None, for ``load_arrays``."""
+    """Write int32 arrays of any lengths, or None in place of an array, to be read by ``load_arrays``."""
     lengths = np.array([-1 if array is None else len(array) for array in arrays], dtype=np.int64)
     there = [array for array in arrays if array is not None]
     _save(folder / f"{name}_lengths.npy", lengths)

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 _FILE_BYTES = 1 << 30
-"""Most bytes of one tokenizer file; those of public models have at most some 20 MB."""
+"""Largest number of bytes of one tokenizer file; tokenizer files of public models have at most some 20 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +40,9 @@ class Encoded:
     """The tokens of one row."""
 
     input_ids: np.ndarray
-    """int32 [T]"""
+    """int32 [T]: token ids."""
     loss_mask: np.ndarray
-    """bool [T]"""
+    """bool [T]: whether token i is supervised."""
     images: tuple[ImageSource, ...] = ()
     """Images of the row, in the order of their tokens."""
     after_images: int = 0
@@ -62,12 +62,12 @@ class Opening:
 
     @property
     def prompt(self) -> Sequence[int]:
-        """The token ids, with the images if there are any, as an engine takes them."""
+        """The prompt for an engine: the token ids, with the images if there are any."""
         return prompt_of(self.input_ids, self.images)
 
 
 def prompt_of(ids: Sequence[int], images: tuple[ImageSource, ...]) -> Sequence[int]:
-    """Return the token ids of a prompt, with its images if there are any, as an engine takes them."""
+    """Return a prompt for an engine: its token ids, with its images if there are any."""
     return PromptWithImages(tuple(ids), images) if images else ids
 
 
@@ -84,7 +84,8 @@ class Encoder:
     ) -> None:
         """Encode with the tokenizer in ``folder``; ``chat`` says how conversations become text.
 
-        ``images``: the tokens that stand for images. ``media_root``: folder of images that rows name by path.
+        ``images``: the tokens that represent images, and whether rows may have images. ``media_root``: folder of
+        images that rows name by path.
         """
         self._folder = folder
         self.images = images
@@ -98,7 +99,10 @@ class Encoder:
         return self._chat_config.chat_template_kwargs
 
     def encode(self, row: Chat | Text | Tokens, last_turn_only: bool) -> Encoded:
-        """Return a row's tokens. Raise BadRow. ``last_turn_only`` applies to rows that do not set this flag."""
+        """Return a row's tokens and loss mask. Raise BadRow if the row cannot be used.
+
+        ``last_turn_only`` applies to rows that do not set this flag.
+        """
         self._check_variables(row)
         if isinstance(row, Text):
             ids, mask = self._text(row)
@@ -116,14 +120,17 @@ class Encoder:
         return Encoded(self._repeated(ids, counts), np.repeat(mask, counts), images, after)
 
     def _encoded_tokens(self, ids: np.ndarray, mask: np.ndarray, row: Tokens) -> Encoded:
-        """Return a tokenised row, whose tokens have each image's as often as it takes. Raise BadRow."""
+        """Encode a tokenised row, in which the image token already occurs as often as the images need it.
+
+        Raise BadRow if it does not, or if an image cannot be used.
+        """
         images = self._images_of_tokens(ids, row)
         if not images:
             return Encoded(ids, mask)
         return Encoded(ids, mask & (ids != self.images.token_id), images, self._after_images(ids))
 
     def _images_of_tokens(self, ids: np.ndarray, row: Tokens) -> tuple[ImageSource, ...]:
-        """Return the images of a tokenised row. Raise BadRow if they take other numbers of tokens."""
+        """Return the images of a tokenised row. Raise BadRow if ``ids`` has too few or too many image tokens."""
         num_tokens = 0 if self.images.token_id is None else int((ids == self.images.token_id).sum())
         found = self._row_images.read(row.images) if self.images.token_id is not None else []
         wanted = sum(count for _, count in found)
@@ -136,12 +143,15 @@ class Encoder:
         return tuple(source for source, _ in found)
 
     def _after_images(self, ids: np.ndarray) -> int:
-        """Return the index of the token after the last image and its end."""
+        """Return the index of the token after the last image, including its closing token if it has one."""
         last = int(np.flatnonzero(ids == self.images.token_id)[-1])
         return last + (1 if self.images.ends is None else 2)
 
     def _repeated(self, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Return each of the tokens ``ids`` as often as ``counts`` says; an image's run gets its ends, if any."""
+        """Return ``ids`` with each token repeated as often as ``counts`` says.
+
+        If the target has tokens that enclose an image, they become the first and the last token of each image's run.
+        """
         long = np.repeat(ids, counts)
         if self.images.ends is not None:
             places = ids == self.images.token_id
@@ -152,10 +162,11 @@ class Encoder:
     def _images(
         self, ids: np.ndarray, row: Chat | Text | Tokens, references: Sequence[Any]
     ) -> tuple[tuple[ImageSource, ...], np.ndarray]:
-        """Return the images of the tokens ``ids``, and how often each token stands, int [T].
+        """Return the images of a row, and how many times to repeat each token of ``ids``, int [T].
 
-        An image's token stands once for each row of the image, and once for each of its ends; the template has
-        written it once. Raise BadRow if an image is missing or not placed, or cannot be used.
+        The chat template writes the image token once for each image. The target needs it once for each embedding of
+        the image, and one more for each of the two tokens that enclose an image, if the target has them. Raise BadRow
+        if images and image tokens do not match, or if an image cannot be used.
         """
         counts = np.ones(len(ids), dtype=np.int64)
         if self.images.token_id is None:
@@ -176,16 +187,16 @@ class Encoder:
         return (), counts
 
     def _names_image_token(self, row: Chat | Text | Tokens) -> bool:
-        """Return whether a text of the conversation holds the token that stands for images."""
+        """Return whether a text of the conversation contains the image token."""
         token = self._tokenizer.convert_ids_to_tokens(self.images.token_id)
         return isinstance(row, Chat) and token in json.dumps(row.messages, ensure_ascii=False, default=str)
 
     def prompt(self, row: Chat | Text | Tokens) -> Sequence[int]:
-        """Return the token ids of a row's prompt, which an engine is to answer, with its images. Raise BadRow.
+        """Return the prompt of a row for an engine: token ids, with images if there are any.
 
         A conversation's prompt is everything before the last answer, with the generation prompt. A tokenised row's
-        prompt is all tokens before the last supervised run, or all tokens if none come before it. A text's prompt is
-        all tokens.
+        prompt is all tokens before the last supervised span, or all tokens if none come before it. A text's prompt is
+        all tokens. Raise BadRow if the row cannot be used.
         """
         self._check_variables(row)
         if isinstance(row, Text):
@@ -209,17 +220,18 @@ class Encoder:
         return prompt_of(prompt.tolist(), images)
 
     def image_sources(self, references: Sequence[Any]) -> tuple[ImageSource, ...]:
-        """Return the sources of images, which are read and checked. Raise BadRow for one that cannot be used."""
+        """Return the checked sources of images. Raise BadRow if an image cannot be used."""
         return tuple(source for source, _ in self._row_images.read(references))
 
     def written_images(self, references: Sequence[Any]) -> list[str]:
-        """Return references of images as a row of JSON names them."""
+        """Return image references as text for a JSON row: paths, or data: URIs of the bytes."""
         return self._row_images.written(references)
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> Opening:
         """Return ``messages`` with the generation prompt, rendered with the tools and variables of ``chat``.
 
-        The messages are the first ones of ``chat``, answers apart, so that its images are theirs. Raise BadRow.
+        The messages must be the first messages of ``chat``; only answers may differ. So they have the first images of
+        ``chat``. Raise BadRow if they cannot be encoded.
         """
         self._check_variables(chat)
         text = self._renderer.opening(chat, messages)
@@ -256,7 +268,7 @@ class Encoder:
         return ids.astype(np.int32)
 
     def _text(self, row: Text) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and mask of a text with the tokenizer's special tokens around it; all tokens are supervised."""
+        """Return ids and mask of a text, with the tokenizer's special tokens; all tokens are supervised."""
         ids = np.asarray(self._tokenize(_unicode(row.text))["input_ids"], dtype=np.int64)
         return ids, np.ones(len(ids), dtype=bool)
 
@@ -312,7 +324,7 @@ class Encoder:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return all files that a tokenizer may be read from. Raise DataError for a pipe, a device or a huge file."""
+    """Return all files that a tokenizer may read. Raise DataError for a pipe, a device or a huge file."""
     files = sorted(path for path in folder.rglob("*") if path.suffix in _FILES and path.exists())
     files = [path for path in files if not path.is_dir()]
     for file in files:
@@ -321,10 +333,10 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def token_range(offsets: np.ndarray, start: int, stop: int) -> slice:
-    """Return the slice of tokens for the characters ``start`` to ``stop``; ``offsets`` is int [T, 2], ascending.
+    """Return the slice of the tokens of the characters ``start`` to ``stop``.
 
-    The slice goes from the first to the last token that overlaps these characters. Tokens between them are included
-    even with empty offsets, which some tokenizers give to white space.
+    ``offsets``: int [T, 2], ascending. The slice goes from the first to the last token that overlaps these
+    characters. Tokens between them are included even with empty offsets, which some tokenizers give to white space.
     """
     first = int(np.searchsorted(offsets[:, 1], start, side="right"))
     last = int(np.searchsorted(offsets[:, 0], stop, side="left"))

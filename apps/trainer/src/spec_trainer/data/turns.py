@@ -1,4 +1,4 @@
-"""Find assistant turns in a rendered conversation, for chat templates without ``{% generation %}`` blocks.
+"""Find assistant turns in conversations, for chat templates without ``{% generation %}`` blocks.
 
 A turn begins at the end of the generation prompt and ends with its end-of-turn token. To find a border (a turn's
 first or last character), the conversation up to it is rendered. The border is valid only if this rendering is a
@@ -36,7 +36,8 @@ _THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 _FEW = 1
 """Up to this number of turns, each turn is searched alone, with two renderings of the messages before it."""
 _MOST = 200
-"""Most turns of one conversation that are searched alone; the time is quadratic in the conversation's length."""
+"""Largest number of turns of one conversation that are searched alone; the time is quadratic in the conversation's
+length."""
 
 Span = tuple[int, int]
 Around = tuple[str, str, str, str]
@@ -59,7 +60,7 @@ class TurnFinder:
     """Frames that are known from example conversations with the same template."""
 
     def spans(self, turns: Sequence[int]) -> Iterator[Span | None]:
-        """Yield, for each message index in ``turns``, the span that the assistant emits: content and end of turn.
+        """Yield the span that the assistant emits (content and end of turn) for each index in ``turns``.
 
         If a span is not certain, yield None for it and stop.
         """
@@ -88,7 +89,7 @@ class TurnFinder:
             yield from known.items()
 
     def _borders(self, index: int) -> Span | None:
-        """Return the span of the turn at message ``index``, up to the start of the next turn; None if not certain."""
+        """Return the span of turn ``index``, up to the start of the next turn; None if it is not certain."""
         start, stop = self._start(index), self._stop(index)
         if start is None or stop is None:
             content = self._around_placeholder(index)
@@ -111,7 +112,7 @@ class TurnFinder:
         """Return index of each message of ``roles`` -> ContentFrame, from one rendering with placeholders.
 
         Return nothing unless that rendering, with the contents put back, equals the text. An empty content gets no
-        placeholder, because templates treat it differently, and neither does one with images.
+        placeholder, because templates treat it differently, and neither does a content with images.
         """
         numbered = [
             {**message, "content": f"{_PLACEHOLDER}{index}Q"}
@@ -145,7 +146,7 @@ class TurnFinder:
         before = self.render(self.messages[:index], True) if self.has_prompt and index > 0 else None
         if before is None or self.text.startswith(before):
             return None if before is None else len(before)
-        # Thinking off, the prompt holds an empty thought. The text has none there, or the row's own.
+        # With thinking off, the prompt has an empty thought. The text has none there, or the row's own.
         header = _EMPTY_THOUGHT_AT_END.sub("", before)
         if header == before or not self.text.startswith(header):
             return None
@@ -163,7 +164,7 @@ class TurnFinder:
         return self._stop_before_question(index) if self.messages[index].get("tool_calls") else None
 
     def _stop_before_question(self, index: int) -> int | None:
-        """Return the end of a turn that the template renders differently if no message follows; None if not certain.
+        """Return the end of a turn that renders differently if no message follows; None if not certain.
 
         The turn is rendered with one and with two questions after it, which shows the header of a question.
         """

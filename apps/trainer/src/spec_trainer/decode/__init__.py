@@ -1,1 +1,1 @@
-"""Train with decode: the run's engine answers prompts with the current draft, and the run trains on the answers."""
+"""Train with decode: the run's engine answers prompts, and the run trains on the answers."""

@@ -1,4 +1,4 @@
-"""The cycles of ``decode.every``: an engine answers prompts with the draft, and the run trains on the answers.
+"""Run the cycles of ``decode.every``: an engine answers prompts, and the run trains on the answers.
 
 At the end of a cycle the trained draft is pushed into the engine. A cycle starts from a checkpoint, even if nothing
 was interrupted, and trains on answers that are on disk. So its result is the same bit for bit, however often it was
@@ -47,7 +47,7 @@ class Cycle:
 
 
 def cycles_left(spec: RunSpec, done_steps: int) -> list[Cycle]:
-    """Return the cycles that are left after ``done_steps`` steps; if the run is complete, only the last cycle."""
+    """Return the cycles left after ``done_steps`` steps; if the run is complete, only the last cycle."""
     every, total = spec.config.decode.every, spec.schedule.total_steps
     first = min(done_steps, total - 1) // every
     return [
@@ -83,7 +83,7 @@ def train_with_decode(spec: RunSpec, driver: RunDriver) -> None:
 
 
 def _done_steps(spec: RunSpec) -> int:
-    """Return the number of optimizer steps of the checkpoint from which the run starts; 0 without a checkpoint."""
+    """Return the number of steps of the checkpoint from which the run starts; 0 without a checkpoint."""
     start = spec.config.train.resume_from
     return 0 if start == "latest" else read_meta(spec.directory.checkpoints / start).step
 
@@ -99,7 +99,7 @@ class _Run:
         self._folder.remove_drafts_after(done_steps)
         for cycle in cycles_left(self._spec, done_steps):
             if cycle.version == cycle.steps.start == done_steps:
-                self._draft(cycle.version)  # now its checkpoint is there, also where this cycle is decoded
+                self._draft(cycle.version)  # while its checkpoint exists, even if this cycle is decoded
             figures = self._decode(cycle)
             answers = cycle_dataset(self._spec.config, cycle.number)
             _check_tokens(answers, self._spec)
@@ -169,7 +169,7 @@ class _Run:
         return folder
 
     def _finish(self, done_steps: int) -> None:
-        """Measure the draft that is served at the end of the run; add the figures of every cycle to the summary."""
+        """Measure the draft served at the end of the run; add the figures of every cycle to the summary."""
         summary = self._spec.directory.read_summary()
         if "cycles" in summary:  # the run was complete before this command
             return
@@ -191,7 +191,7 @@ class _Run:
 
 
 def _served_version(spec: RunSpec, done_steps: int) -> int:
-    """Return the version that is served after ``done_steps`` steps; without pushes always 0, the first draft."""
+    """Return the draft version served after ``done_steps`` steps; 0, the first draft, without pushes."""
     every = spec.config.train.push_every
     if not every:
         return 0

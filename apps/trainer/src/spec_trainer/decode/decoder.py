@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 16
-"""Prompts of a portion; the run can be interrupted between portions. The answers depend on this number."""
+"""Number of prompts in a portion; the run can be interrupted between portions. The answers depend on this number."""
 _NAME = "engine"
 
 
@@ -50,7 +50,7 @@ def interrupted_decoding() -> Interrupted:
 
 
 class EngineDecoder(Resource):
-    """Decodes with a served draft. The first draft is loaded; later drafts are pushed into the running engine."""
+    """Decodes with a draft. The first draft is loaded; later drafts are pushed into the running engine."""
 
     def __init__(self, parts: RunParts, engine: Engine) -> None:
         """Decode with ``engine``; no draft is served yet."""

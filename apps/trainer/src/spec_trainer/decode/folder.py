@@ -1,4 +1,4 @@
-"""DecodedFolder: files with the answers and figures of each cycle, and the draft that the engine serves.
+"""DecodedFolder has the answers and figures of each cycle, and the draft that the engine serves.
 
 ``cycle-C.jsonl`` has the answers that cycle C trains on, as rows that any run accepts as data. ``cycle-C.json`` has
 the engine's figures. ``held_out.jsonl`` has the first answers to the held-out prompts. Files are written atomically.
@@ -40,7 +40,7 @@ class _AnswerRow(Config):
     input_ids: Annotated[list[_Token], Field(min_length=1)]
     loss_mask: list[Literal[0, 1]]
     guess_place: list[_Token]
-    """``Supervision.guess_depth``."""
+    """Depth of the guess of each token (``Supervision.guess_depth``)."""
 
     @model_validator(mode="after")
     def _of_one_length(self) -> Self:

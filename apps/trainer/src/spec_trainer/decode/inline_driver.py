@@ -93,7 +93,10 @@ class InlineDriver(RunDriver):
     def train(
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
     ) -> float:
-        """Train the remaining steps of ``part``, the run or one cycle; call ``measure`` between steps."""
+        """Train the remaining steps of ``part``, the run or one cycle; return the engine's seconds of capture.
+
+        ``measure`` is called between steps.
+        """
         at_once = measure and _at_once(measure)
         return self._consume(self.consume, part, notes, self._should_stop, measure=at_once)
 
@@ -104,7 +107,7 @@ class InlineDriver(RunDriver):
         notes: Mapping[str, Any] | None = None,
         pause: Pause | None = None,
     ) -> dict[str, Any]:
-        """Run ``task`` on the samples of ``part`` and return its result."""
+        """Run ``task`` on the samples of the RunSpec ``part``, and return the task's result."""
         result: dict[str, Any] = {}
 
         def should_stop(done_steps: int) -> bool:
@@ -116,7 +119,7 @@ class InlineDriver(RunDriver):
         return result
 
     def wait(self, seconds: float) -> None:
-        """Wait ``seconds``, in which nothing happens."""
+        """Sleep for ``seconds``."""
         time.sleep(seconds)
 
     def _should_stop(self, done_steps: int) -> bool:
@@ -172,7 +175,7 @@ class InlineDriver(RunDriver):
         self.decoders[0].serve(version, folder)
 
     def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
-        """Answer prompts, portion by portion; if a stop is requested, raise Interrupted before the next portion."""
+        """Answer prompts, portion by portion; raise Interrupted between portions if a stop is requested."""
         answered: list[Pass] = []
         for portion in portions(prompts, seed):
             if self.stop.requested:

@@ -1,4 +1,4 @@
-"""Measurement: an engine of the run serves the current draft and answers the held-out prompts with it."""
+"""Measurement lets the run's engine serve the current draft and answer the held-out prompts with it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Measurement(AbstractContextManager["Measurement"]):
         self._lines = StepLines(spec.directory.measurements)
 
     def measure(self, version: int, folder: Path) -> dict[str, Any]:
-        """Serve the draft in ``folder``, answer the held-out prompts, and return the figures as fields of metrics.
+        """Serve the draft in ``folder``, answer the held-out prompts, and return the figures.
 
         Return an empty dict if a stop is requested meanwhile. ``version``: the number of steps of the draft.
         """

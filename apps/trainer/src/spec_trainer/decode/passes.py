@@ -1,4 +1,4 @@
-"""Pass: an engine's answers to a list of prompts, with their duration and the engine's acceptance counters."""
+"""A Pass is an engine's answers to a list of prompts, their duration and the acceptance counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WARM_UP_ROUNDS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """Answers of one pass over prompts, its duration, and the engine's counters."""
+    """The answers of one pass over a list of prompts, its duration, and the engine's counters."""
 
     answers: list[Generation]
     seconds: float

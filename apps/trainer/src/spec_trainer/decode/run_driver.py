@@ -1,4 +1,4 @@
-"""RunDriver: the interface by which a run trains and decodes, in one process or with worker processes."""
+"""RunDriver is the interface by which a run trains and decodes, in one process or with workers."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     Sleep = Callable[[float], object]
     """Waits for a number of seconds."""
     Pause = Callable[[Callable[[], bool], Sleep], object]
-    """Called after a step; returns when the next step may begin, or when the first argument returns True. It waits by
-    the second argument alone."""
+    """Called after a step; waits until the next step may begin, or until the first argument returns True. It must
+    wait only by calling the second argument."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankTask:
-    """A function that consumes a part's features in the trainer rank, in whichever process the rank is."""
+    """A function that the trainer rank calls with the features of a part of the run, in any process."""
 
     entry: str
     """The function as ``package.module:name``. It is called as a ``Consume`` with ``arguments`` added, and puts its
     result into ``RankLinks.result``."""
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Further argument of the function; JSON-serializable."""
+    """Last argument of the function; JSON-serializable."""
 
     @property
     def consume(self) -> Consume:
@@ -69,20 +69,29 @@ class RunDriver(ABC):
         notes: Mapping[str, Any] | None = None,
         pause: Pause | None = None,
     ) -> dict[str, Any]:
-        """Run ``task`` on the samples of ``part``, which are in memory only, and return its result.
+        """Run ``task`` on the samples of the RunSpec ``part``, and return the task's result.
 
-        Only for a run with one trainer rank that follows live requests. ``notes``: as for ``train``. ``pause`` is
-        called after each step. Raise Interrupted if a stop is requested.
+        The samples are in memory only. The run must have one trainer rank and follow live requests. ``notes``: fields
+        added to every row of metrics. ``pause`` is called after each step. Raise Interrupted if a stop is requested.
         """
 
     @abstractmethod
     def wait(self, seconds: float) -> None:
-        """Wait while the run has nothing to do, at most ``seconds``. Raise as ``train`` does."""
+        """Wait for at most ``seconds``. Raise the error of a worker's failure that ends the run.
+
+        A wait may return early if a stop is requested.
+        """
 
     @abstractmethod
     def serve(self, version: int, folder: Path) -> None:
-        """Serve the draft in ``folder``: the first draft is loaded, later drafts are pushed. Raise RunError."""
+        """Make the engine serve the draft in ``folder``. Raise RunError if it cannot be pushed.
+
+        The first draft is loaded from the folder; later drafts are pushed.
+        """
 
     @abstractmethod
     def answer(self, prompts: Sequence[Sequence[int]], seed: int) -> Pass:
-        """Answer prompts with the settings of section ``decode``; raise Interrupted between two portions."""
+        """Answer prompts with the settings of section ``decode``.
+
+        If a stop is requested, raise Interrupted after the portions of prompts in progress.
+        """

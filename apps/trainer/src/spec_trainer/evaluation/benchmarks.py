@@ -1,7 +1,7 @@
-"""Public benchmarks: their data sets on the hub, and how their rows become questions.
+"""Read public benchmarks from the hub or from files, and make questions of their rows.
 
-A question has the wording with which published acceptance lengths of drafts were measured, so that ours can be
-compared with them. Answers are graded if a row has the right number in GSM8K's format.
+A question has the wording with which published acceptance lengths of drafts were measured, so that this project's
+figures can be compared with them. Answers are graded if a row has the right number in GSM8K's format.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class Benchmark:
     """A benchmark: a data set on the hub, and how to make questions of its rows."""
 
     hub: str
-    """Id on the hub."""
+    """Id of the data set on the hub."""
     questions: Callable[[Row], list[str]]
-    """Returns the questions of a row, one for each turn of the conversation; raises KeyError for a field."""
+    """Returns the questions of a row, one for each turn of the conversation; raises KeyError if the row lacks a
+    field."""
     config: str | None = None
     split: str = "test"
 
@@ -89,20 +90,20 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 
 @dataclass
 class BenchmarkRow:
-    """A row of a benchmark: its questions, and the prompts of those questions that were asked so far."""
+    """A row of a benchmark: its questions, and the prompts of the questions asked so far."""
 
     benchmark: str
     where: str
     questions: list[str]
     right: Decimal | None = None
-    """The number that is the right answer, where the row has one (``grading``)."""
+    """The number that is the right answer; None if the row has none (``grading``)."""
     prompts: list[Sequence[int]] = field(default_factory=list["Sequence[int]"])
     messages: list[dict[str, Any]] = field(default_factory=list["dict[str, Any]"])
 
     def ask(self, encoder: Encoder, longest: int) -> None:
         """Render the next question, after the answers so far, as a prompt.
 
-        Raise DataError if it has more than ``longest`` tokens.
+        Raise DataError if the prompt has more than ``longest`` tokens.
         """
         self.messages.append({"role": "user", "content": self.questions[len(self.prompts)]})
         try:
@@ -130,7 +131,7 @@ def parse_benchmarks(words: str) -> dict[str, int | None]:
     """Return benchmark -> number of rows (None: all) from text such as ``gsm8k:200,mt_bench``.
 
     Capitals, dashes and underscores in names do not matter: ``MT-Bench`` is ``mt_bench``. The name of the data set on
-    the hub is accepted, too. Raise ConfigError for anything else.
+    the hub is accepted, too. Raise ConfigError for any other text.
     """
     names = {spelling: name for name in BENCHMARKS for spelling in _spellings(name)}
     wanted: dict[str, int | None] = {}
@@ -155,7 +156,7 @@ def _plain(name: str) -> str:
 def _spellings(name: str) -> set[str]:
     """Return all accepted names of a benchmark, in lower case without dashes and underscores.
 
-    They are its name here, with and without its configuration, and the name of its data set on the hub.
+    They are its key in ``BENCHMARKS``, with and without its configuration, and the name of its data set on the hub.
     """
     benchmark = BENCHMARKS[name]
     names = (name, f"{benchmark.config}-{name}", benchmark.hub, benchmark.hub.partition("/")[2])
@@ -163,7 +164,7 @@ def _spellings(name: str) -> set[str]:
 
 
 class Questions:
-    """The conversations of all rows of the benchmarks; the target's answers are added to them turn by turn."""
+    """The conversations of the benchmarks' rows; the target's answers are added turn by turn."""
 
     def __init__(self, rows: Sequence[BenchmarkRow], encoder: Encoder, longest: int) -> None:
         """Make the prompt of each row's first question; ``longest``: the most tokens of a prompt."""
@@ -178,12 +179,12 @@ class Questions:
 
     @property
     def benchmarks(self) -> tuple[str, ...]:
-        """The benchmark of each of ``prompts``."""
+        """Name of the benchmark of each prompt in ``prompts``."""
         return tuple(row.benchmark for row in self._rows for _ in row.prompts)
 
     @property
     def right(self) -> tuple[Decimal | None, ...]:
-        """The right answer, a number, to each of ``prompts``; None if there is none."""
+        """The number that is the right answer to each prompt in ``prompts``; None if there is none."""
         return tuple(row.right for row in self._rows for _ in row.prompts)
 
     @property
@@ -192,7 +193,7 @@ class Questions:
         return any(row.is_open for row in self._rows)
 
     def ask_all(self, answer: Callable[[list[Sequence[int]]], Sequence[Sequence[int]]]) -> None:
-        """Make the prompts of all later questions, which contain the target's answers to the earlier questions.
+        """Make the prompts of all later questions, with the target's answers to the earlier questions.
 
         ``answer`` returns the tokens of the target's answers to prompts, without their end-of-text tokens. Answers
         that were cut are used, too.
@@ -230,7 +231,7 @@ def _rows(name: str, folder: Path | None) -> Iterator[DataRow]:
 
 
 def _files(name: str, folder: Path) -> list[Path]:
-    """Return the benchmark's files in ``folder``: the file with its name, or the files of a copy of its data set.
+    """Return the benchmark's files in ``folder``: the file with its name, or a copy of its data set.
 
     The file's name may be any of ``_spellings``, such as ``sanitized-mbpp``.
     """
@@ -250,7 +251,7 @@ def _files(name: str, folder: Path) -> list[Path]:
 
 
 def _copy(hub: str, names: set[str], folder: Path) -> Path | None:
-    """Return the folder of a data set's copy: in a cache of the hub, ``folder``/owner/name, or ``folder`` itself."""
+    """Return the folder of a data set's copy: in a hub cache, ``folder``/owner/name, or ``folder``."""
     cached = f"datasets--{hub.replace('/', '--')}"
     for place in (folder / cached, folder / "hub" / cached, folder):
         if place.name == cached and (current := place / "refs" / "main").is_file():
@@ -271,7 +272,7 @@ def _commit(file: Path) -> str:
 def _of_split(benchmark: Benchmark, folder: Path) -> list[Path]:
     """Return the data files of the benchmark's configuration and split.
 
-    If no path names the configuration, or the split, files of all are returned.
+    If no path names the configuration (or split), the files of all configurations (or splits) are returned.
     """
     files = data_files(folder)
     for part in (benchmark.config, benchmark.split, "question"):
@@ -281,7 +282,7 @@ def _of_split(benchmark: Benchmark, folder: Path) -> list[Path]:
 
 
 def _names(path: Path, part: str) -> bool:
-    """Return whether a folder of ``path`` is called ``part``, or the file's name begins with the word ``part``."""
+    """Return whether a folder of ``path`` is named ``part``, or the file's name begins with this word."""
     return part in path.parts[:-1] or re.match(rf"{part}\b", path.name) is not None
 
 

@@ -1,4 +1,4 @@
-"""The document of ``evaluate --json``: figures of a workload decoded with a draft and without one."""
+"""Build the document of ``evaluate --json``: figures of a workload decoded with and without a draft."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Decode = Callable[[Sequence[int]], str]
 def summarise(work: Workload, plain: Passes, drafted: Passes, decode: Decode | None = None) -> dict[str, Any]:
     """Return the document with the figures of greedy and of sampled decoding, and a comparison of texts.
 
-    The figures at its top level are those of ``work.sampling``. ``plain`` and ``drafted``: the passes without and
-    with the draft. ``decode``: turns token ids into text; if it is given, answers to questions with a right number
-    are graded.
+    The figures at its top level belong to ``work.sampling``. ``plain`` and ``drafted``: the passes without and with
+    the draft. ``decode``: turns token ids into text; if it is given, answers to questions with a right number are
+    graded.
     """
     greedy = _figures(work.greedy.temperature, plain.greedy, drafted.greedy)
     sampled = None
@@ -64,7 +64,7 @@ def summarise(work: Workload, plain: Passes, drafted: Passes, decode: Decode | N
 
 
 def compare(plain: Sequence[Generation], drafted: Sequence[Generation]) -> dict[str, Any]:
-    """Return whether the greedy texts with the draft (``drafted``) equal those without it (``plain``).
+    """Return whether the greedy texts with the draft (``drafted``) and without it (``plain``) are equal.
 
     In low precision, a difference is due to rounding if the two largest logits are nearly equal at that token. In
     float32 nothing may differ. ``outputs_differing_only_at_ties``: whether rounding explains all differences; None if

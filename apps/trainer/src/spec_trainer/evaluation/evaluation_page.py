@@ -71,7 +71,7 @@ def position_plot(document: Document) -> str:
 
 
 def load_plots(document: Document) -> str:
-    """Return plots of speed and latency by concurrency, and the concurrency from which on the draft is slower."""
+    """Return plots of speed and latency by concurrency, and the concurrency from which the draft slows."""
     entries = sorted(document["throughput"], key=lambda entry: entry["concurrency"])
     if not entries:
         return ""

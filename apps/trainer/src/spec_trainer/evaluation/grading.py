@@ -1,4 +1,4 @@
-"""Exact-match accuracy of answers that are numbers; rows of GSM8K end with ``####`` and the right number."""
+"""Grade answers that are numbers by exact match; rows of GSM8K end with ``####`` and the right number."""
 
 from __future__ import annotations
 

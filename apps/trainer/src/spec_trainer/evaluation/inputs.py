@@ -1,4 +1,4 @@
-"""Figures of an evaluation for prompts of text alone and for prompts with images, apart."""
+"""Compute the figures of an evaluation separately for prompts of text alone and with images."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TEXT, IMAGES = "text", "images"
 def figures_by_input(
     work: Workload, plain: Passes, drafted: Passes, untrained: Pass | None
 ) -> dict[str, dict[str, Any]]:
-    """Return the figures of the prompts of text alone and of those with images; nothing if no prompt has images.
+    """Return the figures of prompts of text alone and of prompts with images; empty if none has images.
 
-    They are of the way of decoding whose figures stand at the top of the document. ``untrained``: the pass with an
-    untrained draft, if there was one.
+    The figures belong to the kind of decoding (greedy or sampled) that is at the document's top level. ``untrained``:
+    the pass with an untrained draft, if there was one.
     """
     seen = [images_of(prompt) for prompt in work.prompts]
     if not any(seen):
@@ -66,7 +66,10 @@ def input_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _part(one: Pass, places: Sequence[int]) -> Pass:
-    """Return the answers at some places, with their own counters; all zero if the engine counts none per answer."""
+    """Return a Pass of the answers at ``places``, with counters summed over these answers.
+
+    The counters are 0 if the engine does not count per answer.
+    """
     answers = [one.answers[place] for place in places]
     start = AcceptanceCounters(accepted_per_position=(0,) * len(one.counters.accepted_per_position))
     counters = sum((answer.acceptance for answer in answers), start)

@@ -1,8 +1,8 @@
-"""Speed and latencies of an engine by concurrency, and the concurrency from which on a draft slows it down.
+"""Compute speed and latencies by concurrency, and the concurrency from which a draft slows decoding.
 
-Times are measured by a client that reads answers as they arrive. The inter-token latency of an answer is the
-time from its first to its last token, divided by the number of tokens after the first. So each token of a
-verification counts.
+Times are measured by a client that reads answers as they arrive. The inter-token latency of an answer is the time
+from its first to its last token, divided by the number of tokens after the first. So every token that a verification
+accepts counts.
 """
 
 from __future__ import annotations

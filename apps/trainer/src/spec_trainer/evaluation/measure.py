@@ -1,7 +1,7 @@
 """Decode a workload with a draft and without one, and measure the time.
 
-Some engines have to restart to decode with another draft or without one. So everything is decoded without a draft
-first, then with the draft, then with the untrained draft.
+Some engines have to restart to decode with another draft or without one. So the whole workload is decoded without a
+draft first, then with the draft, then with the untrained draft.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Passes:
     greedy: Pass
     sampled: Pass | None
     loads: dict[int, Pass]
-    """The passes with so many answers at once, with the times of their tokens where the engine streams."""
+    """Number of concurrent answers -> its timed pass, with the arrival times of tokens if the engine streams."""
 
 
 def ask_all(engine: Engine, work: Workload, asked: Questions) -> Workload:
-    """Return ``work`` with the prompts of later turns, which contain the target's greedy answers to earlier turns.
+    """Return ``work`` with the prompts of later turns, which contain the target's greedy answers.
 
     Decoding with the draft and without it then has the same prompts, so that texts and times can be compared.
     """

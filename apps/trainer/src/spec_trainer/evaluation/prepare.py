@@ -1,4 +1,4 @@
-"""Read and check everything that an evaluation needs, before an engine starts."""
+"""Read and check all inputs of an evaluation, before an engine starts."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _OTHER_TEMPERATURE = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """An evaluation request with all that it refers to (target, draft, prompts, options), loaded and checked."""
+    """An evaluation request with its target, draft, prompts and options, loaded and checked."""
 
     request: EvaluationRequest
     options: EngineOptions
     target: TargetSpec
     draft: Draft
     chat: PromptConfig
-    """How conversations become prompts."""
+    """Settings by which conversations become prompts."""
     work: Workload
     """The prompts as far as they are known before the target has answered."""
     asked: Questions | None
@@ -49,7 +49,10 @@ class Evaluation:
 
 
 def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
-    """Load and check everything that the request refers to. Raise UsageError, in one line, if anything is wrong."""
+    """Load and check all inputs of the request; start no engine.
+
+    Raise UsageError, with a message of one line, if an input is wrong.
+    """
     from spec_kit.drafting.draft_files import check_finite
     from spec_kit.targets.target_reader import read_target
     from spec_trainer.data.chat_config import read_chat_record

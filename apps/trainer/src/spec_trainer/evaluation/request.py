@@ -1,4 +1,4 @@
-"""The options of ``spec-trainer evaluate``. It imports nothing heavy, because the command line imports it."""
+"""This module has the options of ``spec-trainer evaluate``. It imports little, for a fast start."""
 
 from __future__ import annotations
 
@@ -27,30 +27,32 @@ class EvaluationRequest:
     baseline_server: str = ""
     """Address of a server of the same target without a draft, to compare with."""
     prompts: Path | None = None
-    """Data file; of each row, what comes before the last answer is the prompt."""
+    """Data file; the prompt of each row is everything before the last answer."""
     bench: str = ""
-    """Benchmarks to ask instead of a data file, such as mt_bench,gsm8k:200; a number takes so many rows of one."""
+    """Benchmarks to ask instead of a data file, such as mt_bench,gsm8k:200; a number limits the rows of a
+    benchmark."""
     bench_data: Path | None = None
-    """Folder with the benchmarks' rows, as NAME.jsonl and the like; by default they come from the hub."""
+    """Folder with the benchmarks' rows, in files such as NAME.jsonl; by default the rows come from the hub."""
     engine: str = "hf"
     """Engine that runs the target."""
     backend: str = "cpu"
-    """Hardware."""
+    """Hardware; a backend plugin."""
     num_draft_tokens: int | None = None
-    """Tokens that the draft proposes per round. By default a whole block; for a chain 4, or as many as the draft was
-    trained to guess ahead if they are fewer."""
+    """Number of tokens that the draft proposes per round. By default a whole block for a block draft; for a chain 4,
+    or the number of tokens that the draft was trained to guess ahead if that is less."""
     max_new_tokens: int = 128
-    """Length of each answer."""
+    """Largest number of new tokens of each answer."""
     temperature: float | None = None
-    """Temperature of the sampled answers; greedy ones are measured in any case, and with 0 nothing else. The
-    document's own figures are those of a given temperature; by default greedy ones, and 1.0 is measured as well."""
+    """Temperature of the sampled answers; greedy answers are always measured, and 0 measures only them. If a
+    temperature is given, its figures are at the document's top level. By default the greedy figures are, and 1.0 is
+    measured as well."""
     concurrency: str = ""
-    """Numbers of answers at once to measure the speed with, such as 1,8,32."""
+    """Numbers of concurrent answers at which to measure the speed, such as 1,8,32."""
     stop_at_eos: bool = True
-    """An answer ends at the target's end token; else it has max-new-tokens whatever comes."""
+    """End an answer at the target's end token; otherwise every answer has max-new-tokens tokens."""
     untrained: bool | None = None
-    """Measure a fresh draft of the same shape too. By default where the engine runs in this process; others have to
-    start once more for it."""
+    """Also measure an untrained draft of the same shape. By default only if the engine runs in this process; other
+    engines have to start once more for it."""
     seed: int = 0
     """Seed of sampling."""
     timeout_s: float = 600.0
@@ -92,7 +94,7 @@ class EvaluationRequest:
     def _check_measured(self) -> None:
         """Raise ConfigError unless either a server, or a target and a draft, are given.
 
-        Raise it also for an option that applies only to the other of the two.
+        Raise it also for an option that does not apply to the given choice.
         """
         if not self.server:
             if not self.target or self.draft_model is None:

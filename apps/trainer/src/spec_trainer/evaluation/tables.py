@@ -1,4 +1,4 @@
-"""The lines that ``evaluate`` prints without ``--json``: tables, warnings, and how to serve the draft."""
+"""Format the lines that ``evaluate`` prints without ``--json``: tables, warnings, serving commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings about an evaluation's figures: too few tokens, too short a pass, or a prefix cache in use."""
+"""Warn of invalid figures of an evaluation: too few tokens, too short a pass, or a used prefix cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prompts of an evaluation, and how to decode them."""
+"""Workload has the prompts of an evaluation and the ways to decode them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Workload:
 
     prompts: Prompts
     benchmarks: tuple[str, ...] = ()
-    """The benchmark of each prompt; empty where they are of none."""
+    """The benchmark of each prompt; empty if the prompts belong to no benchmark."""
     right: tuple[Decimal | None, ...] = ()
-    """The right number of each prompt of a benchmark, where it has one."""
+    """The number that is the right answer to each prompt of a benchmark; None if there is none."""
     sampling: SamplingParams
-    """The way of decoding whose figures stand at the top of the document."""
+    """Parameters of the decoding whose figures are at the document's top level."""
     other_temperature: float | None = None
     """Temperature that is measured as well if ``sampling`` is greedy."""
     concurrency: tuple[int, ...] = ()
 
     @property
     def timed(self) -> SamplingParams:
-        """The parameters ``sampling`` without options that take time in addition to decoding, such as logit gaps."""
+        """The parameters ``sampling`` without options that take extra time, such as logit gaps."""
         return replace(self.sampling, with_margins=False)
 
     @property
@@ -42,7 +42,7 @@ class Workload:
 
     @property
     def sampled(self) -> SamplingParams | None:
-        """The parameters ``timed`` with the temperature of sampled answers; None if only greedy ones are measured."""
+        """The parameters ``timed`` with the temperature of sampled answers; None if these are not measured."""
         temperature = self.sampling.temperature or self.other_temperature
         return replace(self.timed, temperature=temperature) if temperature else None
 
@@ -56,12 +56,12 @@ class Workload:
         return replace(self, sampling=replace(self.sampling, num_draft_tokens=0))
 
     def by_benchmark(self) -> dict[str, Prompts]:
-        """Return the prompts of each benchmark, in their order."""
+        """Return the prompts of each benchmark, in the order of ``prompts``."""
         found: dict[str, Prompts] = {}
         for name, prompt in zip(self.benchmarks, self.prompts, strict=bool(self.benchmarks)):
             found.setdefault(name, []).append(prompt)
         return found
 
     def enough_for(self, concurrency: int) -> Prompts:
-        """Return enough prompts for ``concurrency`` answers at once; prompts are repeated if there are too few."""
+        """Return enough prompts for ``concurrency`` answers at once, with repetitions if needed."""
         return list(itertools.islice(itertools.cycle(self.prompts), max(concurrency, len(self.prompts))))

@@ -1,1 +1,1 @@
-"""Follow live traffic: train on requests of running servers, and push drafts that improve on held-out requests."""
+"""Follow live traffic: train on requests of running servers, and push drafts that improve."""

@@ -1,4 +1,4 @@
-"""Figures of a run that follows servers, for the page that Prometheus reads."""
+"""Convert the figures of a run that follows servers to metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come."""
+    """Numbers that describe the progress of a run."""
 
     steps: int
     verdicts: int
@@ -24,7 +24,7 @@ class Progress:
     waited_s: float
     served_step: int
     acceptance_lengths: Mapping[str, float]
-    """Acceptance length of each draft of the last verdict."""
+    """Acceptance length of each draft that the last verdict compared."""
     by_label: Mapping[str, float]
     """Acceptance length of the draft that served before the last verdict, by the requests' label."""
 

@@ -1,6 +1,7 @@
-"""FiniteFeatures removes samples from batches if their features have NaN, infinity or values too large to square.
+"""FiniteFeatures masks samples whose features have NaN, infinity or values too large to square.
 
-A live request may make the target compute such features, above all in a 16-bit dtype. It must not end the run.
+A live request may make the target compute such features, above all in a 16-bit dtype. Such a request must not end the
+run.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def with_finite_features(links: RankLinks) -> RankLinks:
-    """Return a version of ``links`` that gives only samples with finite features.
+    """Return ``links`` with a stream that masks samples whose features are not finite.
 
-    Sample ids of the others are added to the list ``links.result["not_finite"]``.
+    The ids of these samples are added to the list ``links.result["not_finite"]``.
     """
     not_finite = links.result.setdefault("not_finite", [])
     return replace(links, stream=FiniteFeatures(links.stream, not_finite))
 
 
 class FiniteFeatures:
-    """A BatchSource that sets features that are not finite to zero, and their samples' loss masks to False."""
+    """A BatchSource that zeroes features that are not finite, and the loss masks of their samples."""
 
     def __init__(self, source: BatchSource, not_finite: list[int]) -> None:
-        """Take batches from ``source``; add the ids of samples whose features are not finite to ``not_finite``."""
+        """Take batches from ``source``; add the ids of samples that are not finite to ``not_finite``."""
         self._source, self._not_finite = source, not_finite
 
     def prepare(self, item: GlobalBatch) -> None:
@@ -36,12 +37,12 @@ class FiniteFeatures:
         self._source.prepare(item)
 
     def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
-        """Return the batches of ``item``; wait for their features, and for the device."""
+        """Wait for the batches of ``item``, mask the samples that are not finite, and return the batches."""
         batches = self._source.micro_batches(item)
         for batch in batches:
             for span in batch.spans:
                 rows = slice(span.start, span.stop)
-                # A norm squares them, in float32; the sum is finite only if every square is.
+                # A norm squares features in float32; the sum is finite only if every square is.
                 if not batch.hidden_TNH[rows].float().square().mean().isfinite():
                     batch.hidden_TNH[rows] = 0
                     batch.loss_mask_T[rows] = False
@@ -49,9 +50,9 @@ class FiniteFeatures:
         return batches
 
     def check(self) -> None:
-        """Raise RunError if the wrapped source does."""
+        """Let the wrapped source check the token ids of its samples (``BatchSource.check``)."""
         self._source.check()
 
     def fail(self, error: BaseException) -> None:
-        """End every wait for features, as the source does."""
+        """Make each wait for features that have not arrived raise EngineError, because of ``error``."""
         self._source.fail(error)

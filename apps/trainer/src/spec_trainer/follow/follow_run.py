@@ -1,4 +1,4 @@
-"""FollowRun repeats a cycle: take live requests, train on them, judge the draft, push it if it is better.
+"""FollowRun repeats a cycle: take live requests, train on them, judge the draft, push a better one.
 
 The training of each cycle starts from a checkpoint and ends with a checkpoint. Requests are held in memory, and in a
 file only if ``follow.retention`` is on.
@@ -54,11 +54,11 @@ log = logging.getLogger(__name__)
 
 _TRAIN = "spec_trainer.follow.rank_tasks:train_on_finite"
 _LEAST_HELD_OUT = 8
-"""Fewest held-out requests by which a draft is judged."""
+"""Smallest number of held-out requests by which a draft is judged."""
 _AGAIN_S = 60.0
 """Seconds until the next push to a server that serves an earlier draft."""
 _LONGEST_PAUSE = 16
-"""Most cycles from one verdict to the next, if drafts do not improve."""
+"""Largest number of cycles from one verdict to the next, if drafts do not improve."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class FollowRun:
     ) -> None:
         """Continue after ``done_steps`` steps, with the draft that was pushed last; show figures on ``page``.
 
-        ``open_driver`` returns a driver whose engine runs the target of a run, or that has the reservoir's features.
+        ``open_driver`` returns a driver that has an engine with the target, or that takes the reservoir's features.
         """
         self._spec, self._open_driver, self._stop, self._done_steps = spec, open_driver, stop, done_steps
         self._page, self._retained = page, retained
@@ -115,10 +115,10 @@ class FollowRun:
         self._again_s = time.monotonic()
         """Time (``time.monotonic``) from which a server with an earlier draft may be pushed to again."""
         self._pause = self._left = 1
-        """``_pause``: cycles from the last verdict to the next. ``_left``: those cycles that are left."""
+        """``_pause``: number of cycles between two verdicts. ``_left``: cycles until the next verdict."""
 
     def run(self) -> None:
-        """Follow until ``follow.requests`` have arrived. Raise Interrupted if the command is stopped before."""
+        """Repeat cycles until ``follow.requests`` requests have arrived. Raise Interrupted if stopped before."""
         self._prepare()
         try:
             is_complete = False
@@ -149,7 +149,7 @@ class FollowRun:
             self._take()
 
     def _has_new_target(self) -> bool:
-        """Return whether the target has changed, and use the new one. Raise RunError unless settings allow that."""
+        """Return whether the target has changed, and use it. Raise RunError if settings or its shape forbid it."""
         before, target = self._spec.target, self._settled_target()
         if target.digest == before.digest:
             return False
@@ -170,7 +170,7 @@ class FollowRun:
         return True
 
     def _settled_target(self) -> TargetSpec:
-        """Return the target that its files describe; if they are being replaced, wait until they no longer change."""
+        """Read the target from its files; if they are being replaced, wait until they no longer change."""
         known, last = self._spec.target.digest, None
         while True:
             try:
@@ -199,7 +199,7 @@ class FollowRun:
         export_draft(spec.draft, weights, spec.target, folder, spec.config.data)
 
     def _take(self) -> None:
-        """Fetch the requests that the servers have stored; wait ``follow.poll_s`` if they are too few for a cycle."""
+        """Fetch requests that the servers have stored; wait ``follow.poll_s`` if a cycle needs more."""
         self._check_stop()
         for taken in self._traffic.take():
             self._reservoir.add(*taken)
@@ -321,7 +321,7 @@ class FollowRun:
         )  # fmt: skip
 
     def _push(self, step: int) -> bool:
-        """Push the draft of step ``step`` to every server that answers; return whether any server committed it."""
+        """Push the draft of step ``step`` to every server that answers; return whether any committed it."""
         servers, push = list(self._traffic.versions), self._spec.config.push
         if not servers:
             return False

@@ -1,4 +1,4 @@
-"""Compare drafts by the number of verifications each would need for the answers of the same held-out requests."""
+"""Compare drafts by the verifications that each needs for the answers of the same held-out requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DraftRounds:
         return sum(self.tokens) / sum(self.rounds)
 
     def of(self, places: Sequence[int]) -> DraftRounds:
-        """Return the answers at ``places`` alone."""
+        """Return the DraftRounds of only the answers at the indices ``places``."""
         return DraftRounds(
             tuple(self.tokens[place] for place in places), tuple(self.rounds[place] for place in places)
         )
@@ -68,7 +68,7 @@ class Gain:
 def simulate(
     spec: RunSpec, driver: RunDriver, held_out: Dataset, drafts: Mapping[int, Path], not_finite: set[int]
 ) -> dict[int, DraftRounds]:
-    """Return step -> the DraftRounds of the exported draft of that step on the samples of ``held_out``.
+    """Return step -> DraftRounds of the draft exported at that step, on the samples of ``held_out``.
 
     ``drafts``: step -> folder of the draft. The samples' features are captured once for all drafts. Samples without
     finite features are left out; their ids are added to ``not_finite``.

@@ -1,4 +1,4 @@
-"""KeptRequest: a live request as a run keeps it, in memory and, if ``follow.retention`` is on, in a file.
+"""KeptRequest is a live request that a run keeps in memory and, with ``follow.retention``, in a file.
 
 Shapes: T tokens, N captured layers, H hidden size.
 """
@@ -27,7 +27,7 @@ class KeptRequest:
 
     @property
     def num_state_bytes(self) -> int:
-        """Bytes of the features."""
+        """Size of the features in bytes; 0 without features."""
         return 0 if self.states is None else self.states.nbytes
 
 
@@ -40,4 +40,4 @@ class KeptRequests:
     num_seen: int = 0
     """Number of requests that have arrived."""
     num_fresh: int = 0
-    """Number of training requests that nothing was trained on yet."""
+    """Number of training requests on which the draft was not trained yet."""

@@ -1,4 +1,4 @@
-"""KeptStates gives a run the states that servers have captured for live requests; the run needs no engine then.
+"""KeptStates gives a run, in place of an engine, the hidden states that servers captured for requests.
 
 Shapes: T tokens, N captured layers, H hidden size.
 """
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 
 def take_states(server: HttpReplica, request: LiveRequest, schema: FeatureSchema) -> Tensor | str:
-    """Return the states [T, N, H] of a request, T one less than its tokens; or the cause for which it has none.
+    """Return a request's hidden states [T, N, H], or the reason why it has none.
 
-    The target never ran the last token of the answer. The server deletes the states.
+    T is one less than the request's tokens, because the target never ran the last token of the answer. The server
+    deletes the states.
     """
     token_ids = [*request.prompt, *request.answer][:-1]
     if request.states is None:
@@ -47,17 +48,17 @@ def take_states(server: HttpReplica, request: LiveRequest, schema: FeatureSchema
 
 
 class KeptStates(CapturerSource):
-    """Sends kept states to the trainer rank of this process, as an engine sends what it captures."""
+    """Sends kept hidden states to the trainer rank of this process, as an engine sends captured features."""
 
     def __init__(
         self, states: Callable[[], Mapping[int, Tensor]], transport: Transport, timeout_s: float
     ) -> None:
-        """Send over ``transport``. ``states`` returns the ``id`` of each sample's ``input_ids`` -> its states."""
+        """Send over ``transport``. ``states`` returns ``id(input_ids)`` -> hidden states of each sample."""
         self._states, self._transport, self._timeout_s = states, transport, timeout_s
         self._senders: dict[str, FeatureSender] = {}
 
     def capturer(self, part: RunSpec) -> Capturer:
-        """Return the Capturer of the samples of ``part``, which are kept now."""
+        """Return the Capturer of the samples of ``part``; it uses the hidden states that are kept now."""
         return _StatesCapturer(partial(self._send, part, self._states()))
 
     def close(self) -> None:
@@ -83,7 +84,7 @@ class _StatesCapturer:
     """A Capturer that sends samples at once, in the calling thread."""
 
     def __init__(self, send: Callable[[SampleReference], None]) -> None:
-        """Send each sample by ``send``."""
+        """Send each sample by calling ``send``."""
         self._send = send
 
     def capture(self, samples: Sequence[SampleReference]) -> Future[None]:

@@ -1,4 +1,4 @@
-"""Acceptance of drafts by the label of the requests: the label that a client has given, or the request's path."""
+"""Compute the acceptance of drafts by the label of requests: a client's label, or the request's path."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from spec_trainer.follow.judge import DraftRounds
 
 MOST_LABELS = 32
-"""Most labels in a run, besides ``other``. A server sends only labels that its operator has listed."""
+"""Largest number of labels in a run, besides ``other``. A server sends only labels that its operator has listed."""
 
 
 class LabelCounts:
     """Counts requests by label; a label beyond the first ``MOST_LABELS`` is counted as ``other``."""
 
     def __init__(self) -> None:
-        """Count nothing yet."""
+        """Start without requests."""
         self.requests: Counter[str] = Counter()
         """Number of requests by label."""
         self._known = {OTHER_LABEL}
@@ -40,9 +40,9 @@ class LabelCounts:
 
 
 def lengths_by_label(drafts: Mapping[str, DraftRounds], labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return label -> the number of held-out requests with it, and the acceptance length of each draft on them.
+    """Return label -> number of its held-out requests, and each draft's acceptance length on them.
 
-    ``drafts``: name of the figure -> rounds of a draft. ``labels`` has the label of each of their answers.
+    ``drafts``: name of the figure -> rounds of a draft. ``labels``: the label of each answer.
     """
     found: dict[str, dict[str, Any]] = {}
     for label in sorted(set(labels)):

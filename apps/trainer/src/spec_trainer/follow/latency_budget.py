@@ -1,4 +1,4 @@
-"""LatencyBudget makes training wait while the servers' answers are slower than ``follow.latency_budget_ms``."""
+"""LatencyBudget makes training wait while servers are slower than ``follow.latency_budget_ms``."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ _SHARE = 0.99
 _ANSWER_S = 5.0
 _LONGEST_PAGE = 1 << 24
 _LEAST_TOKENS = 100
-"""Fewest tokens between two looks by which a server's latency is judged; with fewer, it is not busy."""
+"""Smallest number of tokens between two readings of a server's metrics by which its latency is judged; a server with
+fewer tokens is not busy."""
 
 
 class LatencyBudget:
-    """Compares the p99 inter-token latency of servers, since the last reading of their metrics, with a budget."""
+    """Compares the p99 inter-token latency of servers since the last reading with a budget."""
 
     def __init__(self, urls: Sequence[str], budget_ms: float, every_s: float) -> None:
         """Read the metrics of the servers at most every ``every_s`` seconds."""
         self._servers = [_ServerLatency(url) for url in urls]
         self._budget_s, self._every_s = budget_ms / 1000, every_s
         self._next_s = time.monotonic()
-        """Time (``time.monotonic``) of the next look."""
+        """Time (``time.monotonic``) of the next reading of the metrics."""
         self.waited_s = 0.0
         """Seconds that training has waited."""
 
     def wait(self, should_stop: Callable[[], bool], sleep: Sleep) -> None:
-        """Return when no server exceeds the budget, or when ``should_stop()`` is true; wait by ``sleep``."""
+        """Wait until no server exceeds the budget, or ``should_stop()`` is true; wait by calling ``sleep``."""
         if time.monotonic() < self._next_s:
             return
         began_s = time.monotonic()
@@ -53,7 +54,7 @@ class LatencyBudget:
             self.waited_s += time.monotonic() - began_s
 
     def _slow(self) -> str:
-        """Read every server's metrics; return a line about a server that exceeds the budget, or an empty string."""
+        """Read every server's metrics; return a line about a server over the budget, or an empty string."""
         found = {server.url: server.p99_s() for server in self._servers}
         self._next_s = time.monotonic() + self._every_s
         for url, p99_s in found.items():
@@ -71,7 +72,7 @@ class _ServerLatency:
         self._problem = ""
 
     def p99_s(self) -> float | None:
-        """Return the 99th percentile of the seconds between tokens, over the tokens served since the last call.
+        """Return the p99 of the seconds between tokens, over the tokens served since the last call.
 
         Return None if the server has served too few tokens, does not answer, or has no such metrics.
         """

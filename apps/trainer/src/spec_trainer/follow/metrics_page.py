@@ -1,4 +1,4 @@
-"""MetricsPage serves a run's figures at ``/metrics``, in Prometheus' text format, while it follows servers.
+"""MetricsPage serves the figures of a run that follows servers at ``/metrics``, for Prometheus.
 
 Whoever reaches the address can read the page. It holds counts, addresses of servers and labels, nothing
 else of a request.
@@ -57,7 +57,7 @@ class MetricsPage(Resource):
     """An HTTP server, in separate threads, with one page, which is empty at first."""
 
     def __init__(self, address: str) -> None:
-        """Listen at ``address``, host:port; port 0 is any free one. Raise ConfigError if that is not possible."""
+        """Listen at ``address``, host:port; port 0 is any free one. Raise ConfigError if it cannot be used."""
         try:
             listener = bind(*parse_address(address))
         except (OSError, UnicodeError, ProtocolError) as error:
@@ -81,7 +81,7 @@ class MetricsPage(Resource):
 
 
 class _Server(ThreadingHTTPServer):
-    """Serves the page. If too many connections are open, a new one replaces the oldest, so none can block others."""
+    """Serves the page. A new connection replaces the oldest if too many are open, so none can block."""
 
     daemon_threads, block_on_close = True, False
 

@@ -1,4 +1,4 @@
-"""Tasks of the trainer rank of ``spec-trainer follow``: train on features, or measure several drafts."""
+"""This module has the tasks of the trainer rank of ``spec-trainer follow``: train, or measure drafts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def train_on_finite(
     part: RunSpec, rank: int, device: torch.device, links: RankLinks, arguments: Mapping[str, Any]
 ) -> None:
-    """Train on the samples whose features are finite; the result has the ids of the others as ``not_finite``."""
+    """Train on the samples with finite features; the result ``not_finite`` has the ids of other samples."""
     train_rank(part, rank, device, with_finite_features(links))
 
 
@@ -33,8 +33,8 @@ def measure_drafts(
 ) -> None:
     """Simulate the acceptance length of each draft on each sample of ``part``, one sample in each step.
 
-    ``arguments["drafts"]``: folders of exported drafts. The result has a list of acceptance lengths for each draft
-    as ``lengths``. Samples without finite features are left out of it; their ids are in ``not_finite``.
+    ``arguments["drafts"]``: folders of exported drafts. The result has a list of acceptance lengths for each draft as
+    ``lengths``. Samples without finite features are left out; their ids are in ``not_finite``.
     """
     links = with_finite_features(links)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Reservoir holds live requests for training and for judging in memory, and draws the samples of each cycle."""
+"""Reservoir keeps live requests in memory for training and judging, and draws each cycle's samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Reservoir:
-    """Keeps the newest requests, one per prompt. A hash of the prompt decides whether a request is held out."""
+    """Keeps the newest request of each prompt. A hash of the prompt decides if a request is held out."""
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class Reservoir:
         self.labels = LabelCounts()
         """Labels of the requests added so far."""
         self.num_seen = self.num_new = 0
-        """Number of requests added so far; ``num_new``: without those of a command before."""
+        """``num_seen``: number of requests added so far. ``num_new``: the same without requests of earlier
+        commands."""
         self.num_fresh = 0
         """Number of training requests added since the last draw."""
         self._num_state_bytes = 0
@@ -53,13 +54,13 @@ class Reservoir:
 
     @property
     def oldest(self) -> int:
-        """Number of requests that arrived before the oldest one that is kept for training."""
+        """Number of requests that arrived before the oldest training request that is kept."""
         return next((one.number for one in self._train.values()), self.num_seen)
 
     def restore(self, kept: KeptRequests) -> None:
         """Add the requests of an earlier command to a reservoir that is empty.
 
-        A request that ``follow.held_out`` now gives another purpose is left out.
+        A request is left out if ``follow.held_out`` now assigns it to the other group (training or held out).
         """
         for was_held_out, requests in enumerate((kept.train, kept.held_out)):
             for one in requests:
@@ -71,14 +72,15 @@ class Reservoir:
 
     @property
     def kept(self) -> KeptRequests:
-        """Every request that is kept, oldest first, and the counters."""
+        """All requests that are kept, oldest first, and the counters."""
         train, held_out = tuple(self._train.values()), tuple(self._held_out.values())
         return KeptRequests(train, held_out, self.num_seen, self.num_fresh)
 
     def add(self, request: LiveRequest, states: Tensor | str | None = None) -> None:
         """Add a request; it replaces an earlier request with the same prompt, or the oldest request if full.
 
-        ``states``: features of its first tokens if its server has captured them, or the cause for which it has none.
+        ``states``: hidden states of the request's first tokens if its server has captured them, or the reason why
+        not.
         """
         self.num_seen += 1
         self.num_new += 1
@@ -99,7 +101,7 @@ class Reservoir:
             self._keep(request.prompt, KeptRequest(self.num_seen - 1, ids, len(request.prompt), label, rows))
 
     def states(self) -> dict[int, Tensor]:
-        """Return the ``id`` of the ``input_ids`` of each kept request -> its features, if a server captured them."""
+        """Return ``id(input_ids)`` -> hidden states of each kept request whose states a server captured."""
         kept = (*self._train.values(), *self._held_out.values())
         return {id(one.input_ids): one.states for one in kept if one.states is not None}
 
@@ -131,13 +133,13 @@ class Reservoir:
         return _dataset([one.input_ids for one in kept], [_answer_mask(one) for one in kept])
 
     def held_out_labels(self) -> list[str]:
-        """Return the label of each held-out request, in the same order."""
+        """Return the label of each held-out request, in the order of ``held_out``."""
         return [one.label for one in self._held_out.values()]
 
     def leave_out(self, dataset: Dataset, not_finite: Iterable[int]) -> None:
         """Drop the requests whose features are not finite.
 
-        ``dataset`` was returned by this object; ``not_finite`` has sample ids in it.
+        ``dataset`` was returned by ``draw`` or ``held_out``; ``not_finite`` has its sample ids.
         """
         for sample_id in not_finite:
             self.left_out["not_finite"] += 1
@@ -189,7 +191,7 @@ class Reservoir:
         self._num_state_bytes -= place.pop(digest).num_state_bytes
 
     def _chosen(self, weights: np.ndarray, num: int, *stream: int) -> list[int]:
-        """Return ``num`` different indices in ascending order, drawn by weight (Efraimidis and Spirakis, 2006)."""
+        """Return ``num`` different indices, ascending, drawn by weight (Efraimidis and Spirakis, 2006)."""
         bits = np.random.PCG64(np.random.SeedSequence([self._seed, *stream]))
         uniform = (bits.random_raw(len(weights)) >> 11).astype(np.float64) * 2.0**-53
         keys = np.log(np.maximum(uniform, 2.0**-54)) / np.maximum(weights, 1e-300)

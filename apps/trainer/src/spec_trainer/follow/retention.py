@@ -1,7 +1,7 @@
-"""RetainedRequests keeps the requests of a run in a file of the run directory, so that a restart does not lose them.
+"""RetainedRequests keeps a run's requests in a file, so that a restart does not lose them.
 
 The file is an SQLite database that only its owner can read. Each write is one transaction, so a killed process leaves
-the requests of the write before. Removed requests are overwritten in the file (``secure_delete``).
+the requests of the previous write. Removed requests are overwritten in the file (``secure_delete``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WAIT_S = 30.0
 
 
 def open_retained(directory: RunDirectory, config: RetentionConfig) -> RetainedRequests | None:
-    """Return the run's retained requests; if ``follow.retention`` is off, remove their file and return None."""
+    """Return the run's retained requests; if ``follow.retention`` is off, remove the file, return None."""
     if config.rows:
         return RetainedRequests(directory.requests, config)
     for file in (directory.requests, directory.requests_journal):
@@ -49,7 +49,7 @@ def open_retained(directory: RunDirectory, config: RetentionConfig) -> RetainedR
 
 
 class RetainedRequests(Resource):
-    """The file of retained requests; one thread may use it."""
+    """The file of retained requests; only one thread may use it."""
 
     def __init__(self, file: Path, config: RetentionConfig, clock: Callable[[], float] = time.time) -> None:
         """Open the file, and create it if needed. Raise ArtifactError if it is no file of retained requests."""
@@ -70,7 +70,8 @@ class RetainedRequests(Resource):
     def read(self, longest: int, vocab_size: int) -> KeptRequests:
         """Return the requests that are not too old, oldest first. Raise ArtifactError for a damaged file.
 
-        ``longest``: the largest number of tokens of a sample. Requests that do not fit either are left out.
+        ``longest``: the largest number of tokens of a sample. Requests with more tokens, or with ids outside the
+        vocabulary, are left out.
         """
         with self._mapped():
             rows = self._database.execute("SELECT * FROM requests ORDER BY number")
@@ -89,7 +90,7 @@ class RetainedRequests(Resource):
         )
 
     def write(self, kept: KeptRequests) -> None:
-        """Replace the content of the file by the newest of these requests, within the limits of the configuration."""
+        """Replace the file's content by the newest of these requests, within the configured limits."""
         now_s, places = self._clock(), {one.number: one for one in (*kept.train, *kept.held_out)}
         self._stored_s = {number: self._stored_s.get(number, now_s) for number in places}
         wanted = self._within_limits(places)
@@ -110,7 +111,7 @@ class RetainedRequests(Resource):
         self._database.close()
 
     def _prepare(self) -> None:
-        """Create the tables in an empty file. Raise ArtifactError if the file has others."""
+        """Create the tables in an empty file. Raise ArtifactError if the file has other tables."""
         found = self._tables()  # first of all: it rolls an unfinished write of a killed process back
         for setting in _SETTINGS:
             self._database.execute(f"PRAGMA {setting}")
@@ -127,7 +128,7 @@ class RetainedRequests(Resource):
         self._stored_s: dict[int, float] = dict(
             self._database.execute("SELECT number, stored_s FROM requests")
         )
-        """Number of each request that was written, or is too old to be written -> time of its first write."""
+        """Request number -> time of its first write, also of requests that are too old to be written."""
         self._written = set(self._stored_s)
         if any(number >= self._counters[0] for number in self._written):
             raise ValueError("it counts fewer requests than it has")
@@ -154,7 +155,7 @@ class RetainedRequests(Resource):
         return wanted
 
     def _is_expired(self, number: int) -> bool:
-        # A time in the future is one of a clock that was wrong.
+        # A time in the future comes from a clock that was wrong.
         return abs(self._clock() - self._stored_s[number]) >= self._config.age_s
 
     def _row(self, one: KeptRequest, is_held_out: bool) -> tuple[Any, ...]:

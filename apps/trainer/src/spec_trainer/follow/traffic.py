@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LONGEST_TAKE_S = 10.0
-"""Time after which one ``take`` asks a server for no further requests, even if it reports that more are left."""
+"""Seconds after which one ``take`` requests nothing more from a server, even if more requests are left."""
 
 
 class TakenRequest(NamedTuple):
-    """A request as a server has stored it."""
+    """A live request that a server has stored, with the hidden states for it."""
 
     request: LiveRequest
     states: Tensor | str | None
-    """Features of its first tokens, as the server has captured them, or the cause for which it has none. None if the
-    command captures them."""
+    """Hidden states of the request's first tokens that the server has captured, or the reason why there are none.
+    None if the command itself captures features."""
 
 
 class Traffic:
@@ -61,7 +61,7 @@ class Traffic:
         """Return the requests that the servers have stored since the last call.
 
         A server that fails is logged once, and is asked again in the next call. Raise ConfigError if a server does
-        not capture what it should.
+        not capture the features that the draft needs.
         """
         taken: list[TakenRequest] = []
         self.versions, self.acceptance_lengths = {}, {}
@@ -110,9 +110,10 @@ class Traffic:
 def with_states(
     server: HttpReplica, requests: Sequence[LiveRequest], schema: FeatureSchema | None
 ) -> Iterator[TakenRequest]:
-    """Yield each request with the states that the server has captured for it; without a schema, with none.
+    """Yield each request with the hidden states that the server captured, or None without ``schema``.
 
-    If the server fails, yield all further requests without states, which it no longer has, and raise EngineError.
+    If the server fails, its remaining states are lost: yield the remaining requests without states, then raise
+    EngineError.
     """
     for number, request in enumerate(requests):
         try:

@@ -1,4 +1,7 @@
-"""Read and describe the verdicts of a run that follows servers: when it compared drafts, and which was pushed."""
+"""Read the verdicts of a run of ``spec-trainer follow``, and describe them as text.
+
+A verdict is one comparison of drafts: its time, the acceptance lengths, and which draft was pushed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def read_verdicts(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run's ``versions.jsonl``, oldest first. Raise ArtifactError if they cannot be read."""
+    """Return the rows of ``versions.jsonl``, oldest first. Raise ArtifactError if unreadable."""
     directory = RunDirectory(folder)
     if not directory.config.exists():
         raise ArtifactError(f"{folder} is no run directory; name the output of spec-trainer follow")

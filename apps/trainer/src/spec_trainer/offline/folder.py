@@ -1,4 +1,4 @@
-"""FeatureFolder: the folder that a capture fills with shards. Imports no torch."""
+"""FeatureFolder is the folder that a capture fills with shards. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FeatureFolder:
-    """A folder of features, complete or not."""
+    """A folder of features, which may be incomplete."""
 
     root: Path
 
@@ -34,7 +34,7 @@ class FeatureFolder:
         return self.shard(number).exists()
 
     def check_owner(self, identity: FeatureIdentity) -> None:
-        """Raise ArtifactError if the folder holds another capture's features or other files, or is not writable."""
+        """Raise ArtifactError if the folder has another capture's features or other files, or is read-only."""
         if os.path.isfile(self.root):
             raise ArtifactError(f"output {self.root} is a file; give a folder")
         check_writable(self.root)
@@ -66,7 +66,7 @@ class FeatureFolder:
         return locked_folder(self.root, "a capture", "features-*")
 
     def open(self, identity: FeatureIdentity) -> None:
-        """Begin a capture in the folder: write an index without shards, and remove incomplete shards of a crash."""
+        """Begin a capture: write an index without shards, and remove incomplete shards left by a crash."""
         self.check_owner(identity)
         for left in self.root.glob(f"{SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""``index.json`` of a feature folder: identity of the features, position and checksum of each sample.
+"""Read and write a feature folder's ``index.json``: identity, sample positions and checksums.
 
-Imports no torch.
+This module imports no torch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FeatureIdentity:
     shard_bytes: _Number
 
     def differences(self, wanted: FeatureIdentity) -> list[str]:
-        """Return the fields in which ``wanted`` differs, as texts such as ``layers [2, 4] there, [2, 5] here``."""
+        """Return the fields in which ``wanted`` differs, as texts such as ``layers [2] there, [5] here``."""
         there, here = _flat(self), _flat(wanted)
         return [f"{key} {there[key]} there, {here[key]} here" for key in there if there[key] != here[key]]
 
@@ -70,7 +70,7 @@ class FeatureIdentity:
 
 @dataclass(frozen=True)
 class StoredSample:
-    """Position and checksums of a sample: its tokens are rows ``offset`` to ``offset + num_tokens`` of a shard."""
+    """Position and checksums of a sample: rows ``offset`` to ``offset + num_tokens`` of a shard."""
 
     sample_id: int
     """Index of the sample in the captured data: training samples in file order, then held-out samples."""
@@ -151,7 +151,7 @@ class FeatureIndex(pydantic.BaseModel):
 
 
 def digest(content: bytes | bytearray | memoryview | np.ndarray) -> str:
-    """Return the BLAKE2b checksum (16 bytes) of some content, as hexadecimal digits."""
+    """Return the BLAKE2b checksum (16 bytes) of ``content``, as hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -161,7 +161,10 @@ def token_digest(input_ids: np.ndarray) -> str:
 
 
 def sample_digest(input_ids: np.ndarray, images: Sequence[ImageSource]) -> str:
-    """Return the digest by which a run finds a sample: of its token ids and, after a dash, of its images if any."""
+    """Return the digest of a sample's token ids and, after a dash, of its images, if it has any.
+
+    A run finds the sample by this digest.
+    """
     tokens = token_digest(input_ids)
     return f"{tokens}-{digest(''.join(image.digest for image in images).encode())}" if images else tokens
 

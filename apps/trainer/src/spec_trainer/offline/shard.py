@@ -2,7 +2,7 @@
 
 ``hidden_states`` [T, N, H] and ``input_ids`` int64 [T] hold the shard's samples one after the other. The file's
 metadata has ids, positions and checksums of the samples, so that a shard can be read before the index is written.
-Imports torch only to read and write features.
+This module imports torch only to read and write features.
 """
 
 from __future__ import annotations
@@ -118,7 +118,10 @@ class _Metadata(pydantic.BaseModel):
 
 
 def read_entry(file: Path, identity: FeatureIdentity) -> ShardEntry:
-    """Return a shard's index entry from its header. Raise ArtifactError if it is damaged or of another capture."""
+    """Return a shard's index entry from its header.
+
+    Raise ArtifactError if the shard is damaged or belongs to another capture.
+    """
     shard, header_checksum = _open(file)
     with foreign_errors(ArtifactError, f"{file} is damaged; {remedy(file)}"):
         found = _Metadata.model_validate_json(shard.metadata()[_METADATA])

@@ -1,6 +1,6 @@
-"""FeatureStore: the stored features of a run's samples, from a folder that is checked when it is opened.
+"""FeatureStore has the stored features of a run's samples, from a folder that is checked when opened.
 
-Imports no torch, because it is also opened while a command line is checked.
+This module imports no torch, because a folder is also opened while a command line is checked.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class FeatureStore:
 def open_features(run: RunSpec) -> FeatureStore:
     """Open ``data.features`` for ``run``.
 
-    Raise ArtifactError, in one line, if the folder is missing, incomplete or damaged. Raise it also if the folder was
-    captured with another target, if layers or dtype do not fit the draft, or if a sample was not captured.
+    Raise ArtifactError, with a message of one line, if the folder is missing, incomplete or damaged. Raise it also if
+    the folder was captured with another target, if layers or dtype do not fit the draft, or if a sample was not
+    captured.
     """
     assert run.config.data.features is not None
     root = Path(run.config.data.features)

@@ -1,4 +1,4 @@
-"""StoredStream yields one trainer rank's micro-batches, in the schedule's order, from a feature folder."""
+"""StoredStream yields one trainer rank's micro-batches, in order, from a feature folder."""
 
 from __future__ import annotations
 

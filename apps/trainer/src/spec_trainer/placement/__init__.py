@@ -1,1 +1,1 @@
-"""Roles of a run's processes, and the devices and shares of devices that they get."""
+"""Assign roles, devices and shares of devices to the processes of a run."""

@@ -1,4 +1,4 @@
-"""Members: the processes of a run, each with its role, its devices, and its share of these devices."""
+"""Members are the processes of a run, each with its role, its devices, and its share of these devices."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Member:
 
 
 def members(config: AnyRunConfig, capabilities: Capabilities, window_bytes: int = 0) -> list[Member]:
-    """Return every process of a run. Raise ConfigError if there are too few devices or too little device memory.
+    """Return every process of a run. Raise ConfigError if devices or device memory do not suffice.
 
     Colocated engines and ranks both start at device 0 and share devices. Disaggregated engines get the first devices,
     and ranks the next ones. After the last device, both continue at device 0; processes on one device share it
@@ -122,12 +122,12 @@ def with_fewer_ranks(config: AnyRunConfig, ranks: int) -> AnyRunConfig:
 
 
 def most_on_a_device(config: AnyRunConfig, num_devices: int) -> int:
-    """Return the largest number of processes on one device. Raise ConfigError if an engine needs too many devices."""
+    """Return the largest number of processes on a device. Raise ConfigError if devices do not suffice."""
     return max(map(len, _roles_of_devices(_places(config, num_devices)).values()))
 
 
 def on_hosts(found: Sequence[Member], hosts: Mapping[str, str]) -> list[Member]:
-    """Return the members with their hosts' addresses. ``hosts``: name of a member -> its host, from the launcher."""
+    """Return the members with their hosts' addresses. ``hosts``: name of a member -> address."""
     return [replace(member, host=hosts[member.name]) for member in found]
 
 
@@ -161,7 +161,7 @@ def _roles_of_devices(places: Iterable[Place]) -> dict[int, list[Role]]:
 
 
 def _init_orders(places: Sequence[Place], limits: Sequence[float | None]) -> Iterator[int]:
-    """Yield ``Member.init_order`` of each process: engines on one device one after the other, then all ranks.
+    """Yield ``Member.init_order`` of each process: engines of a device in turn, then all ranks.
 
     Only engines with a memory limit wait for each other.
 
@@ -189,7 +189,10 @@ def _compute_share(placement: PlacementConfig, role: Role, neighbours: Sequence[
 
 
 def _fractions(placement: PlacementConfig) -> dict[Role, float]:
-    """Return each role's fraction of a shared device. A role without a set fraction gets the rest, or half."""
+    """Return each role's fraction of a shared device; a role without a set fraction gets the rest.
+
+    Without any set fraction each role gets half.
+    """
     engine, trainer = placement.engine_fraction, placement.trainer_fraction
     if engine is None:
         engine = 0.5 if trainer is None else 1 - trainer

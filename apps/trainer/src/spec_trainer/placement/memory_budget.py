@@ -1,4 +1,4 @@
-"""Limits on the device memory of each process, so that all processes on a device fit.
+"""Limit the device memory of each process, so that all processes on a device fit.
 
 A limit (``Backend.limit_memory``, or an engine's use of ``EngineContext.memory_fraction``) counts what a process
 allocates. It does not count the driver's context of each process. Nor does it count each trainer rank's window, the

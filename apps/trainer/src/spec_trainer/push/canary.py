@@ -1,4 +1,4 @@
-"""Canary compares a pushed draft's acceptance length on live traffic with that of the previous version."""
+"""Canary compares a pushed draft's acceptance length on live traffic with the previous version's."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _HELD_S = 10.0
 """Longest long-poll of a server, in seconds; a server that shuts down waits for the poll to end."""
 _AGAIN_S = 1.0
-"""Seconds until a server is polled again that is unreachable or had too little traffic."""
+"""Seconds until a server that is unreachable or had too little traffic is polled again."""
 _SURE = 3.0
 """Standard errors of a significant difference: chance exceeds it on one side once in 740 times."""
 _LOOKS = 4
 """Number of comparisons within a window; it is small, because each comparison may err by chance."""
 _LEAST_ANSWERS = 10
-"""Fewest answers at which a window ends; with fewer answers it is extended up to ``_LONGEST`` times."""
+"""Smallest number of answers at which a window ends; with fewer answers it is extended up to ``_LONGEST`` times."""
 _LONGEST = 4
 
 
@@ -60,7 +60,7 @@ class CanaryVerdict:
 
 
 class Canary:
-    """Compares each version's acceptance length with the reference, the last version that was not reverted.
+    """Compares each version's acceptance length with the last version that was not reverted.
 
     Servers count only requests that began after the last change of the draft, because the draft's KV cache of earlier
     requests was computed by another version. A version is judged until the verdict is significant, normally over at
@@ -72,14 +72,14 @@ class Canary:
         self._servers, self._margin, self._rounds = servers, margin, rounds
         self._reference: AcceptanceCounters | None = None
         self._earlier = AcceptanceCounters()
-        """Counts of the version that serves, from before another version was pushed and reverted."""
+        """Counters of the served version, from before another version was pushed and reverted."""
         self._count: _Count | None = None
         self._ended = False
 
     def look(self, names: Iterable[str]) -> None:
-        """Store the acceptance counters of these servers as the reference for the next version, if there are enough.
+        """Store these servers' acceptance counters as the next version's reference, if they count enough.
 
-        It is called before each push.
+        The caller calls it before each push.
         """
         counted = self._earlier
         for name in names:
@@ -89,10 +89,10 @@ class Canary:
             self._reference = counted
 
     def judge(self, names: Iterable[str]) -> CanaryVerdict | None:
-        """Wait for traffic on the servers ``names``, which committed a version, and compare their acceptance length.
+        """Compare the acceptance length of a version on servers that committed it with the reference.
 
-        It is compared with the reference, which ``look`` has stored before the push. Return None if there is no
-        reference, or if ``end`` is called before there is a verdict.
+        Wait for enough traffic on the servers ``names``. ``look`` has stored the reference before the push. Return
+        None if there is no reference, or if ``end`` is called before there is a verdict.
         """
         self._earlier = AcceptanceCounters()
         if self._reference is None:
@@ -105,7 +105,7 @@ class Canary:
             if self._ended or (after := self._count.wait()).rounds < wanted:
                 return None
             verdict = CanaryVerdict(before=self._reference, after=after, margin=self._margin)
-            if verdict.has_fallen:  # its reference serves again, and a lucky count of that evens out
+            if verdict.has_fallen:  # the reference serves again, and more counts even out its chance
                 self._earlier = self._reference
             window = self._rounds if after.answers >= _LEAST_ANSWERS else self._rounds * _LONGEST
             if verdict.has_fallen or verdict.has_stayed or wanted >= window:

@@ -1,4 +1,4 @@
-"""LiveMeasurements: during training, let an engine of the run measure the current draft at regular steps."""
+"""LiveMeasurements lets the run's engine measure the current draft at regular steps of training."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LiveMeasurements:
                 self._newest.result()
 
     def news(self) -> dict[str, Any]:
-        """Return fields for a step's row of metrics: the draft measured last, and new results if there are any."""
+        """Return fields for a row of metrics: the draft measured last, and new results if there are any."""
         if self._newest is not None and self._newest.done():
             self._unsaid, self._newest = self._newest.result(), None
         fields, self._unsaid = self._unsaid, {}

@@ -1,4 +1,4 @@
-"""LivePushes: during training, push the current draft to running servers at regular steps."""
+"""LivePushes pushes the current draft to running servers at regular steps of training."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LEAVING_S = 5.0
 
 
 class LivePushes(Resource):
-    """Decides after which steps the draft is pushed; rank 0 copies the weights and pushes them in a thread."""
+    """Decides after which steps the draft is pushed; a thread of rank 0 pushes copies of the weights."""
 
     def __init__(self, spec: RunSpec, rank: int, device: torch.device, group: ProcessGroup) -> None:
         """Connect rank 0 of ``group`` to the servers of ``push.to``; without ``train.push_every`` do nothing."""
@@ -52,7 +52,7 @@ class LivePushes(Resource):
         return bool(self._every) and (done_steps % self._every == 0 or done_steps == self._last_step)
 
     def begin(self, done_steps: int, trainer: DraftTrainer) -> None:
-        """Push the draft's current weights as version ``done_steps``. Collective, because the weights are gathered.
+        """Push the draft's current weights as version ``done_steps``. Collective: weights are gathered.
 
         If the previous push has not finished, skip this push, unless it is the last push of the run. On a device, the
         weights are copied asynchronously, in stream order before the next step; the CPU does not wait.
@@ -71,7 +71,7 @@ class LivePushes(Resource):
         return {} if self._pusher is None else {**self._pusher.outcome(), **self._pusher.serving()}
 
     def finish(self) -> list[dict[str, Any]]:
-        """Wait for the last push, at most twice ``push.timeout_s``; return results that are in no row of metrics."""
+        """Wait for the last push, at most twice ``push.timeout_s``; return results not yet in metrics."""
         if self._pusher is None:
             return []
         self._pusher.wait()
@@ -83,7 +83,7 @@ class LivePushes(Resource):
             self._pusher.close()
 
     def _goes_ahead(self, done_steps: int) -> bool:
-        """Return on every rank whether to push; rank 0 decides, which knows whether the last push has ended."""
+        """Return on every rank whether to push; rank 0 decides, because it knows if the last push has ended."""
         if done_steps == self._last_step:
             return True
         is_free = self._pusher is not None and not self._pusher.is_busy
@@ -98,7 +98,7 @@ class LivePushes(Resource):
 
 
 class _Pusher(Resource):
-    """Pushes versions of the draft in a separate thread; reverts worse versions if ``push.canary_margin`` is set."""
+    """Pushes draft versions in a thread; reverts worse versions if ``push.canary_margin`` is set."""
 
     def __init__(self, spec: RunSpec, device: torch.device) -> None:
         config = spec.config.push
@@ -168,7 +168,7 @@ class _Pusher(Resource):
             server.close()
 
     def _version_of(self, done_steps: int) -> int:
-        """Return ``done_steps`` plus an offset, so that the version exceeds all earlier versions of the servers."""
+        """Return ``done_steps`` plus an offset, so that the version exceeds all versions of the servers."""
         if self._lead is None:
             self._lead = max(0, self._publisher.next_version(self._config.timeout_s) - done_steps)
             if self._lead:

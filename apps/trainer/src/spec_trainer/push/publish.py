@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def publish_draft(request: PushRequest, target: TargetSpec) -> PublishReport:
-    """Push the draft of ``request`` with a version number higher than any server's. ``target``: its target.
+    """Push the draft of ``request`` with a version number higher than any server's.
 
-    Raise UsageError, in one line, for any problem found before a server was asked to receive, and EngineError if a
-    server does not answer.
+    ``target``: the draft's target. Raise UsageError, with a message of one line, for a problem found before any
+    server was asked to receive, and EngineError if a server does not answer.
     """
     from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""PushRequest: the options of ``spec-trainer push``. It imports little, for a fast start."""
+"""PushRequest has the options of ``spec-trainer push``. This module imports little, for a fast start."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class PushRequest:
     to: Annotated[list[str], Parameter(consume_multiple=1, negative="")]
     """Addresses of the servers, such as http://127.0.0.1:8000."""
     transport: Annotated[list[str] | None, Parameter(consume_multiple=1, negative="")] = None
-    """Weight transports, the preferred one first. By default of those installed what is fastest towards
-    each server."""
+    """Weight transports, the preferred one first. By default the fastest installed transport for each server."""
     bucket_bytes: int | None = None
-    """Most bytes of weights that are sent at once. By default what each transport says, 256 MiB for those here."""
+    """Largest number of bytes of weights that are sent at once. By default each transport's own value, which is 256
+    MiB for this project's transports."""
     folder: Path | None = None
-    """Folder in which weight transports that send by files keep the newest versions; servers see it under the same
-    name. By default a temporary one on this host."""
+    """Folder in which weight transports that send files keep the newest versions. Servers must see it under the same
+    path. By default a temporary folder on this host."""
     options: Annotated[TransportOptions, Parameter(parse=False)] = field(default_factory=dict)
-    """Options of single weight transports, by their names: the words of the command."""
+    """Name of a weight transport -> its options, from the command's arguments ``push.options.NAME.KEY=VALUE``."""
     backend: str = "cpu"
-    """Hardware of this side."""
+    """Hardware of this process; a backend plugin."""
     address: str = "127.0.0.1:0"
-    """host:port at which the servers reach this side; port 0 is any free one."""
+    """host:port at which the servers reach this process; port 0 is any free one."""
     timeout_s: float = 60.0
     """Longest time for the whole push."""
 

@@ -90,7 +90,7 @@ def open_publisher(
 ) -> Publisher:
     """Return a publisher of drafts for ``target`` that fills its buckets (send buffers) on ``device``.
 
-    Raise UsageError as ``open_transports`` does, and if this host cannot listen at the address.
+    Raise UsageError if no weight transport can be used, or if this host cannot listen at the address.
     """
     from spec_kit.weight_sync import Publisher
 
@@ -130,7 +130,7 @@ def check_servers(spec: RunSpec) -> None:
 
 
 def check_listening(spec: RunSpec) -> None:
-    """Raise ConfigError if a run that pushes cannot listen at ``push.address``, such as if its port is in use.
+    """Raise ConfigError if a run that pushes cannot listen at ``push.address``.
 
     If workers may be on other hosts, this is not checked here: the rank that pushes listens on its own host.
     """

@@ -1,4 +1,4 @@
-"""WeightSnapshot: a copy of the draft's weights after one step, made while training continues."""
+"""WeightSnapshot is a copy of the draft's weights after one step, made while training continues."""
 
 from __future__ import annotations
 

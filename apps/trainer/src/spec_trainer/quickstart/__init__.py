@@ -1,1 +1,1 @@
-"""The quickstart: train, export and evaluate a small draft on this machine, without downloads."""
+"""The quickstart trains, exports and evaluates a small draft on this machine, without downloads."""

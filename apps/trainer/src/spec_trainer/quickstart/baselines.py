@@ -1,4 +1,4 @@
-"""Two baseline drafts that do not use hidden states: a bigram model and prompt lookup.
+"""This module has two baseline drafts that use no hidden states: a bigram model and prompt lookup.
 
 The engine decodes both with the same code as a trained draft (``Engine.use_proposer``).
 """
@@ -55,11 +55,11 @@ class BigramProposer(Proposer):
         self._last = 0
 
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Take tokens that the target has accepted."""
+        """Store the last token that the target has accepted."""
         self._last = next_ids[-1]
 
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
-        """Guess the next tokens."""
+        """Guess the next ``num_tokens`` tokens, greedily or by sampling at ``temperature``."""
         token_ids: list[int] = []
         probs: list[Tensor] = []
         for _ in range(num_tokens):
@@ -74,7 +74,7 @@ class BigramProposer(Proposer):
 
 
 class PromptLookupProposer(Proposer):
-    """Copies what followed the latest earlier occurrence of the last three, two or one tokens.
+    """Copies the tokens after the latest earlier occurrence of the last three, two or one tokens.
 
     Guesses fewer tokens, or none, if the text has no more. Method: prompt lookup decoding, A. Saxena,
     2023, https://github.com/apoorvumang/prompt-lookup-decoding.
@@ -86,12 +86,12 @@ class PromptLookupProposer(Proposer):
         self._ids: list[int] = []
 
     def extend(self, next_ids: Sequence[int], hidden_TNH: Tensor) -> None:
-        """Take tokens that the target has accepted."""
+        """Append the tokens that the target has accepted to the text."""
         # The prompt's first token follows nothing and is never handed over, which hardly matters.
         self._ids.extend(next_ids)
 
     def propose(self, num_tokens: int, temperature: float, generator: Generator) -> Proposal:
-        """Guess the next tokens."""
+        """Return at most ``num_tokens`` guesses, which are copied from the text."""
         for length in range(self._longest_ngram, 0, -1):
             found = self._end_of_latest(self._ids[-length:])
             if found is not None:

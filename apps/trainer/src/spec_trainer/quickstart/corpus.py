@@ -1,4 +1,4 @@
-"""Read the text that every CPython includes: documented source of the standard library, and topics of `help()`.
+"""Read text that every CPython includes: documented source code, and the topics of `help()`.
 
 Source is read as text and never imported. A document is a module's docstring, a documented function or class
 with its code, or a topic. Code is included, and classes are kept whole, because code is more regular than prose. A
@@ -41,7 +41,7 @@ class Document:
 
 
 def python_documents(folder: Path | None = None) -> list[Document]:
-    """Return the documents of `folder` (default: this Python's standard library), by file, without duplicates."""
+    """Return the documents of `folder` (default: the standard library), by file, without duplicates."""
     root = folder or Path(sysconfig.get_path("stdlib"))
     documents: dict[str, Document] = {}
     for path in sorted(_python_files(root)):
@@ -55,7 +55,7 @@ def python_documents(folder: Path | None = None) -> list[Document]:
 def split_by_file(
     documents: Iterable[Document], held_out_share: float, seed: int
 ) -> tuple[list[Document], list[Document]]:
-    """Split documents by file into training and held-out documents; drop held-out ones that repeat training text."""
+    """Split documents by file; drop held-out documents that repeat training text."""
     train: list[Document] = []
     held_out: list[Document] = []
     for document in documents:
@@ -65,7 +65,7 @@ def split_by_file(
 
 
 def _python_files(root: Path) -> Iterator[Path]:
-    """Yield the Python files below `root`; skipped folders are not entered, because they may hold thousands."""
+    """Yield the Python files below `root`, except in skipped folders, which may hold thousands."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
         yield from (Path(folder, name) for name in names if name.endswith(".py"))

@@ -64,7 +64,7 @@ PROMPT_TOKENS = 48
 CPU_CONCURRENCY = 4
 """Texts decoded at once on a CPU; with many more, a CPU has no spare compute to verify guesses."""
 COMPARED_TOKENS = 64
-"""Most tokens of an answer with a baseline draft, of which only the acceptance length is measured."""
+"""Largest number of tokens of an answer with a baseline draft, of which only the acceptance length is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class QuickstartSize:
 
     target: TinyTargetConfig = field(default_factory=TinyTargetConfig)
     library: Path | None = None
-    """Folder of Python files to take the text from; None: the standard library of this Python."""
+    """Folder of Python files from which the text is taken; None means this Python's standard library."""
     training: tuple[str, ...] = (
         "train.steps=160",
         "train.lr=7e-3",
@@ -119,7 +119,7 @@ class QuickstartFiles:
 def run_quickstart(
     draft: str, engine: str, output: Path, size: QuickstartSize | None = None, backend: str = "cpu"
 ) -> dict[str, Any]:
-    """Train the tiny target and a draft, measure the draft, write the report, and return the run's summary."""
+    """Train the tiny target and a draft, measure the draft, write the report, and return the summary."""
     # Mistakes are found before minutes of training.
     draft_type = plugins.load_available(Draft, draft)
     plugins.load_available(Engine, engine)
@@ -185,7 +185,7 @@ def _texts(summary: dict[str, Any]) -> str:
 
 
 def _one_at_a_time(summary: dict[str, Any]) -> dict[str, float]:
-    """Return the speed-up for one text at a time, with the run's number of draft tokens, if it was measured."""
+    """Return the speed-up for one text at a time and the run's number of draft tokens, if measured."""
     found = [
         row["speedup"]
         for row in summary.get("speeds", ())
@@ -217,7 +217,7 @@ def prepare_files(
 
 
 def _measure_all(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> dict[str, Any]:
-    """Measure the trained draft's speed and acceptance length, and the acceptance length of three baselines."""
+    """Measure the trained draft's speed and acceptance length, and the baselines' acceptance lengths."""
     untrained = export_untrained(run.draft, run.target, run.directory.root / "untrained_draft")
     with one_thread(), engine_output_kept(run.engine_type), create_engine(run, run.target) as engine:
         work = Workload(prompts=prompts, sampling=sampling)

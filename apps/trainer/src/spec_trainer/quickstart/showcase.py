@@ -1,4 +1,4 @@
-"""Collect data for the quickstart's report: decoded texts with their guesses, acceptance by topic, and speeds."""
+"""Collect data for the quickstart's report: texts with guesses, acceptance by topic, and speeds."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ NUM_TEXTS = 4
 SIDE_BY_SIDE = (1, 4, 8)
 """Numbers of texts decoded at once to measure speeds; with many texts a draft does not help on a CPU."""
 LEAST_TIMED = 4
-"""Fewest texts for a speed, so that no single text dominates the result."""
+"""Smallest number of texts for a speed, so that no single text dominates the result."""
 TIMED_TOKENS = 32
 
 
 def speeds(
     engine: Engine, prompts: Prompts, sampling: SamplingParams, most: int | None
 ) -> list[dict[str, Any]]:
-    """Return tokens per second by concurrency and number of draft tokens; 0 draft tokens is plain decoding.
+    """Return tokens per second by concurrency and number of draft tokens (0: plain decoding).
 
     The engine must be warmed up. ``most``: the most draft tokens of a pass; None if there is no limit.
     """
@@ -59,7 +59,7 @@ def speeds(
 
 
 def texts_and_topics(prompts: Prompts, answers: Sequence[Generation], text_of: Decode) -> dict[str, Any]:
-    """Return some answers with the outcome of each guess, and the acceptance length by topic of the prompt."""
+    """Return some answers with the outcome of each guess, and the acceptance length by prompt topic."""
     topics: dict[str, AcceptanceCounters] = {}
     for prompt, answer in zip(prompts, answers, strict=True):
         topic = topic_of(text_of(prompt))
@@ -85,7 +85,7 @@ def topic_of(text: str) -> str:
 
 
 def _tokens(answer: Generation, text_of: Decode) -> list[dict[str, Any]]:
-    """Return for each token of an answer: its text, the number of its guess (0: none), and the refused guess."""
+    """Return for each token of an answer its text, the number of its guess (0: none), the refused guess."""
     guess_depths = answer.guess_depths or (0,) * len(answer.token_ids)
     refused = answer.refused_guesses or (-1,) * len(answer.token_ids)
     return [

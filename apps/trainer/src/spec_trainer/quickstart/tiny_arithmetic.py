@@ -1,4 +1,4 @@
-"""Settings with which a CPU computes small models faster."""
+"""Change torch's settings so that a CPU computes small models faster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def bfloat16_products() -> Iterator[None]:
-    """Let float32 matrix products use bfloat16 if the hardware supports it; for training, not for measurements.
+    """Let float32 matrix products use bfloat16 in training, if the hardware supports it.
 
     Matrix products take less than half the time; accumulation stays in float32.
     """

@@ -1,4 +1,4 @@
-"""Train the quickstart's target, a causal language model of three million parameters, in a minute or two.
+"""Train the quickstart's target, a language model of three million parameters, in a minute or two.
 
 It is saved as an ordinary Hugging Face folder (Qwen3, byte-level BPE, chat template), so that every engine loads it
 like any other target. Half of the documents are trained on as plain text. The other half are chats in which the
@@ -130,7 +130,7 @@ def tiny_target_cache_key(documents: Iterable[Document], config: TinyTargetConfi
 
 
 def continuation_chat(text: str) -> list[dict[str, str]]:
-    """Return a chat in which the user gives a text's first lines and the assistant continues with the rest."""
+    """Return a chat in which the user gives a text's first lines and the assistant the rest."""
     lines = text.splitlines(keepends=True)
     cut = min(12, max(1, len(lines) // 3))
     opening, rest = "".join(lines[:cut]), "".join(lines[cut:])
@@ -160,7 +160,7 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def _pack(texts: Sequence[str], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> torch.Tensor:
-    """Return token windows [N, `seq_len`] of the concatenated texts; every second text is rendered as a chat."""
+    """Return token windows [N, `seq_len`] of the texts; every second text is rendered as a chat."""
     rendered = [
         tokenizer.apply_chat_template(continuation_chat(text), tokenize=False)
         if i % 2
@@ -200,7 +200,7 @@ def _new_model(config: TinyTargetConfig, tokenizer: PreTrainedTokenizerFast) -> 
 
 
 def _grown(shallow: Qwen3ForCausalLM, deep: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
-    """Return `deep`, which has twice as many layers, with each layer of `shallow` followed by a copy of it.
+    """Return `deep` with each layer of `shallow` followed by a copy of this layer.
 
     The two output matrices of a copy start at 0, so that the copy adds nothing at first and the loss does not jump.
     The additional layers cost time only in the later steps.
@@ -293,7 +293,7 @@ class Muon(torch.optim.Optimizer):
                     weight.mul_(kept).sub_(direction, alpha=scale)
 
     def _momentum(self, first: torch.Tensor, grads: torch.Tensor, beta: float) -> torch.Tensor:
-        """Return the Nesterov momentum of a batch of gradients, whose state is stored for the weight ``first``."""
+        """Return the Nesterov momentum of batched gradients; its state is stored for the weight ``first``."""
         state = self.state[first]
         if not state:
             state["mean"] = torch.zeros_like(grads)

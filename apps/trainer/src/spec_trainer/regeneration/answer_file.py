@@ -1,4 +1,4 @@
-"""AnswerFile: the output file of ``regenerate``, to which whole lines are appended, and its ``.meta.json``.
+"""AnswerFile is the output file of ``regenerate``, to which whole lines are appended.
 
 ``FILE.jsonl.meta.json`` has the settings of the answers in ``FILE.jsonl``.
 """
@@ -33,9 +33,11 @@ class AnswerFile(Resource):
     def __init__(self, path: Path, settings: Mapping[str, Any], about: Mapping[str, str]) -> None:
         """Open an existing file to continue it, or create one.
 
-        ``settings`` must equal those of an existing file. ``about`` is only information for people, and may differ.
+        ``settings`` must equal the settings of an existing file. ``about`` is only information for people, and may
+        differ.
 
-        Raise ArtifactError as ``check_answer_file`` does, and if another command has locked the file.
+        Raise ArtifactError if ``path`` is no answer file, has other settings or cannot be written, or if another
+        command has locked it.
         """
         check_answer_file(path, settings)
         self.path = path

@@ -1,4 +1,4 @@
-"""Generate new answers for a row, turn by turn; each answer sees the new answers before it.
+"""Generate new answers for a row, turn by turn; each prompt has the new answers before it.
 
 System, user and tool messages are copied; each answer of the assistant is replaced by a generated answer. Two kinds
 of assistant messages are copied too: a message before the first question, and a message with tool calls, because
@@ -32,7 +32,7 @@ _ROW_KEYS = ("messages", "conversations", "text", "input_ids", "loss_mask")
 class Conversation(ABC):
     """A row of the data while it is answered.
 
-    ``prompt`` has the token ids of the next prompt, and is empty at the end; ``take`` adds the answer to it.
+    ``prompt`` has the token ids of the next prompt, and is empty at the end; ``take`` stores the answer to it.
     """
 
     def __init__(self, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
@@ -95,7 +95,7 @@ class Conversation(ABC):
 
     @abstractmethod
     def images(self) -> Sequence[Any]:
-        """Return the references of the images in ``input_ids``, in their order."""
+        """Return the references of the images in ``input_ids``, in the order of their tokens."""
 
     @abstractmethod
     def text_form(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Continuation(Conversation):
     """A text that the target continues, or tokens whose last supervised span the target's answer replaces."""
 
     def __init__(self, row: Text | Tokens, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
-        """Set the prompt: the text's tokens, or the tokens before the last supervised run."""
+        """Set the prompt: the text's tokens, or the tokens before the last supervised span."""
         super().__init__(encoder, eos_token_ids)
         self.prompt = encoder.prompt(row)
         self.sources = images_of(self.prompt)
@@ -123,7 +123,7 @@ class Continuation(Conversation):
         return self._images
 
     def text_form(self) -> dict[str, Any]:
-        """Return the text, if the row is a text."""
+        """Return the text with its continuation if the row is a text, else an empty dict."""
         return {} if self._text is None else {"text": self._text}
 
 
@@ -141,7 +141,7 @@ class Dialogue(Conversation):
         """(text so far, its number of tokens in ``input_ids``), with the last answer's end token and without it."""
         self.prompt = self._next_prompt()
         self.sources = images_of(self.prompt)
-        if len(chat.images) > len(self.sources):  # those of later questions are read now, too
+        if len(chat.images) > len(self.sources):  # images of later questions are read now, too
             self.sources = encoder.image_sources(chat.images)
 
     def proceed(self, answer: list[int]) -> None:
@@ -178,7 +178,10 @@ class Dialogue(Conversation):
         }
 
     def _next_prompt(self) -> Sequence[int]:
-        """Copy messages up to the next answer, and return the answer's prompt, or [] at the end. Raise BadRow."""
+        """Copy messages up to the next answer, and return the answer's prompt, or [] at the end.
+
+        Raise BadRow if the prompt cannot be rendered or encoded.
+        """
         while self._rest and not self._is_to_be_answered():
             self._messages.append(self._rest.pop(0))
         if not self._asked():
@@ -227,8 +230,8 @@ def open_conversation(
 ) -> Conversation:
     """Return the conversation of a row.
 
-    ``no_images``: why images are refused; empty: they are not. Raise BadRow for a row of unknown form, without a
-    prompt, or with a prompt of more than ``longest`` tokens.
+    ``no_images``: reason for refusing images; empty if they are allowed. Raise BadRow for a row of unknown form,
+    without a prompt, or with a prompt of more than ``longest`` tokens.
     """
     row = parse_row(content, no_images)
     conversation: Conversation

@@ -1,4 +1,4 @@
-"""RegenerationRequest: the options of ``spec-trainer regenerate``. It imports little, for a fast start."""
+"""RegenerationRequest has the options of ``spec-trainer regenerate``. This module imports little."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class RegenerationRequest:
     engine: str = "hf"
     """Engine that runs the target."""
     backend: str = "cpu"
-    """Hardware."""
+    """Hardware; a backend plugin."""
     max_new_tokens: int = 1024
-    """Most tokens of one answer."""
+    """Largest number of tokens of one answer."""
     temperature: float = 1.0
     """1 samples from the target's own distribution, 0 is greedy."""
     top_p: float = 1.0
@@ -32,7 +32,7 @@ class RegenerationRequest:
     seed: int = 0
     """Seed of sampling."""
     batch: int = 64
-    """Rows that the engine answers at once; they are written together."""
+    """Number of rows that the engine answers at once; their answers are written together."""
     drop_cut: bool = False
     """Leave out rows with an answer that was cut at max-new-tokens."""
     on_bad_row: Literal["error", "skip"] = "error"

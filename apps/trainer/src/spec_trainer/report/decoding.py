@@ -1,4 +1,4 @@
-"""Sections of a report about speculative decoding, for readers who do not know it."""
+"""Write the sections of a report about speculative decoding, for readers who do not know it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _NUMBERS = {
 
 
 def explanations(summary: Mapping[str, Any]) -> str:
-    """Return sentences that explain the figures ``_NUMBERS``; empty if one of them was not measured."""
+    """Return HTML that explains the figures ``_NUMBERS``; empty if one of them was not measured."""
     if any(summary.get(key) is None for key in _NUMBERS):
         return ""
     rows = "".join(
@@ -103,7 +103,7 @@ def speed_picture(summary: Mapping[str, Any]) -> str:
 
 
 def texts(summary: Mapping[str, Any]) -> str:
-    """Return decoded texts; accepted guesses are coloured by position in their pass, refused guesses struck out."""
+    """Return decoded texts, with accepted guesses coloured by position and refused guesses struck out."""
     shown = summary.get("texts")
     if not shown:
         return ""

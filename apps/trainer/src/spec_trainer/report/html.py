@@ -1,4 +1,4 @@
-"""HTML helpers of reports. Only these functions insert values into a page, and they escape every value."""
+"""Write HTML for reports. Only these functions insert values into a page; they escape each value."""
 
 from __future__ import annotations
 

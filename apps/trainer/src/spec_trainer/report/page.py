@@ -98,7 +98,7 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def warnings(summary: Mapping[str, Any]) -> str:
-    """Return the reasons why figures are not valid, if there are any."""
+    """Return HTML with the reasons why figures are not valid; empty if there are none."""
     listed = "".join(f"<li>{text(warning)}" for warning in summary.get("warnings", ()))
     return f"<div class=warnings><b>Warnings</b><ul>{listed}</ul></div>" if listed else ""
 
@@ -126,7 +126,7 @@ def origin(summary: Mapping[str, Any]) -> str:
 
 
 def _configuration(directory: RunDirectory, summary: Mapping[str, Any]) -> str:
-    """Return the keys that differ from their defaults, and all keys in a collapsed section."""
+    """Return HTML with the keys that differ from their defaults, and all keys in a collapsed section."""
     sections = {name: value for name, value in summary.get("changed", {}).items() if value != {}}
     changed = yaml.safe_dump(sections, sort_keys=False) if sections else ""
     shown = (
@@ -148,7 +148,7 @@ def _serving(summary: Mapping[str, Any]) -> str:
 
 
 def _decoding(summary: Mapping[str, Any]) -> str:
-    """Return measured acceptance lengths of the draft and the baselines, and tokens per second."""
+    """Return HTML with measured acceptance lengths of the draft and the baselines, and tokens per second."""
     rows = [
         (label, f"{summary[key]:.2f}")
         for key, label in _EVALUATION_ROWS.items()
@@ -269,7 +269,7 @@ def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
 
 
 def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
-    """Return the measurements of drafts in the run's engine, and how long training waited for them."""
+    """Return HTML with the engine's measurements of drafts, and how long training waited for them."""
     if not measured:
         return ""
     columns = {

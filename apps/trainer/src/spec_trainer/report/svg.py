@@ -1,4 +1,7 @@
-"""Plots of a report as inline SVG. Each panel is a separate image, so that panels wrap on narrow screens."""
+"""Draw the plots of a report as inline SVG.
+
+Each panel is a separate image, so that panels wrap on narrow screens.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ _AXES = (0.2, 0.17, 0.77, 0.66)
 axis labels and title. They are fixed, because matplotlib's automatic layouts draw each panel twice."""
 
 _TICKS = 4
-"""Most intervals between ticks. A tick with its label takes longer to draw than a curve."""
+"""Largest number of intervals between ticks. A tick with its label takes longer to draw than a curve."""
 
 
 def svg(draw: Callable[[Sequence[Axes]], None], panels: int) -> str:
-    """Return the HTML of a row of ``panels`` plots; ``draw`` is called once with the axes of all of them."""
+    """Return the HTML of a row of ``panels`` plots; ``draw`` is called once with the axes of all plots."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

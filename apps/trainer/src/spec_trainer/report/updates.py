@@ -1,4 +1,4 @@
-"""Sections of the report about drafts that were pushed to servers or judged on their requests."""
+"""Write the sections of a report about drafts that were pushed to servers or judged on requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 _PLOTTED_LABELS = 8
-"""Most labels of one plot: those with the most held-out requests."""
+"""Largest number of labels of one plot: the labels with the most held-out requests."""
 _LENGTHS = ("acceptance_length", "acceptance_length_served", "acceptance_length_start")
 
 
@@ -45,7 +45,7 @@ def pushes(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
 
 
 def judged_drafts(judged: Sequence[Record]) -> str:
-    """Return a table of drafts judged on live requests, and of the draft that servers had after each verdict."""
+    """Return a table of drafts judged on live requests, and of the draft served after each verdict."""
     if not judged:
         return ""
     columns = {
@@ -76,7 +76,7 @@ def judged_drafts(judged: Sequence[Record]) -> str:
 
 
 def _by_label(judged: Sequence[Record]) -> str:
-    """Return a plot of the served draft's τ over time by the requests' label, and a table of the last verdict."""
+    """Return a plot of the served draft's τ by the requests' label, and a table of the last verdict."""
     counts = Counter[str]()
     for verdict in judged:
         counts.update({label: one["held_out"] for label, one in verdict.get("labels", {}).items()})

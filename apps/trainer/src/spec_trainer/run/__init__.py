@@ -1,1 +1,1 @@
-"""Inputs, directory, batch schedule and metrics of a run."""
+"""This package has the inputs, directory, batch schedule and metrics of a run."""

@@ -1,4 +1,4 @@
-"""Divide a batch into forward passes whose activations fit beside the weights, or warn. Imports no torch."""
+"""Divide batches into micro-batches whose activations fit the device, or warn; torch is not imported."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from spec_trainer.run.spec import RunSpec
 
 _STEPS = 20
-"""Steps of the run whose forward passes are looked at."""
+"""Number of steps, from the first on, whose forward passes are estimated."""
 _MARGIN, _WORKSPACE = 1.25, 2 << 30
-"""A forward and backward pass takes about so many times the bytes that it saves, and so many bytes more. So did
-Eagle3 and DFlash without checkpointing (``h200-document-length.json``, ``h100-colocated-defaults.json`` of
-``benchmarks/results``)."""
+"""A pass takes about ``_MARGIN`` times the bytes that it saves for backward, plus ``_WORKSPACE``. This was
+measured with Eagle3 and DFlash without checkpointing (``h200-document-length.json``,
+``h100-colocated-defaults.json`` of ``benchmarks/results``)."""
 
 
 def with_passes_that_fit(run: RunSpec) -> RunSpec:
-    """Return the run with as many forward passes in a step (``train.accumulation``) as the device's memory needs.
+    """Return the run with enough micro-batches per step that each forward pass fits on the device.
 
-    A number that the user or the run directory has set stays. So does 1 where nothing is known
-    (``activations_warning``).
+    Keep ``train.accumulation`` if the user or the run directory has set it. Keep the default 1 if the memory
+    needed cannot be estimated (see ``activations_warning``).
     """
     is_set = "accumulation" in run.config.train.model_fields_set
     return run if is_set or not _is_known(run) else _fitting(run)
 
 
 def activations_warning(run: RunSpec, sizes: RunSizes) -> str | None:
-    """Return a warning if a rank's forward pass saves more than a device has left; None if nothing is known.
+    """Return a warning if a forward pass saves more bytes than a device has left; else None.
 
-    Nothing is known of a run that generates its data or divides samples over ranks, and of a draft without
-    ``saved_values``.
+    Return None also if the bytes cannot be estimated: for a run that generates its data or divides samples
+    over ranks, and for a draft without ``saved_values``.
     """
     if not _is_known(run):
         return None
@@ -56,7 +56,10 @@ def activations_warning(run: RunSpec, sizes: RunSizes) -> str | None:
 
 
 def _fitting(run: RunSpec) -> RunSpec:
-    """Return the run with the fewest passes that fit, at least as many as it has; one sample a pass if none fit."""
+    """Return the run with the fewest micro-batches that fit, but not fewer than it has.
+
+    If no number fits, each micro-batch has one sample.
+    """
     if _fits(run):
         return run
     least, most = run.config.train.accumulation, _most_samples(run)
@@ -73,7 +76,10 @@ def _fits(run: RunSpec) -> bool:
 
 
 def largest_pass_bytes(run: RunSpec) -> int:
-    """Return the bytes that the largest forward pass of the first steps saves for its backward pass, at least."""
+    """Return a lower bound on the bytes that the largest forward pass saves for the backward pass.
+
+    Only the first steps are considered (``_STEPS``).
+    """
     of_sample, itemsize = run.draft.saved_values(run.target), 4 if run.config.train.dtype == "float32" else 2
 
     def saved(sample_id: int) -> int:
@@ -84,28 +90,31 @@ def largest_pass_bytes(run: RunSpec) -> int:
 
 
 def _is_known(run: RunSpec) -> bool:
-    """Return whether the memory of a device and the samples of a rank's passes are known."""
+    """Return whether the device's memory and the samples of each micro-batch are known."""
     divides = run.schedule.num_shares != run.config.train.ranks
     return not (run.config.decode.every or divides or run.backend.capabilities().device_bytes is None)
 
 
 def _trainers(run: RunSpec, sizes: RunSizes) -> list[Room]:
-    """Return the devices, or parts of devices, that train."""
+    """Return the devices, or parts of shared devices, on which trainer ranks run."""
     return [room for room in rooms(run, sizes) if any(part.what == TRAINING for part in room.parts)]
 
 
 def _most_samples(run: RunSpec) -> int:
-    """Return the most samples that a rank trains in a step."""
+    """Return the largest number of samples on which one rank trains in one step."""
     return max(sum(map(len, share)) for share in _shares(run))
 
 
 def _shares(run: RunSpec) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Yield each rank's share of each of the first steps: the samples of its forward passes."""
+    """Yield each rank's share of each of the first steps: the samples of its micro-batches."""
     for step in islice(run.schedule.steps, _STEPS):
         yield from run.schedule.shares(run.schedule.train_item(step))
 
 
 def _left(run: RunSpec, room: Room, sizes: RunSizes) -> int:
-    """Return the bytes that are left when a backward pass begins; before a step's first one, without gradients."""
+    """Return the bytes left for activations when a backward pass begins.
+
+    With one micro-batch per step no gradients exist yet, so their memory counts as left.
+    """
     gradients = 4 * sizes.num_trained // sizes.shards.weights
     return room.free_bytes - room.least_bytes + (gradients if run.config.train.accumulation == 1 else 0)

@@ -39,7 +39,7 @@ class GlobalBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
-    """Settings that, with the data, determine the global batches; plain numbers, not read from a process group."""
+    """Plain-number settings that, with the data, determine the global batches."""
 
     global_batch_tokens: int
     shuffle: bool
@@ -50,7 +50,7 @@ class BatchSettings:
     balance: Literal["cost", "tokens"]
     """Quantity that is divided evenly over ranks and micro-batches."""
     capture_tokens: int
-    """Most tokens of one capture batch of the engine."""
+    """Largest number of tokens of one capture batch of the engine."""
     total_steps: int | None
     epochs: int
     eval_every: int
@@ -117,7 +117,7 @@ class BatchSchedule:
 
     @property
     def steps(self) -> range:
-        """The optimizer steps that train on this dataset: all, or with ``decode.every`` those of one cycle."""
+        """Optimizer steps that train on this dataset: all steps, or the steps of a cycle (``decode.every``)."""
         return range(self.total_steps) if self._part is None else self._part
 
     def items(self, done_steps: int) -> Iterator[GlobalBatch]:
@@ -168,7 +168,7 @@ class BatchSchedule:
         return self._max_over_mean(item, self.dataset.lengths)
 
     def cost_imbalance(self, item: GlobalBatch) -> float:
-        """Return the same for the cost of the samples instead of their tokens."""
+        """Return how unevenly the cost of a batch's samples is distributed over the ranks; 1 is even."""
         return self._max_over_mean(item, self._costs(item))
 
     def _max_over_mean(self, item: GlobalBatch, sizes: Mapping[int, int]) -> float:
@@ -211,14 +211,15 @@ class BatchSchedule:
         return [tuple(processes) for processes in found]
 
     def captures(self, item: GlobalBatch) -> list[tuple[int, ...]]:
-        """Return the sample ids of each capture batch of an item; which rank trains a sample does not matter."""
+        """Return the sample ids of each capture batch of ``item``; which rank trains a sample does not matter."""
         return capture_batches(item.sample_ids, self.dataset.lengths, self.settings.capture_tokens)
 
     def request_id(self, item: GlobalBatch, sample_id: int) -> int:
         """Return the id of one capture of a sample.
 
-        A sample is captured again in later epochs and evaluations, and two captures of it may run at once. Ids
-        of an item are higher than the ids of earlier items; the items of one evaluation share a range of ids.
+        A sample is captured again in later epochs and evaluations, and two captures of it may run at once. The ids of
+        a global batch (``item``) are higher than the ids of earlier ones; the items of one evaluation share a range
+        of ids.
         """
         return (2 * item.step + (not item.evaluates)) * len(self.dataset.lengths) + sample_id
 
@@ -228,7 +229,7 @@ class BatchSchedule:
 
     @lru_cache(maxsize=2)  # noqa: B019
     def denominators(self, items: tuple[GlobalBatch, ...], draft: Draft) -> Tensor:
-        """Return the loss denominators over all samples of ``items``, from loss masks only, without communication.
+        """Return the loss denominators over all samples of ``items``, from loss masks only.
 
         The latest results are cached, so that they can be computed ahead of their use.
         """

@@ -1,4 +1,4 @@
-"""RunDirectory: the paths of a run directory's files, checks of its owner, and cleanup after a crash."""
+"""RunDirectory has the paths of a run's files, checks which run owns them, and removes crash leftovers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _TRAIN_IDENTITY = (
 
 
 def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> str:
-    """Return a digest of data, chat format, target, draft, optimizer, seed, dtype and batch: the run's identity.
+    """Return the run's identity: a digest of data, chat format, target, draft, optimizer and batch.
 
-    Options of the draft, the optimizer and the strategy are included, except options that change speed only. The
-    strategy itself, the number of processes, placement, logging, timeouts and ``train.steps`` are not: they may
-    change between start and resume.
+    Seed, dtype, and options of the draft, the optimizer and the strategy are included, except options that change
+    speed only. The strategy itself, the number of processes, placement, logging, timeouts and ``train.steps`` are
+    not: they may change between start and resume.
     """
     parts = {
         "data": data_digest,
@@ -49,7 +49,7 @@ def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> 
     own = {*OLD_KEYS, *optimizer.speed_only}
     if optimizer.name == DEFAULT_PLUGINS["optimizer"]:
         own.add("name")
-    # Without defaults: directories of versions before they belonged to it are resumed.
+    # Defaults are left out: directories of versions whose identity lacked these options can be resumed.
     chosen = {
         "optimizer": optimizer.model_dump(mode="json", exclude=own, exclude_defaults=True),
         "strategy": strategy.model_dump(
@@ -105,7 +105,7 @@ class RunDirectory:
         return self.decoded / f"draft-{version}"
 
     def check_folder(self) -> None:
-        """Raise ArtifactError if the directory is not empty and no run directory, or cannot be made or written to."""
+        """Raise ArtifactError if the directory cannot be written to, or has files but is no run directory."""
         if os.path.isfile(self.root):
             raise ArtifactError(f"output {self.root} is a file; give a directory")
         check_writable(self.root)
@@ -116,7 +116,7 @@ class RunDirectory:
             raise ArtifactError(f"output {self.root} is not empty and is no run directory; choose another")
 
     def check_owner(self, identity: str) -> None:
-        """Raise ArtifactError as ``check_folder`` does, and if the directory belongs to another run."""
+        """Raise ArtifactError if the directory belongs to another run, or if ``check_folder`` raises it."""
         if self.begun_as() not in (None, identity):
             raise ArtifactError(
                 f"output {self.root} belongs to another run (data, chat format, target, draft, optimizer, options of "
@@ -137,7 +137,7 @@ class RunDirectory:
         return locked_folder(self.root, "a run", "checkpoints/step-*")
 
     def open(self, identity: str, config: AnyRunConfig) -> None:
-        """Write the owner file first, create the subfolders, and write the resolved configuration."""
+        """Write the owner file, then create the subfolders, then write the resolved configuration."""
         self.check_owner(identity)
         write_atomically(self._owner, identity + "\n")
         self.logs.mkdir(exist_ok=True)

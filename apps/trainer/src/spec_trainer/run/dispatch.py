@@ -1,12 +1,12 @@
-"""The Dispatcher sends capture batches to engines in the schedule's order, as far as each rank's window has space.
+"""The Dispatcher sends capture batches to engines, in order, while each rank's window has space.
 
 The window is the memory for a rank's features in flight, limited in bytes. The order of the schedule prevents a
 deadlock. A sample is dispatched only when it fits into the window together with all unreleased *earlier* samples. So
 the sample that a rank waits for always fits, however slow its engine is.
 
-If an engine is lost, its batches are captured again, unchanged and whole, so that the features are the same bit for
-bit. A rank may then receive a sample twice, and drops one copy. That is why the window's bytes for a sample become
-free only once the rank has released it *and* its batch is captured.
+If an engine is lost, its batches are captured again, unchanged and whole, so that the features are the same
+bit for bit. A rank may then receive a sample twice, and drops one copy. So the window's bytes for a sample
+become free only once the rank has released it *and* its batch is captured.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class _Batch:
     waiting: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     """Request id -> the ranks that have not released the sample."""
     need: Counter[int] = field(default_factory=Counter[int])
-    """Rank -> bytes that the samples take of its window."""
+    """Rank -> bytes of the rank's window that the samples take."""
     released: Counter[int] = field(default_factory=Counter[int])
-    """Rank -> bytes that it released before the batch was captured."""
+    """Rank -> bytes that the rank released before the batch was captured."""
     captured: bool = False
     """Whether the engine has captured and sent the batch; it may not have arrived completely."""
 
 
 class Capturer(Protocol):
-    """Interface of an engine for the dispatcher; the engine may be in another process."""
+    """Interface through which the dispatcher uses an engine; the engine may be in another process."""
 
     def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
         """Begin to capture a batch; the future is done when every sample was sent."""
@@ -110,7 +110,7 @@ def sample_bytes(schema: FeatureSchema, num_tokens: int) -> int:
 
 
 def check_sizes(schedule: BatchSchedule, schema: FeatureSchema, window_bytes: int) -> None:
-    """Raise ConfigError if a sample exceeds the window or the token budget of a forward pass of the target."""
+    """Raise ConfigError if a sample exceeds the window, or the tokens of a forward pass of the target."""
     for sample_id, length in schedule.dataset.lengths.items():
         if length > schedule.settings.capture_tokens:
             raise ConfigError(
@@ -126,7 +126,7 @@ def check_sizes(schedule: BatchSchedule, schema: FeatureSchema, window_bytes: in
 
 
 class Dispatcher:
-    """Dispatches capture batches to engines. Thread-safe, because engines call back from their own threads."""
+    """Dispatches capture batches to engines. Thread-safe; engines call back from their own threads."""
 
     def __init__(
         self,
@@ -189,9 +189,9 @@ class Dispatcher:
         self._pump()
 
     def lost(self, engine: int) -> None:
-        """Let other engines capture the batches of a lost engine that ranks have not released yet.
+        """Let other engines capture again the batches of a lost engine that ranks still need.
 
-        The engine may have died while it sent them. It gets no batches until ``regained``.
+        The engine may have died while it sent them. It gets no batches until ``regained`` is called.
         """
         with self._lock:
             again = [*self._running[engine], *(batch for batch in self._sent[engine] if batch.waiting)]
@@ -206,7 +206,7 @@ class Dispatcher:
         self._pump()
 
     def regained(self, engine: int) -> None:
-        """Send batches again to an engine that was lost and has been replaced."""
+        """Resume sending batches to an engine that was lost and has been replaced."""
         with self._lock:
             for queued in range(_QUEUED_PER_ENGINE):
                 heapq.heappush(self._free, (queued, engine))
@@ -280,7 +280,7 @@ class Dispatcher:
     def _references(self, batch: _Batch) -> list[SampleReference]:
         """Return all samples of a batch, each with the addresses of the ranks that have not released it.
 
-        In a batch that is captured again, a sample may have none.
+        In a batch that is captured again, a sample may have no address.
         """
         return [
             SampleReference(

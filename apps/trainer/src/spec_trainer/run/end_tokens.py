@@ -1,4 +1,4 @@
-"""A warning for data whose answers never end as the target ends its own."""
+"""Warn of data whose answers never end with an end token of the target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def end_token_warning(samples: Iterable[Sample], target: TargetSpec) -> str | None:
-    """Return one line if no sample that has a prompt and an answer holds an end token of the target; else None.
+    """Return a warning if no sample with prompt and answer has an end token of the target; else None.
 
     In a conversation with the target's own template, every answer ends with such a token. Tokens of another model's
     tokenizer are often valid ids of the target, so no other check would notice them. Texts have no prompt and need

@@ -22,14 +22,14 @@ _LAST_STEPS = 20
 _FEWEST_STEPS = 3
 _WIDEST = 8192
 _PRODUCT_S = 0.003
-"""Seconds of one matrix product above which no wider product is measured."""
+"""If one matrix product takes more than these seconds, no wider product is measured."""
 _MEASURED_S = 0.2
 _ACCELERATOR_FLOPS = 1e15
 """FLOP/s in bfloat16 that no supported accelerator exceeds: the peak of an H100 or H200 without sparsity."""
 
 
 def expected_time(run: RunSpec, sizes: RunSizes) -> dict[str, Any]:
-    """Return {"hours" or "hours_at_least", "rests_on"}; the first key is missing if nothing is known.
+    """Return {"hours" or "hours_at_least", "rests_on"}; the first key is missing if no time can be given.
 
     The hours of a resumed run are estimated from the times in its metrics. Otherwise a lower bound of the FLOPs is
     divided by the device's FLOP/s. On a CPU these are measured with a matrix product. For an accelerator they are
@@ -105,7 +105,7 @@ def _product_flops_per_s(run: RunSpec) -> float:
 
 
 def _product_s(matrix: torch.Tensor, number: int) -> float:
-    """Return the seconds of ``number`` products of ``matrix`` with itself, until the result is on the host."""
+    """Return the seconds of ``number`` products of ``matrix`` with itself, result on the host included."""
     start = time.perf_counter()
     product = matrix
     for _ in range(number):

@@ -48,13 +48,13 @@ class BatchSource(Protocol):
         """Return this process's micro-batches of ``item``, on the process's device."""
 
     def check(self) -> None:
-        """Raise RunError if the token ids that came with features differ from those of their samples.
+        """Raise RunError if the token ids that came with features differ from the samples' token ids.
 
         The call synchronizes with the device, so the loop makes it after another synchronization.
         """
 
     def fail(self, error: BaseException) -> None:
-        """Raise EngineError, because of ``error``, in each wait for features that have not arrived. Thread-safe."""
+        """Make each wait for features that have not arrived raise EngineError. Thread-safe."""
 
 
 def lay_out(
@@ -97,9 +97,10 @@ class FeatureStream:
         device: torch.device,
         released: Callable[..., None],
     ) -> None:
-        """Call ``released(rank, *request_ids)`` for samples whose transport memory is free again.
+        """Store the inputs. The stream calls ``released`` with samples whose transport memory is free.
 
-        It is called before every wait for another sample, because that sample may need this memory.
+        The arguments are the rank and the request ids. It is called before every wait for another sample, because
+        that sample may need this memory.
         """
         self._schedule = schedule
         self._rank = rank
@@ -124,7 +125,7 @@ class FeatureStream:
         self._failure: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Raise EngineError in each wait for features that have not arrived; called from an engine's thread."""
+        """Make each wait for features raise EngineError, because of ``error``. An engine's thread calls it."""
         self._failure = error
         self._receiver.close()
 
@@ -146,7 +147,7 @@ class FeatureStream:
             self._take(0.0)
 
     def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
-        """Return this process's micro-batches of ``item``; wait at most ``timeouts.step_s`` for their features."""
+        """Return this process's micro-batches of ``item``; wait for features for ``timeouts.step_s``."""
         if self._item != item:
             self.prepare(item)
         try:
@@ -202,7 +203,7 @@ class FeatureStream:
             except PeerLost as error:
                 if self._failure is not None:
                     raise EngineError(f"capture failed: {self._failure}") from self._failure
-                # Another process: what it had is captured again, or the run ends.
+                # The engine is in another process: its batches are captured again, or the run ends.
                 log.warning("%s", error)
 
     def _place(self, sample: FeatureSample) -> None:

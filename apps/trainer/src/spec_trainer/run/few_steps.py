@@ -1,4 +1,4 @@
-"""A warning for a run that has too few steps for its draft to learn much."""
+"""Warn of a run that has too few steps for its draft to learn much."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from spec_trainer.config import TrainConfig
 
 FEWEST_STEPS = 100
-"""Fewest steps after which a draft has learned something; the quickstart's run takes 160."""
+"""Smallest number of steps after which a draft has learned something; the quickstart's run takes 160."""
 _WARM_UPS = 5
 """Least ratio of a run's steps to its warm-up steps."""
 
 
 def few_steps_warning(train: TrainConfig, num_steps: int) -> str | None:
-    """Return one line that says why ``num_steps`` are too few and which options to add; None if they are enough."""
+    """Return a warning that ``num_steps`` are too few, with advice; None if they are enough."""
     enough = max(FEWEST_STEPS, _WARM_UPS * train.warmup_steps)
     if num_steps >= enough:
         return None

@@ -1,4 +1,4 @@
-"""Checks whether a run may compute products in 8-bit floating point (``train.fp8``)."""
+"""Check whether a run may compute products in 8-bit floating point (``train.fp8``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Free memory of this host: what the kernel calls available, or less if a cgroup limits this process."""
+"""Return the free memory of this host: the kernel's estimate, or less if a cgroup limits this process."""
 
 from __future__ import annotations
 

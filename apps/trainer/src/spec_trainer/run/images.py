@@ -1,4 +1,4 @@
-"""Decide whether a run takes rows with images, and an engine prompts with images."""
+"""Decide whether the rows of a run, and the prompts of an engine, may have images."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def prompt_image_rules(engine_type: type[Engine], target: TargetSpec) -> ImageRu
 
 
 def check_sight(config: AnyRunConfig, engine_type: type[Engine], target: TargetSpec) -> None:
-    """Raise TargetError if the target sees images, and the engine does not give it any."""
+    """Raise TargetError if the target is multimodal and the engine does not give it images."""
     if target.image_token_id is not None and not engine_type.abilities.images:
         raise TargetError(
             f"target {target.folder} sees images, which engine {config.engine.name!r} does not capture; choose an "

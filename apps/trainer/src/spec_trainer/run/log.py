@@ -1,4 +1,4 @@
-"""RunLog writes the metrics of each step on rank 0, and on every rank the ids of the samples that it trained."""
+"""RunLog writes the metrics of each step on rank 0, and each rank's sample ids of each step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 
 
 def cut_records(directory: RunDirectory, done_steps: int) -> None:
-    """Remove rows of steps after ``done_steps``, from which a run resumes, from its logs; warn of missing rows."""
+    """Remove the rows of steps after ``done_steps`` from a run's logs; warn of missing rows.
+
+    The run resumes after ``done_steps`` steps.
+    """
     metrics = drop_after(directory.metrics, done_steps, StepRow)
     noted = Counter[int]()
     for file in directory.logs.glob("trained-*.jsonl"):
@@ -46,7 +49,7 @@ def cut_records(directory: RunDirectory, done_steps: int) -> None:
 
 
 class RunLog:
-    """Writes ``logs/trained-RANK.jsonl`` of each data-parallel rank, and metrics and trackers on process 0."""
+    """Writes ``trained-RANK.jsonl`` of each data-parallel rank; on process 0 also metrics and trackers."""
 
     def __init__(
         self,
@@ -57,7 +60,8 @@ class RunLog:
     ) -> None:
         """Open the files. ``show`` displays the metrics of each step to the user; only process 0 calls it.
 
-        ``trained`` is called with each row of ``trained-RANK.jsonl`` if this rank does not see the run directory.
+        ``trained``: called with each row of ``trained-RANK.jsonl`` if this rank cannot access the run
+        directory; else None.
         """
         self._show = show
         self._reports = process == 0
@@ -103,7 +107,7 @@ class RunLog:
 
 
 class RemoteRankFiles(AbstractContextManager["RemoteRankFiles"]):
-    """Writes ``logs/trained-RANK.jsonl`` for data-parallel ranks whose hosts cannot access the run directory."""
+    """Writes ``trained-RANK.jsonl`` of data-parallel ranks that cannot access the run directory."""
 
     def __init__(self, logs: Path) -> None:
         """Write into the folder ``logs``; a file is created with its first row."""

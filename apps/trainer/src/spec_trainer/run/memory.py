@@ -1,7 +1,8 @@
-"""Compare the least memory and disk space that a run needs with what this host and its devices have free.
+"""Compare the memory and disk space that a run needs at least with the free memory and space.
 
-Counted are weights, gradients, optimizer state, frozen tensors, features in flight and checkpoints. Activations for
-the backward pass and an engine's KV cache are not counted, because they depend on code that has not run.
+The needed memory includes weights, gradients, optimizer state, frozen tensors, features in flight and
+checkpoints. It excludes activations for the backward pass and an engine's KV cache, because they depend on
+code that has not run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _PROCESS_BYTES = 200 << 20
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """One item of the memory that a run needs, such as the target's weights: name, bytes and how to reduce it."""
+    """One item of the memory that a run needs, such as the target's weights."""
 
     what: str
     num_bytes: int
@@ -82,7 +83,7 @@ class Room:
 
 
 class RunSizes:
-    """Byte sizes of a run's weights, states and features, from file headers and shapes; no weight is loaded."""
+    """Sizes in bytes of a run's weights, states and features; no weight is loaded."""
 
     def __init__(self, run: RunSpec) -> None:
         """Compute the sizes of ``run``; torch is not imported."""
@@ -91,7 +92,7 @@ class RunSizes:
 
     @cached_property
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """Name -> shape of each trained weight of the draft; empty if the draft's plugin does not declare them."""
+        """Name -> shape of each trained weight of the draft; empty if the plugin does not declare them."""
         return self._run.draft.weight_shapes(self._run.target)
 
     @cached_property
@@ -122,7 +123,7 @@ class RunSizes:
 
     @cached_property
     def frozen_bytes(self) -> int:
-        """Bytes of the target's embedding and head in trainers: in their compute dtype, and copies in fp8."""
+        """Bytes of the target's embedding and head in a trainer, with their copies in fp8."""
         target, train = self._run.target, self._config.train
         numbers = target.vocab_size * target.hidden_size
         copies = _FP8_BYTES if train.fp8 is not None else 0
@@ -130,7 +131,7 @@ class RunSizes:
 
     @cached_property
     def window_bytes(self) -> int:
-        """Most bytes of features in flight to one rank: the window, or all features of the run if they are less."""
+        """Largest number of bytes in flight to one rank: the window, or all features of the run if they are less."""
         run = self._run
         if self._config.data.features is not None:
             return 0
@@ -160,7 +161,7 @@ class RunSizes:
 
 
 def rooms(run: RunSpec, sizes: RunSizes) -> list[Room]:
-    """Return the devices, host memory and disk of this host that the run uses, each with what the run needs there."""
+    """Return the devices, host memory and disk that the run uses here, each with the run's needs."""
     return [*_devices(run, sizes), *_host(run, sizes), _disk(run, sizes)]
 
 
@@ -212,7 +213,7 @@ def _host(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
 
 
 def _target(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> MemoryPart:
-    """Return the target's weights on one device of an engine, or of ``engines`` engines in host memory."""
+    """Return the memory of the target's weights on one device, or of ``engines`` engines in host memory."""
     config, own = run.config.engine, run.engine_type
     wide = getattr(config, "dtype", None) == "float32" and run.target.dtype != "float32"
     if wide:
@@ -231,7 +232,7 @@ def _target(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> Memory
 
 
 def rank_parts(run: RunSpec, sizes: RunSizes) -> list[MemoryPart]:
-    """Return what each trainer rank holds on its device, without activations and features in flight."""
+    """Return the parts of a trainer rank's device memory, without activations and features in flight."""
     config, shares = run.config, run.schedule.num_shares
     tokens = ceil(config.train.global_batch_tokens / shares / config.train.accumulation)
     tokens = min(tokens, run.source.total_tokens)

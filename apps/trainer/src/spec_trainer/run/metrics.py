@@ -1,4 +1,4 @@
-"""Write metrics.jsonl and pass metrics to trackers: one row per optimizer step, floats at full precision."""
+"""Write metrics.jsonl and pass metrics to trackers: a row per optimizer step, floats at full precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read and validate the JSON rows and figures of a run directory, which may come from an untrusted source.
+"""Read and validate the JSON rows and figures of a run directory, which may be untrusted.
 
 A value without a declared field must be a number, a string, a list of numbers, or null.
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LINE_BYTES = 1 << 20
-"""Most bytes of one row; a step's row has a few hundred."""
+"""Largest number of bytes of one row; a step's row has a few hundred."""
 _FILE_BYTES = 1 << 32
-"""Most bytes of a file of rows; a file with a million steps has some hundred million."""
+"""Largest number of bytes of a file of rows; a file with a million steps has some hundred million."""
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Number = bool | int | float
@@ -43,7 +43,7 @@ class Row(Figures):
 
 
 class PushFigures(Figures):
-    """Figures of a push, which some steps have."""
+    """Figures of a push, which the rows of some steps have."""
 
     push_version: _Count = 0
     push_committed: bool = False
@@ -55,7 +55,7 @@ class PushFigures(Figures):
 
 
 class StepRow(Row, PushFigures):
-    """A row of metrics.jsonl."""
+    """A row of metrics.jsonl: the figures of one optimizer step."""
 
     loss: float
     lr: float = 0.0
@@ -79,7 +79,7 @@ class LabelFigures(Figures):
 
 
 class VersionRow(Row):
-    """A row of versions.jsonl."""
+    """A row of versions.jsonl: one draft that was compared with the served draft on live requests."""
 
     parent: _Count
     requests: _Count
@@ -98,7 +98,7 @@ class VersionRow(Row):
 
 
 class MeasurementRow(Row):
-    """A row of measurements.jsonl."""
+    """A row of measurements.jsonl: acceptance length and speed of one draft during training."""
 
     serving_acceptance_length: float
     serving_acceptance_length_per_request: float = 0.0
@@ -108,7 +108,7 @@ class MeasurementRow(Row):
 
 
 class ReplacementRow(Row):
-    """A row of replacements.jsonl."""
+    """A row of replacements.jsonl: one failed engine that the run has replaced."""
 
     time: Annotated[float, Field(ge=0, le=1e11)]
     worker: str
@@ -116,7 +116,7 @@ class ReplacementRow(Row):
 
 
 class TrainedRow(Row):
-    """A row of a rank's trained-R.jsonl."""
+    """A row of trained-R.jsonl: the ids of the samples on which rank R trained in one step."""
 
     samples: list[_Count]
 
@@ -149,7 +149,7 @@ class KeptSummary(pydantic.BaseModel):
 
 
 def read_records(file: Path, kind: type[Row]) -> list[dict[str, Any]]:
-    """Return every row of a file, none if it does not exist. Raise ArtifactError for a damaged row."""
+    """Return every row of ``file``, or no row if it does not exist. Raise ArtifactError for a damaged row."""
     rows, damaged = whole_rows(file, kind)
     if damaged:
         raise damaged[0]
@@ -177,7 +177,7 @@ def whole_rows(file: Path, kind: type[Row]) -> tuple[list[tuple[str, dict[str, A
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    """Yield each line that ends with a line break; of a longer line only the first ``_LINE_BYTES``."""
+    """Yield each complete line (with a line break), cut to ``_LINE_BYTES`` bytes if it is longer."""
     with file.open("rb") as stream:
         while line := stream.readline(_LINE_BYTES):
             end = line

@@ -1,4 +1,4 @@
-"""The warnings about a run that ``plan`` shows and ``train`` logs at its start."""
+"""Collect the warnings about a run, which ``plan`` shows and ``train`` logs at its start."""
 
 from __future__ import annotations
 

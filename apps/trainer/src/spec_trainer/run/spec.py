@@ -1,4 +1,4 @@
-"""RunSpec: a run's configuration, plugins, target, data and schedule, loaded and checked."""
+"""RunSpec is a run's configuration, plugins, target, data and schedule, loaded and checked."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from spec_trainer.placement.members import Member
 
 _ENDLESS = 1 << 40
-"""Number of steps that is never reached: a run that follows live requests continues until it is stopped."""
+"""Number of steps of a run that follows live requests: never reached, because the run goes on until
+stopped."""
 _WINDOW_SHARES = 16
-"""Most steps that engines may be ahead of a rank by default; a rank's features of a step take hundreds of MB."""
+"""Largest number of steps by which engines may be ahead of a rank, by default. The features of one step of a
+rank take hundreds of MB."""
 
 
 def decoded_steps(config: AnyRunConfig, num_prompts: int) -> int:
@@ -44,7 +46,7 @@ def decoded_steps(config: AnyRunConfig, num_prompts: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RunParts:
-    """A run without its data: the configuration and all that it names (plugins, target), loaded and checked."""
+    """A run without its data: the configuration, and the loaded plugins and target that it names."""
 
     config: AnyRunConfig
     backend: Backend
@@ -63,7 +65,10 @@ class RunParts:
 
     @property
     def longest_prompt(self) -> int:
-        """Most tokens of a prompt that the run's engine answers; less than 1 if the answer needs all tokens."""
+        """Largest number of tokens of a prompt that the run's engine can answer.
+
+        It is less than 1 if the answer alone needs all tokens.
+        """
         positions = self.target.max_positions - self.num_draft_tokens - 1
         room = min(positions, self.config.engine.batch_tokens) - self.config.decode.max_new_tokens
         return min(room, self.config.data.max_length)
@@ -74,7 +79,7 @@ class RunParts:
         return self.draft.sample_cost(self.target)
 
     def with_dataset(self, dataset: Dataset) -> RunSpec:
-        """Return the run that trains on ``dataset``."""
+        """Return a RunSpec: this run with ``dataset`` as its data, and the schedule for it."""
         settings = BatchSettings.from_config(self.config, self.strategy_type)
         if self.config.decode.every:
             settings = replace(settings, total_steps=decoded_steps(self.config, len(dataset.train)))
@@ -83,7 +88,7 @@ class RunParts:
         return self.with_schedule(BatchSchedule(dataset, settings, sample_cost=self.sample_cost))
 
     def with_schedule(self, schedule: BatchSchedule) -> RunSpec:
-        """Return the run with the global batches of ``schedule``."""
+        """Return a RunSpec: this run with the global batches of ``schedule``."""
         parts = {part.name: getattr(self, part.name) for part in fields(RunParts)}
         return RunSpec(**parts, schedule=schedule)
 
@@ -94,7 +99,8 @@ class RunSpec(RunParts):
 
     schedule: BatchSchedule
     prompts: Dataset | None = None
-    """In a cycle of a run that decodes: the user's data. The samples of the schedule are answers then."""
+    """The user's data, if this RunSpec is a cycle of a run that decodes; else None. The samples of a cycle's
+    schedule are generated answers."""
 
     @property
     def dataset(self) -> Dataset:
@@ -103,7 +109,7 @@ class RunSpec(RunParts):
 
     @property
     def source(self) -> Dataset:
-        """The data that the user gave, even if this RunSpec is a cycle, whose ``dataset`` is generated answers."""
+        """The data that the user gave, even if this RunSpec is a cycle that trains on generated answers."""
         return self.prompts or self.dataset
 
     @cached_property
@@ -114,7 +120,7 @@ class RunSpec(RunParts):
     def cycle(self, answers: Dataset, steps: range, **settings: Any) -> RunSpec:
         """Return one cycle of the run as a RunSpec, which trains the steps ``steps`` on ``answers``.
 
-        ``settings``: fields of BatchSettings that the cycle has instead of the run's.
+        ``settings``: fields of BatchSettings whose values differ from the run's.
         """
         changed = replace(self.schedule.settings, **settings)
         schedule = BatchSchedule(answers, changed, steps, self.sample_cost)
@@ -126,7 +132,7 @@ class RunSpec(RunParts):
         return replace(self, config=self.config.model_copy(update={"train": train}))
 
     def with_accumulation(self, passes: int) -> RunSpec:
-        """Return the same run with ``passes`` forward passes in a step of each rank."""
+        """Return the same run with ``passes`` micro-batches in each step of a rank."""
         train = self.config.train.model_copy(update={"accumulation": passes})
         return replace(self, config=self.config.model_copy(update={"train": train})).with_dataset(
             self.dataset
@@ -154,7 +160,7 @@ class RunSpec(RunParts):
 
     @cached_property
     def identity(self) -> str:
-        """Digest by which runs are compared (``run_identity``): equal digests mean the same run."""
+        """Digest of the run's identity (``run_identity``): equal digests mean the same run."""
         is_fixed = self.config.follow.new_target == "stop"
         return run_identity(self.config, self.source.digest, self.target.digest if is_fixed else "")
 
@@ -175,14 +181,14 @@ class RunSpec(RunParts):
 
     @cached_property
     def longest_sample(self) -> int:
-        """Most tokens of a sample, or of a prompt with its answer if the run's engine generates answers."""
+        """Largest number of tokens of a sample, or of a prompt with its answer if the run's engine answers."""
         prompts = [len(sample.prompt) for sample in self.source.samples if sample.prompt is not None]
         if prompts:
             return max(prompts) + self.config.decode.max_new_tokens
         return max(self.dataset.lengths.values())
 
     def members(self) -> list[Member]:
-        """Return the processes of the run; none if inline. Raise ConfigError if the devices cannot hold them."""
+        """Return the processes of the run, none if inline. Raise ConfigError if the devices cannot hold them."""
         return self._members
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Trackers of a run, such as TensorBoard: check and open those that section ``track`` enables."""
+"""Check and open the trackers of a run, such as TensorBoard, that section ``track`` enables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _CLOSE_S = 60.0
 """Seconds that a tracker has at the end of a run to send the remaining steps (K5)."""
 _MOST_WAITING = 10_000
-"""Most steps in a tracker's queue."""
+"""Largest number of steps in a tracker's queue."""
 
 
 def check_trackers(config: TrackConfig) -> None:
@@ -42,9 +42,9 @@ def build_trackers(config: TrackConfig, directory: RunDirectory) -> list[Guarded
 
 
 class GuardedTracker:
-    """Runs a tracker in its own thread. If it raises or hangs, log a warning and continue the run without it.
+    """Runs a tracker in a thread. If the tracker raises or hangs, the run goes on without it.
 
-    So a slow or failing service neither delays the training nor hides a training error (K7).
+    A warning is logged. So a slow or failing service neither delays the training nor hides a training error (K7).
     """
 
     def __init__(self, name: str, value: object, folder: Path) -> None:
@@ -65,7 +65,7 @@ class GuardedTracker:
             self._steps.put((step, scalars))
 
     def close(self) -> None:
-        """Wait until the tracker has processed all steps and is closed, at most a minute."""
+        """Wait at most a minute until the tracker has processed all steps and is closed."""
         self._steps.put(None)
         self._thread.join(1.0 if self.failure else _CLOSE_S)
         if self._thread.is_alive() and self.failure is None:

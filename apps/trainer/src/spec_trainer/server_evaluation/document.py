@@ -1,4 +1,4 @@
-"""The document of ``evaluate --server --json``: the figures of a server with a draft, and of one without."""
+"""Build the document of ``evaluate --server --json``: figures of servers with and without a draft."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MOST_LISTED = 20
 def summarise_servers(
     drafted: Loads, plain: Loads | None, right: Sequence[Decimal | None], is_greedy: bool
 ) -> dict[str, Any]:
-    """Return the document with the figures of a server with a draft. ``drafted``: concurrency -> its pass.
+    """Return the document with the figures of a server with a draft.
 
-    ``plain``: the passes of the server without a draft, if there is one. ``right``: the number that is the
-    right answer of each question; None for a question without one.
+    ``drafted``: concurrency -> pass. ``plain``: the same for the server without a draft, if there is one. ``right``:
+    the number that is the right answer of each question; None for a question without such a number.
     """
     acceptance = _acceptance(drafted)
     throughput = [_entry(size, one, None if plain is None else plain[size]) for size, one in drafted.items()]

@@ -1,4 +1,4 @@
-"""ServedPass: a server's answers to questions at one concurrency, with the server's own counters."""
+"""A ServedPass has a server's answers to questions at one concurrency, with the server's counters."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _warm_up(server: OpenAiServer, questions: Sequence[Question], options: Mappi
 def _counted_since(
     server: OpenAiServer, before: ServerCounters, answers: Sequence[ServedAnswer]
 ) -> ServerCounters | None:
-    """Return by how much the server's counters have increased since ``before``; None if they cannot be read.
+    """Return the increase of the server's counters since ``before``; None if they cannot be read.
 
     Wait up to ``_SETTLING_S`` seconds until the counters include every token of ``answers``.
     """

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def engine_of(metrics: str) -> tuple[str, type[Engine]] | None:
-    """Return name and class of the engine whose plugin recognizes the metrics page ``metrics``; None if none does."""
+    """Return name and class of the engine whose plugin recognizes the metrics page, or None."""
     for name, engine_type in load_each(Engine):
         if isinstance(engine_type, PluginError):
             continue

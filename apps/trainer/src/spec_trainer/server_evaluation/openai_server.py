@@ -1,4 +1,4 @@
-"""OpenAiServer: a client of a running server with OpenAI's HTTP API, such as vLLM or SGLang."""
+"""OpenAiServer is a client of a running server with OpenAI's HTTP API, such as vLLM or SGLang."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ServedAnswer:
     text: str
     num_tokens: int
     times: AnswerTimes | None
-    """None if the answer has no text, for example because it ends at once."""
+    """Arrival times of the answer's chunks; None if the answer has no text, such as because it ends at once."""
 
 
 class OpenAiServer(Resource):

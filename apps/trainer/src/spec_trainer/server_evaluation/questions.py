@@ -103,7 +103,7 @@ def _conversation(
 def _with_images(
     messages: Sequence[Mapping[str, Any]], references: Sequence[Any], files: ImageFiles
 ) -> list[Mapping[str, Any]]:
-    """Return the messages with each image as a data: URI, in OpenAI's form. Raise BadRow for a bad image."""
+    """Return the messages with images as data: URIs, in OpenAI's form. Raise BadRow for an unusable image."""
     left = iter(enumerate(references, start=1))
 
     def filled(part: Mapping[str, Any]) -> Mapping[str, Any]:

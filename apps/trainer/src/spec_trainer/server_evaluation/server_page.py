@@ -1,4 +1,4 @@
-"""The page of ``evaluate --server --report``: the document's figures with plots, in the style of a run's report."""
+"""Write the page of ``evaluate --server --report``: figures and plots, in the style of a run's report."""
 
 from __future__ import annotations
 

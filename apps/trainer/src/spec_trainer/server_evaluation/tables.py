@@ -1,4 +1,4 @@
-"""The lines that ``evaluate --server`` prints without ``--json``."""
+"""Format the lines that ``evaluate --server`` prints without ``--json``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The training loop, and the functions that build the objects it uses."""
+"""This package has the training loop, and the functions that build the objects it uses."""

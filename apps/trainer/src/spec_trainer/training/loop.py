@@ -1,4 +1,4 @@
-"""The training loop. ``wiring.py`` builds everything that it uses."""
+"""This module is the training loop. ``wiring.py`` builds the objects that it uses."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def train(state: TrainState) -> dict[str, Any]:
         with state.timer("step"), state.profiler.step(item.step):
             result = state.trainer.step(share, rate)
             _prepare_next(state)  # while the device computes
-            result.grad_norm.item()  # waits for the device: the step's time is the step's
+            result.grad_norm.item()  # waits for the device, so that the timer measures the whole step
         state.stream.check()
         record = _record(state, item, result, rate) | state.notes()
         _check_finite(state, record)
@@ -103,7 +103,7 @@ def _prepare_next(state: TrainState) -> None:
 
 
 def _hand_over(state: TrainState, to: LivePushes | LiveMeasurements, name: str) -> dict[str, Any]:
-    """Start a push or a measurement of the draft (``to``) if one is due; return fields for the step's metrics."""
+    """Start a push or a measurement of the draft (``to``) if one is due; return fields for metrics."""
     fields: dict[str, Any] = {}
     if to.is_due(state.done_steps):
         with state.timer(name):

@@ -1,4 +1,4 @@
-"""Memory that a trainer process uses, for the metrics of each step."""
+"""Measure the memory that a trainer process uses, for the metrics of each step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def memory_used(device: torch.device) -> dict[str, int]:
-    """Return the resident host memory of this process, and the peak of torch's allocator on its device so far.
+    """Return this process's resident host memory, and the peak so far of torch's device allocator.
 
     Both are in bytes. The second is missing for a CPU, which has no such allocator.
     """

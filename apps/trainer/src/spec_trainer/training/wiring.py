@@ -1,4 +1,4 @@
-"""Builds the objects of a resolved run and connects them, in one process or several."""
+"""Build the objects of a resolved run and connect them, in one process or several."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ _MEASURED = (
 
 @dataclass(frozen=True, kw_only=True)
 class RankLinks:
-    """Functions by which a trainer rank communicates with the rest of the run, in its process or in others."""
+    """Functions by which a trainer rank communicates with the rest of the run."""
 
     store: Store
     """Key-value store by which the ranks form torch's default process group."""
     stream: BatchSource
     work: Callable[[int, Callable[[], object]], object]
-    """Called with the steps done and a function that trains, once the rank has loaded everything. Calls the function
-    when features may arrive; returns when no other process needs this one any more."""
+    """Called with the steps done and a function that trains, once the rank has loaded everything. It calls the
+    function when features may arrive, and waits until no other process needs this rank."""
     should_stop: Callable[[int], bool]
     """Called after every step with the steps done; returns the same on every rank."""
     show: Callable[[dict[str, Any]], None]
@@ -65,7 +65,7 @@ class RankLinks:
     measure: Measure | None = None
     """Lets the run's engine measure a draft; only on rank 0, with ``train.serve_every``."""
     trained: Callable[[dict[str, Any]], None] | None = None
-    """Called with each step's sample ids if the rank does not see the run directory; None if it does."""
+    """Called with each step's sample ids if the rank cannot access the run directory; None if it can."""
     notes: Callable[[], dict[str, Any]] = dict
     """Returns fields for the record of each step, such as which draft the run's engine serves."""
     timer: Timer | None = None
@@ -98,7 +98,7 @@ class RankFeatures:
     """Returns the rank's batches for a run or one of its cycles. The second argument is a callback that gets the rank
     and the request ids of samples whose transport memory is free."""
     address: str = ""
-    """Address at which the rank receives features; empty for features of a folder."""
+    """Address at which the rank receives features; empty if they come from a folder."""
 
 
 @contextmanager
@@ -130,14 +130,14 @@ def rank_features(
 
 
 def train_rank(spec: RunSpec, rank: int, device: torch.device, links: RankLinks) -> None:
-    """Train the remaining steps of ``spec`` as trainer rank ``rank``; after the run's last step, export the draft."""
+    """Train the remaining steps of ``spec`` as trainer rank ``rank``; at the run's end export the draft."""
     with _train_state(spec, rank, device, links) as state:
         links.work(state.done_steps, functools.partial(_train_and_finish, state))
 
 
 @contextmanager
 def _train_state(spec: RunSpec, rank: int, device: torch.device, links: RankLinks) -> Iterator[TrainState]:
-    """Yield the TrainState of a trainer rank, resumed from the checkpoint that ``run_training`` has chosen."""
+    """Yield a trainer rank's TrainState, resumed from the checkpoint that ``run_training`` chose."""
     import torch.distributed as dist
 
     from spec_trainer.push.live_measurements import LiveMeasurements
@@ -192,7 +192,7 @@ def build_trainer(spec: RunSpec, rank: int, strategy: Strategy) -> DraftTrainer:
 
 
 def new_module(spec: RunSpec, tensors: TargetTensors) -> nn.Module:
-    """Return the draft's module with the run's initial weights; seed this process's random-number generators."""
+    """Return the draft's module with the run's initial weights; seed this process's random generators."""
     import torch
 
     # Every rank draws the same initial weights; afterwards each has its own generator.
@@ -264,7 +264,7 @@ def _finish(state: TrainState, last: dict[str, Any]) -> None:
 
 
 def _kept_summary(state: TrainState) -> dict[str, Any]:
-    """Return times and other figures of the existing summary if the run was already complete; otherwise nothing."""
+    """Return the figures of the existing summary if the run was already complete; otherwise nothing."""
     try:
         saved = read_figures(state.spec.directory.summary, KeptSummary)
     except ArtifactError:  # there is none, or it is damaged

@@ -1,4 +1,4 @@
-"""Triton kernels, by name. Each kernel has a function that says which dtypes and shapes it supports."""
+"""List the Triton kernels by name. A function of each kernel checks dtypes and shapes of arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 def _where(takes: Callable[..., bool], kernel: Kernel) -> Kernel:
-    """Return the kernel, extended to return NotImplemented for unsupported arguments; plain torch is used then."""
+    """Return the kernel, extended to return NotImplemented for unsupported arguments.
+
+    Callers then use plain torch.
+    """
 
     def call(*arguments: Any) -> Any:
         return kernel(*arguments) if takes(*arguments) else NotImplemented

@@ -1,10 +1,10 @@
-"""Attention of blocks to their context and to themselves (kernel ``block_attention``).
+"""Compute attention of blocks to their context and to themselves (kernel ``block_attention``).
 
-A Triton program handles a few neighbouring blocks and one key-value head. Each of its ROWS is one query: a block, a
-slot and a query head of the key-value head's group. So one tile of keys serves the whole group. Softmax uses base
-2. There are three kernels: the forward pass, the gradients of the blocks' queries, keys and values, and the
-gradients of the context. In the last one, a program handles a tile of KEYS context tokens and one of SPLITS shares
-of the blocks that attend to them.
+A Triton program handles a few neighbouring blocks and one key-value head. Each of its ROWS is one query: a
+block, a slot and a query head of the key-value head's group. One tile of keys thus serves the whole group.
+Softmax uses base 2. There are three kernels: the forward pass, the gradients of the blocks' queries, keys and
+values, and the gradients of the context. A program of the last kernel handles a tile of KEYS context tokens
+and one of SPLITS shares of the blocks that attend to these tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_ROWS = 128
-"""Most rows of a tile of queries: more do not fit into the registers together with their sums."""
+"""Maximum number of rows of a tile of queries. More rows do not fit into the registers together with their
+sums."""
 
 
 class BlockPositions(Protocol):
@@ -30,12 +31,18 @@ class BlockPositions(Protocol):
 
     @property
     def on_device(self) -> tuple[Tensor, Tensor]:
-        """Return two int64 [A] on the device: the token index of each block's anchor, and of its document's start."""
+        """Return the token indices of each block's anchor and of its document's start.
+
+        Both tensors are int64 [A] on the device.
+        """
         ...
 
 
 class Tiling(NamedTuple):
-    """Tile sizes and launch options of a kernel, measured on an H200 with blocks of 16 and 32 heads over 8."""
+    """Tile sizes and launch options of a kernel.
+
+    They were measured on an H200, with blocks of 16 slots, 32 query heads and 8 key-value heads.
+    """
 
     rows: int
     keys: int
@@ -58,18 +65,19 @@ class Tilings(NamedTuple):
 
 NARROW = Tilings(Tiling(128, 64, 8, 3), Tiling(64, 64, 4, 2), Tiling(64, 128, 8, 3))
 WIDE = Tilings(Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 2))
-"""Tiling of blocks of more than 64 rows."""
+"""Tilings for blocks of more than 64 rows."""
 SHARED_BYTES = 172_032
-"""Bytes of shared memory of the largest tiles, with heads of 128: Hopper has enough, smaller GPUs do not."""
+"""Bytes of shared memory that the largest tiles need with heads of 128 channels. Hopper GPUs have as much,
+smaller GPUs do not."""
 PROGRAMS = 1024
-"""Least number of programs for the context's gradients: enough for several waves on the largest GPUs."""
+"""Minimum number of programs for the context's gradients, enough for several waves on the largest GPUs."""
 
 EVERYWHERE = 1 << 30
 """A window wider than any document."""
 
 
 def takes_blocks(q: Tensor, context: tuple[Tensor, Tensor], *_: object) -> bool:
-    """Return whether the kernels support dtype and sizes, and their tiles fit into this GPU's shared memory."""
+    """Return whether the kernels support dtype and sizes, and tiles fit into the GPU's shared memory."""
     slots, heads, width = q.shape[1:]
     return (
         q.numel() > 0
@@ -87,7 +95,7 @@ def fused_block_attention(
     layout: BlockPositions,
     window: int | None,
 ) -> Tensor:
-    """Return the blocks' attention to their context and themselves, with the plain version's arguments."""
+    """Return the blocks' attention to their context and themselves; arguments as in the plain version."""
     return _BlockAttention.apply(window, layout.on_device, q, *context, *own)
 
 
@@ -121,7 +129,10 @@ class _BlockAttention(torch.autograd.Function):
 
 @lru_cache(maxsize=8)
 def _shared_bytes(device: torch.device) -> int:
-    """Return the shared memory that a program may have; Triton's interpreter, which runs on the CPU, has no limit."""
+    """Return the bytes of shared memory that a program may use.
+
+    Triton's interpreter, which runs on the CPU, has no limit.
+    """
     properties = getattr(torch.get_device_module(device), "get_device_properties", None)
     return SHARED_BYTES if properties is None else properties(device).shared_memory_per_block_optin
 
@@ -149,7 +160,7 @@ def _context_gradients(
 def _seen_by(
     bounds: tuple[Tensor, Tensor], first_token: Tensor, shape: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """Return int64 [tiles] twice: first and last of the blocks that attend to any token of a tile.
+    """Return the first and the last block that attend to any token of each tile, int64 [tiles] each.
 
     Anchors and document starts must ascend.
     """

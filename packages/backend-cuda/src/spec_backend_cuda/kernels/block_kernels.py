@@ -1,4 +1,7 @@
-"""The three kernels of block attention (see ``block_attention``): forward, and the two of its backward pass."""
+"""Define the three kernels of block attention: its forward pass, and two kernels of its backward pass.
+
+See ``block_attention``.
+"""
 
 # ruff: noqa: ANN001, ANN201, ANN202 (a kernel's arguments are device pointers and numbers)
 
@@ -50,7 +53,7 @@ def blocks_forward(
     ROWS: tl.constexpr, OWN: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Compute attention and its log-sum-exp for some neighbouring blocks and one key-value head."""
-    # Later blocks see more context: they start first.
+    # Later blocks attend to more context, so they start first.
     first_block = (tl.num_programs(0) - 1 - tl.program_id(0)) * TOGETHER
     kv_head = tl.program_id(1)
     inside, index, low, high = rows_of(
@@ -77,7 +80,7 @@ def blocks_forward(
     )
     seen = own_seen(SLIDING, SLOTS, GROUP, TOGETHER, ROWS, OWN)
     score = tl.where(seen, tl.dot(query, k) * base_2, -float("inf"))
-    # The own block comes first: from then on every row has a largest score.
+    # The block's own keys come first, so that every row has a largest score from then on.
     top = tl.max(score, 1)
     p = tl.exp2(score - top[:, None])
     total = tl.dot(p.to(v.dtype), v)
@@ -102,7 +105,10 @@ def _query_gradient(
     grad_query, query, grad, key, value, lse, drift, low, high, first, last, tokens, kv_head, kv_heads, scale,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Add the context's share of dq to ``grad_query``, not yet multiplied by ``scale``; ``lse`` is in base 2."""
+    """Add the context's share of dq, not yet multiplied by ``scale``, to ``grad_query``.
+
+    ``lse`` is in base 2.
+    """
     channel = tl.arange(0, WIDTH)
     for tile in range(first, last, KEYS):
         token = tile + tl.arange(0, KEYS)
@@ -128,7 +134,7 @@ def own_backward(
     SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, OWN: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq, and dk and dv of the blocks' keys; also store Σ grad · out of each row in ``drift_out``."""
+    """Compute dq, and dk and dv of the blocks' own keys. Store Σ grad · out of each row in ``drift_out``."""
     first_block = (tl.num_programs(0) - 1 - tl.program_id(0)) * TOGETHER
     kv_head = tl.program_id(1)
     inside, index, low, high = rows_of(
@@ -214,7 +220,7 @@ def context_backward(
         grad = tl.load(grad_out + row_element, mask=inside[:, None], other=0.0)
         row_lse = tl.load(lse + index, mask=inside, other=0.0) * 1.4426950408889634
         row_drift = tl.load(drift + index, mask=inside, other=0.0)
-        # Rows of padding see nothing: low = high = 0.
+        # Rows of padding attend to nothing: low = high = 0.
         seen = (token[:, None] >= low[None, :]) & (token[:, None] < high[None, :])
         p = tl.where(seen, tl.exp2(tl.dot(k, tl.trans(query)) * base_2 - row_lse[None, :]), 0.0)
         grad_value = tl.dot(p.to(query.dtype), grad, grad_value)

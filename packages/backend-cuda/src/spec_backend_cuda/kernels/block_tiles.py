@@ -1,4 +1,7 @@
-"""The tiles of block attention: rows, keys, and which rows attend to which keys (see ``block_attention``)."""
+"""Compute the tiles of block attention: rows, keys, and which rows attend to which keys.
+
+See ``block_attention``.
+"""
 
 # ruff: noqa: ANN001, ANN201 (a kernel's arguments are device pointers and numbers)
 
@@ -13,7 +16,10 @@ def rows_of(
     first_block, end_block, kv_head, anchor, start, window, kv_heads,
     SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Return for each row whether it exists, its index in [A, B, N], and the range of context it attends to."""
+    """Return for each row whether it exists, its index in [A, B, N], and its range of the context.
+
+    A row attends to the context tokens in its range.
+    """
     row = tl.arange(0, ROWS)
     block = first_block + row // (SLOTS * GROUP)
     slot = (row // GROUP) % SLOTS
@@ -45,7 +51,7 @@ def own_seen(
 ):  # fmt: skip
     """Return bool [ROWS, OWN]: whether a row attends to a key of its block.
 
-    Padding rows attend to one key, so that no softmax is empty.
+    Padding rows attend to one key, because a softmax over no keys is undefined.
     """
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, OWN)[None, :]
@@ -59,7 +65,8 @@ def own_seen(
 def key_ranges(inside, low, high, KEYS: tl.constexpr):
     """Return bounds a ≤ b ≤ c ≤ d of key indices.
 
-    No row attends to a key outside a..d. Every row attends to all keys of b..c, which consists of whole tiles.
+    No row attends to a key outside a..d. Every row attends to all keys of b..c, a range that consists of
+    whole tiles.
     """
     far: tl.constexpr = 1 << 30
     a = tl.min(tl.where(inside, low, far), 0)

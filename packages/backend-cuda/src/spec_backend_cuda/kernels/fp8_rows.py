@@ -1,7 +1,6 @@
-"""Rounds rows to fp8, each with its own scale.
+"""Round rows to fp8, each row with its own scale.
 
-A Triton program handles one row, BLOCK columns at a time. If it reads the row twice, the second time is from the
-cache.
+A Triton program handles one row, BLOCK columns at a time. A second read of the row comes from the cache.
 """
 
 # ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)
@@ -27,7 +26,7 @@ def takes_rows(rows: Tensor, *_: object) -> bool:
 
 
 def fused_quantize_rows(rows_RK: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return what the plain ``quantize_rows`` returns, in one pass over rows that fit in a block."""
+    """Compute the same as the plain ``quantize_rows``, in one pass over rows that fit in a block."""
     rows_RK = rows_RK.contiguous()
     (rows, width), largest = rows_RK.shape, torch.finfo(dtype).max
     values_RK = torch.empty_like(rows_RK, dtype=dtype)

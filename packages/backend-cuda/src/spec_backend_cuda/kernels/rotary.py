@@ -1,6 +1,7 @@
-"""Rotary embedding of heads, with or without an RMS norm of each head before it: one pass forward, one backward.
+"""Apply rotary embeddings to heads, with or without an RMS norm of each head before.
 
-Rows of the kernels are (token, head); a row's two halves are the channel pairs.
+The forward and the backward pass each read the heads once. Rows of the kernels are (token, head). Channel i
+of a row's first half and channel i of its second half are a pair.
 """
 
 # ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROWS = 32
-"""Rows per program: 4,096 channels of heads of 128, which keep four warps busy."""
+"""Number of rows per program. Rows of 128 channels then have 4,096 channels, which keep four warps busy."""
 
 
 def takes_heads(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> bool:
@@ -31,14 +32,14 @@ def takes_heads(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> bool:
 
 
 def fused_rotate(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the heads, rotated; the arguments are the same as the plain version's."""
+    """Return the heads, rotated; the arguments are the same as in the plain version."""
     return _Rotated.apply(heads_TND, None, 0.0, *angles)
 
 
 def fused_norm_rotate(
     heads_TND: Tensor, weight_D: Tensor, eps: float, angles: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return the RMS norm of each head, rotated; the arguments are the same as the plain version's."""
+    """Return the RMS norm of each head, rotated; the arguments are the same as in the plain version."""
     return _Rotated.apply(heads_TND, weight_D, eps, *angles)
 
 
@@ -51,7 +52,7 @@ class _Rotated(torch.autograd.Function):
         tokens, heads, width = heads_TND.shape
         cos, sin = cos.contiguous(), sin.contiguous()
         out = heads_TND.new_empty(heads_TND.shape)
-        # Where there is no norm its pointer is not read.
+        # Without a norm, the kernel does not read the norm's pointer.
         arguments = heads_TND, cos if weight_D is None else weight_D, cos, sin
         _rotate_rows[(triton.cdiv(tokens * heads, ROWS),)](
             *arguments,
@@ -102,7 +103,7 @@ class _Rotated(torch.autograd.Function):
 
 
 def _rows_whole(heads_TND: Tensor) -> Tensor:
-    """Return the heads with each row's channels contiguous; strides between rows may be any."""
+    """Return the heads with contiguous channels in each row; strides between rows are arbitrary."""
     return heads_TND if heads_TND.stride(-1) == 1 else heads_TND.contiguous()
 
 

@@ -1,4 +1,4 @@
-"""SwiGLU, and the MLP around it, which store only gate and up for the backward pass."""
+"""Compute SwiGLU, and the MLP around it; both store only gate and up for the backward pass."""
 
 # ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 4096
-"""Elements per program: 16 for each thread of eight warps."""
+"""Number of elements per program: 16 for each thread of eight warps."""
 WARPS = 8
 
 
@@ -26,12 +26,12 @@ def takes_mlp(x: Tensor, *_: object) -> bool:
 
 
 def fused_swiglu_mlp(x: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:
-    """Return down(silu(gate(x)) · up(x)); the arguments are the same as the plain version's."""
+    """Return down(silu(gate(x)) · up(x)); the arguments are the same as in the plain version."""
     return _SwigluMlp.apply(x.flatten(0, -2), gate_IH, up_IH, down_HI).view(*x.shape[:-1], -1)
 
 
 def fused_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) · up; the arguments are the same as the plain version's."""
+    """Return silu(gate) · up; the arguments are the same as in the plain version."""
     return _Swiglu.apply(gate.contiguous(), up.contiguous())
 
 
@@ -48,7 +48,7 @@ class _Swiglu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
-        # What the kernel stores of the product is overwritten by the gradient of gate, in the same program.
+        # The gradient of gate overwrites the product that the kernel has stored, in the same program.
         arguments = gate, up, grad.contiguous(), grad_gate, grad_gate, grad_up
         _product_gradients[_programs(gate)](*arguments, gate.numel(), BLOCK, num_warps=WARPS)
         return grad_gate, grad_up
@@ -68,7 +68,7 @@ class _SwigluMlp(torch.autograd.Function):
     def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, ...]:
         x_TH, gate_IH, up_IH, down_HI, gate_TI, up_TI = ctx.saved_tensors
         product_TI = torch.empty_like(gate_TI)
-        # The product's gradient is overwritten by that of up.
+        # The gradient of up overwrites the product's gradient.
         grad_up_TI, grad_gate_TI = grad_TH @ down_HI, torch.empty_like(gate_TI)
         arguments = gate_TI, up_TI, grad_up_TI, product_TI, grad_gate_TI, grad_up_TI
         _product_gradients[_programs(gate_TI)](*arguments, gate_TI.numel(), BLOCK, num_warps=WARPS)

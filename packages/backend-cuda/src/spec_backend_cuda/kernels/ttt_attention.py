@@ -1,7 +1,7 @@
-"""Attention of training-time test: merges a few further keys per query into finished attention.
+"""Merge a few further keys per query into finished attention, for training-time test.
 
-The further keys are at the query's own index. A program handles some tokens and one key-value head; its tiles are
-[query head of the group, token, channel].
+The further keys are at the query's own index, one key for each unrolled step. A program handles some tokens
+and one key-value head; its tiles are [query head of the group, token, channel].
 """
 
 # ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 TOKENS = 2
 WARPS = 1
-"""Warps of a program. One warp sums over a group without waiting for other warps; on an H200 it takes a third of
-the time of four warps."""
+"""Number of warps of a program. One warp sums over a group without waiting for other warps. On an H200 it
+takes a third of the time of four warps."""
 
 
 def takes_queries(q: Tensor, *_: object) -> bool:
@@ -50,7 +50,10 @@ def fused_ttt_attention_backward(
     values: list[Tensor],
     grad_q: Tensor,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Return the gradients of ``fused_ttt_attention``; ``saved``: q and the merged result. ``grad_q`` is reused."""
+    """Return the gradients of ``fused_ttt_attention``.
+
+    ``saved``: q and the merged result. The memory of ``grad_q`` is reused.
+    """
     q, out, lse = saved
     grid, shape = _launch(q, keys[0])
     stacked = torch.stack(keys), torch.stack(values)
@@ -80,9 +83,10 @@ def _tile_indices(
     GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Return the indices of the tile's query rows and of its key elements, each with a mask of valid indices.
+    """Return the indices of the tile's query rows and of its key elements, with masks of valid indices.
 
-    The rows are token, query head and mask [PADDED, TOKENS, 1], the elements [TOKENS, PADDED_WIDTH].
+    Token, query head and mask of the rows have the shape [PADDED, TOKENS, 1]; the elements have the shape
+    [TOKENS, PADDED_WIDTH].
     """
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     member = tl.arange(0, PADDED)

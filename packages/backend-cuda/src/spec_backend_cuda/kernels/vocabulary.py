@@ -1,7 +1,7 @@
-"""Rows of logits: log-sum-exp and arg-max, comparison with a teacher's distribution, gradients in place.
+"""Reduce rows of logits, compare them with a teacher's distribution, and compute gradients in place.
 
-A Triton program handles one row, BLOCK columns at a time. If it reads the row twice, the second time is from the
-cache. Arithmetic is float32.
+A Triton program handles one row, BLOCK columns at a time. A second read of the row comes from the cache.
+Arithmetic is float32.
 """
 
 # ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)
@@ -29,7 +29,7 @@ def takes_logits(logits: Tensor, *_: object) -> bool:
 
 
 def fused_logsumexp_argmax(logits_XV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the plain ``logsumexp_argmax`` returns, in one pass over the logits."""
+    """Compute the same as the plain ``logsumexp_argmax``, in one pass over the logits."""
     rows = logits_XV.contiguous().flatten(0, -2)
     top_X, sum_X = (logits_XV.new_empty(logits_XV.shape[:-1], dtype=torch.float32) for _ in range(2))
     index_X = torch.empty_like(top_X, dtype=torch.int64)
@@ -40,10 +40,10 @@ def fused_logsumexp_argmax(logits_XV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def fused_distill_terms(
     logits_RSV: Tensor, log_sum_RS: Tensor, teacher: Distribution, mass_R: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the plain ``distill_terms`` returns, in one pass over the logits."""
+    """Compute the same as the plain ``distill_terms``, in one pass over the logits."""
     positions, steps, width = logits_RSV.shape
     aligned, overlap, below = (torch.empty_like(log_sum_RS, dtype=torch.float32) for _ in range(3))
-    # Rows of one position run side by side: they share the teacher's logits in the cache.
+    # Rows of one position run at the same time, so that they share the teacher's logits in the cache.
     _distill_terms_rows[(steps, positions)](
         logits_RSV.contiguous(),
         log_sum_RS.contiguous(),
@@ -65,7 +65,7 @@ def fused_distill_grad_(
     teacher: Distribution,
     mass_R: Tensor,
 ) -> Tensor:
-    """Overwrite the logits as the plain ``distill_grad_`` does."""
+    """Overwrite the logits with their gradient, like the plain ``distill_grad_``."""
     positions, steps, width = logits_RSV.shape
     _distill_grad_rows[(steps, positions)](
         logits_RSV,
@@ -80,7 +80,7 @@ def fused_distill_grad_(
 
 
 def fused_scaled_softmax_(logits_XV: Tensor, log_sum_X: Tensor, factor_X: Tensor) -> Tensor:
-    """Overwrite the logits as the plain ``scaled_softmax_`` does."""
+    """Overwrite the logits with factor · softmax, like the plain ``scaled_softmax_``."""
     inputs = logits_XV, log_sum_X.contiguous(), factor_X.contiguous()
     grid = log_sum_X.numel(), triton.cdiv(logits_XV.shape[-1], BLOCK)
     _scaled_softmax_rows[grid](*inputs, logits_XV.shape[-1], BLOCK, num_warps=WARPS)
@@ -109,10 +109,10 @@ def _logsumexp_argmax_rows(logits, top_out, sum_out, index_out, width, BLOCK: tl
         wider = tl.maximum(top, block_top)
         total = total * tl.exp(top - wider) + tl.sum(tl.exp(value - wider), 0)
         top = wider
-    # The first column of the first block that holds the largest.
+    # The first column with the largest logit, in the first block that has it.
     index = best_start + column
     value = tl.load(source + index, mask=index < width, other=-float("inf")).to(tl.float32)
-    # A row of NaN holds no largest.
+    # A row of NaN has no largest logit.
     first = tl.min(tl.where(value == top, index, width - 1), 0)
     tl.store(index_out + row, first.to(tl.int64))
     tl.store(top_out + row, top)

@@ -1,4 +1,4 @@
-"""Library for drafts that guess a block of tokens in one pass, as DFlash does (docs/libraries/block_drafting.md)."""
+"""This library is for drafts that guess blocks, such as DFlash (docs/libraries/block_drafting.md)."""
 
 from typing import TYPE_CHECKING
 

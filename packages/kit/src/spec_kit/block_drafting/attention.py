@@ -1,4 +1,4 @@
-"""Attention of blocks. A block's queries see the document's tokens before its anchor, and the block itself.
+"""Compute the attention of a block's slots to the tokens before its anchor and to the block itself.
 
 ``block_attention`` runs if the backend has no kernel for it. It computes ``CHUNK_BLOCKS`` blocks at a time by
 torch's fused attention, with a mask for these blocks only, and recomputes them in backward. So memory is linear in
@@ -48,7 +48,7 @@ class BlockLayout:
         return (anchor_A - start_A)[:, None] + torch.arange(block_size, device=self.device)
 
     def chunk(self, first: int, window: int | None) -> _Chunk:
-        """Return ``CHUNK_BLOCKS`` blocks from ``first`` on, with the context tokens that any of these blocks sees."""
+        """Return ``CHUNK_BLOCKS`` blocks from ``first`` on, with the context tokens that any of them sees."""
         rows = slice(first, first + CHUNK_BLOCKS)
         anchors, starts = self.anchor_A[rows], self.start_A[rows]
         if window is not None:
@@ -91,8 +91,8 @@ def block_attention(
 
     ``context``: k, v [T, kv_heads, D]; ``own``: k, v [A, B, kv_heads, D]; ``layout.on_device``: int64 [A] twice on
     the device, each block's anchor (ascending) and the start of its document. A block sees tokens start to anchor
-    − 1. ``window`` None: full attention; a query sees its whole block, later slots too. Otherwise it is a sliding
-    window: a query at position p sees positions p − (window − 1) to p only.
+    − 1. If ``window`` is None, a query sees all these tokens and its whole block, later slots too. Otherwise it is a
+    sliding window: a query at position p sees positions p − (window − 1) to p only.
     """
     parts = zip(*(tensor.split(CHUNK_BLOCKS) for tensor in (q, *own)), strict=True)
     attend = checkpointed(_attend)
@@ -109,7 +109,7 @@ def _attend(
     """Return the attention of one chunk of blocks to the context's keys and to the blocks' keys (``own``)."""
     pairs = zip((k_TND, v_TND), own, strict=True)
     k, v = (torch.cat([old[chunk.context], new.flatten(0, 1)]) for old, new in pairs)
-    if not len(q_CBND):  # nothing to attend, but a gradient (of zero) must reach every input
+    if not len(q_CBND):  # no queries, but every input must get a (zero) gradient
         return q_CBND + k.sum() + v.sum()
     mask = chunk.visible(q_CBND.shape[1], window)
     group = q_CBND.shape[2] // k.shape[1]

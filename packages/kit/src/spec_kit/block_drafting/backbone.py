@@ -1,4 +1,6 @@
-"""The network of a draft that guesses blocks, without its head. Parameters are named as in exported files.
+"""Define the network of a draft that guesses blocks, without its head.
+
+Parameters are named as in exported files.
 
 Shapes: A blocks, B slots, T tokens of the batch, N captured layers, H width.
 """
@@ -34,13 +36,13 @@ tensor. Otherwise it is cheaper to compute the few unseen tokens, too.
 
 @dataclass(frozen=True)
 class Geometry:
-    """The positions of blocks, and the rotary angles of their slots [A · B] and of this rank's context [T]."""
+    """The positions of blocks, the rotary angles of their slots [A · B] and of this rank's context [T]."""
 
     layout: BlockLayout
     slot_angles: Angles
     context_angles: Angles
     rows: ContextRows | None = None
-    """The division of the context over ranks; None: it is not divided."""
+    """The division of the context over ranks; None if it is not divided."""
 
 
 class BlockAttention(AttentionProjections):
@@ -72,7 +74,7 @@ class BlockLayer(nn.Module):
     """One Qwen3-style decoder layer over blocks."""
 
     def __init__(self, shape: BlockShape, window: int | None, kernels: BlockKernels) -> None:
-        """Create the layer. ``window``: tokens of its sliding window; None: full attention."""
+        """Create the layer. ``window``: tokens of its sliding window; None for full attention."""
         super().__init__()
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.norm_eps)
@@ -83,7 +85,7 @@ class BlockLayer(nn.Module):
     def forward(
         self, x_ABH: Tensor, context_TH: Tensor, geometry: Geometry, *, recompute: bool = False
     ) -> Tensor:
-        """Return the blocks' states after the layer. ``recompute``: compute activations again in the backward pass.
+        """Return the blocks' states after the layer; ``recompute`` means activation checkpointing.
 
         The input norm is applied to the block only, not to the context.
         """
@@ -97,8 +99,8 @@ class BlockLayer(nn.Module):
         return self.advance(x_ABH, context, geometry)
 
     def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
-        """Return the same as ``forward``; ``context``: the keys and values of the context."""
-        # All slots are normed, also where a rank has some of x.
+        """Return the blocks' states after the layer, given the keys and values of the context."""
+        # All slots are normed, even if a rank has only some of them in x.
         x_ABH = x_ABH + self.attend(self.input_layernorm(x_ABH), context, geometry)
         return x_ABH + self.mlp(self.post_attention_layernorm(x_ABH))
 
@@ -147,7 +149,7 @@ class BlockBackbone(nn.Module):
         hidden_TNH, position_T, device = batch.hidden_TNH, batch.position_T, batch.input_ids_T.device
         anchor_A, start_A, seen_C = blocks.anchor_A, blocks.start_A, blocks.context_rows(batch)
         if len(seen_C) < WORTH_A_COPY * len(position_T):
-            # All between a block's start and its anchor stay side by side, so that positions are what they were.
+            # All tokens between a block's start and its anchor are kept, so that positions do not change.
             anchor_A, start_A = (torch.searchsorted(seen_C, places_A) for places_A in (anchor_A, start_A))
             row_C = to_device_async(seen_C, device)
             rows = ContextRows.evenly(len(seen_C), batch)

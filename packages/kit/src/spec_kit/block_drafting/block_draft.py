@@ -1,4 +1,4 @@
-"""BlockDraft: base class of plugins for drafts that guess blocks. Importing it imports no torch."""
+"""BlockDraft is the base class of draft plugins that guess blocks; importing it imports no torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 _KEYS_VALUES = ("k_proj.weight", "v_proj.weight")
 C = TypeVar("C", bound=BlockConfig)
 S = TypeVar("S", bound=BlockShape)
-# Which channels turn. SGLang 0.5.16 turns all channels whatever a DFlash config says, so a fresh draft does.
+# Keys for the number of rotated channels. SGLang 0.5.16 rotates all channels whatever a DFlash config says, so a
+# fresh draft does, too.
 _ROPE_NOT_COPIED = frozenset({"partial_rotary_factor", "rope_dim"})
 
 
@@ -69,7 +70,7 @@ class BlockDraft(ServedDraft[C, S]):
     @property
     @abstractmethod
     def guess_weights(self) -> Tensor:
-        """float64 [S]: what each guess of a block adds to the loss's denominator if the guess counts."""
+        """Amount, float64 [S], that each guess of a block adds to the loss's denominator if it counts."""
 
     @property
     def needs_teacher(self) -> bool:
@@ -147,7 +148,10 @@ class BlockDraft(ServedDraft[C, S]):
         )
 
     def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return the number of values that a forward pass saves of a sample, at least: those of its blocks' slots."""
+        """Return a function for the least number of values that a forward pass saves of a sample.
+
+        The function counts the values of the slots of the sample's blocks.
+        """
         shape, options = self.shape(target), self.options
         values = shape.hidden_size + shape.inner_values * (not options.checkpoint_activations)
         block = shape.block_size * shape.num_layers * values
@@ -156,7 +160,7 @@ class BlockDraft(ServedDraft[C, S]):
     def initialize(
         self, module: Any, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
-        """Initialize the final norm with the target's, because the target's head is used unchanged."""
+        """Copy the target's final norm into the draft's, because the target's head is used unchanged."""
         module.load_state_dict({"norm.weight": tensors.norm_H.float()}, strict=False)
 
     def exported_tensors(
@@ -176,7 +180,7 @@ class BlockDraft(ServedDraft[C, S]):
 
     @property
     def max_draft_tokens(self) -> int | None:
-        """The number of guesses in a block (D9)."""
+        """Largest number of tokens to guess: the guesses of one block (D9)."""
         return self.num_guesses
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:

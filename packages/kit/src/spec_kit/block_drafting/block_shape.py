@@ -1,4 +1,4 @@
-"""The options and sizes of drafts that guess blocks, and their config.json; imports no torch."""
+"""Define options, sizes and config.json of drafts that guess blocks; importing this imports no torch."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _Depth = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 class BlockConfig(DecoderConfig):
     """Options of a draft that guesses blocks.
 
-    None: the value in the folder ``init_from`` or, without a folder, the default that is named below. An option
-    that contradicts the folder is an error.
+    An option that is None takes its value from the draft in the folder ``init_from``. Without a folder it takes the
+    default named below. A run whose options contradict the folder is refused.
     """
 
     speed_only: ClassVar[frozenset[str]] = frozenset({"checkpoint_activations"})
@@ -48,17 +48,17 @@ class BlockConfig(DecoderConfig):
     """Whether to compute each layer again in the backward pass instead of storing its activations. This needs less
     memory and one more forward pass of the layers; results stay the same."""
     num_layers: int | None = Field(None, ge=1, le=MOST_LAYERS)
-    """Decoder layers of the draft. None: 5."""
+    """Decoder layers of the draft; the default is 5."""
     mask_token_id: int | None = Field(None, ge=0)
-    """Id of the token whose embedding stands in the slots to be guessed. None: a token that the tokenizer leaves
+    """Id of the token whose embedding fills the slots to be guessed. The default is a token that the tokenizer leaves
     unused or reserves, else the vocabulary's last token that is no end token."""
 
     num_features: int | None = Field(None, ge=1, le=MOST_LAYERS)
-    """Number of the target's residual streams that feed the draft, spread evenly from early to late layers. None:
-    the length of ``layers`` if it is set, else 5."""
+    """Number of the target's residual streams that feed the draft, spread evenly from early to late layers. The
+    default is the length of ``layers`` if it is set, else 5."""
     layers: CapturedLayers | None = Field(None, min_length=1)
-    """Ids of the target's residual streams that feed the draft; id k is the input of target layer k. None: 1 +
-    round(1 + i · (N − 4) / (num_features − 1)) for i = 0, 1, …, with N layers of the target."""
+    """Ids of the target's residual streams that feed the draft; id k is the input of target layer k. The
+    default is 1 + round(1 + i · (N − 4) / (num_features − 1)) for i = 0, 1, …, with N layers of the target."""
 
     @pydantic.model_validator(mode="after")
     def _features_agree(self) -> Self:
@@ -95,7 +95,7 @@ class BlockShape(DecoderShape):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Attention window of each layer in tokens; None: full attention."""
+        """Attention window of each layer in tokens; None for full attention."""
         return (None,) * self.num_layers
 
     def tensor_shapes(self) -> Shapes:
@@ -210,5 +210,5 @@ def default_layers(num_target_layers: int, num_features: int) -> tuple[int, ...]
     n = num_target_layers
     if num_features == 1:
         return (n // 2 + 1,)
-    # The output's number is rounded, as SGLang does it: a half goes to the even one.
+    # The output's number is rounded as in SGLang: a half is rounded to the even number.
     return tuple(1 + round(1 + i * (n - 4) / (num_features - 1)) for i in range(num_features))

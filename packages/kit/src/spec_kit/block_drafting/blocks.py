@@ -1,11 +1,14 @@
-"""Draw the blocks of a document that are trained, from its loss mask alone.
+"""Sample the training blocks of each document, from its loss mask and without features.
 
-An anchor a is the last known token of a block, whose guess k is for token a + k. Guess k counts in the loss iff
-tokens a + 1 to a + k are all in the document and supervised. A sample may record at which depth the engine guessed
-each token (``guess_depth``). Then its blocks are the engine's rounds: a round began at a iff token a + 1 has depth
-1, and guess k counts iff tokens a + 1 to a + k also have the depths 1 to k. Everything here happens on the CPU: the
-draw needs no features, so the denominators of a step are known before its first forward pass, at any number of
-ranks.
+The anchor of a block is its last known token. Guess k of the block with anchor a predicts token a + k. Guess k
+counts in the loss iff tokens a + 1 to a + k are all in the document and supervised.
+
+A sample may record the depth at which the engine guessed each token (``guess_depth``). Then its blocks are the
+rounds of the engine. A round began at a iff token a + 1 has depth 1. Guess k counts only if tokens a + 1 to a + k
+also have the depths 1 to k.
+
+Everything here runs on the CPU. No features are needed, so the denominators of a step are known before its first
+forward pass, for any number of ranks.
 
 Shapes: A anchors, S guesses of a block, R guesses that count in the loss ("counted guesses").
 """
@@ -38,9 +41,10 @@ class BlockRule:
     num_guesses: int
 
     def draw(self, sample: Supervision) -> tuple[Tensor, Tensor]:
-        """Return int64 [A] twice: the anchors of one document, and how many guesses of each count (≥ 1).
+        """Return one document's anchors and the number of counted guesses of each (≥ 1), both int64 [A].
 
-        Anchors ascend. They are drawn uniformly without replacement, by seed, epoch, sample id and mask alone.
+        Anchors ascend. They are drawn uniformly without replacement; the draw depends only on seed, epoch, sample
+        id, loss mask and ``guess_depth``.
         """
         mask_T, guess_depth_T = sample.loss_mask, sample.guess_depth
         if guess_depth_T is not None:
@@ -56,7 +60,7 @@ class BlockRule:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a flat batch, on the CPU; an index counts the tokens of the batch."""
+    """The blocks of a flat batch, on the CPU; indices count the tokens of the batch."""
 
     anchor_A: Tensor
     start_A: Tensor
@@ -97,7 +101,7 @@ class Blocks:
         return type(self)(self.anchor_A[own_A], self.start_A[own_A], self.counted_A[own_A], everyones=self)
 
     def context_rows(self, batch: DraftBatch) -> Tensor:
-        """Return int64 [C], ascending: the tokens that some block, of any rank, sees before its anchor.
+        """Return the tokens that any block of any rank sees before its anchor, int64 [C], ascending.
 
         Further tokens are added until C is a multiple of ``batch.rows_multiple``. C is at least 1 if the batch
         has any token, so that every parameter gets a gradient.
@@ -115,7 +119,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class CountedGuesses:
-    """The guesses that count in the loss, block by block: the first ``counted_A[a]`` guesses of each block a."""
+    """The guesses that count in the loss, block by block: the first ``counted_A[a]`` guesses of block a."""
 
     counted_A: Tensor
     """int64 [A], on the CPU, so that chunks are cut without waiting for the device."""
@@ -154,7 +158,7 @@ class CountedGuesses:
         ]
 
     def table(self, value_R: Tensor, num_guesses: int) -> Tensor:
-        """Return [A, S] from the value of each guess that counts in the loss; the other guesses get 0."""
+        """Return a table [A, S] of the counted guesses' values; all other guesses get 0."""
         zeros = value_R.new_zeros(len(self.counted_A), num_guesses)
         return zeros.index_put((self.block_R, self.guess_R), value_R)
 
@@ -180,7 +184,7 @@ def _run_lengths(mask_T: Tensor) -> Tensor:
 
 
 def _rounds(guess_depth_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Return bool [T − 1]: whether a round began at t; and int64 [T]: length of the run of rising depths from t.
+    """Return whether a round began at t, bool [T − 1], and the length of rising depths from t, int64 [T].
 
     ``guess_depth_T``: depth at which the engine guessed each token, from 1; 0 for tokens that it did not guess.
     """

@@ -1,4 +1,4 @@
-"""The kernels that a draft of blocks can use, with their versions in plain torch (see ``spec_core.kernels``).
+"""Define the kernels of drafts that guess blocks, in plain torch (see ``spec_core.kernels``).
 
 Shapes: T tokens, N heads, D head_dim.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def norm_rotate(heads_TND: Tensor, weight_D: Tensor, eps: float, angles: Angles) -> Tensor:
-    """Return the RMS norm of each head, rotated by ``angles`` (cos and sin [T, 1, rotated / 2]); differentiable."""
+    """Return each head's RMS norm, rotated by ``angles`` (cos, sin: [T, 1, rotated / 2]); differentiable."""
     return rotate(F.rms_norm(heads_TND, weight_D.shape, weight_D, eps), angles)
 
 

@@ -1,4 +1,4 @@
-"""Metrics of guessed blocks, summed over chunks, and the factor that scales a batch's loss.
+"""Sum the metrics of guessed blocks over chunks, and compute the factor that scales a batch's loss.
 
 Shapes: A blocks of a chunk, S guesses of a block, R counted guesses of the chunk.
 """

@@ -1,4 +1,4 @@
-"""Reference drafting by blocks: one block per round, with the context's keys and values cached per layer.
+"""Draft one block per round (reference drafting), with a KV cache of the context in each layer.
 
 Shape suffixes: A sequences, each with one block; B slots of a block in ``x_ABH``, else B sequences; K guesses, T new
 positions of all sequences, H width.
@@ -41,7 +41,7 @@ class BlockProposer(BatchProposer):
     def extend_all(  # pyright: ignore[reportIncompatibleMethodOverride] (Self is narrower)
         cls, proposers: Sequence[Self], next_ids: Sequence[Sequence[int]], hidden: Sequence[Tensor]
     ) -> None:
-        """Cache keys and values of more positions of every sequence, by one pass over all of them.
+        """Extend every sequence's KV cache by more positions, in one pass over all sequences.
 
         A sequence's next block starts with the last of its ``next_ids``.
         """
@@ -61,7 +61,7 @@ class BlockProposer(BatchProposer):
     def propose_all(  # pyright: ignore[reportIncompatibleMethodOverride] (Self is narrower)
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
-        """Guess with one block for each sequence. Raise ConfigError if one block has fewer guesses."""
+        """Guess one block for each sequence. Raise ConfigError if ``num_tokens`` exceeds its guesses."""
         most = proposers[0]._most
         if num_tokens > most:
             raise ConfigError(

@@ -1,6 +1,6 @@
-"""Library for drafts that guess a chain of tokens, as Eagle3 does (docs/libraries/chain_drafting.md).
+"""This library is for drafts that guess chains, such as Eagle3 (docs/libraries/chain_drafting.md).
 
-Every module of it needs torch, and is imported when one of its names is first used.
+Each of its modules needs torch, and is imported when one of the module's names is first used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,8 @@
-"""Attention of the unrolled steps: causal over step 0, plus one key per later step at the query's row.
+"""Compute the attention of the unrolled steps of a training-time test.
 
-An ordinary kernel computes the causal attention. Each later step adds one dot product per query. Both are merged by
-their log-sum-exp. No [T, T] mask is ever allocated. Shapes as in ``kernels.py``.
+A query sees the causal keys of step 0, and of each later step only the key at its row. An ordinary kernel computes
+the causal attention. Each later step adds one dot product per query. Both are merged by their log-sum-exp. No
+[T, T] mask is ever allocated. Shapes are named as in ``kernels.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 SCORE_BYTES = 64 << 20
 """Bytes of the attention scores of one chunk, if no kernel computes the attention. It is large enough that matrix
-products dominate, and small against the activations of a step."""
+products dominate, and small compared with the activations of a step."""
 
 
 def unrolled_attention(
@@ -41,11 +42,11 @@ def unrolled_attention(
     """Return the attention [R, heads, head_dim] of R queries over the keys of all unrolled steps so far.
 
     ``keys[0]`` [T, kv_heads, head_dim]: the keys of step 0, one for each of T rows (tokens); ``keys[s]`` [R,
-    kv_heads, head_dim]: the keys of step s, one for each query. ``values``: likewise. ``bounds``: the documents'
-    first and last rows; queries outside the documents get finite values without meaning. ``row_R``: int64,
-    distinct: index of each query's row among the T rows; None: R = T. ``rows``: the rows that this rank computes,
-    if ranks divide the rows. ``local_R``: int64, index of each query's row among the rows of this rank; None: each
-    of these rows has a query.
+    kv_heads, head_dim]: the keys of step s, one for each query. ``values`` has the same shapes. ``bounds``: first
+    row of each document, and the row after its last; queries outside the documents get finite values without
+    meaning. ``row_R``: int64, distinct indices of the queries' rows among the T rows; None if all rows have a
+    query. ``rows``: the rows that this rank computes, if ranks divide the rows. ``local_R``: int64, indices of the
+    queries' rows among the rows of this rank; None if each of these rows has a query.
     """
     if (causal := _Causal.of(kernels, bounds, len(keys[0]), row_R, rows, local_R)) is not None:
         return _MergedAttention.apply(kernels, causal, q, *keys, *values)
@@ -58,7 +59,7 @@ def unrolled_attention(
 
 
 def take_rows(rows: Tensor, row_R: Tensor) -> Tensor:
-    """Return ``rows[row_R]``. No index may be repeated: the backward copies gradients and does not sum them."""
+    """Return ``rows[row_R]``. No index may be repeated, because backward copies gradients without sums."""
     result: Tensor = _TakenRows.apply(rows, row_R)
     return result
 
@@ -79,7 +80,7 @@ class _TakenRows(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Causal:
-    """The causal attention of a kernel. A row without a query gets the query 0, and its result is dropped."""
+    """Causal attention by a kernel. A row without a query gets the query 0, and its result is dropped."""
 
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -88,7 +89,7 @@ class _Causal:
     num_rows: int
     """Number of rows for which the kernel takes a query."""
     local_R: Tensor | None
-    """int64: index of each query's row among the ``num_rows`` rows; None: every row has a query."""
+    """int64: index of each query's row among the ``num_rows`` rows; None if every row has a query."""
 
     @classmethod
     def of(
@@ -102,8 +103,8 @@ class _Causal:
     ) -> _Causal | None:
         """Return the attention that calls one of ``kernels``; None if there is no such kernel.
 
-        With context parallelism (``rows`` has a group), it is a kernel that computes only this rank's rows, if there
-        is one. Otherwise it computes all rows.
+        With context parallelism (``rows`` has a group), prefer a kernel that computes only this rank's rows. Any
+        other kernel computes all rows.
         """
         forward, backward = kernels.prefixed_attention, kernels.prefixed_attention_backward
         if rows is not None and rows.group is not None and forward is not None and backward is not None:
@@ -121,7 +122,7 @@ class _Causal:
     def gradients(
         self, grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of queries, keys and values; ``saved``: queries, keys, values, output, log-sum-exp."""
+        """Return the gradients of q, k and v. ``saved``: q, k, v, output and log-sum-exp."""
         q, key, value, out, lse = saved
         whole = self._whole(q), key, value, self._whole(out), self._whole(lse)
         grad_q, grad_key, grad_value = self.backward(self._whole(grad_out), whole, self.parts)
@@ -136,8 +137,8 @@ class _MergedAttention(torch.autograd.Function):
 
     A key's gradient depends on its attention weight exp(score − lse) and on grad · out. lse and out must be over
     *all* keys of the query. So the kernel's backward pass gets the merged out and lse, and the gradients of the
-    later keys are computed here from the same two. Differentiating the merge would be wrong, because the kernel
-    treats its lse as a constant.
+    later keys are computed here from the same out and lse. Differentiating the merge would be wrong, because the
+    kernel treats its lse as a constant.
     """
 
     @staticmethod
@@ -176,7 +177,7 @@ def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], boun
     """Return the attention without a kernel: dense, a few queries at a time, recomputed in backward."""
     pieces: list[Tensor] = []
     cursor = 0
-    # Without a document one row of padding runs, so that every parameter still gets its (zero) gradient.
+    # Without a document, one row of padding is computed, so that every parameter gets a (zero) gradient.
     for start, stop in bounds or [(0, min(1, len(q)))]:
         pieces.append(torch.zeros_like(q[cursor:start]))
         rows = max(1, SCORE_BYTES // (4 * q.shape[1] * max(1, stop - start)))

@@ -1,4 +1,4 @@
-"""InputTokens: the tokens that a rank's rows have as inputs. In step s, the input of row t is token t + 1 + s."""
+"""InputTokens holds the input tokens of a rank's rows: in step s, row t has the input token t + 1 + s."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InputTokens:
-    """The input tokens of S steps. An input token after the last token of a batch is replaced by an arbitrary one.
+    """The input tokens of S steps. Any token may replace an input token after the batch's last token.
 
     U: number of tokens that this rank's rows need, or all T tokens of the batch if ranks do not divide them.
     """
@@ -28,12 +28,12 @@ class InputTokens:
     """int64 [U]: ids of the needed tokens; each token of the batch occurs at most once."""
     num_steps: int
     index_X: Tensor | None
-    """int64 [T + S]: index in ``ids_U`` of each token of the batch. None: ``ids_U`` has all tokens in the batch's
-    order."""
+    """int64 [T + S]: index in ``ids_U`` of each token of the batch. None if ``ids_U`` has all tokens in the
+    batch's order."""
     first: slice | Tensor
     """Indices in ``ids_U`` of the input tokens in step 0 of all rows of this rank."""
     token_U: Tensor | None = None
-    """int64 [U]: index in the batch of each needed token; None: all tokens in the batch's order."""
+    """int64 [U]: index in the batch of each needed token; None for all tokens in the batch's order."""
 
     @classmethod
     def of(cls, batch: DraftBatch, rows: ContextRows, num_steps: int) -> Self:
@@ -51,17 +51,17 @@ class InputTokens:
         return cls(batch.input_ids_T[token_U], num_steps, index_X, first, token_U)
 
     def take(self, value_TX: Tensor) -> Tensor:
-        """Return the needed tokens' values [U, …], from those of all tokens of the batch."""
+        """Return the values [U, …] of the needed tokens from the values of all tokens of the batch."""
         return value_TX if self.token_U is None else value_TX.index_select(0, self.token_U)
 
     def padded(self, value_UX: Tensor) -> Tensor:
-        """Return values [U, …] of the tokens, followed by zero rows if ``indices`` may be beyond the last token."""
+        """Return the tokens' values [U, …], with zero rows after them if ``indices`` may need further rows."""
         return F.pad(value_UX, (0, 0, 0, self.num_steps)) if self.index_X is None else value_UX
 
     def indices(self, row_N: Tensor | None, step: int) -> Tensor | slice:
-        """Return the indices of the input tokens of rows in a step, in a tensor that ``padded`` has returned.
+        """Return where a tensor from ``padded`` has the input tokens of the rows ``row_N`` in step ``step``.
 
-        ``row_N``: None means all rows of the batch, which one rank computes.
+        None as ``row_N`` means all rows of the batch. It is allowed only if one rank computes all rows.
         """
         if row_N is None:
             return slice(1 + step, 1 + step + len(self.ids_U))

@@ -1,9 +1,9 @@
-"""The kernels that drafts of chains can use, with their versions in plain torch (see ``spec_core.kernels``).
+"""Define the kernels of drafts that guess chains, in plain torch (see ``spec_core.kernels``).
 
 Training-time test: in step s a query sees the causal keys of step 0, and of each later step only the key at the
 query's row.
 
-Shapes: q ``[T, heads, D]``; keys and values ``[T, kv_heads, D]``. Where grouped queries matter, heads are viewed as
+Shapes: q ``[T, heads, D]``; keys and values ``[T, kv_heads, D]``. For grouped-query attention, heads are viewed as
 ``[T, kv_heads, group, D]`` (suffix TKGD), so that keys broadcast over their group.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Attended = tuple[Tensor, Tensor]
     """Output [T, heads, D], and the natural log-sum-exp of the scores [T, heads], float32 or wider."""
     Bounds = Sequence[tuple[int, int]]
-    """Index of the first token of each document, and of the token after its last one."""
+    """Index of the first token of each document, and of the token after its last token."""
     Pieces = Sequence[tuple[int, int, int]]
     """Pieces of documents: index of the document's first token, and the first and last + 1 token of the piece."""
     Grads = tuple[Tensor, list[Tensor], list[Tensor]]
@@ -39,7 +39,7 @@ def added_linear(rows_RK: Tensor, weight_NK: Tensor, added_RN: Tensor | None = N
 
 
 def ttt_attention(q: Tensor, attended: Attended, keys: list[Tensor], values: list[Tensor]) -> Attended:
-    """Merge the result of an attention, ``attended``, with S further keys of each query, at the query's row.
+    """Merge the attention ``attended`` with S further keys of each query, at the query's row.
 
     ``keys`` and ``values``: S tensors [T, kv_heads, D] each. Scores are scaled by ``D ** -0.5``. The memory of
     ``attended`` may be overwritten.

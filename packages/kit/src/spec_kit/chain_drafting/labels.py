@@ -1,4 +1,4 @@
-"""The labels of a chain's unrolled steps: labelled rows, counts, weights, and the rows to compute."""
+"""Find the labels of a chain's unrolled steps, their counts and weights, and the rows to compute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from spec_core.records import DraftBatch, Supervision
 
 WORTH_LEAVING_OUT = 0.03
-"""Share of the rows of all steps from which leaving rows out pays: copying the others costs 3 to 6 % of a step."""
+"""Rows are left out if they are more than this share of all steps' rows: copying the remaining rows costs 3 to
+6 % of a step."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,14 @@ class SupervisedRows:
     """int64 [R]: position u as an index into the flat batch."""
     first_R: Tensor
     depth_R: Tensor
-    """int64 [R]: steps ``first`` ≤ s < ``depth`` are labelled. Row u − 1 − s lies in the document iff s < u, counted
-    within the document."""
+    """int64 [R]: steps ``first`` ≤ s < ``depth`` are labelled. Row u − 1 − s lies in the document iff s < u, where u
+    counts within the document."""
     is_local_T: Tensor | None = None
-    """bool [T]: whether this rank computes the row; None: it computes all rows."""
+    """bool [T]: whether this rank computes the row; None if it computes all rows."""
 
     @classmethod
     def of(cls, batch: DraftBatch, needed: NeededRows | None = None) -> SupervisedRows:
-        """Return the labelled pairs of a batch, computed on the CPU so that no device is waited for.
+        """Return the labelled pairs of a batch; compute them on the CPU, without waiting for a device.
 
         If the batch records at which depth the engine guessed each token (``guess_depth_T``), a token of depth k is
         the label of step k − 1 only. ``needed``: if it is given, pairs without a row of this rank are left out.
@@ -51,7 +52,7 @@ class SupervisedRows:
         if needed is None or is_local_T is None:
             return cls(*to_device_async(columns, device))
         teacher_R, first_R, depth_R = columns
-        below_T = F.pad(is_local_T.cumsum(0), (1, 0))  # own rows before each row
+        below_T = F.pad(is_local_T.cumsum(0), (1, 0))  # number of this rank's rows before each row
         deepest_R = depth_R.clamp(max=len(needed.counts))
         columns = columns[
             :, below_T[(teacher_R - first_R).maximum(teacher_R - deepest_R)] > below_T[teacher_R - deepest_R]
@@ -60,9 +61,9 @@ class SupervisedRows:
         return cls(teacher_R, first_R, depth_R, to_device_async(is_local_T, device))
 
     def labels(self, step_S: Tensor) -> tuple[Tensor, Tensor]:
-        """Return bool [R, S]: whether a step is labelled, on this rank; and int64 [R, S]: its row.
+        """Return whether each step has a label on this rank, bool [R, S], and the step's row, int64 [R, S].
 
-        The row of a step that is not labelled is without meaning.
+        The row of a step without a label has no meaning.
         """
         labelled_RS = (step_S >= self.first_R[:, None]) & (step_S < self.depth_R[:, None])
         row_RS = (self.teacher_R[:, None] - 1 - step_S).clamp(min=0)
@@ -71,7 +72,7 @@ class SupervisedRows:
         return labelled_RS, row_RS
 
     def chunks(self, most: int) -> list[SupervisedRows]:
-        """Split into as few chunks as possible, of about equal size and at most ``most`` positions each."""
+        """Split the pairs into as few chunks as possible, of similar size and at most ``most`` positions."""
         if not len(self.teacher_R):
             return []
         size = ceil(len(self.teacher_R) / ceil(len(self.teacher_R) / most))
@@ -86,15 +87,15 @@ class SupervisedRows:
 class NeededRows:
     """The rows that must be computed in each step, because they have a label in it or in a later step.
 
-    Of all other rows, only the keys and values of step 0 are used. Rows are sorted by their last labelled step,
-    latest first, so that the rows of a step are the first rows of the step before. If hardly a row could be left
+    The other rows only contribute keys and values of step 0. Rows are sorted by their last labelled step,
+    latest first, so that the rows of a step are the first rows of the step before. If few rows could be left
     out, every step computes all rows in the batch's order, and no row is copied.
     """
 
     row_N: Tensor
     """int64 [N]: indices into the flat batch."""
     counts: Sequence[int]
-    """Number of rows of each step; at least 1 if the batch has any, so every parameter gets a gradient."""
+    """Number of rows of each step; at least 1 if the batch has any row, so every parameter gets a gradient."""
     index_T: Tensor
     """int64 [T]: index in ``row_N`` of each row of the batch; 0 for a row that is not needed."""
     rows: ContextRows
@@ -106,9 +107,9 @@ class NeededRows:
 
     @classmethod
     def of(cls, batch: DraftBatch, num_steps: int, rows: ContextRows | None = None) -> NeededRows:
-        """Return the rows of a batch that each of ``num_steps`` steps needs, among this rank's ``rows``; None: all.
+        """Return the rows of a batch that each of ``num_steps`` steps needs, among this rank's ``rows``.
 
-        They are computed on the CPU, so that no device is waited for.
+        ``rows`` None means all rows. The result is computed on the CPU, without waiting for a device.
         """
         rows = rows or ContextRows(len(batch.input_ids_T), batch.input_ids_T.device)
         device, (teacher_R, first_R, depth_R) = batch.input_ids_T.device, _labelled(batch)
@@ -134,17 +135,17 @@ class NeededRows:
         return cls(row_N, counts, index_T, rows, local_N, are_all)
 
     def of_step(self, step: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return int64 indices of a step's rows, in the flat batch and among this rank's rows; None: all rows."""
+        """Return int64 indices of a step's rows in the flat batch and among this rank's rows; None for all."""
         if self.are_all:
             return None, None
         return self.row_N[: self.counts[step]], self.local_N[: self.counts[step]]
 
 
 def count_labels(supervision: Sequence[Supervision], num_steps: int) -> Tensor:
-    """Return float64 [S]: for step s, the number of supervised tokens with at least s + 2 tokens before them.
+    """Return how many supervised tokens have at least s + 2 tokens before them, per step s; float64 [S].
 
-    Only tokens of the same document are meant. If a sample records at which depth the engine guessed each token
-    (``guess_depth``), only tokens of depth s + 1 count.
+    Only tokens of the same document count as tokens before. If a sample records at which depth the engine guessed
+    each token (``guess_depth``), only tokens of depth s + 1 count.
     """
 
     def labels(sample: Supervision, step: int) -> Tensor:

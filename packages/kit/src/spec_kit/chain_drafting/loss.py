@@ -1,9 +1,9 @@
-"""Head, teacher and loss of all unrolled steps, computed for a few positions at a time.
+"""Compute head, teacher and loss of all unrolled steps for a few positions at a time.
 
 The teacher of row t in step s is the target's distribution at position u = t + 1 + s. So the loop runs over
 positions u, computes the target's logits once, and scores all S rows that share them. The same pass computes
-loss, metrics, and the gradients with respect to the head and its inputs. No tensor of T · V or S · T · V'
-elements is ever allocated.
+loss, metrics, and the gradients with respect to the head and its inputs. No tensor with the logits of all T
+positions is ever allocated.
 
 Shapes: R positions of a chunk, S steps, V rows of the draft's head (of this shard: see ``spec_core.ops``).
 """
@@ -38,7 +38,7 @@ class HeadLoss:
     ids_V: Tensor
     """int64: target id of each row of the head."""
     vocab_mask_V: Tensor | None
-    """bool over the whole target vocabulary: the token has a row in the head. None: all tokens have one."""
+    """bool over the whole target vocabulary: whether the token has a row in the head; None if all have one."""
     kind: DistilledLoss
     ops: VocabularyOps
     kernels: ChainKernels
@@ -53,7 +53,7 @@ class HeadLoss:
     ) -> StepOutput:
         """Return loss and metrics of all steps.
 
-        ``states``: inputs of the head in each of S steps, for the ``needed`` rows or, if None, for all, [T, H].
+        ``states``: inputs of the head in each of S steps, for the ``needed`` rows, or for all rows [T, H] without it.
         ``hidden_TH``: inputs of the target's final norm. ``weight_S``: factor of step s on the loss of a labelled
         row.
         """
@@ -86,7 +86,7 @@ class _StepSums:
         self.agreed_X = zeros(num_steps * num_tokens)
         self.grad_states_XH = self.grad_head_VH = None
         if torch.is_grad_enabled():
-            # One row more than there are, for the gradients of rows that are not labelled.
+            # One extra row takes the gradients of rows without a label.
             self.grad_states_XH = states[0].new_zeros(num_steps * num_tokens + 1, width)
             if head.head.weight.requires_grad:
                 self.grad_head_VH = zeros(head.head.weight.shape)
@@ -97,7 +97,7 @@ class _StepSums:
         labelled_RS, row_RS = chunk.labels(step_S)
         if self.index_T is not None:
             row_RS = self.index_T[row_RS]
-        row_RS = torch.where(labelled_RS, row_RS, 0)  # what is not labelled is some other row, with weight 0
+        row_RS = torch.where(labelled_RS, row_RS, 0)  # a row without a label gets index 0 and weight 0
         input_RSH = torch.stack([state[row_RS[:, s]] for s, state in enumerate(self.states)], dim=1)
         logits_RSV = head.head.forward(input_RSH)
         ops, kernels = head.ops, head.kernels

@@ -1,4 +1,4 @@
-"""Library for backends: process groups over collective libraries such as gloo (docs/libraries/streams.md)."""
+"""This library has process groups over collectives such as gloo's (docs/libraries/streams.md)."""
 
 from typing import TYPE_CHECKING
 

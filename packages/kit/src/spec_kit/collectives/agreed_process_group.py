@@ -1,8 +1,8 @@
-"""AgreedProcessGroup: device collectives by a library that does not detect dead or mistaken peers.
+"""AgreedProcessGroup runs collectives of a library that does not detect dead or mistaken peers.
 
-Such a library notices neither a dead peer nor a peer that makes another call: it waits on the device. So the
-hosts first agree on every call by a gloo group of the same members. A dead, silent or mistaken peer is detected
-there within the timeout, before anything is queued. Then the library's call is queued, and the host continues. If
+If a peer has died or makes another call, such a library waits on the device without an error. So the hosts first
+agree on every call by a gloo group of the same members. This step detects a dead, silent or mistaken peer within
+the timeout, before anything is queued on the device. Then the library's call is queued, and the host continues. If
 a peer dies between these two steps, the stream waits until this group's next call, ``abort`` or ``close``.
 """
 
@@ -43,7 +43,7 @@ class Communicator(CollectiveLibrary, Protocol):
 
 
 class AgreedProcessGroup(LibraryProcessGroup):
-    """A process group on devices, constructed by all ranks. Raises ConfigError if two share a device."""
+    """A process group on devices, which all ranks construct. Raises ConfigError if ranks share a device."""
 
     library: ClassVar[str]
     """Name of the collective library, for messages."""

@@ -1,4 +1,4 @@
-"""Authentication of the members of a gloo group: gloo's sockets authenticate nobody, so the members do it.
+"""Let the members of a gloo group authenticate each other, since gloo's sockets authenticate nobody.
 
 Gloo accepts any peer that sends the right small number as the rank that it waits for. So each member proves to the
 others that it knows the group's secret, before any other data is used.

@@ -1,8 +1,8 @@
-"""Closes gloo's listening ports after the members of a group have connected.
+"""Close gloo's listening ports after the members of a group have connected.
 
 Gloo listens on TCP as long as its group exists. It keeps every connection open, and ends the process when the process
 has no free file descriptor. It also ends the process if its socket is closed or shut down. So its socket is replaced,
-under the same file descriptor, by one that nobody can reach. This needs no privilege.
+under the same file descriptor, by a socket that nobody can reach. This needs no privilege.
 """
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.
@@ -48,11 +48,11 @@ def gloo_device(interface: str) -> Generator[Any]:
     """Yield a gloo device at the address ``interface``; close its port when the block ends.
 
     Existing connections stay open. Other threads may call this function at the same time, or
-    ``spec_processes.sockets.bind``. A socket that another thread opens otherwise may be taken for the device's.
+    ``spec_processes.sockets.bind``. A socket that another thread opens in another way may be closed by mistake.
     """
     with opening:
         before = _listeners()
-        # Connected when a group is built, so that one that cannot work raises there (P8).
+        # A group connects when it is built (lazy_init=False), so a group that cannot work raises then (P8).
         device = ProcessGroupGloo.create_device(hostname=interface, lazy_init=False)
         ports = {inode: descriptor for inode, descriptor in _listeners().items() if inode not in before}
     yield device
@@ -77,7 +77,7 @@ def _listens(descriptor: int) -> bool:
 
 
 def _close_port(inode: int, descriptor: int) -> None:
-    """Replace the socket ``inode`` that gloo's thread waits for, and has at ``descriptor``."""
+    """Replace the socket ``inode`` at the file descriptor ``descriptor``, for which gloo's thread waits."""
     watcher = _watcher(inode, descriptor)
     if watcher is None:
         _log.warning(
@@ -101,7 +101,7 @@ def _watcher(inode: int, descriptor: int) -> select.epoll | None:
 
 
 def _described(descriptor: int) -> str:
-    """Return what the kernel says of a file descriptor; of an epoll instance, each file that it waits for."""
+    """Return the kernel's text about a file descriptor; for an epoll instance it lists the watched files."""
     return Path(f"/proc/self/fdinfo/{descriptor}").read_text()
 
 
@@ -124,6 +124,6 @@ def _open_files() -> Iterator[tuple[int, str]]:
     for name in os.listdir("/proc/self/fd"):
         try:
             file = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:  # the descriptor of this very listing, for one
+        except OSError:  # such as the descriptor of this listing itself
             continue
         yield int(name), file

@@ -1,4 +1,4 @@
-"""GlooProcessGroup: the reference process group, for CPU tensors, built directly on a rendezvous (P5)."""
+"""GlooProcessGroup is the reference process group for CPU tensors, built on a rendezvous (P5)."""
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.
 # pyright: reportPrivateImportUsage=false
@@ -30,10 +30,10 @@ TAG, ABORT_TAG = 0, 1
 
 
 class _Gloo:
-    """CollectiveLibrary of gloo. Calls block until they are done; gloo has one timeout for all calls."""
+    """Gloo as a CollectiveLibrary. Calls block until they are done; gloo has one timeout for all calls."""
 
     def __init__(self, gloo: Any) -> None:
-        self._gloo = gloo  # torch's stubs leave its methods out
+        self._gloo = gloo  # torch's type stubs lack its methods
 
     def broadcast(self, raw: Tensor, src: int, deadline: float) -> None:
         options = torch.distributed.BroadcastOptions()
@@ -64,7 +64,7 @@ class GlooProcessGroup(LibraryProcessGroup):
     )
 
     def __init__(self, rendezvous: Rendezvous) -> None:
-        """Connect to the other members of the rendezvous and check the proof of membership of each."""
+        """Connect to the other members of the rendezvous and check each member's proof of membership."""
         super().__init__(rendezvous.rank, rendezvous.world_size, torch.device("cpu"))
         self._timeout_s = rendezvous.timeout_s
         self._unusable = ""
@@ -76,7 +76,7 @@ class GlooProcessGroup(LibraryProcessGroup):
             prove_membership(self._gloo, store, self._timeout_s)
 
     def barrier(self) -> None:
-        """Return when every rank has called it."""
+        """Wait until every rank has called this method."""
         with self._call("barrier", 0) as (library, deadline):
             library.all_reduce(torch.zeros(1), deadline)
 
@@ -88,7 +88,7 @@ class GlooProcessGroup(LibraryProcessGroup):
         """Close every connection of the group (P7).
 
         Gloo's own ``abort`` does nothing (torch 2.13). A receive that times out, though, makes gloo close every
-        connection of the group: all that is pending fails at once, here and at the peers.
+        connection of the group: every pending call fails at once, here and at the peers.
         """
         gloo, self._gloo = self._gloo, None
         if gloo is None:
@@ -119,7 +119,7 @@ class GlooProcessGroup(LibraryProcessGroup):
             yield
         except RuntimeError as error:
             where = f"rank {self.rank} of {self.world_size}: {call}"
-            self._end(f"{where} failed")  # so that the peers that wait for this rank learn of it, too
+            self._end(f"{where} failed")  # so that peers that wait for this rank fail, too
             if time.monotonic() - started >= self._timeout_s:
                 raise DeadlineExceeded(f"{where}: no answer within {self._timeout_s} s") from error
             raise PeerLost(f"{where}: {error}") from error

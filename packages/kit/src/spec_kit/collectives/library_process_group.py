@@ -1,4 +1,4 @@
-"""LibraryProcessGroup: base class of process groups over any library of collectives."""
+"""LibraryProcessGroup is the base class of process groups over any library of collectives."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class LibraryProcessGroup(ProcessGroup):
                 library.all_reduce(tensor, deadline)
 
     def barrier(self) -> None:
-        """Return when every rank has called it."""
+        """Wait until every rank has called this method."""
         with self._call("barrier", 0):
             pass
 

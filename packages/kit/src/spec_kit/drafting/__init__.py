@@ -1,4 +1,4 @@
-"""Library for drafts and for engines that decode with them (docs/libraries/drafting.md)."""
+"""This library is for drafts and for engines that decode with them (docs/libraries/drafting.md)."""
 
 from typing import TYPE_CHECKING
 

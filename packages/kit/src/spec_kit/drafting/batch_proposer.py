@@ -1,4 +1,4 @@
-"""BatchProposer: base of proposers that draft for several sequences in one pass."""
+"""BatchProposer is the base class of proposers that draft for several sequences in one pass."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""ContextRows: which rows of a batch each rank of a context-parallel group computes.
+"""ContextRows assigns the rows of a batch to the ranks of a context-parallel group.
 
-Without a group one rank computes all rows. Shapes: T rows of the batch, P of this rank.
+Without a group one rank computes all rows. Shapes: T rows of the batch, P rows of this rank.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class ContextRows:
     device: torch.device
     group: ContextGroup | None = None
     dealt: Sequence[Tensor] = ()
-    """int64, ascending, on the CPU: each rank's rows. A row belongs to at most one rank, padding to none."""
+    """Each rank's rows: int64, ascending, on the CPU. A row belongs to at most one rank; padding belongs to none."""
     pieces: Sequence[tuple[int, int, int]] = ()
     """This rank's pieces of documents: (first row of the document, first row of the piece, row after the piece's
     last row). The rows of the pieces, one piece after the other, are this rank's rows."""
 
     @classmethod
     def of(cls, batch: DraftBatch) -> Self:
-        """Divide each document of a batch into 2 · ranks pieces, of which each rank gets two, for causal attention.
+        """Divide each document of a batch into 2 · ranks pieces, and assign two pieces to each rank.
 
-        One rank gets the first and the last piece, another one the second and the second-last, and so on. So the
-        queries of every rank attend to about equally many keys.
+        One rank gets the first and the last piece, another rank the second and the second-last, and so on. So in
+        causal attention the queries of every rank attend to about equally many keys.
         """
         whole = cls(len(batch.input_ids_T), batch.input_ids_T.device, batch.context)
         if whole.group is None:
@@ -70,12 +70,12 @@ class ContextRows:
 
     @cached_property
     def row_P(self) -> Tensor:
-        """int64 [P], ascending, on the CPU: this rank's rows."""
+        """This rank's rows: int64 [P], ascending, on the CPU."""
         return torch.arange(self.num_rows) if self.group is None else self.dealt[self.group.rank]
 
     @cached_property
     def is_local_T(self) -> Tensor | None:
-        """Bool [T], on the CPU: whether a row is this rank's; None if all are."""
+        """Whether each row belongs to this rank: bool [T], on the CPU; None if all rows do."""
         if self.group is None:
             return None
         return torch.zeros(self.num_rows, dtype=torch.bool).index_fill(0, self.row_P, value=True)
@@ -90,7 +90,7 @@ class ContextRows:
         return rows if self.index is None else rows.index_select(0, self.index)
 
     def gather(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        """Return tensors [T, ...] from the rows of all ranks; each rank passes its own, [P, ...]. Collective.
+        """Gather the rows [P, ...] that each rank passes into tensors [T, ...] on every rank. Collective.
 
         A row that belongs to no rank is 0.
         """
@@ -106,7 +106,7 @@ class ContextRows:
 
     @cached_property
     def _gathered_rows(self) -> Tensor | None:
-        """int64: rows in the order in which they are gathered; None if that is the order of the rows."""
+        """Row numbers, int64, in the order in which rows are gathered; None if it is ascending from 0."""
         row_T = torch.cat(list(self.dealt))
         if torch.equal(row_T, torch.arange(self.num_rows)):
             return None

@@ -1,4 +1,4 @@
-"""Modules of a Llama-style decoder layer, of which drafts consist; named as in exported files."""
+"""Define the modules of a draft's Llama-style decoder layer, with the names in exported files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INIT_STD = 0.02
 
 
 class AttentionProjections(nn.Module):
-    """The projections of an attention. The draft's subclass defines the computation between them."""
+    """The projections of an attention layer. A draft's subclass computes the attention between them."""
 
     def __init__(self, shape: DecoderShape, inputs: int) -> None:
         """Create the projections to queries, keys and values from ``inputs`` channels, and to the output."""

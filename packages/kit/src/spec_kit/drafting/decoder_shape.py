@@ -1,4 +1,4 @@
-"""The sizes of a draft of Llama-style decoder layers, and how a served config.json stores them.
+"""Define the sizes of a draft of Llama-style decoder layers, and read and write them in config.json.
 
 Importing this module imports no torch.
 """
@@ -30,18 +30,18 @@ def _ascending(layers: tuple[int, ...]) -> tuple[int, ...]:
 
 
 CapturedLayers = Annotated[tuple[int, ...], pydantic.AfterValidator(_ascending)]
-"""Ids of the captured residual streams, as an option of a draft."""
+"""Option of a draft: ids of the captured residual streams; stream k enters layer k of the target."""
 DistilledLoss = Literal["ce", "lk_alpha", "lk_lambda"]
-"""Losses against the target's distribution, as an option of a draft."""
+"""Option of a draft: its loss against the target's distribution."""
 FP8_MULTIPLE = 16
-"""Inputs and outputs of a product in fp8 are multiples of this number (torch's ``scaled_mm`` on GPUs)."""
+"""Sizes of a weight in an fp8 product must be multiples of this number (torch's ``scaled_mm`` on GPUs)."""
 
 
 class DecoderConfig(DraftConfig):
     """Options of a draft that is made of decoder layers: sizes that may differ from the target's."""
 
     intermediate_size: int | None = Field(None, ge=1)
-    """Width of the draft's MLP. None: the target's; likewise for the keys of the heads."""
+    """Width of the draft's MLP. None means the target's value, also in the options of the heads."""
     num_heads: int | None = Field(None, ge=1)
     """Query heads of the draft's attention."""
     num_kv_heads: int | None = Field(None, ge=1)
@@ -85,9 +85,9 @@ class DecoderShape(DraftShape):
 
     @property
     def inner_values(self) -> int:
-        """Number of values inside a layer that the backward pass needs of each row, at least.
+        """Least number of values inside a layer that the backward pass needs for each row.
 
-        They are the queries, the attention's output, and three of the MLP's width.
+        They are the queries, the attention's output, and three vectors of the MLP's width.
         """
         return 2 * self.num_heads * self.head_dim + 3 * self.intermediate_size
 

@@ -1,4 +1,4 @@
-"""Checks of a served draft's folder for one engine, which may read some fields differently or not at all.
+"""Check whether one engine can serve a draft's folder.
 
 The draft's plugin has already checked the folder (``draft_files``). An engine's parser may still read it in another
 way, or crash. Each engine's plugin has a table of such flaws. Importing this module imports no torch.
@@ -56,7 +56,7 @@ def check_served(engine: str, flaws: Iterable[Flaw], folder: Path, target: Targe
     fields = read_config(folder)
     if fields is None:
         raise ArtifactError(f"draft {folder} cannot be served by {engine}: it has no config.json")
-    # A draft inside its target has the target's files, of which there may be many.
+    # A draft inside its target's folder has the target's files, which may be many.
     tensors = stored_tensors(folder) if folder.resolve() == target.folder.resolve() else read_shapes(folder)
     served = ServedFolder(fields, frozenset(tensors), target)
     for flaw in flaws:

@@ -59,8 +59,8 @@ def architectures(fields: Json) -> set[str]:
 def parallel_mask_token(fields: Json) -> object:
     """Return the mask token id of a draft that guesses a chain in one pass, or None.
 
-    It is read from the fields in which vLLM looks for it. Drafts that guess a chain token by token have none;
-    nothing else distinguishes the folders from folders of Eagle3.
+    It is read from the fields in which vLLM looks for it. Drafts that guess a chain token by token, such as Eagle3,
+    have none. Nothing else distinguishes the two kinds of folders.
     """
     nested: Any = fields.get("dflash_config")
     places = (
@@ -74,7 +74,8 @@ def parallel_mask_token(fields: Json) -> object:
 def checked(kind: Any, value: object, folder: Path, key: str = "") -> Any:
     """Return a value of config.json, validated as ``kind``, which is any type that pydantic knows.
 
-    ``key``: key of the value in config.json. Raises ArtifactError that names file, key, value and what is expected.
+    ``key``: key of the value in config.json. If the value is invalid, raise an ArtifactError that names file, key,
+    value and what is expected.
     """
     try:
         return pydantic.TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
@@ -132,7 +133,7 @@ def read_shapes(folder: Path) -> Shapes:
 
 
 def check_shapes(folder: Path, found: Shapes, required: Shapes, optional: Shapes) -> None:
-    """Raise ArtifactError for a tensor that is missing, unknown, or of another shape than config.json says."""
+    """Raise ArtifactError for a missing or unknown tensor, or a shape that contradicts config.json."""
     where, allowed = f"draft {folder}: {_TENSORS}", required | optional
     if missing := sorted(required.keys() - found.keys()):
         raise ArtifactError(f"{where} lacks {', '.join(missing)}")
@@ -146,7 +147,7 @@ def check_shapes(folder: Path, found: Shapes, required: Shapes, optional: Shapes
 
 
 def load_tensors(folder: Path, stored_names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Return tensors with the file's dtypes. ``stored_names``: name in the result -> name in the file."""
+    """Load tensors in the file's dtypes. ``stored_names``: name in the result -> name in the file."""
     from safetensors import safe_open
 
     path = folder / _TENSORS
@@ -196,13 +197,13 @@ def as_served(tensor: Tensor, target: TargetSpec) -> Tensor:
 
 
 def write_draft(draft: Draft, weights: Mapping[str, Tensor], target: TargetSpec, folder: Path) -> None:
-    """Write the export of ``draft``, config.json and model.safetensors, into the existing ``folder``.
+    """Export ``draft``: write config.json and model.safetensors into the existing ``folder``.
 
     Raise ArtifactError if a tensor has a value that is not finite in the dtype in which it is served.
     """
     from safetensors.torch import save_file
 
-    # A copy of its own: safetensors refuses tensors that share memory.
+    # Each tensor is cloned, because safetensors refuses tensors that share memory.
     exported = draft.exported_tensors(weights, target)
     stored = {name: tensor.cpu().clone().contiguous() for name, tensor in exported}
     for name, tensor in stored.items():

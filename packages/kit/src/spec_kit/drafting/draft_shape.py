@@ -1,4 +1,7 @@
-"""The shape of a draft, and how a served config.json stores it. Importing this module imports no torch."""
+"""Define the shape of a draft, and read and write it in a served config.json.
+
+Importing this module imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ class DraftShape(pydantic.BaseModel):
 
     @abstractmethod
     def to_json(self, target: TargetSpec) -> Json:
-        """Return the fields of config.json in the sequence in which they are written."""
+        """Return the fields of config.json in the order in which they are written."""
 
     @abstractmethod
     def tensor_shapes(self) -> Shapes:
@@ -108,7 +111,7 @@ class DraftShape(pydantic.BaseModel):
 
 
 def head_fields(architecture: str, model_type: str, target: TargetSpec) -> Json:
-    """Return the first fields of config.json."""
+    """Return the fields with which an exported config.json begins."""
     dtype = served_dtype(target)
     return {
         "architectures": [architecture],

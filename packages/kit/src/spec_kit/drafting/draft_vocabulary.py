@@ -1,4 +1,4 @@
-"""The draft's vocabulary: the target tokens that have a row in the draft's head."""
+"""Choose and store the draft's vocabulary: the target tokens that have a row in the draft's head."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def select_tokens(token_counts: Tensor | None, target_size: int, size: int, alwa
     """Return the draft's vocabulary, int64 [size] ascending: ``always`` and the most frequent tokens.
 
     Of equally frequent tokens, smaller ids come first. ``token_counts``, int64 [target_size]: how often each
-    token is supervised; None: all equally often.
+    token is supervised; None means all equally often.
     """
     counts = (
         torch.zeros(target_size, dtype=torch.int64) if token_counts is None else token_counts.cpu().clone()

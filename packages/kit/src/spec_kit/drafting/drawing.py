@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def uniform_numbers(generators: Sequence[Generator], count: int) -> Tensor:
-    """Return ``count`` numbers in [0, 1) of each generator, float64 [B, K], on the generators' device.
+    """Return ``count`` numbers in [0, 1) from each generator, float64 [B, K], on the generators' device.
 
     So a sequence's numbers do not depend on the other sequences of its batch.
     """

@@ -1,8 +1,8 @@
-"""Matrix products in 8-bit floating point: quantisation of rows, weights, and the linear layers of a draft.
+"""Compute matrix products and the linear layers of a draft in 8-bit floating point (fp8).
 
 Rows and weights are rounded to e4m3, gradients to e5m2, which has a larger range and less precision. Each row has a
 separate scale, which maps its largest magnitude to the format's largest number. Scales are computed from the
-tensors at hand, so there is nothing to save. Products are summed in float32 and returned in the dtype of their
+current tensors, so a checkpoint stores none. Products are summed in float32 and returned in the dtype of their
 rows. The gradients of trained weights are computed as without fp8, from the unrounded tensors.
 
 Shapes: R rows, K inputs and N outputs of a linear layer.
@@ -39,7 +39,7 @@ FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def quantize_rows(rows_RK: Tensor, dtype: torch.dtype) -> Quantized:
-    """Return the rows rounded to the fp8 format ``dtype``. A row with an infinity or a NaN becomes NaN in part."""
+    """Return rows rounded to the fp8 format ``dtype``; a row with infinity or NaN gets some NaN values."""
     wide_RK, largest = rows_RK.float(), torch.finfo(dtype).max
     scale_R1 = wide_RK.abs().amax(1, keepdim=True) / largest
     scale_R1 = scale_R1.clamp(min=torch.finfo(torch.float32).tiny)
@@ -64,9 +64,9 @@ class Fp8Kernels(KernelSet):
 
 @dataclass(frozen=True, eq=False)
 class Fp8Weight(LinearWeight):
-    """A weight in fp8, with a copy for each direction that is made when it is first needed.
+    """A weight in fp8, with one copy for the forward and one for the backward pass, made at first use.
 
-    The copy for the forward pass has a scale for each output, that for the backward pass one for each input.
+    The copy for the forward pass has a scale for each output, the other copy a scale for each input.
     """
 
     quantize: Callable[[Tensor, torch.dtype], Quantized] = quantize_rows
@@ -96,13 +96,13 @@ class Fp8Weight(LinearWeight):
 
 
 class Fp8Layers:
-    """Computes the linear layers of a draft in fp8: layers without a bias, whose sizes are multiples of 16.
+    """Computes a draft's linear layers without bias in fp8, if their sizes are multiples of 16.
 
     Weights are quantised once for each forward pass of the draft.
     """
 
     def __init__(self, find: FindKernel) -> None:
-        """Use a backend's kernels, which ``find`` finds."""
+        """Use the backend's kernels that ``find`` returns."""
         self._find, self._kernels = find, Fp8Kernels.of(find)
         self._own: dict[str, Kernel] = {
             "added_linear": self._linear,
@@ -147,7 +147,7 @@ class Fp8Layers:
 
 
 def use_fp8_head(ops: VocabularyOps, find: FindKernel) -> None:
-    """Compute the products with the target's head in fp8, with a backend's kernels, which ``find`` finds."""
+    """Compute products with the target's head in fp8, with the backend's kernels that ``find`` returns."""
     ops.use_head(Fp8Weight(ops.head.weight, Fp8Kernels.of(find).quantize_rows))
 
 

@@ -1,4 +1,4 @@
-"""The initial weights of a fresh Eagle3 or P-EAGLE draft (see docs/decisions/014-initial-weights.md)."""
+"""Set the initial weights of a fresh Eagle3 or P-EAGLE draft (docs/decisions/014-initial-weights.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ component, so it starts small."""
 def start_from_target(
     module: nn.Module, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
 ) -> None:
-    """Scale the module's random matrices, copy the target's head and final norm, and choose the vocabulary.
+    """Scale the random matrices, copy the target's head and final norm, and choose the draft's vocabulary.
 
     The module must have ``fc``, ``norm`` and ``lm_head``; the rows of ``lm_head`` are the draft's vocabulary.
     """

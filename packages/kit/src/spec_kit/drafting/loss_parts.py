@@ -1,4 +1,4 @@
-"""Functions for a draft's loss: reductions of logits with a sharded vocabulary, and precomputed gradients.
+"""Reduce logits over a sharded vocabulary, and attach precomputed gradients, for a draft's loss.
 
 Shapes: X any rows, V the local rows of the vocabulary (see ``spec_core.ops``).
 """
@@ -27,7 +27,7 @@ def sharded_logsumexp_argmax(
     local_X, sum_X, index_X = kernels.logsumexp_argmax(logits_XV)
     top_X = ops.reduce_max(local_X)
     log_sum_X = top_X + ops.reduce_sum(sum_X * (local_X - top_X).exp()).log()
-    # A NaN is not below anything: what such a row calls its largest is still an id of the vocabulary.
+    # Comparisons with NaN are false, so a row with NaN still gets a valid id of the vocabulary.
     best_X = torch.where(local_X < top_X, torch.iinfo(torch.int64).min, -ids_V[index_X])
     return log_sum_X, -ops.reduce_max(best_X)
 
@@ -39,7 +39,7 @@ class LabelColumns:
     column_R1: Tensor
     """int64: column of the label; any column if the label is on another shard."""
     here_R1: Tensor
-    """bool: the label is on this shard."""
+    """bool: whether the label is on this shard."""
 
     @classmethod
     def of(cls, id_R: Tensor, ops: VocabularyOps) -> Self:

@@ -1,4 +1,4 @@
-"""Kernels, in plain torch, of Llama-style drafts that guess a chain or a block of tokens (see ``spec_core.kernels``).
+"""Define the kernels of Llama-style drafts in plain torch (see ``spec_core.kernels``).
 
 Shapes: H width, I intermediate width; R positions, S rows of the draft's logits for each position, X any number of
 rows, V the local rows of the vocabulary. Kernels return sums over the local rows of the vocabulary; the caller

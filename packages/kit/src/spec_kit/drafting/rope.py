@@ -1,4 +1,4 @@
-"""Rotary position embeddings with the target's conventions (Hugging Face ``rope_parameters``)."""
+"""Compute rotary position embeddings by the target's conventions (Hugging Face ``rope_parameters``)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Rope:
 
 
 def rotate(heads_TND: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Return ``[T, heads, head_dim]`` with the channel pairs (i, i + rotated / 2) rotated."""
+    """Return ``heads_TND`` [T, heads, head_dim] with its channel pairs (i, i + rotated / 2) rotated."""
     cos, sin = angles
     half = cos.shape[-1]
     first, second = heads_TND[..., :half], heads_TND[..., half : 2 * half]
@@ -86,7 +86,7 @@ def _llama3(frequency: Tensor, rope: Mapping[str, Any]) -> Tensor:
 
 
 def _yarn(frequency: Tensor, rope: Mapping[str, Any], theta: float, max_positions: int) -> Tensor:
-    """Keep the frequencies of channels that turn often in the original context; divide slow ones."""
+    """Keep the frequencies of channels that turn often in the original context; divide the others."""
     dim = 2 * len(frequency)
     context = rope.get("original_max_position_embeddings") or max_positions
 

@@ -5,7 +5,7 @@ vocabulary goes through ``ops``, so the heads of draft and target may be sharded
 their log-sum-exp are stored, no distributions. The gradient overwrites the logits, the largest tensors of a step.
 
 Every loss has the gradient a · q + b · (q if q < p̂, else 0) − c · p with respect to a row's logits. q: the
-draft's distribution; p: the teacher's, renormalised over the draft's vocabulary; p̂: the teacher's before that
+draft's distribution; p̂: the teacher's distribution; p: the same, renormalised over the draft's vocabulary
 (``Teacher``); a, b, c: factors of each row that depend on the loss.
 """
 
@@ -41,7 +41,7 @@ class Teacher:
     best_R: Tensor
     """int64: arg-max over the whole vocabulary."""
     trained_R: Tensor
-    """bool: the arg-max has a row in the draft's head, so the position is trained."""
+    """bool: whether the arg-max has a row in the draft's head; only such positions are trained."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Scored:
 def teach(
     ops: VocabularyOps, kernels: DecoderKernels, hidden_RH: Tensor, ids_V: Tensor, vocab_mask_V: Tensor | None
 ) -> Teacher:
-    """Return the target's distribution. ``hidden_RH``: inputs of the target's final norm.
+    """Return the target's distribution at R positions. ``hidden_RH``: inputs of the target's final norm.
 
     ``ids_V``: int64, target id of each row of the draft's head. ``vocab_mask_V``: bool over the whole target
-    vocabulary: whether the token has a row in the draft's head; None: all tokens have one.
+    vocabulary: whether the token has a row in the draft's head; None means all have one.
     """
     logits_RV = ops.teacher_logits(hidden_RH)
     first, stop = ops.vocab_range
@@ -129,7 +129,7 @@ def _lk_lambda(
     return value_RS, (share_RS + (1 - share_RS) * scored.below_RS, share_RS - 1, share_RS)
 
 
-# Values [R, S], and the factors a, b, c [R, S] of their gradients.
+# Each loss returns its values [R, S], and the factors a, b, c [R, S] of their gradients.
 ROW_LOSSES: Mapping[
     DistilledLoss, Callable[[Scored, Teacher, VocabularyOps, DecoderKernels], tuple[Tensor, Factors]]
 ] = {

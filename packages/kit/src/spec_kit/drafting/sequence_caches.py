@@ -1,4 +1,4 @@
-"""Attention of reference drafting: several sequences' new positions attend to their cached keys and values.
+"""Compute the attention of several sequences' new positions to their KV caches (reference drafting).
 
 Shapes: T new positions of all sequences, one sequence after the other; L positions of one sequence; N heads; D
 channels of a head.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def new_positions(caches: Sequence[Cache], counts: Sequence[int]) -> Tensor:
-    """Return int64 [T]: positions of the ``counts[i]`` tokens that follow cache i."""
+    """Return the positions, int64 [T], of the ``counts[i]`` tokens that follow each cache i."""
     pieces = [
         torch.arange(len(keys), len(keys) + count, device=keys.device)
         for (keys, _), count in zip(caches, counts, strict=True)
@@ -41,7 +41,7 @@ def extended_caches(
 
 
 def cached_attention(q_TND: Tensor, caches: Sequence[Cache], counts: Sequence[int]) -> Tensor:
-    """Return causal attention [T, N, D]; the last ``counts[i]`` positions of cache i are those of its queries."""
+    """Return the causal attention [T, N, D] of queries at the last ``counts[i]`` positions of cache i."""
     pieces: list[Tensor] = []
     for q, (keys, values), count in zip(q_TND.split(list(counts)), caches, counts, strict=True):
         visible = torch.ones(count, len(keys), dtype=torch.bool, device=q.device).tril(len(keys) - count)

@@ -1,4 +1,7 @@
-"""ServedDraft: base class of drafts served from config.json and model.safetensors; imports no torch."""
+"""ServedDraft is the base class of drafts that are served from config.json and model.safetensors.
+
+Importing this module imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ head."""
 
 @dataclass(frozen=True)
 class DraftCheckpoint(Generic[S]):
-    """A served folder, after a check of its config.json and of its tensors' names, shapes and dtypes."""
+    """A draft's served folder, whose config.json and tensor names, shapes and dtypes have been checked."""
 
     folder: Path
     shape: S
@@ -68,7 +71,7 @@ class DraftCheckpoint(Generic[S]):
         return load_tensors(self.folder, {name: self.stored_names[name] for name in names})
 
     def check_embedding(self, target: TargetSpec, scale: float) -> None:
-        """Raise ArtifactError if a copy of the embedding is not ``scale`` times the target's.
+        """Raise ArtifactError if the copy of the embedding is not ``scale`` times the target's embedding.
 
         Training and some engines use the target's embedding anyway. Only a sample of rows is compared, to the
         precision of bfloat16.
@@ -84,7 +87,7 @@ class DraftCheckpoint(Generic[S]):
             )
 
     def check_head(self, target: TargetSpec) -> None:
-        """Raise ArtifactError if a copy of the head differs from the target's, which engines use anyway."""
+        """Raise ArtifactError if the copy of the head differs from the target's head, which engines use."""
         from spec_kit.targets.target_reader import read_target_tensors
 
         if self.head is not None and not self._holds(self.head, read_target_tensors(target).head_VH, 1.0):
@@ -116,7 +119,7 @@ class ServedDraft(Draft, Generic[C, S]):
     speculators_type: ClassVar[str] = ""
     """Name of the algorithm in folders of ``speculators``; empty if such folders cannot be read."""
     depth_option: ClassVar[str] = ""
-    """Option with the number of tokens ahead that the draft is trained to guess, if its folder does not fix it.
+    """Name of the option for how many tokens ahead the draft is trained to guess, if its shape fixes no number.
 
     An exported config.json records the number under this name. No engine reads it.
     """
@@ -152,7 +155,7 @@ class ServedDraft(Draft, Generic[C, S]):
 
     @classmethod
     def open_checkpoint(cls, folder: Path) -> DraftCheckpoint[Any] | None:
-        """Return the checked folder, or None if it is another algorithm's. Raise ArtifactError for damage."""
+        """Return the checked folder, or None for another algorithm. Raise ArtifactError if it is damaged."""
         fields = read_config(folder)
         if fields is None:
             return None
@@ -264,7 +267,7 @@ class ServedDraft(Draft, Generic[C, S]):
         token_counts: Tensor | None,
         kernel: FindKernel = no_kernel,
     ) -> nn.Module:
-        """Return the network: fresh, or with the weights of ``init_from`` (D3)."""
+        """Return the network with fresh weights, or with the weights of ``init_from`` (D3)."""
         from spec_kit.drafting.unset_weights import UnsetWeights
 
         self.check_target(target)
@@ -289,7 +292,7 @@ class ServedDraft(Draft, Generic[C, S]):
     def initialize(
         self, module: Any, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
-        """Overwrite random weights with better initial ones in a fresh ``module`` (from ``new_module``)."""
+        """Replace random weights by better initial weights in a fresh ``module`` (from ``new_module``)."""
 
     def stored_state(self, checkpoint: DraftCheckpoint[S]) -> dict[str, Tensor]:
         """Return the module's state dict from a checkpoint, in float32."""
@@ -298,12 +301,12 @@ class ServedDraft(Draft, Generic[C, S]):
 
     @property
     def default_draft_tokens(self) -> int:
-        """The default of all drafts, but not more guesses than the draft is trained for (D9)."""
+        """Number of tokens to guess by default, at most as many as the draft is trained to guess (D9)."""
         most = super().default_draft_tokens
         return min(most, self.trained_depth or most)
 
     def exported_config(self, target: TargetSpec) -> dict[str, Any]:
-        """Return the fields of the exported config.json in the sequence in which they are written (D8)."""
+        """Return the fields of the exported config.json in the order in which they are written (D8)."""
         depth = {} if self.trained_depth is None else {self.depth_option: self.trained_depth}
         return self.shape(target).to_json(target) | depth
 
@@ -316,7 +319,7 @@ class ServedDraft(Draft, Generic[C, S]):
 
 
 def resolve_init_from(config: DraftConfig, checkpoint: DraftCheckpoint[Any]) -> DraftConfig:
-    """Return ``config`` with every option that is also a field of the checkpoint's shape set from that shape.
+    """Return ``config`` with each option that is a field of the checkpoint's shape set from that shape.
 
     Raises ConfigError if an option that the user set contradicts the checkpoint.
     """
@@ -337,8 +340,8 @@ def resolve_init_from(config: DraftConfig, checkpoint: DraftCheckpoint[Any]) -> 
 def head_problem(target: TargetSpec) -> str | None:
     """Return why engines cannot serve a draft of this target, or None.
 
-    They only serve a head that is an RMS norm followed by a linear layer without bias. A soft-cap of the target is
-    none of the draft's: its logits are a linear layer's, and learn from the target's capped ones.
+    Engines only serve a head that is an RMS norm followed by a linear layer without bias. A soft-cap of the target's
+    logits is no problem: the draft's logits are not capped, and learn from the target's capped logits.
     """
     if target.norm == "layer":
         return "its final norm is a layer norm, an RMS norm is needed"
@@ -349,7 +352,7 @@ def head_problem(target: TargetSpec) -> str | None:
 
 @contextmanager
 def _read_as(name: str, named: str) -> Generator[None]:
-    """Append to an ArtifactError of the block why draft plugin ``name`` reads the folder: it has ``named``."""
+    """Append to an ArtifactError of the block why plugin ``name`` reads the folder: it has ``named``."""
     try:
         yield
     except ArtifactError as error:

@@ -1,7 +1,8 @@
-"""StepCost: the floating-point operations (FLOPs) of training one sample, from its length and its loss.
+"""StepCost estimates the floating-point operations (FLOPs) of training a draft on one sample.
 
-A draft computes some values for every token, others for each *row* that guesses: a supervised token, or a block at
-one. Attention compares every token, or every row, with the tokens before it. Importing this module imports no torch.
+A draft computes some values for every token, and others for every *row*: a supervised token, or a block of guesses
+at such a token. Attention compares every token, or every row, with the tokens before it. Importing this module
+imports no torch.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 TRAINED, FROZEN, TEACHER = 6, 4, 2
-"""FLOPs for each weight and row: of a trained layer (forward pass, and gradients of inputs and weights), of a frozen
-one (no gradient of weights), and of one that only runs forward."""
+"""FLOPs for each weight and row of a trained layer (forward pass, and gradients of inputs and weights), of a frozen
+layer (no gradient of weights), and of a layer that only runs forward."""
 _PAIR = 24
 """FLOPs for each compared pair and channel of the queries: two products, each computed forward and twice backward,
 make 12. Attention reaches half the FLOP/s of the other products (``docs/cuda.md``, Attention), so it counts twice."""
@@ -32,12 +33,12 @@ class StepCost:
     row_channels: int = 0
     """Channels of the queries by which each row is compared with tokens before it, summed over layers and steps."""
     window: int | None = None
-    """Most tokens that a query is compared with; None: all tokens before it."""
+    """Most tokens that a query is compared with; None means all tokens before it."""
     most_rows: int | None = None
-    """Most rows of a sample; None: as many as supervised tokens."""
+    """Most rows of a sample; None means as many as supervised tokens."""
 
     def __call__(self, num_tokens: int, num_supervised: int) -> int:
-        """Return the cost of a sample. Its supervised tokens are taken to be its last ones, as in an answer."""
+        """Return the cost of a sample, if its supervised tokens are its last tokens, as in an answer."""
         rows = num_supervised if self.most_rows is None else min(num_supervised, self.most_rows)
         pairs = self.token_channels * num_tokens * self._seen(num_tokens // 2)
         pairs += self.row_channels * rows * self._seen(num_tokens - num_supervised // 2)
@@ -48,5 +49,5 @@ class StepCost:
 
 
 def num_weights(shapes: Iterable[tuple[int, ...]]) -> int:
-    """Return the number of weights of the matrices among ``shapes``; norms and biases cost next to nothing."""
+    """Return the number of weights of the matrices in ``shapes``; norms and biases cost next to nothing."""
     return sum(prod(shape) for shape in shapes if len(shape) == 2)

@@ -1,4 +1,4 @@
-"""TargetOps: VocabularyOps on one device, in plain torch."""
+"""TargetOps implements VocabularyOps on one device, in plain torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TargetOps(VocabularyOps):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Move the tensors to ``device`` in ``dtype``."""
+        """Move the target's tensors to ``device`` in ``dtype``."""
         self._target = target
         self._embedding_VH = tensors.embedding_VH.to(device, dtype)
         self._head_VH = self._embedding_VH if target.tied else tensors.head_VH.to(device, dtype)
@@ -33,7 +33,7 @@ class TargetOps(VocabularyOps):
 
     @property
     def vocab_range(self) -> tuple[int, int]:
-        """First and one past the last local row of the vocabulary: all of it."""
+        """Range (first, stop) of the local rows of the vocabulary, which are all rows."""
         return 0, self._target.vocab_size
 
     @property
@@ -52,7 +52,7 @@ class TargetOps(VocabularyOps):
         normed = (
             F.rms_norm(wide, wide.shape[-1:], eps=self._target.norm_eps).to(self._norm_H.dtype) * self._norm_H
         )
-        # Float32 from here on: soft-cap, scale and softmax of a bf16 product lose the small probabilities.
+        # Float32 from here on: soft-cap, scale and softmax in bf16 would lose small probabilities.
         logits = self.head.forward(normed).to(wide.dtype)
         if self._target.logit_scale != 1:
             logits = logits * self._target.logit_scale
@@ -60,9 +60,9 @@ class TargetOps(VocabularyOps):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def reduce_max(self, value_R: Tensor) -> Tensor:
-        """Return the argument: there is one shard (O3)."""
+        """Return ``value_R`` unchanged, because there is one shard (O3)."""
         return value_R
 
     def reduce_sum(self, value_R: Tensor) -> Tensor:
-        """Return the argument: there is one shard (O3)."""
+        """Return ``value_R`` unchanged, because there is one shard (O3)."""
         return value_R

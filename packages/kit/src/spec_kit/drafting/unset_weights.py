@@ -1,4 +1,4 @@
-"""UnsetWeights: a context in which modules are built without random weights, because stored weights replace them."""
+"""UnsetWeights is a context in which new modules get no random weights; stored weights follow later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DRAWS = (nn.init.kaiming_uniform_, nn.init.normal_, nn.init.uniform_, Tensor.no
 
 
 class UnsetWeights(TorchFunctionMode):
-    """Leaves out random initial values, which torch draws on one core of the CPU. Other values are set as usual."""
+    """Skips random initial values, which torch draws on one core of the CPU; sets other values as usual."""
 
     def __torch_function__(
         self,

@@ -55,7 +55,7 @@ def verify_sampled(probs_BRV: Tensor, proposals: Sequence[Proposal], uniform_BR:
         accepted_B = _accepted(probs_BRV, chance_BKV, proposals, uniform_BR)
         p_BV = probs_BRV[sequence_B, accepted_B]
         rest_BV = (p_BV - chance_BKV[sequence_B, accepted_B]).clamp(min=0)
-        # p = q leaves nothing, and a rejection then is rounding: p itself is right.
+        # If p = q, nothing is left. A rejection is then a rounding error, and the token is drawn from p.
         rest_BV = torch.where(rest_BV.sum(dim=-1, keepdim=True) > 0, rest_BV, p_BV)
     else:
         accepted_B, rest_BV = torch.zeros_like(sequence_B), probs_BRV[:, 0]

@@ -1,4 +1,4 @@
-"""Library for engines whose program runs the target in processes of its own (docs/libraries/hosting.md)."""
+"""This library is for engines that run the target in separate processes (docs/libraries/hosting.md)."""
 
 from spec_kit.hosting.answer_counts import AnswerCounts, AnswerRounds
 from spec_kit.hosting.backend_search import backend_for

@@ -1,4 +1,4 @@
-"""AnswerCounts: counts of accepted guesses, and the sums that show the spread between answers."""
+"""AnswerCounts counts accepted guesses, and computes sums that show the spread between answers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from spec_core.records import AcceptanceCounters
 
 
 class AnswerRounds(NamedTuple):
-    """Number of verifications of one answer so far, and of guesses that they have accepted."""
+    """The number of verifications of one answer so far, and the number of guesses accepted in them."""
 
     rounds: int = 0
     accepted: int = 0
 
 
 class AnswerCounts:
-    """Adds up the verifications of all answers, as each is reported.
+    """Adds up the verifications of all answers, as each verification is reported.
 
     The caller keeps an AnswerRounds, the counts of one answer, for each answer that is being generated.
     """

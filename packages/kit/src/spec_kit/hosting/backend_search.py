@@ -1,4 +1,4 @@
-"""Find the backend in a process that an engine's program has started, if no run names it."""
+"""Find the backend for a type of device, in a process of an engine's program that knows no run."""
 
 from __future__ import annotations
 

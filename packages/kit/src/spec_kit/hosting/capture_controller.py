@@ -1,4 +1,4 @@
-"""CaptureController: the engine's side of the connection to the worker process that captures states.
+"""CaptureController is the engine's side of the connection to the worker that captures states.
 
 An engine such as vLLM runs the target in worker processes that it starts. There, a hook of the engine's plugin
 hands the states of each request to a FeatureExporter. A request carries its id and short names of its
@@ -94,7 +94,7 @@ class CaptureController(Resource):
 
     @property
     def address(self) -> str:
-        """The argument of ``FeatureExporter``. It contains a secret token for that process only."""
+        """Address for ``FeatureExporter``; it contains a secret token for the exporter's process only."""
         return f"{self._name}:{self._token}"
 
     def wait_connected(self, timeout_s: float) -> bool:
@@ -102,7 +102,7 @@ class CaptureController(Resource):
         return self._connected.wait(timeout_s)
 
     def register(self, requests: Sequence[CaptureRequest], done: Future[None]) -> list[CaptureRequest]:
-        """Return the requests for the program, with a short name in place of each destination address.
+        """Register requests; return them for the program, with short names in place of their destinations.
 
         ``done`` completes when the features of every request were handed to the transport, or fails with the first
         error of a request.
@@ -132,7 +132,7 @@ class CaptureController(Resource):
         ]
 
     def fail(self, request_ids: Iterable[int], error: BaseException) -> None:
-        """Mark requests as failed that the program could not run."""
+        """Mark requests as failed, because the program could not run them."""
         for request_id in request_ids:
             self._settle(request_id, error)
 
@@ -169,7 +169,7 @@ class CaptureController(Resource):
             if not self._has_token(first):
                 channel.close()
                 continue
-            with suppress(PeerLost):  # the end of its messages says so too
+            with suppress(PeerLost):  # then its messages end below
                 channel.send("configuration", **self._configuration)
             self._received_s = time.monotonic()
             self._exporter = channel

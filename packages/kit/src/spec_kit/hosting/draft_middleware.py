@@ -1,4 +1,4 @@
-"""DraftMiddleware: ASGI middleware of an engine's server that has this project's extension.
+"""DraftMiddleware is the ASGI middleware of an engine's server that has this project's extension.
 
 It answers ``/spec/draft/status`` (GET) and ``/spec/draft/prepare``, ``commit``, ``revert`` and ``abort`` (POST
 with JSON). ``/spec/draft/status?rounds=N&wait_s=S`` is a long poll: it is answered when N verifications were
@@ -63,10 +63,10 @@ class DraftMiddleware(ABC):
     no_states: ClassVar[str] = (
         f"this server captures no states; start it with states_bytes in {LIVE_REQUESTS_VARIABLE}"
     )
-    """Answer to a call for states if none are captured, and what to do."""
+    """Error message for a call for states if none are captured."""
 
     def __init__(self, app: App) -> None:
-        """Wrap ``app``."""
+        """Wrap the ASGI application ``app``."""
         self._app = app
         self._token = os.environ.get(DRAFT_TOKEN_VARIABLE, "")
         self.ranks: DraftRanks | None = None
@@ -118,7 +118,7 @@ class DraftMiddleware(ABC):
             passed.set()
 
         await self._app(scope, await self.renewed(path, receive), naming)
-        if path == self.sleep_path and answered == [http.HTTPStatus.OK]:  # without such a route it is refused
+        if path == self.sleep_path and answered == [http.HTTPStatus.OK]:  # a server may lack this route
             await self._note("forget")
 
     def _opening(self, send: Send) -> Send:
@@ -156,7 +156,7 @@ class DraftMiddleware(ABC):
             return 409, {"error": str(error)}
 
     def _taken(self) -> tuple[int, Fields]:
-        """Return the HTTP status, and stored requests, which are deleted here."""
+        """Return the HTTP status and stored requests, and delete these requests."""
         if self.live_requests is None:
             return 409, {"error": f"this server keeps no requests; start it with {LIVE_REQUESTS_VARIABLE}"}
         return 200, self.live_requests.take()
@@ -180,7 +180,7 @@ class DraftMiddleware(ABC):
         return bool(self._token) and hmac.compare_digest(claimed, f"Bearer {self._token}".encode())
 
     async def _counted(self, rounds: int, wait_s: float) -> Fields:
-        """Return the status once ``rounds`` verifications were counted, or after ``wait_s`` seconds."""
+        """Wait for ``rounds`` counted verifications, but at most ``wait_s`` seconds; return the status."""
         ends_s = time.monotonic() + wait_s
         while True:
             traffic = self._traffic

@@ -1,4 +1,4 @@
-"""DraftRank: one rank of an engine's program in draft updates, with arguments and results as strings."""
+"""DraftRank runs draft updates in one rank of an engine's program; arguments and results are strings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DraftRank:
         self._receiver: UpdateReceiver | None = None
 
     def answer(self, call: str, argument: str = "") -> dict[str, str]:
-        """Execute a call and return ``status``, this rank's status as JSON, or ``refused``, the reason.
+        """Execute a call; return ``status``, this rank's status as JSON, or ``refused``, why it is refused.
 
         ``call`` is ``prepare`` (argument: an UpdateRequest as JSON), ``commit``, ``revert`` or ``abort`` (argument:
         an UpdateId as JSON), ``open``, ``status`` or ``forget``. It must come between two steps of the engine.

@@ -1,4 +1,4 @@
-"""DraftRanks: the ranks of one program as one replica; a commit happens on all ranks or on none."""
+"""DraftRanks presents the ranks of one program as one replica: all ranks commit an update, or none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DraftRanks(ABC):
     """Calls the DraftRank of each process of one program, on the event loop of the program's frontend."""
 
     def __init__(self) -> None:
-        """Start without a call; the number of ranks is not known yet."""
+        """Start with an unknown number of ranks, which the first call finds out."""
         self._order = asyncio.Lock()
         self._num_ranks = 0
         """Number of ranks that hold the draft; 0 before the first call."""
@@ -44,9 +44,9 @@ class DraftRanks(ABC):
         """Reset the counters, because the draft has changed."""
 
     async def states(self, asked: str) -> Fields | bytes:
-        """Return the fields of a StatesLayout if ``asked`` is empty; else a piece of states or a StatesLeftOut.
+        """Return a StatesLayout's fields if ``asked`` is empty; else a piece of states or a StatesLeftOut.
 
-        ``asked``: a StatesRange as JSON. Raise EngineError if this server captures no states, as by default.
+        ``asked``: a StatesRange as JSON. Raise EngineError if this server captures no states, which is the default.
         """
         raise EngineError("this server's engine captures no states while it serves")
 
@@ -87,7 +87,7 @@ class DraftRanks(ABC):
                 )
         answers = await self.answers("commit", argument)
         if refused := _first_refusal(answers):
-            await self.answers("revert", argument)  # those that have committed
+            await self.answers("revert", argument)  # on the ranks that have committed
             raise EngineError(refused)
         return _statuses(answers)
 

@@ -1,4 +1,4 @@
-"""EngineSubprocess: starts the process in which an engine's program runs, and talks to it.
+"""EngineSubprocess starts the process of an engine's program, and exchanges messages with it.
 
 vLLM and SGLang change the process in which they run (stdout, logging, signal handlers, start method), and are
 configured by environment variables. So the program gets a separate process with its own environment.
@@ -100,7 +100,7 @@ class EngineSubprocess(Resource):
         self._reaper = Reaper()
         self._process, self._channel = spawn([self.module], env, subprocess.PIPE, context.peer_s)
         self._reaper.add(self._process.pid)
-        with suppress(PeerLost):  # its end is noticed, with the cause, by a thread below
+        with suppress(PeerLost):  # the thread _await_end reports why the process ended
             self._channel.send(
                 "order",
                 arguments=dict(arguments),
@@ -116,7 +116,7 @@ class EngineSubprocess(Resource):
 
     @abstractmethod
     def prefill(self, requests: Sequence[CaptureRequest]) -> Future[Fields]:
-        """Send the requests to the program, whose worker exports the states of each.
+        """Send the requests to the program, whose worker exports the states of each request.
 
         The ``request_id`` and ``destinations`` of a request must reach ``FeatureExporter.export`` unchanged; these
         destinations are short names, which may be logged. The future completes when the program has run every
@@ -127,7 +127,7 @@ class EngineSubprocess(Resource):
     def decode(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams
     ) -> Sequence[Mapping[str, Any]]:
-        """Return the answers in the sequence of the prompts.
+        """Return the answers in the order of the prompts.
 
         Each answer has the new token ``ids``, and ``gaps``: the difference of the two largest logits of each
         token, or empty. It has ``draft`` (version, digest) if a pushed draft may serve. If the program counts
@@ -166,13 +166,13 @@ class EngineSubprocess(Resource):
         self.prefill(captures.register(requests, done)).add_done_callback(ran)
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Return the answers in the sequence of the prompts."""
+        """Return the answers in the order of the prompts."""
         return [_generation(answer, sampling) for answer in self.decode(prompts, sampling)]
 
     def ask(self, kind: str, **fields: Any) -> Future[Fields]:
         """Send a request to the process; the future returns the reply's fields, or raises EngineError.
 
-        It raises DataError if that is how the process refused the request.
+        It raises DataError if the process has refused the request with a DataError.
         """
         answer: Future[Fields] = Future()
         with self._lock:
@@ -215,7 +215,7 @@ class EngineSubprocess(Resource):
         self._channel.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(self.grace_s)
-        if self._process.poll() is None:  # else its number may be another group's by now
+        if self._process.poll() is None:  # else another group may have its number by now
             end_group(self._process.pid)
         self._process.wait()
         for thread in self._threads:
@@ -278,7 +278,7 @@ class EngineSubprocess(Resource):
 
     def _await_end(self) -> None:
         code = self._process.wait()
-        end_group(self._process.pid)  # its children hold its output open
+        end_group(self._process.pid)  # its children keep its output open
         listening, copying, _ = self._threads
         listening.join()
         copying.join()

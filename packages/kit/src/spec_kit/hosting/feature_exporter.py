@@ -1,7 +1,7 @@
-"""FeatureExporter: sends captured states from the engine's worker process to the trainers.
+"""FeatureExporter sends captured states from the engine's worker process to the trainers.
 
-Its controller is ``capture_controller``. Code that the engine calls (a connector, a hook) hands the states of each
-request to ``export``. A thread of the exporter sends them, so the engine is not blocked.
+``capture_controller`` is the other side, in the engine's process. Code that the engine calls (a connector, a hook)
+hands the states of each request to ``export``. A thread of the exporter sends them, so the engine is not blocked.
 
 Shapes: T tokens, N captured layers, H hidden size.
 """
@@ -49,7 +49,7 @@ class _Export:
 
 
 class FeatureExporter(Resource):
-    """Sends states to trainers. Only one worker process has one: the first of a tensor-parallel group."""
+    """Sends states to trainers. Only the first worker of a tensor-parallel group has an exporter."""
 
     def __init__(self, address: str, timeout_s: float = _CONNECT_S) -> None:
         """Connect to the controller at ``address``, the value of the variable ``CAPTURE_VARIABLE``.
@@ -67,7 +67,7 @@ class FeatureExporter(Resource):
         if configuration is None:
             self._channel.close()
             raise ProtocolError("the capture controller refused this worker's token")
-        self._channel.keep_alive(configuration["peer_s"])  # the backend may take its time to import
+        self._channel.keep_alive(configuration["peer_s"])  # importing the backend may take long
         schema = configuration["schema"]
         self.schema = FeatureSchema(**schema | {"layers": tuple(schema["layers"])})
         """Schema of the states that are captured for each token."""
@@ -123,7 +123,7 @@ class FeatureExporter(Resource):
             sender.close()
 
     def _send_all(self) -> None:
-        with suppress(PeerLost):  # the engine is gone, and with it everybody who waits for an answer
+        with suppress(PeerLost):  # the engine is gone, so nobody waits for an answer
             while (export := self._exports.get()) is not None:
                 try:
                     with self._ordered_after(export):
@@ -149,7 +149,7 @@ class FeatureExporter(Resource):
         with self._stream:
             self._stream.wait_event(export.ready)
             yield
-            # The allocator must not give the memory to the engine's stream before this one has read it.
+            # The allocator must not give the memory to the engine's stream before this stream has read it.
             for tensor in (export.hidden_TNH, export.token_ids):
                 if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
                     tensor.record_stream(self._stream)
@@ -163,7 +163,7 @@ class FeatureExporter(Resource):
             input_ids=torch.as_tensor(export.token_ids, dtype=torch.int64, device=hidden_TNH.device),
             hidden_TNH=hidden_TNH,
         )
-        # The ticket is not awaited: nobody writes to these states again, and the transport holds them while it must.
+        # The ticket is not awaited: nobody overwrites these states, and the transport keeps them while it needs them.
         for destination in export.destinations:
             self._sender(destination).send(sample, self._send_timeout_s)
 

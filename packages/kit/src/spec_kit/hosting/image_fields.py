@@ -1,4 +1,4 @@
-"""Images of a request in the messages to an engine's program."""
+"""Encode and decode the images of a request in the messages to an engine's program."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def image_fields(image: ImageSource) -> Fields:
 
 
 def image_of_fields(fields: Fields) -> ImageSource:
-    """Return the image that ``image_fields`` has described."""
+    """Return the image from the fields that ``image_fields`` has returned."""
     data = base64.b64decode(fields["data"])
     return ImageSource(digest=fields["digest"], path=fields["path"], data=data)

@@ -1,4 +1,4 @@
-"""LiveAnswer: the answer to a request that is stored at its end. ``passed_on`` passes answers to the client.
+"""LiveAnswer stores a served request when its answer ends; ``passed_on`` passes answers to the client.
 
 An engine's adapter makes a LiveAnswer for each request that ``LiveRequests.admits``, and ends it with the answer.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LiveAnswer:
-    """The answer to an admitted request: it is stored when it ends, or counted by the reason why it is not."""
+    """The answer to an admitted request, which is stored at its end, or counted by why it is not stored."""
 
     def __init__(self, requests: LiveRequests, states: str | None = None) -> None:
         """Begin in the task that answers the request. ``states``: name of the request's states, if captured."""
@@ -43,7 +43,7 @@ async def passed_on(
     """Yield the messages that ``begin`` returns, each after ``note`` has seen it.
 
     ``begin`` is called when the first message is asked for, in the task that asks. ``running`` has the answers of
-    these messages; at the end those that have not ended are counted as unfinished.
+    these messages; at the end, answers that have not ended are counted as unfinished.
     """
     try:
         async with aclosing(begin()) as messages:

@@ -1,6 +1,6 @@
-"""LiveRequests: token ids of a server's finished requests, for training the server's draft on its traffic.
+"""LiveRequests stores token ids of a server's finished requests, to train its draft on its traffic.
 
-Requests are stored only if the server's environment variable ``SPEC_LIVE_REQUESTS`` enables it. They are stored in
+Requests are stored only if the server's environment variable ``SPEC_LIVE_REQUESTS`` enables this. They are stored in
 memory of the server's frontend until they are taken, never on disk or in a log. Their number, bytes and age are
 bounded. An error here is counted, and never affects a request.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 LIVE_REQUESTS_VARIABLE = "SPEC_LIVE_REQUESTS"
 """Environment variable of a server: the fields of LiveRequestsConfig as JSON. If unset, nothing is stored."""
 LEARN_HEADER = b"x-draft-learn"
-"""Header of a request: ``no`` prevents that it is stored, ``yes`` stores it whatever the share is."""
+"""Header of a request: ``no`` prevents its storage, ``yes`` stores it regardless of ``share``."""
 LABEL_HEADER = b"x-draft-label"
 """Header of a request: one of the labels of the configuration, by which acceptance is reported."""
 OTHER_LABEL = "other"
@@ -52,12 +52,12 @@ _LABELLED_PATHS = (
     "/inference/v1/generate",
     "/generate",
 )
-"""Paths that are the label of a request without the header; so are the configuration's ``routes``."""
+"""Paths that label a request without the header; the paths in the configuration's ``routes`` do so, too."""
 _LONGEST_BODY = 1 << 18
 """Largest body of a request, in bytes, that is parsed."""
 _TAKEN_TOKENS = 24_576
-"""Largest number of tokens of one ``take``. As ids of seven digits with commas they fit the largest response that
-a client reads."""
+"""Largest number of tokens of one ``take``. Written as ids of seven digits with commas, they fit the largest response
+that a client reads."""
 _ROW_TOKENS = 18
 """Size of the field names, the label and the key of one request in a response, in tokens."""
 _TOKEN_BYTES = 4
@@ -69,16 +69,17 @@ _LABEL: pydantic.TypeAdapter[str] = pydantic.TypeAdapter(Label)
 
 
 class LiveRequestsConfig(Config):
-    """Fields of ``SPEC_LIVE_REQUESTS``."""
+    """Fields of the JSON object in the environment variable ``SPEC_LIVE_REQUESTS``."""
 
     share: Annotated[float, pydantic.Field(gt=0, le=1)]
     """Share of the requests that is stored; a hash of the request's id decides."""
     opt_in: bool = False
     """Store only requests that have the header ``x-draft-learn: yes``."""
     models: list[str] = pydantic.Field(default_factory=list)
-    """Store only requests whose field ``model`` is one of these; empty: all. No request to an adapter is stored."""
+    """Store only requests whose field ``model`` is in this list; an empty list means all. Requests to an adapter are
+    never stored."""
     routes: list[str] = pydantic.Field(default_factory=list)
-    """Store only requests to these paths, such as /v1/chat/completions; empty: all."""
+    """Store only requests to these paths, such as /v1/chat/completions; an empty list means all."""
     labels: Annotated[list[Label], pydantic.Field(max_length=16)] = pydantic.Field(default_factory=list)
     """Values of the header ``x-draft-label`` that are kept with a request; any other value becomes ``other``."""
     rows: Annotated[int, pydantic.Field(ge=1)] = 1024
@@ -88,7 +89,7 @@ class LiveRequestsConfig(Config):
     age_s: Seconds = 600.0
     """Longest time in seconds for which a request is stored."""
     states_bytes: Annotated[int, pydantic.Field(ge=0)] = 0
-    """Bytes of host memory for hidden states that the server captures as it serves requests; 0: none are captured."""
+    """Bytes of host memory for hidden states that the server captures as it serves requests; 0 captures none."""
 
     @classmethod
     def from_environment(cls) -> LiveRequestsConfig | None:
@@ -206,7 +207,7 @@ class LiveRequests:
     def __init__(
         self, config: LiveRequestsConfig, clock: Callable[[], float] = time.monotonic, timed: bool = True
     ) -> None:
-        """Store requests as ``config`` says. ``timed``: a timer drops too old ones even if no call comes."""
+        """Store requests as ``config`` says. If ``timed``, a timer drops requests that are too old."""
         self._config, self._clock, self._timed = config, clock, timed
         self._paths = {*_LABELLED_PATHS, *filter(is_label, config.routes)}
         self._lock = threading.Lock()
@@ -280,7 +281,7 @@ class LiveRequests:
         label: str = OTHER_LABEL,
         states: str | None = None,
     ) -> None:
-        """Store a finished request; drop the oldest ones if a limit is exceeded. ``states``: name of its states."""
+        """Store a finished request, and drop the oldest beyond a limit. ``states``: name of its states."""
         row = _Row(self._clock(), array("i", prompt), array("i", answer), label, states)
         is_long = row.num_tokens > MOST_STATE_ROWS or row.num_bytes > self._config.bytes
         if is_long or not row.prompt or not row.answer:
@@ -321,7 +322,7 @@ class LiveRequests:
     def _reason(self, asked: _AskedRequest | None, request_id: str) -> str:
         """Return why a request is not stored; empty if it is stored."""
         config = self._config
-        if asked is None:  # none of a client's
+        if asked is None:  # no client has sent this request
             return "no_http"
         if asked.learn == "no":
             return "opted_out"

@@ -1,4 +1,4 @@
-"""The modes in which an engine's program can run. A program process has one mode from start to end."""
+"""Define the modes of an engine's program; a process of the program keeps one mode until its end."""
 
 from __future__ import annotations
 

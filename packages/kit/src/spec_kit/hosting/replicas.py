@@ -1,4 +1,4 @@
-"""Replicas of engines with separate processes: ProgramReplica of a run, HttpReplica of a user's server.
+"""Define ProgramReplica, for an engine of this run, and HttpReplica, for a user's server.
 
 Both only forward calls; the program's worker processes connect to the publisher.
 """
@@ -120,7 +120,7 @@ class HttpReplica(DraftReplica, Resource):
     def take_requests(self) -> TakenRequests:
         """Return some of the requests that the server has stored for training; the server deletes them.
 
-        Raise EngineError as any call does. No error message contains the server's data.
+        Raise EngineError if the call fails. No error message contains the server's data.
         """
         asked = self._client.ask(f"{_ROUTES}requests", "{}", self._timeout_s)
         answer = self._awaited("requests", asked, self._timeout_s)
@@ -135,7 +135,7 @@ class HttpReplica(DraftReplica, Resource):
     def states_schema(self) -> FeatureSchema:
         """Return the schema of the states that the server captures while it serves.
 
-        Raise ConfigError if it captures none, EngineError as any call does.
+        Raise ConfigError if it captures none, EngineError if the call fails.
         """
         answer = self._states("{}", LONGEST_ANSWER)
         if answer.status in (http.HTTPStatus.NOT_FOUND, http.HTTPStatus.CONFLICT):
@@ -150,7 +150,7 @@ class HttpReplica(DraftReplica, Resource):
     def take_states(self, key: str, rows: int, schema: FeatureSchema) -> CapturedRows | str:
         """Return the first ``rows`` rows of a request's states; the server deletes them.
 
-        Return the cause if the server does not have all of them. Raise EngineError as any call does. No error
+        Return the cause if the server does not have all of them. Raise EngineError if the call fails. No error
         message contains the server's data.
         """
         ids, states = bytearray(), bytearray()

@@ -1,7 +1,8 @@
-"""Messages of the route ``/spec/draft/states``: hidden states that a server has computed for a request it served.
+"""Define the messages by which a client reads the hidden states of requests that a server has served.
 
-A client first asks for the layout, with an empty range. Then it asks for the rows of each request, piece by piece. A
-piece is binary: the token ids of its rows as little-endian int32, then their states.
+The route is ``/spec/draft/states``. A client first asks for the layout, with the body ``{}``. Then it asks for the
+rows of each request, piece by piece. A piece is binary: the token ids of its rows as little-endian int32, then their
+states.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from spec_core.records import FeatureSchema
 from spec_core.wire_record import WireRecord
 
 MOST_STATE_ROWS = 16_384
-"""Largest number of rows of a request, as many as tokens of the longest request that a server stores."""
+"""Largest number of rows of a request: the tokens of the longest request that a server stores."""
 PIECE_BYTES = 8 << 20
 """Largest number of bytes of a piece, unless one row is larger. The engine does no step while it copies a piece."""
 ID_BYTES = 4
@@ -24,7 +25,10 @@ StatesKey = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")]
 
 
 class StatesRange(WireRecord):
-    """The rows that a client asks for. A request's states are deleted when its last rows are read."""
+    """A client's query for hidden states of one served request, from row ``first`` on.
+
+    A row has the states of one token. The server deletes a request's states when the client has read the last row.
+    """
 
     key: StatesKey
     first: Annotated[int, pydantic.Field(ge=0, lt=MOST_STATE_ROWS)]
@@ -34,7 +38,7 @@ class StatesRange(WireRecord):
 
 
 class StatesLayout(WireRecord):
-    """The fields of a FeatureSchema: what a row of states is."""
+    """The content of a row of states: the fields of a FeatureSchema."""
 
     layers: Annotated[list[int], pydantic.Field(min_length=1)]
     hidden_size: Annotated[int, pydantic.Field(ge=1)]
@@ -51,10 +55,10 @@ class StatesLayout(WireRecord):
 
 
 class StatesLeftOut(WireRecord):
-    """Answer for a request that has no states, or not all of them."""
+    """Answer for a request whose states are missing or incomplete."""
 
     left_out: Annotated[str, pydantic.Field(pattern=r"^[a-z_]{1,32}$")]
-    """The cause."""
+    """Why states are missing."""
 
 
 def piece_rows(schema: FeatureSchema) -> int:

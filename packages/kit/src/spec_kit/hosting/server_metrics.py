@@ -1,7 +1,7 @@
-"""Metrics of a running server, in Prometheus' text exposition format.
+"""Parse the metrics of a running server in Prometheus' text exposition format.
 
 The parser of ``prometheus_client`` takes quadratic time for a line of many labels, by which a hostile server
-could stop the caller. This one takes linear time.
+could stop the caller. This parser takes linear time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ServerMetrics:
         return sums
 
     def histogram(self, name: str) -> tuple[tuple[float, int], ...]:
-        """Return upper bound -> number of values up to it, ascending; nothing if the server has no such histogram."""
+        """Return pairs (upper bound, number of values up to it), ascending; empty if there is no histogram."""
         bounds = self.by_label(f"{name}_bucket", "le")
         found = [(bound, count) for word, count in bounds.items() if (bound := _bound(word)) is not None]
         return tuple(sorted(found))

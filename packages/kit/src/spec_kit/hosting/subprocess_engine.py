@@ -1,4 +1,4 @@
-"""SubprocessEngine: an engine whose program runs the target in separate processes.
+"""SubprocessEngine is an engine whose program runs the target in separate processes.
 
 A subclass of EngineSubprocess defines the program and how requests reach it. This module decides when the program
 is started and in which mode, and executes calls one after the other. It imports no torch.
@@ -36,9 +36,9 @@ R = TypeVar("R")
 class SubprocessEngine(Engine):
     """Starts the program at the first call that needs it, and restarts it if a call needs another mode.
 
-    One thread owns the program and executes calls in sequence. It hands a whole capture batch to the program and
-    does not wait for it, so the program runs one batch after the other without a pause. The engine's process uses
-    no device.
+    One thread owns the program and executes calls one after the other. It hands a whole capture batch to the program
+    and does not wait for the features, so the program runs one batch after the other without a pause. The engine's
+    process uses no device.
     """
 
     def __init__(self, config: EngineConfig, target: TargetSpec, context: EngineContext) -> None:
@@ -91,7 +91,7 @@ class SubprocessEngine(Engine):
         self._submit(lambda: self._capturing(schema)).result()
 
     def capture(self, requests: Sequence[CaptureRequest], schema: FeatureSchema) -> Future[None]:
-        """Hand the batch to the program and return at once (E1-E3)."""
+        """Hand the batch of requests to the program and return at once (E1-E3)."""
         done: Future[None] = Future()
 
         def begin() -> None:
@@ -108,7 +108,7 @@ class SubprocessEngine(Engine):
         return done
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Generation]:
-        """Return the program's answers in the sequence of the prompts (E4)."""
+        """Return the program's answers in the order of the prompts (E4)."""
         return self._submit(lambda: self._generate(prompts, sampling)).result()
 
     def load_draft(self, folder: Path) -> None:
@@ -176,7 +176,7 @@ class SubprocessEngine(Engine):
         if (process := self._process) is not None:
             process.close()
         self._thread.shutdown(wait=True)
-        if (process := self._process) is not None:  # the thread was constructing it
+        if (process := self._process) is not None:  # it was under construction above
             process.close()
 
     def _submit(self, work: Callable[[], R]) -> Future[R]:
@@ -194,7 +194,7 @@ class SubprocessEngine(Engine):
     def _program(self, mode: Mode) -> EngineSubprocess:
         """Return the program running in ``mode``; first stop a program that runs in another mode."""
         if (process := self._process) is not None:
-            process.health()  # a restart must not hide a death
+            process.health()  # a restart must not hide that the program has died
             if process.mode == mode:
                 return process
         if self._draft is not None and isinstance(mode, SpeculativeMode):

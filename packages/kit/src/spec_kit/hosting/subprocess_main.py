@@ -1,4 +1,4 @@
-"""EngineLink: the connection to EngineSubprocess, inside the process that it has started.
+"""EngineLink connects the process of an engine's program to the EngineSubprocess that has started it.
 
 The module that the process runs connects, starts the program, reports that it is ready, and serves::
 
@@ -76,10 +76,10 @@ class EngineLink(AbstractContextManager["EngineLink"]):
     ) -> None:
         """Answer requests until the engine is gone; each request runs as a separate task.
 
-        A handler gets the fields of a request and returns the fields of the reply. If it raises, the request is
-        refused, by a DataError if it raised one; but if ``has_failed()`` is then true, any other exception ends
-        ``serve``. ``check`` is awaited before
-        each ``alive`` message; without it, such messages are sent as long as the process runs.
+        A handler gets the fields of a request and returns the fields of the reply. If it raises DataError, the
+        request is refused with a DataError. Any other exception ends ``serve`` if ``has_failed()`` is then true, and
+        else refuses the request. ``check`` is awaited before each ``alive`` message; without it, such messages are
+        sent as long as the process runs.
         """
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
@@ -117,11 +117,11 @@ class EngineLink(AbstractContextManager["EngineLink"]):
             kind, fields = "done", await handler(message)
         except DataError as error:
             kind, fields = "refused", {"message": str(error), "is_data": True}
-        except Exception as error:  # whatever a program raises is for the engine
+        except Exception as error:  # the engine gets whatever the program raises
             if has_failed():
                 raise
             kind, fields = "refused", {"message": _one_line(error)}
-        with suppress(PeerLost):  # nobody waits for it
+        with suppress(PeerLost):  # the engine is gone, so nobody waits for the reply
             self._channel.send(kind, key=message["key"], **fields)
 
     async def _beat(self, check: Callable[[], Awaitable[object]]) -> None:

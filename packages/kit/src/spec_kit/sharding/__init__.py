@@ -1,4 +1,4 @@
-"""Library for strategies: save, load and gather sharded tensors (docs/libraries/sharding.md)."""
+"""This library saves, loads and gathers sharded tensors for strategies (docs/libraries/sharding.md)."""
 
 from typing import TYPE_CHECKING
 

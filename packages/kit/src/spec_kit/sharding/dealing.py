@@ -41,14 +41,14 @@ def map_dealt(
 def _one_round(
     function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor], held: Parts
 ) -> dict[str, Tensor]:
-    """Apply ``function`` to at most one full tensor on each rank, so to at most as many tensors as ranks."""
+    """Apply ``function`` to at most one full tensor on each rank; ``parts`` has at most one per rank."""
     rank, templates = dist.get_rank(held.group), list[Tensor]()
     own = made = None
     for owner, (name, part) in enumerate(parts.items()):
         whole = held.gather(name, part)
         templates.append(whole.new_empty(()).expand(whole.shape))
         own = whole if owner == rank else own
-    # Only now: a collective that waits for one rank's work would hold up all others.
+    # After all gathers, because a collective that waits for one rank's work would delay all ranks.
     if own is not None:
         made = function(own).contiguous()
     results: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""SafetensorsFolder: a StateFolder on disk, with safetensors and JSON files."""
+"""SafetensorsFolder is a StateFolder on disk, with safetensors and JSON files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SafetensorsFolder(StateFolder):
     ) -> None:
         """Write a safetensors file from tensors on any device; they are copied to the CPU one at a time.
 
-        ``check`` is called before each tensor, and may raise to end the call.
+        ``check`` is called before each tensor, and may raise an error to end the call.
         """
         for key, tensor in tensors.items():
             if _dtype_name(tensor) not in DTYPE_CODES:

@@ -49,7 +49,7 @@ class FlatShard:
     values: Tensor
     """The range's elements [n], contiguous; n = 0 if this rank holds none of the rectangle."""
     saves: bool
-    """Whether this rank saves the range; other ranks may hold the same one."""
+    """Whether this rank saves the range; other ranks may hold the same range."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -102,7 +102,7 @@ class IndexEntry(Config):
                 raise ValueError(
                     f"a part of shape {list(part.shape)} lies outside of shape {list(self.shape)}"
                 )
-        rectangles = {(part.offset, part.shape) for part in self.parts}  # several ranks may have saved one
+        rectangles = {(part.offset, part.shape) for part in self.parts}  # ranks may have saved the same one
         if sum(prod(shape) for _, shape in rectangles) != prod(self.shape):
             raise ValueError(f"its parts do not make a tensor of shape {list(self.shape)}")
 
@@ -137,7 +137,7 @@ def save_sharded(
 def load_sharded(
     state: Mapping[str, Tensor | FlatShard], folder: StateFolder, group: dist.ProcessGroup
 ) -> None:
-    """Load what any number of ranks saved into the tensors of ``state``.
+    """Load tensors, saved by any number of ranks, into the tensors of ``state``.
 
     Also restore this rank's random state, if it was saved.
     """
@@ -270,7 +270,7 @@ def _rectangles(first: int, stop: int, shape: Offset) -> Iterator[tuple[Offset, 
         return
     row = prod(shape[1:])
     inside, whole, last = first // row, -(-first // row), stop // row
-    if inside < whole:  # it begins, or lies, inside of a row
+    if inside < whole:  # the range begins, or lies, inside a row
         end = min(stop, whole * row)
         for offset, part in _rectangles(first - inside * row, end - inside * row, shape[1:]):
             yield (inside, *offset), (1, *part)

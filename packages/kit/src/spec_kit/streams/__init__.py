@@ -1,4 +1,4 @@
-"""Library for backends: feature streams and the memory for their samples (docs/libraries/streams.md)."""
+"""This library gives backends feature streams and memory for samples (docs/libraries/streams.md)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,6 @@
-"""AsyncSender: the engine's side of a stream whose samples may still be in transfer when ``send`` returns.
+"""AsyncSender is a stream's sender whose samples may still be in transfer when ``send`` returns.
 
-It starts up to three threads. One announces the samples to the receiver in sequence. One waits until the
+It starts up to three threads. One announces the samples to the receiver in order. One waits until the
 connection ends, so that no device work waits for a receiver that is gone. If samples overlap, one completes
 tickets (the futures that ``send`` returns).
 """
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 CLOSE_S = 10.0
 """Seconds that ``close`` waits until all samples are announced."""
 SETTLE_S = 0.5
-"""Seconds that ``close`` then waits until the receiver has requested all announced samples."""
+"""Seconds that ``close`` waits, after the announcements, until the receiver has requested all samples."""
 LINGER_S = 60.0
 """Seconds for which a closed sender stores samples that the receiver has not requested yet."""
 
 
 class PendingSend(ABC):
-    """A sample in transfer. Both methods block, and raise RunError or torch's RuntimeError if it fails."""
+    """A sample in transfer. Both methods block; they raise RunError or RuntimeError if the transfer fails."""
 
     @abstractmethod
     def wait_sendable(self) -> None:
-        """Return when the sample may be announced to the receiver."""
+        """Wait until the sample may be announced to the receiver."""
 
     @abstractmethod
     def wait_sent(self) -> None:
-        """Return when the transfer no longer needs this process, so that the ticket is done (T7)."""
+        """Wait until the transfer no longer needs this process, so that the ticket is done (T7)."""
 
 
 class DeferredBuffer(SenderBuffer):
@@ -57,7 +57,7 @@ class DeferredBuffer(SenderBuffer):
     for the receiver after the sender has closed."""
 
     def open(self) -> None:
-        """Prepare the buffer, on the announcing thread. It may block; ``connect`` waits for it."""
+        """Prepare the buffer on the announcing thread. The call may block; ``connect`` waits for it."""
 
     @abstractmethod
     def take_pending(self) -> PendingSend:
@@ -107,7 +107,7 @@ class AsyncSender(StreamSender):
         return send.ticket
 
     def flush(self, timeout_s: float) -> None:
-        """Return when every ticket is done (T8)."""
+        """Wait until every ticket is done (T8)."""
         deadline = time.monotonic() + timeout_s
         super().flush(timeout_s)
         late = wait(list(self._open_tickets), max(0.0, deadline - time.monotonic())).not_done
@@ -132,7 +132,7 @@ class AsyncSender(StreamSender):
             for thread in completing:
                 thread.join(SETTLE_S)
         super().close()
-        with contextlib.suppress(queue.Empty):  # a send of another thread may have come in meanwhile
+        with contextlib.suppress(queue.Empty):  # another thread may have called ``send`` meanwhile
             while (send := self._to_announce.get_nowait()) is not None:
                 send.ticket.set_exception(ProtocolError("the sender was closed"))
 
@@ -142,7 +142,7 @@ class AsyncSender(StreamSender):
         The process does not exit before this thread ends.
         """
         for thread in self._threads[1:2]:
-            thread.join()  # it watches a connection that has ended
+            thread.join()  # the watching thread ends, because the connection has ended
         if any(thread.is_alive() for thread in self._threads[2:]):
             threading.Thread(target=self._linger, name=f"linger {self._name}").start()
         else:
@@ -178,7 +178,7 @@ class AsyncSender(StreamSender):
             raise failure
 
     def _announce_all(self, buffer: DeferredBuffer, opened: Future[RunError | None]) -> None:
-        """Announce samples in the sequence of their sends; runs on a separate thread.
+        """Announce samples in the order of their sends; runs on a separate thread.
 
         A failure ends the connection, because samples must arrive without gaps.
         """
@@ -193,7 +193,7 @@ class AsyncSender(StreamSender):
             if failure is not None:
                 self._channel.shutdown()
             _settle(send.ticket, failure)
-            del send  # and the memory that it holds
+            del send  # this frees the memory that it holds
         self._to_complete.put(None)
 
     def _announce(self, send: _Send) -> None:
@@ -201,7 +201,7 @@ class AsyncSender(StreamSender):
         self._send_packet(send.ready, time.monotonic() + CLOSE_S)
 
     def _complete_all(self) -> None:
-        """Complete the tickets of overlapping samples in sequence; runs on a separate thread."""
+        """Complete the tickets of overlapping samples in order; runs on a separate thread."""
         while (send := self._to_complete.get()) is not None:
             _settle(send.ticket, self._failure_of(send.pending.wait_sent))
             del send
@@ -210,13 +210,15 @@ class AsyncSender(StreamSender):
         return failure_of(step, f"a sample did not reach {self._name}")
 
     def _watch(self, buffer: DeferredBuffer) -> None:
-        """Wait until either side closes the connection, then abandon the buffer; runs on its own thread."""
+        """Wait, on a separate thread, until either side closes the connection; then abandon the buffer.
+
+        If this sender has closed it and samples may overlap, the receiver may still read samples from the buffer, so
+        the buffer is not abandoned.
+        """
         ended = select.poll()
         ended.register(self._channel.end, select.POLLRDHUP)
         ended.poll()
-        if not (
-            self._closed and buffer.overlapping
-        ):  # then it is not known whether the receiver is still there
+        if not (self._closed and buffer.overlapping):
             buffer.abandon()
 
 
@@ -226,7 +228,7 @@ def failure_of(step: Callable[[], None], problem: str) -> RunError | None:
         step()
     except RunError as error:
         return error
-    except RuntimeError as error:  # what torch raises for everything
+    except RuntimeError as error:  # torch raises it for all errors
         return RunError(f"{problem}: {error}")
     return None
 

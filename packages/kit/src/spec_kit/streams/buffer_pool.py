@@ -1,4 +1,4 @@
-"""Interfaces of the memory that stores a feature stream's samples, for receivers and senders.
+"""Define interfaces of the memory that stores a feature stream's samples, for receivers and senders.
 
 The packets (``wire``) are the same for every kind of memory: the receiver allocates a block, the sender writes
 it, and the receiver reads it in place and frees it. On a device, both sides synchronize by events, whose handles
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from spec_kit.streams.wire import ConnectReply, Packet, SampleLayout
 
 Arrived: TypeAlias = "Callable[[RunError | None], None]"
-"""Callback with None when a sample has arrived completely, or with the error if it never will."""
+"""Callback that gets None when a sample has arrived completely, or the error if its transfer failed."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class BufferPoolFactory(ABC):
     """Returns the pool that each sender of a receiver writes to."""
 
     def serves(self, device_id: str) -> bool:
-        """Return whether a sender on that device (``SenderConnector.device_id``) can write to its pools."""
+        """Return whether a sender on the device ``device_id`` (of ``SenderConnector``) can write to the pools."""
         return True
 
     @abstractmethod
@@ -84,9 +84,10 @@ class ReceiverPool(BufferPoolFactory):
         raise ProtocolError(f"it sent bytes for memory of kind {self.kind!r}, which it writes itself")
 
     def fetch(self, block: Block, arrived: Arrived) -> None:
-        """Call ``arrived`` once an announced sample has arrived completely, or its transfer has failed.
+        """Call ``arrived`` when an announced sample has arrived completely, or its transfer has failed.
 
-        It may be called later and from another thread, but in the sequence of the calls of ``fetch``.
+        The pool may call ``arrived`` after ``fetch`` has returned and from another thread, but it keeps the order
+        of the calls of ``fetch``.
         """
         arrived(None)
 
@@ -100,7 +101,7 @@ class ReceiverPool(BufferPoolFactory):
 
     @abstractmethod
     def read(self, block: Block) -> tuple[Tensor, Tensor]:
-        """Return ``input_ids`` and ``hidden_TNH``, valid on the current stream until ``free``."""
+        """Return a block's ``input_ids`` and ``hidden_TNH``, valid on the current stream until ``free``."""
 
     @abstractmethod
     def free(self, block: Block) -> None:
@@ -116,7 +117,7 @@ class SenderBuffer(ABC):
 
     @abstractmethod
     def write(self, grant: Packet, sample: FeatureSample) -> None:
-        """Copy ``sample`` into the block that was granted."""
+        """Copy ``sample`` into the block that ``grant`` names."""
 
     def packets(self, grant: Packet, sample: FeatureSample) -> Iterable[Packet]:
         """Return the packets to send after ``write``; none if ``write`` itself has transferred the sample."""
@@ -124,7 +125,7 @@ class SenderBuffer(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Return when no write is in progress; called after a send that failed."""
+        """Wait until no write is in progress. The sender calls this after a failed send."""
 
     @abstractmethod
     def close(self) -> None:
@@ -135,11 +136,11 @@ class SenderConnector(ABC):
     """Creates the sender's view of the pool that a receiver offers."""
 
     device_id: str = ""
-    """Name of the device of the sender's tensors, the same in every process; empty: host memory."""
+    """Name of the device of the sender's tensors, the same in every process; empty for host memory."""
 
     @abstractmethod
     def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
         """Return the view of the pool in ``reply``. Raise ProtocolError for an unknown kind of memory.
 
-        ``descriptor``: file descriptor of the pool's memory; None from another host.
+        ``descriptor``: file descriptor of the pool's memory; None if the receiver is on another host.
         """

@@ -1,4 +1,4 @@
-"""DeviceArena: allocates blocks in one range of device memory; and functions that copy samples on a device.
+"""Allocate blocks in one range of device memory (DeviceArena), and copy samples on a device.
 
 Shapes: T tokens, N captured layers, H hidden size.
 """
@@ -71,9 +71,9 @@ class GrantInfo(NamedTuple):
 
 
 def arena_bytes(layout: SampleLayout, window_bytes: int) -> int:
-    """Return the bytes of memory for a window with the padding of its blocks.
+    """Return how many bytes a window of ``window_bytes`` needs with the padding of its blocks.
 
-    Samples of one token have the largest share of padding, so it is computed for them.
+    The padding is computed for samples of one token, which have the largest share of padding.
     """
     return -(-window_bytes * layout.block_bytes(1) // layout.sample_bytes(1))
 
@@ -124,7 +124,7 @@ class DeviceArena:
         return [self._bytes[start:stop] for start, stop in pieces]
 
     def view(self, pieces: Sequence[Range], num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Return ``input_ids`` [T] and ``hidden_TNH``, gathered on the current stream if the block is scattered."""
+        """Return ``input_ids`` [T] and ``hidden_TNH``; gather a scattered block on the current stream."""
         if len(pieces) < 2:
             return self._layout.view(self._bytes, first_address(pieces), num_tokens)
         return self._layout.view(torch.cat(self.parts(pieces)), 0, num_tokens)
@@ -141,11 +141,11 @@ def first_address(pieces: Sequence[Range]) -> int:
 
 
 def copy_sample(sample: FeatureSample, targets: tuple[Tensor, Tensor]) -> None:
-    """Queue a copy of a sample to ``targets``, its ids and states on a device, on the current stream (T2).
+    """Queue a copy of a sample's ids and hidden states to ``targets`` on the current stream (T2).
 
-    Afterwards work on the same stream may overwrite the sample's device memory. Stream semantics do not protect
-    host memory: a copy from pageable memory has read it when the call returns, so a copy from pinned memory
-    blocks, too.
+    Afterwards work on the same stream may overwrite the sample's device memory. Stream order does not protect host
+    memory. So the copy has read all host memory when the call returns: a copy from pageable memory always has, and
+    a copy from pinned memory is made blocking.
     """
     for target, tensor in zip(targets, (sample.input_ids, sample.hidden_TNH), strict=True):
         pinned = tensor.is_cpu and tensor.is_pinned()

@@ -1,4 +1,4 @@
-"""DevicePool: a pool in device memory that the processes on one device share.
+"""DevicePool is a pool in device memory that the processes on one device share.
 
 Neither process waits on the host for the device. Each block has an event that both processes use. The receiver
 records it after the last read of the block's memory, and the sender's copy waits for it. A reader waits for the
@@ -108,7 +108,7 @@ class EventPool:
         return handle
 
     def free(self, handle: bytes) -> None:
-        """Store an event for the next block."""
+        """Keep an event for reuse by a later block."""
         self._lent.remove(handle)
         self._spare[self._device].append(handle)
 
@@ -143,7 +143,7 @@ class PeerEvents:
             event_type = torch.get_device_module(self._device).Event
             try:
                 self._opened[handle] = event_type.from_ipc_handle(self._device, handle)
-            except RuntimeError as error:  # torch's only error; the handle was good while its maker lived
+            except RuntimeError as error:  # torch's only error; the handle is valid while its process lives
                 raise PeerLost(f"the receiver's event is gone: {error}") from error
         return self._opened[handle]
 
@@ -165,7 +165,7 @@ class DevicePool(ReceiverPool):
         """Allocate memory for a window of ``window_bytes`` by ``sharing``."""
         self.kind = sharing.device_type
         self._sharing = sharing
-        # Only the arena keeps the memory, so that after ``close`` it goes with the last view of a sample.
+        # Only the arena references the memory, so after ``close`` it is freed with the last view of a sample.
         memory, self.descriptor, self.size, self._close_memory = sharing.create(
             arena_bytes(layout, window_bytes)
         )
@@ -206,14 +206,14 @@ class DevicePool(ReceiverPool):
         return not self._sharing.records_copies or _own_events[block.event].query()
 
     def read(self, block: Block) -> tuple[Tensor, Tensor]:
-        """Return ``input_ids`` and ``hidden_TNH``, valid on the current stream until ``free``."""
+        """Return a block's ``input_ids`` and ``hidden_TNH``, valid on the current stream until ``free``."""
         assert isinstance(block, _DeviceBlock)
         if self._sharing.records_copies:
             _own_events[block.event].wait(self._device_module.current_stream(self._sharing.device))
         return self._arena.view(block.pieces, block.num_tokens)
 
     def free(self, block: Block) -> None:
-        """Free a block after the work on the current stream, where it has been read."""
+        """Free a block after the work that is queued on the current stream, which reads it."""
         assert isinstance(block, _DeviceBlock)
         read = self._device_module.Event()
         read.record(self._device_module.current_stream(self._sharing.device))

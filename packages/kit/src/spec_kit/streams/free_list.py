@@ -1,4 +1,4 @@
-"""FreeList: the free address ranges of an arena."""
+"""FreeList allocates and frees address ranges of an arena."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools in host memory that both processes map (``shared_memory``), or that a sender fills over TCP."""
+"""Define pools in host memory that both processes map (``shared_memory``) or a sender fills over TCP."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class HostPool(ReceiverPool):
         self._arena.write(block.offset + position, data)
 
     def read(self, block: Block) -> tuple[Tensor, Tensor]:
-        """Return ``input_ids`` and ``hidden_TNH``, valid on the current stream until ``free``."""
+        """Return a block's ``input_ids`` and ``hidden_TNH``, valid on the current stream until ``free``."""
         ids, hidden = self._layout.view(self._arena.bytes, block.offset, block.num_tokens)
         if self._device is None:
             return ids, hidden
@@ -66,7 +66,7 @@ class HostBuffer(SenderBuffer):
         self._mapping, self._bytes = attach(descriptor, size)
 
     def write(self, grant: Packet, sample: FeatureSample) -> None:
-        """Copy ``sample`` into the block that was granted."""
+        """Copy ``sample`` into the block that ``grant`` names."""
         ids, hidden = self._layout.view(self._bytes, grant.value, len(sample.input_ids))
         ids.copy_(sample.input_ids)
         hidden.copy_(sample.hidden_TNH)
@@ -105,10 +105,10 @@ class RemoteBuffer(SenderBuffer):
 
 
 class HostConnector(SenderConnector):
-    """Connector of any sender to host memory, on the receiver's host or on another one."""
+    """Connector of any sender to host memory, on the receiver's host or on another host."""
 
     def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
-        """Return the view of the receiver's pool. ``descriptor`` None: the receiver is on another host."""
+        """Return the view of the receiver's pool; a ``descriptor`` of None means it is on another host."""
         if reply.pool != HostPool.kind:
             raise ProtocolError(
                 f"the receiver offers memory of kind {reply.pool!r}, which this sender cannot reach"

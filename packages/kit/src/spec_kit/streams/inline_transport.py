@@ -1,4 +1,4 @@
-"""InlineTransport: engine and trainer share one process, and samples are passed without a copy."""
+"""InlineTransport passes samples without a copy between an engine and a trainer in one process."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class InlineSender(FeatureSender):
         return ticket
 
     def flush(self, timeout_s: float) -> None:
-        """Return when every ticket is done (T8)."""
+        """Wait until every ticket is done (T8)."""
         if late := wait(list(self._open), timeout_s).not_done:
             raise DeadlineExceeded(f"samples not released within {timeout_s} s: {len(late)}")
 

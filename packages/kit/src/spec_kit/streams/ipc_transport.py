@@ -1,4 +1,4 @@
-"""IpcTransport: features through device memory between processes on one device, else through host memory."""
+"""IpcTransport sends features through device memory on one device, and else through host memory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class IpcTransport(Transport):
-    """Each receiver or sender uses the device that is current when it is created."""
+    """Transport whose receivers and senders use the device that is current when they are created."""
 
     def __init__(self, sharing: type[DeviceSharing], *, share_device: bool, required: bool = False) -> None:
-        """Use device memory if ``share_device`` is true, by the vendor's ``sharing``; otherwise host memory.
+        """Use device memory, shared by the vendor's ``sharing``, if ``share_device``; else use host memory.
 
         If device memory cannot be shared, warn and use host memory, or raise ConfigError if ``required`` is true.
         """

@@ -1,4 +1,4 @@
-"""StreamReceiver: the trainer's side of a feature stream between processes; packets are in ``wire``."""
+"""StreamReceiver is the trainer's side of a feature stream between processes (packets: ``wire``)."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ class _Loss:
 
 
 def open_port(host: str, port: int = 0) -> socket.socket | None:
-    """Return a listening socket for senders of other hosts, or None if ``host`` is empty; ``port`` 0: a free port.
+    """Return a listening socket for senders of other hosts, or None if ``host`` is empty.
 
-    ``host`` is an address of this host. Raise ConfigError if this host cannot listen there.
+    ``host`` is an address of this host; port 0 selects a free port. Raise ConfigError if listening fails.
     """
     if not host:
         return None
@@ -88,7 +88,7 @@ def open_port(host: str, port: int = 0) -> socket.socket | None:
 
 
 class StreamReceiver(FeatureReceiver):
-    """Receiver with one thread that admits senders, and one per sender that handles the sender's packets.
+    """Receiver with one thread that admits senders, and one thread per sender that handles its packets.
 
     One condition variable guards all state. The address is ``shm:<abstract socket name>:<token>``, followed by
     ``@<host>:<port>`` if there is a port.
@@ -101,7 +101,7 @@ class StreamReceiver(FeatureReceiver):
         pools: Sequence[BufferPoolFactory],
         port: socket.socket | None = None,
     ) -> None:
-        """Listen. A sender gets the first of ``pools`` that serves its device. ``close`` closes them and ``port``."""
+        """Listen; a sender gets the first of ``pools`` that serves its device. ``close`` ends pools and port."""
         self._schema, self._layout = schema, SampleLayout(schema)
         self._window_bytes = window_bytes
         self._used_bytes = 0
@@ -190,7 +190,7 @@ class StreamReceiver(FeatureReceiver):
         return sample
 
     def _lose(self, arrival: _Arrival, error: RunError) -> None:
-        """Drop a sample that cannot be read, and end the connection of its sender, which ``receive`` reports (T7).
+        """Drop a sample that cannot be read, and end its sender's connection; ``receive`` reports it (T7).
 
         If the sender has ended already, drop its other samples, too, and raise the error.
         """
@@ -223,7 +223,7 @@ class StreamReceiver(FeatureReceiver):
                     "%s: refused a connection of %s: %s", self._name, name or "another host", error
                 )
                 peer = None
-            except OSError:  # it has gone already
+            except OSError:  # the sender has gone already
                 peer = None
             if peer is None:
                 channel.close()
@@ -233,7 +233,10 @@ class StreamReceiver(FeatureReceiver):
             thread.start()
 
     def _greet(self, channel: FramedSocket, name: str, data: bytes) -> _Peer | None:
-        """Return the admitted sender; None if schemas differ (T1). Raise ProtocolError for a wrong token."""
+        """Check a sender's first packet, admit the sender and return it.
+
+        Return None if the sender's feature schema differs (T1). Raise ProtocolError if its secret token is wrong.
+        """
         request = ConnectRequest.decode(data)
         if not same_token(request.token, self._token):
             refusal = f"the receiver {self._name} does not know this sender's token"
@@ -246,8 +249,8 @@ class StreamReceiver(FeatureReceiver):
         if not name:
             detect_dead_host(channel.end)
         factory = next(pool for pool in self._pools if pool.serves(request.device_id))
-        # ``receive`` has the lock while it reads, and may wait there until this sender has connected to its pool: the
-        # reply, by which it does so, must not wait for the lock. When its ``connect`` returns, it counts already.
+        # ``receive`` holds the lock while it reads, and may then wait until this sender has connected to its pool.
+        # The sender needs the reply for that, so the reply is sent without the lock, after the sender is counted.
         with self._changed:
             pool = factory.admit(request.device_id, self._on_freed)
             peer = _Peer(channel, name or request.sender, pool)
@@ -266,10 +269,7 @@ class StreamReceiver(FeatureReceiver):
         return peer
 
     def _serve(self, peer: _Peer) -> None:
-        """Handle the packets of one sender until its connection ends; runs on a separate thread.
-
-        An invalid packet ends only the connection of its sender.
-        """
+        """Handle one sender's packets, on a separate thread; an invalid packet ends only its connection."""
         loss: RunError | None = None
         try:
             while True:
@@ -278,7 +278,7 @@ class StreamReceiver(FeatureReceiver):
                     self._handle(peer, Packet.decode(data))
         except ProtocolError as error:
             loss = ProtocolError(f"the sender in {peer.name}: {error}")
-        except RuntimeError as error:  # this end's: its pool could not serve that sender
+        except RuntimeError as error:  # an error here: the pool could not serve that sender
             loss = error if isinstance(error, RunError) else RunError(f"no room for {peer.name}: {error}")
         except OSError:
             loss = peer.failure
@@ -330,7 +330,7 @@ class StreamReceiver(FeatureReceiver):
             grant = Packet(PacketKind.GRANT, request.number, block.offset, payload)
             try:
                 peer.channel.send(grant.encode(), time.monotonic())
-            except OSError:  # it has died, or does not read: ``_serve`` finds the connection ended
+            except OSError:  # the sender has died or does not read; ``_serve`` sees the end
                 peer.channel.shutdown()
 
     def _ready(self, peer: _Peer, packet: Packet) -> None:
@@ -344,7 +344,7 @@ class StreamReceiver(FeatureReceiver):
         return block
 
     def _arrive(self, arrival: _Arrival, failure: RunError | None) -> None:
-        """Queue a sample that has arrived completely, or drop it if ``failure``; called by the pool."""
+        """Queue the sample ``arrival``, or drop it if ``failure`` ended its transfer; the pool calls this."""
         with self._changed:
             if self._closed:
                 return

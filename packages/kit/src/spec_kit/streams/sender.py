@@ -1,4 +1,4 @@
-"""StreamSender: the engine's side of a feature stream between processes; packets are in ``wire``."""
+"""StreamSender is the engine's side of a feature stream between processes (packets: ``wire``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _done.set_result(None)
 
 
 class StreamSender(FeatureSender):
-    """Sender without a thread: each call blocks while it talks to the receiver, one call at a time."""
+    """Sender without a thread. Each call blocks until its exchange with the receiver ends; one call at a time."""
 
     def __init__(
         self, address: str, schema: FeatureSchema, timeout_s: float, connector: SenderConnector
@@ -77,7 +77,7 @@ class StreamSender(FeatureSender):
         self._closed = True
         with contextlib.suppress(OSError):
             self._channel.send(Packet(PacketKind.CLOSE).encode(), time.monotonic())
-        hang_up(self._channel)  # wakes a send of another thread
+        hang_up(self._channel)  # this wakes a ``send`` in another thread
         with self._in_use:
             self._close_buffer()
             self._channel.close()
@@ -128,7 +128,7 @@ class StreamSender(FeatureSender):
             self._buffer.settle()
             try:
                 self._send_packet(Packet(PacketKind.WITHDRAW, self._number), time.monotonic())
-            except RunError:  # it takes in nothing: its room would never come back
+            except RunError:  # the receiver reads nothing, so it would never free the block
                 self._channel.shutdown()
             raise
 

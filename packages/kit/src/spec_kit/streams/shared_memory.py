@@ -1,4 +1,4 @@
-"""Arena: anonymous memory that several processes of one host share.
+"""Arena is anonymous memory that several processes of one host share.
 
 It is a memfd: a process that has the file descriptor can map it, and the kernel frees it when no process uses it.
 Nothing is created in ``/dev/shm``, so nothing can remain there, and its size limit in containers does not apply.
@@ -36,7 +36,7 @@ def aligned(size: int) -> int:
 def create(window_bytes: int) -> tuple[int, int]:
     """Return the file descriptor and size in bytes of a new arena for ``window_bytes`` of samples.
 
-    It is sealed, so no peer can shrink it.
+    The arena is sealed, so no peer can shrink it.
     """
     size = _page_up(ADDRESS_WINDOWS * max(window_bytes, mmap.PAGESIZE))
     descriptor = os.memfd_create("spec-features", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -53,7 +53,7 @@ def create(window_bytes: int) -> tuple[int, int]:
 
 
 def attach(descriptor: int, size: int) -> tuple[mmap.mmap, Tensor]:
-    """Map an arena; return the mapping and its bytes, uint8 ``[size]``. The last view of it unmaps it."""
+    """Map an arena; return the mapping and its bytes, uint8 ``[size]``. It is unmapped with its last view."""
     mapping = mmap.mmap(descriptor, size)
     return mapping, torch.frombuffer(mapping, dtype=torch.uint8)
 

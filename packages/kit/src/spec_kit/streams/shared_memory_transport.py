@@ -1,7 +1,7 @@
-"""SharedMemoryTransport: features through shared memory between processes of a host, over TCP between hosts.
+"""SharedMemoryTransport sends features through shared memory on one host, and over TCP between hosts.
 
 The receiver owns one arena of shared memory for all its senders, so the window bounds their total memory. It
-grants blocks in the sequence of the requests. The sender copies a sample into its block, or sends it over TCP to
+grants blocks in the order of the requests. The sender copies a sample into its block, or sends it over TCP to
 the receiver, which copies it. The ticket is done when ``send`` returns (T2). The receiver returns views of the
 block, and frees it at ``release``.
 """

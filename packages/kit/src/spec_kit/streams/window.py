@@ -1,4 +1,4 @@
-"""Checks of feature streams: a sample must fit the window, and a released sample must have been received."""
+"""Check that a sample fits the window, and that a released sample has been received."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The packets of a feature stream between sender and receiver (``FramedSocket``).
+"""Define the packets of a feature stream between sender and receiver (``FramedSocket``).
 
 ::
 
@@ -44,7 +44,7 @@ MAX_PACKET_BYTES = 1 << 16
 
 
 class PacketKind(enum.IntEnum):
-    """First field of a packet."""
+    """Kind of a packet, which is its first field."""
 
     REQUEST = 1
     GRANT = 2
@@ -55,7 +55,7 @@ class PacketKind(enum.IntEnum):
 
 
 class Packet(NamedTuple):
-    """Any packet after the first packet of each side. ``number``: of the request."""
+    """Any packet after the first packet of each side. ``number``: number of the request."""
 
     kind: PacketKind
     number: int = 0
@@ -78,7 +78,7 @@ class Packet(NamedTuple):
 
 _HEADER = struct.Struct("<QQq")
 MAX_DATA_BYTES = MAX_PACKET_BYTES - _HEADER.size
-"""Largest payload of a packet."""
+"""Largest payload of a packet in bytes."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class SampleLayout:
         return aligned(num_tokens * _ID_BYTES) + aligned(num_tokens * self._hidden_bytes)
 
     def parts(self, sample: FeatureSample) -> tuple[tuple[int, Tensor], tuple[int, Tensor]]:
-        """Return position in the block and bytes (uint8 on the host) of each of a sample's two tensors."""
+        """Return the position in the block and the bytes (uint8 on the host) of each tensor of a sample."""
         import torch
 
         ids, hidden = sample.input_ids, sample.hidden_TNH

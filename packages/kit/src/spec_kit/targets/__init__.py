@@ -1,4 +1,4 @@
-"""Library to read a target from its folder: its configuration, weight files, frozen tensors and image processor."""
+"""This library reads a target's folder: configuration, weights, frozen tensors and image processor."""
 
 from spec_kit.targets.safetensors_index import StoredTensor, stored_tensors
 from spec_kit.targets.target_images import FORMATS, TargetImages, decoded_image, media_type

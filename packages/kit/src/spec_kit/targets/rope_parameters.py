@@ -1,4 +1,4 @@
-"""Hugging Face ``rope_parameters`` of a draft: checks of their values, and their form in a config.json."""
+"""Check a draft's Hugging Face ``rope_parameters``, and read and write them in a config.json."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _LARGEST = 2**53  # a float holds every smaller integer exactly
 
 
 _OF_IMAGES = frozenset({"mrope_section", "mrope_interleaved"})
-"""They say how a target that sees places images; a draft's positions are token indices."""
+"""Keys by which a multimodal target numbers the positions of images; a draft's positions are token indices."""
 
 
 def draft_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotary embeddings of a draft, by default, for a target with the rotary embeddings ``rope``.
+    """Return a draft's default rope parameters for a target with the rope parameters ``rope``.
 
-    They are the target's, except for Gemma 4's ``proportional`` ones, which leave most channels as they are. A draft
-    then gets plain ones with the same base.
+    They are the target's parameters, except for Gemma 4's type ``proportional``, which leaves most channels
+    unrotated. A draft then gets the type ``default`` with the same base.
     """
     own = {key: value for key, value in rope.items() if key not in _OF_IMAGES}
     if own.get("rope_type") == "proportional":

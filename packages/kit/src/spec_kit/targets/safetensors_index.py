@@ -1,4 +1,4 @@
-"""Read names, shapes and dtypes of tensors from the headers of safetensors files, without torch or tensor data.
+"""Read names, shapes and dtypes of tensors from the headers of safetensors files, without torch.
 
 safetensors itself reads and checks each header. Sharded weights come with ``model.safetensors.index.json``, which
 maps names to files. Source of the format: https://github.com/huggingface/safetensors.
@@ -65,7 +65,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_header(file: Path) -> bytes:
-    """Return the bytes of a safetensors file's JSON header; ``stored_tensors`` must have read the file before."""
+    """Return the bytes of the JSON header of a safetensors file that ``stored_tensors`` has read."""
     with file.open("rb") as stream:
         return stream.read(int.from_bytes(stream.read(_LENGTH_BYTES), "little"))
 

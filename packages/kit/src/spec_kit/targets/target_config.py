@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _EXPECTED = "a target is the folder of a model, with its config.json, safetensors and tokenizer"
-_LARGEST = 2**53  # beyond it a number of JSON is none that a float holds exactly
+_LARGEST = 2**53  # a float holds every smaller integer exactly
 
 
 class TargetConfig:
@@ -80,10 +80,10 @@ class TargetConfig:
     def _left_out(self) -> Mapping[str, Any]:
         """The file's values as transformers reads them, with defaults for the values that the file lacks.
 
-        Empty if transformers is not installed or cannot read it.
+        Empty if transformers is not installed or cannot read the file.
         """
         values = deepcopy(self._top if self._nested is None else self._nested)  # transformers writes to it
-        # transformers promises no type of error for odd values, and warns of old spellings.
+        # transformers may raise any error for invalid values, and warns of old names of keys.
         with suppress(Exception), warnings.catch_warnings(action="ignore"):
             from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

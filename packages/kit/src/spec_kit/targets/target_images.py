@@ -1,6 +1,6 @@
-"""TargetImages: images as the target's own image processor prepares them, and the tokens that they take.
+"""TargetImages prepares images with the target's own image processor, and counts their tokens.
 
-It is the one of transformers that computes with Pillow and numpy, so torchvision is not needed, and
+The image processor is transformers' version that computes with Pillow and numpy. So torchvision is not needed, and
 every machine computes the same values.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""Formats of images, by Pillow's names; Pillow would start other programs for some of the rest."""
+"""Accepted image formats, by Pillow's names; for some other formats Pillow would start external programs."""
 _MOST_PIXELS = 89_478_485
 """Most pixels of an image: Pillow's own limit, beyond which it warns of decompression bombs."""
 _TOO_MANY = f"expected at most {_MOST_PIXELS} in all"
@@ -35,14 +35,14 @@ _NUM_TOKENS = "num_soft_tokens_per_image"
 
 
 class TargetImages:
-    """Prepares images for one target. What that needs is loaded with the first image."""
+    """Prepares images for one target. The image processor is loaded with the first image."""
 
     def __init__(self, folder: Path) -> None:
         """Prepare images with the image processor in ``folder``."""
         self._folder = folder
 
     def num_tokens(self, image: Image) -> int:
-        """Return the number of tokens that stand for an image. Raise DataError if it is refused."""
+        """Return the number of tokens of an image. Raise DataError if the image processor refuses it."""
         image_processor = self._image_processor
         with foreign_errors(DataError, "refused by the target's image processor"):
             if not _counts_patches(image_processor):
@@ -51,7 +51,7 @@ class TargetImages:
             return int(patches) // image_processor.merge_size**2
 
     def arrays(self, images: Sequence[Image]) -> Mapping[str, Tensor]:
-        """Return the arguments by which the target's forward pass takes these images."""
+        """Return the arguments of the target's forward pass for these images. Raise DataError if refused."""
         with foreign_errors(DataError, "refused by the target's image processor"):
             arrays = dict(self._image_processor(images=list(images), return_tensors="pt"))
         arrays.pop(_NUM_TOKENS, None)
@@ -89,7 +89,7 @@ def decoded_image(data: bytes) -> Image:
     from PIL import Image, ImageOps
 
     try:
-        # Pillow warns of damaged metadata, too; only what the pixels need matters here.
+        # Pillow also warns of damaged metadata, which do not matter for the pixels.
         with warnings.catch_warnings(action="ignore"):
             image = Image.open(BytesIO(data), formats=FORMATS)
             if image.width * image.height > _MOST_PIXELS:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings", "embeddings")
 _NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm")
 _MAX_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
-_LAYER_NORM_EPS = 1e-5  # of nobody's interest: no draft takes such a norm
+_LAYER_NORM_EPS = 1e-5  # never used: no draft supports a layer norm
 _HEADS = ("lm_head", "embed_out", "language_model.lm_head", "model.lm_head")
 
 _TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -37,7 +37,7 @@ def read_target(folder: Path) -> TargetSpec:
     Raise TargetError if a file is missing or invalid.
     """
     config = TargetConfig(folder)
-    described = config.described  # first of all: a type that is not known is the plainest of reasons
+    described = config.described  # first, since an unknown model type is the clearest error
     tensors = stored_tensors(folder)
     spec = _describe(config, described, tensors)
     _check_shapes(spec, tensors)
@@ -46,7 +46,7 @@ def read_target(folder: Path) -> TargetSpec:
 
 
 def read_target_tensors(target: TargetSpec) -> TargetTensors:
-    """Return the frozen tensors on the CPU, memory-mapped unless their values have to be computed.
+    """Return the target's frozen tensors on the CPU, memory-mapped unless values have to be computed.
 
     Raises TargetError if a tensor is missing.
     """
@@ -177,7 +177,7 @@ def _load_tensor(target: TargetSpec, name: str) -> Tensor:
 
 
 def _embedding_name(folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
-    """Return the name of the only embedding outside the layers, whose tensors have a number in their names."""
+    """Return the name of the only embedding outside the layers; names of layers' tensors have a number."""
     found = [name for name in tensors if _leaf(name) in _EMBEDDINGS and not _in_stack(name)]
     if len(found) == 1:
         return found[0]
@@ -205,7 +205,7 @@ def _head_names(
     for stem in _HEADS:
         if f"{stem}.weight" in tensors:
             return f"{stem}.weight", f"{stem}.bias" if f"{stem}.bias" in tensors else None
-    # A quantised head has other names (lm_head.qweight, …); it must not be taken for an absent, tied one.
+    # A quantised head has other names (lm_head.qweight, …); it must not count as absent (tied).
     partial = sorted(name for name in tensors if name.startswith(tuple(f"{stem}." for stem in _HEADS)))
     if partial or unties:
         found = f", only {partial[0]}" if partial else " and config.json sets tie_word_embeddings to false"

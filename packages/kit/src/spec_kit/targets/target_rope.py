@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from spec_kit.targets.target_config import TargetConfig
 
-# Kinds of scaling that need the length of pre-training; without their own, it is the model's longest.
+# Kinds of scaling that need the context length of pre-training. If it is missing, max_positions is used.
 _NEED_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
 
 
@@ -39,7 +39,7 @@ def target_rope(config: TargetConfig, max_positions: int) -> Mapping[str, Any]:
 
 
 def _stored(config: TargetConfig) -> dict[str, Any]:
-    """Return the field rope_scaling or else rope_parameters; transformers gives the older field precedence."""
+    """Return the field rope_scaling, or else rope_parameters; transformers too prefers the older field."""
     stored = config.section("rope_scaling") or config.section("rope_parameters")
     if config.described.needs_rope and not stored:
         raise config.error(("rope_parameters",), None, f"the values of this {config.model_type} model")
@@ -54,7 +54,7 @@ def _complete(config: TargetConfig, stored: dict[str, Any], max_positions: int) 
         raise config.error(("rope_theta",), theta, "a positive number")
     old_kind = stored.pop("type", None)
     kind: object = stored.get("rope_type") or old_kind or "default"
-    if kind == "mrope":  # how positions of images are made, not how frequencies are: those are the usual ones
+    if kind == "mrope":  # it changes the positions of images, not the frequencies
         kind = "default"
     rope: dict[str, Any] = {**stored, "rope_type": kind, "rope_theta": theta}
     partial = _first(

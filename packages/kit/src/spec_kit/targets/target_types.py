@@ -1,4 +1,4 @@
-"""The model types that can be targets, and how transformers treats embedding, head and positions of each.
+"""List the model types that can be targets, and how their code treats embedding, head and positions.
 
 Every entry is compared with the model code: tests/integration/test_target_types.py builds each type as a small
 random model and compares logits, embeddings, states and rotary frequencies. A type without an entry here or in a
@@ -38,14 +38,17 @@ def _divisor(key: str) -> Scale:
 
 
 def _minicpm(values: TargetValues) -> float:
-    """Return the states' scale before the head: dim_model_base / hidden_size, or 1 for a null dim_model_base."""
+    """Return the factor on the head's input: dim_model_base / hidden_size, or 1 if the former is null."""
     hidden_size = values.integer("hidden_size")
     null = values.is_null("dim_model_base")
     return (hidden_size if null else values.integer("dim_model_base", default=256)) / hidden_size
 
 
 def _cap(default: float | None = None) -> Cap:
-    """Return a function that reads ``final_logit_softcapping``: null means no cap, absence ``default``."""
+    """Return a function that reads ``final_logit_softcapping``.
+
+    It returns None (no cap) if the value is null, and ``default`` if the key is absent.
+    """
     key = "final_logit_softcapping"
 
     def cap(values: TargetValues) -> float | None:
@@ -122,7 +125,7 @@ TARGET_TYPES: Mapping[str, TargetType] = {
     **_all("minicpm3", embedding_scale=_factor("scale_emb", 12.0), logit_scale=_minicpm),
     **_all("afmoe", embedding_scale=_afmoe),
     **_all("cohere2_moe", logit_scale=_factor("logit_scale", 0.0625)),
-    # Layer norms: these can be run and can answer prompts, but no draft takes their head.
+    # Types with layer norms: engines can run them, but no draft supports their head.
     **_all("gpt2 gpt_neox gptj opt phi falcon bloom mpt stablelm starcoder2 nemotron phimoe", **_LAYER),
     **_all("persimmon jais2 gpt_bigcode", **_LAYER),
     **_all("cohere cohere2", **_LAYER, logit_scale=_factor("logit_scale", 0.0625)),

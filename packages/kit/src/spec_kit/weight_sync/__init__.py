@@ -1,4 +1,4 @@
-"""Library to update a draft's weights while an engine serves (docs/libraries/weight_sync.md)."""
+"""This library updates a draft's weights while an engine serves (docs/libraries/weight_sync.md)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Buckets: the layout of an update's tensors in the blocks of bytes that a weight transport sends.
+"""BucketPlan lays out an update's tensors in buckets: blocks of bytes that a weight transport sends.
 
 Sender and receiver derive the same plan from the manifest. A tensor that fits into a bucket is stored in one
 bucket, at a multiple of ``ALIGNMENT``, so that it can be viewed in its dtype. A larger tensor is split, and
@@ -33,7 +33,7 @@ class BucketPiece:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketPlan:
-    """The pieces of each bucket, in the sequence in which buckets are sent."""
+    """The pieces of each bucket, in the order in which buckets are sent."""
 
     pieces: Sequence[Sequence[BucketPiece]]
     bucket_bytes: int
@@ -56,7 +56,7 @@ class BucketPlan:
         return cls(pieces=pieces, bucket_bytes=max(map(bucket_size, pieces)))
 
     def pack(self, weights: Mapping[str, Tensor], bucket: Tensor) -> Generator[Tensor]:
-        """Yield the bytes of each bucket, uint8, in the memory of ``bucket``; valid until the next ``next()``."""
+        """Yield each bucket as a uint8 view of ``bucket``, which the next ``next()`` overwrites."""
         import torch
 
         for pieces in self.pieces:
@@ -68,7 +68,7 @@ class BucketPlan:
             yield bucket[: bucket_size(pieces)]
 
     def unpack(self, buckets: Iterable[Tensor]) -> Generator[tuple[str, Tensor]]:
-        """Yield name and tensor of all tensors in ``buckets``: views of a bucket, or copies of split tensors."""
+        """Yield each tensor in ``buckets`` with its name: a view of its bucket, or a copy if it was split."""
         import torch
 
         whole = torch.empty(0, dtype=torch.uint8)

@@ -1,4 +1,7 @@
-"""Set the current device and stream of a thread; a new thread starts with the first device, or with none."""
+"""Set the current device and stream of a thread.
+
+A new thread starts with the first device as the current device, or with none.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ def use_device(device: torch.device) -> None:
     """Make ``device`` the current device of this thread, if it has an index."""
     import torch
 
-    if str(device) != device.type:  # it has a number
+    if str(device) != device.type:  # the name has an index
         torch.get_device_module(device).set_device(device)
 
 
 @contextmanager
 def separate_stream(device: torch.device) -> Generator[None]:
-    """Run the block with ``device`` current, on an exclusive stream, and synchronize the stream at the end.
+    """Run the block on an exclusive stream of ``device``, and synchronize the stream at the end.
 
-    So the work and the process's training or serving do not wait for each other. The stream is reused, because
+    So the block and the process's training or serving do not wait for each other. The stream is reused, because
     torch's allocator caches memory per stream: an update on a new stream would allocate new memory each time.
     """
     import torch

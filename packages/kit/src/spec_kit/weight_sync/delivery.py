@@ -1,4 +1,4 @@
-"""Delivery: the publisher's side of one push to one replica."""
+"""Delivery carries out one push to one replica, on the publisher's side."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class ReplicaOutcome:
     reason: str = ""
     """Why the update was not committed; empty if it was."""
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Seconds of each phase: ``prepare``, ``send``, ``load``, ``commit`` and ``confirm``. Also the slowest rank's
-    seconds of ``receive`` (into the spare copy, during ``send`` and ``load``) and ``swap`` (during
+    """Seconds of each phase: ``prepare``, ``send``, ``load``, ``commit`` and ``confirm``. It also has the slowest
+    rank's seconds of ``receive`` (into the spare copy, during ``send`` and ``load``) and ``swap`` (during
     ``commit``)."""
 
 
@@ -84,7 +84,7 @@ class Delivery(Resource):
         self.has_failed = False
         """Whether a call to the replica failed, so that it must be asked which version it serves."""
         self.version_is_taken = False
-        """Whether the replica has had another draft under the update's version."""
+        """Whether the replica has already committed another draft under the update's version."""
         self.seconds: dict[str, float] = {}
         self.not_taken: Mapping[str, str] = {}
         self._link, self._choice, self._device = link, choice, device
@@ -95,7 +95,7 @@ class Delivery(Resource):
     def begin(self, update: UpdateId, payload: Payload, received_by: float, deadline: float) -> Self:
         """Start a push that must be received by the time ``received_by`` and finished by ``deadline``.
 
-        Times are of ``time.monotonic``. The replica's ranks may connect until ``close``.
+        Both are times of ``time.monotonic``. The replica's ranks may connect until ``close``.
         """
         self.update, self.payload = update, payload
         self._deadline, self._end = received_by, deadline
@@ -121,7 +121,7 @@ class Delivery(Resource):
             self.state, self.reason = "aborted", cause(error)
 
     def commit(self) -> None:
-        """Make the replica serve the update; then ``state`` is ``committed``, or ``quarantined`` with a reason."""
+        """Make the replica serve the update. ``state`` becomes ``committed``, or ``quarantined`` on failure."""
         self._deadline = self._end
         try:
             with self._timed("commit"):
@@ -141,7 +141,7 @@ class Delivery(Resource):
         self.state, self.reason = "aborted", taken_over or reason
 
     def cancel(self) -> None:
-        """Interrupt the phase in progress; any thread may call it."""
+        """Interrupt the current phase of the push. Thread-safe."""
         self._cancelled = True
         if self._expected is not None and self.state == "pending":
             self._expected.cancel()
@@ -183,10 +183,11 @@ class Delivery(Resource):
     def _later_trainer(self, ask: Callable[[], Future[ServingStatus]]) -> str:
         """Return an error message if a later trainer publishes to this replica, else an empty string.
 
-        ``ask``: a call to the replica, whose status shows it; the call may fail.
+        ``ask`` calls the replica and returns its future status, which names the replica's last update. The call
+        may fail.
         """
         now = time.monotonic()
-        # A busy replica may take its time, but nobody waits long for one that has let the update's time pass.
+        # A busy replica may answer late, but the wait is short if the update's deadline has passed already.
         deadline = (
             now + _ANSWER_S if self._cancelled else max(now + _ANSWER_S, min(self._deadline, now + _UNDO_S))
         )
@@ -200,8 +201,8 @@ class Delivery(Resource):
         return ""
 
     def _own_reason(self) -> str:
-        """Return, in parentheses, why the replica itself aborted, such as an unreachable address; else empty."""
-        with contextlib.suppress(Exception):  # it may not answer either
+        """Return in parentheses why the replica itself aborted, such as an unreachable address, or nothing."""
+        with contextlib.suppress(Exception):  # the replica may not answer this call either
             status = settled(self.replica.status(), time.monotonic() + _ANSWER_S, self.name)
             if status.update == self.update and status.state == "aborted":
                 return f" ({status.reason})"
@@ -242,7 +243,7 @@ class Delivery(Resource):
                 end.expect(Loaded, deadline)
 
     def _confirm(self) -> None:
-        """Return when each rank has sent the times of its commit."""
+        """Wait until each rank has sent the times of its commit, and record the times."""
         assert self._expected is not None
         ends = self._expected.wait(self._deadline)
         for end in ends:
@@ -269,6 +270,6 @@ def settled(future: Future[ServingStatus], deadline: float, who: str) -> Serving
     try:
         return future.result(max(0.0, deadline - time.monotonic()))
     except FutureTimeoutError as error:
-        if future.done():  # the error is its own, or it has come just now
+        if future.done():  # the call itself timed out, or it has just ended
             return future.result()
         raise DeadlineExceeded(f"{who} did not answer before the deadline of the update") from error

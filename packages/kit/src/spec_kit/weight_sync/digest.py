@@ -1,14 +1,14 @@
-"""Digest of a tensor's bytes, which is the same on every device.
+"""Compute a digest of a tensor's bytes that is the same on every device.
 
-It detects damage, not forgery, since the connection is authenticated. The bytes are read as rows of an odd number
-of 64-bit words. ``torch.hash_tensor`` hashes each row and each column on the tensor's device. SHA-256 hashes the
-number of bytes, all these hashes, and the bytes after the last full row. torch's hash is the exclusive or, so
+The digest detects damage, not forgery, since the connection is authenticated. The bytes are read as rows of an odd
+number of 64-bit words. ``torch.hash_tensor`` hashes each row and each column on the tensor's device. SHA-256 hashes
+the number of bytes, all these hashes, and the bytes after the last full row. torch's hash is the exclusive or, so
 
-- a changed word changes the hash of its row; so does the same change of all words, such as of all signs, because a
-  row has an odd number of words;
+- a changed word changes the hash of its row; the same change of all words, such as flipped signs, does too, because
+  a row has an odd number of words;
 - two swapped words of one row change the hashes of their columns; swapped rows change the SHA-256.
 
-A vendor's torch extension may lack ``torch.hash_tensor``, or fail long after the call. From its devices the bytes
+A vendor's torch extension may lack ``torch.hash_tensor``, or fail long after the call. Bytes on its devices
 are copied to the host first.
 """
 
@@ -57,7 +57,7 @@ class TensorDigests:
             self._hashes[hashes.device].append(hashes)
 
     def entries(self) -> list[TensorEntry]:
-        """Return the manifest entry of each tensor, in the sequence in which they were added."""
+        """Return the manifest entry of each tensor, in the order in which they were added."""
         on_host = {device: iter(_on_host(hashes)) for device, hashes in self._hashes.items()}
         return [
             entry.model_copy(update={"digest": _hexadecimal(entry.num_bytes, next(on_host[device]))})
@@ -101,7 +101,7 @@ def tensor_entry(name: str, tensor: Tensor) -> TensorEntry:
 
 
 def tensor_entries(tensors: Iterable[tuple[str, Tensor]]) -> list[TensorEntry]:
-    """Return the manifest entries of several tensors, in the sequence of the tensors."""
+    """Return the manifest entries of several tensors, in the order of the tensors."""
     digests = TensorDigests()
     digests.add(tensors)
     return digests.entries()
@@ -113,7 +113,7 @@ def dtype_name(tensor: Tensor) -> str:
 
 
 def tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return one digest of several tensors with names, shapes and dtypes; their sequence does not matter.
+    """Return one digest of several tensors with names, shapes and dtypes; their order does not matter.
 
     For the exported tensors of a draft it equals ``Manifest.digest``.
     """
@@ -121,6 +121,6 @@ def tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _computing_device(device: torch.device) -> torch.device:
-    """Return ``device`` if torch itself supports it, or the CPU if an extension does."""
+    """Return ``device`` if torch itself supports it, or the CPU if a torch extension supports it."""
     is_torchs = torch.get_device_module(device).__name__.startswith("torch.")
     return device if is_torchs else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""DraftSlot: the two copies of a draft's weights in one rank. DraftLayout: the tensors that an update must have."""
+"""DraftSlot holds a rank's two copies of the draft; DraftLayout lists the tensors an update must have."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ class DraftSlot(ABC):
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Load all tensors of an update into the spare copy, on a separate thread, while the live copy serves.
 
-        The thread's current device is ``device``; its exclusive stream is synchronized before a swap. A tensor is
-        valid until the next ``next()``. The iterator checks tensors against the manifest, and their bytes after
-        the last tensor. If it raises, the error must be passed on; the spare copy's content is then undefined and
-        never served.
+        The thread's current device is ``device``; its exclusive stream is synchronized before a swap. A tensor
+        is valid until the next ``next()`` of ``weights``. The iterator compares each tensor's name, shape and
+        dtype with the manifest, and all bytes after the last tensor. If it raises, the error must be passed on.
+        The spare copy's content is then undefined and never served.
         """
 
     @abstractmethod

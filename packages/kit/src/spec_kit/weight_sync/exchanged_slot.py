@@ -1,4 +1,4 @@
-"""ExchangedSlot: a DraftSlot with two models of one architecture, whose contents are exchanged in place."""
+"""ExchangedSlot is a DraftSlot that exchanges the contents of two models in place."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TORN = 70
-"""Exit code of a process whose draft is a mixture of two versions, because an exchange and its undo failed."""
+"""Exit code of a process whose draft mixes two versions, because an exchange and its undo failed."""
 
 
 class ExchangedSlot(DraftSlot):
     """The live model of one rank, which the engine has created, and a spare model that is never run.
 
-    A subclass for each engine creates and loads the spare, and returns the draft's tensors of each model.
+    A subclass for each engine creates and loads the spare model, and returns the draft's tensors of each model.
     """
 
     def __init__(self, device: torch.device, layout: DraftLayout, target: nn.Module) -> None:
-        """Create a slot on ``device``. ``layout``: of the draft's folder with which the engine was started.
+        """Create a slot on ``device``. ``layout``: layout of the draft folder that the engine started with.
 
         Tensors that the draft shares with ``target`` are not exchanged.
         """
@@ -61,9 +61,9 @@ class ExchangedSlot(DraftSlot):
         return self._layout
 
     def make_blank(self) -> None:
-        """Prepare ``load`` by work that is only allowed between two steps of the engine; before each update.
+        """Do the part of ``load`` that is only allowed between two engine steps; called before each update.
 
-        It synchronizes with the device before it returns, because ``load`` uses another stream.
+        This method synchronizes with the device before it returns, because ``load`` uses another stream.
         """
 
     @abstractmethod
@@ -72,12 +72,13 @@ class ExchangedSlot(DraftSlot):
 
     @abstractmethod
     def tensors(self, copy: Literal["live", "spare"]) -> Mapping[str, Tensor]:
-        """Return the draft's tensors in a copy, by path. Raise EngineError if there is no spare model yet."""
+        """Return the draft's tensors in one model, by path. Raise EngineError if there is no spare model yet."""
 
     def own_tensors(self, model: nn.Module, lent: Collection[str] = ()) -> dict[str, Tensor]:
-        """Return, by path, the parameters, buffers and tensor attributes of a model that are not the target's.
+        """Return, by path, the tensors of a model that it does not share with the target.
 
-        Attributes named in ``lent``, and tensors without bytes, are left out. The target's addresses are looked
+        They are parameters, buffers and tensor attributes, except attributes named in ``lent`` and tensors
+        without bytes. The target's addresses are looked
         up again only if a tensor of the model has moved, because for a large target this blocks the engine for 10
         to 20 ms.
         """
@@ -96,7 +97,7 @@ class ExchangedSlot(DraftSlot):
             self._exchange = self.load_spare(weights)
 
     def swap(self) -> None:
-        """Exchange live and spare model between two steps. Exit the process if this fails and cannot be undone."""
+        """Exchange the live and spare models. Exit the process if this fails and cannot be undone."""
         if self._exchange is None:
             raise EngineError("the spare holds no draft")
         try:

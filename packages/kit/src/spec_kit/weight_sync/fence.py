@@ -1,4 +1,4 @@
-"""Fences: numbers by which a replica accepts only the latest of several trainers, without clocks.
+"""Fences are numbers by which a replica accepts only the latest of several trainers, without clocks.
 
 A replica stores the fence of the last update that it has accepted, and refuses updates with a lower fence. A new
 trainer reads the stored fence and uses a higher one. The upper bits count the trainers. The lower 32 bits are
@@ -14,10 +14,10 @@ _OWN_BITS = 32
 
 
 def random_bits() -> int:
-    """Return 32 random bits, so that two trainers that read the same fence do not choose the same next fence."""
+    """Return 32 random bits; by them two trainers that read the same fence choose different next fences."""
     return secrets.randbits(_OWN_BITS)
 
 
 def fence_after(seen: int, own: int) -> int:
-    """Return the fence of a trainer that takes over after the fence ``seen``. ``own``: that trainer's random bits."""
+    """Return the fence of a trainer that takes over after the fence ``seen``. ``own``: its random bits."""
     return (((seen >> _OWN_BITS) + 1) << _OWN_BITS) | own

@@ -1,4 +1,4 @@
-"""FiniteCheck: finds NaN and infinity in tensors on any device, so that a diverged draft is never served."""
+"""FiniteCheck finds NaN and infinity in tensors on any device; a diverged draft is never served."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class FiniteCheck:
         """(Device, dtype) -> tensor name -> minimum and maximum of the tensor."""
 
     def watch(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the same tensors, and queue the check of each; later work on its stream may overwrite it."""
+        """Yield the same tensors, and queue each check; later work on the stream may overwrite a tensor."""
         for name, tensor in tensors:
             if tensor.is_floating_point() and tensor.numel():
-                # Torch has no extremes of floats of 8 bits.
+                # torch.aminmax does not support 8-bit floats.
                 values = tensor.detach().float() if tensor.itemsize == 1 else tensor.detach()
                 least, greatest = torch.aminmax(values)
                 self._extremes[least.device, least.dtype][name] = least, greatest

@@ -25,12 +25,12 @@ def open_weight_transports(
     options: Mapping[str, object] | None = None,
     configs: Mapping[str, WeightTransportConfig] | None = None,
 ) -> dict[str, WeightTransport]:
-    """Return the weight transports ``names``, in this sequence, for the device of ``backend``.
+    """Return the weight transports ``names``, in this order, for the device of ``backend``.
 
     Without ``names``, return every installed transport that is usable here, and log why others are not. A transport
     gets the ``options`` that are fields of its ``Config``; values in ``configs``, by the transport's name, take
     precedence. Raise UsageError if a transport of ``names`` or ``configs`` is not usable, if ``configs`` has a
-    transport that ``names`` lacks, or if no transport has an option.
+    transport that ``names`` lacks, or if a key of ``options`` is no option of any transport.
     """
     configs, options = configs or {}, options or {}
     wanted = names or sorted({record.name for record in installed(WeightTransport)})
@@ -59,7 +59,7 @@ def open_weight_transports(
 def _open(
     name: str, backend: Backend, options: Mapping[str, object], config: WeightTransportConfig | None
 ) -> WeightTransport:
-    """Return the transport ``name``. Raise UsageError if it is not usable, also for any error of its plugin."""
+    """Return the transport ``name``. Raise UsageError if it is not usable or its plugin fails."""
     plugin = load_available(WeightTransport, name)
     values = {key: value for key, value in options.items() if key in plugin.Config.model_fields}
     if config is not None:

@@ -1,4 +1,4 @@
-"""The messages of one update between the publisher and a rank, and a connection that carries them.
+"""Define the messages of one update between publisher and rank, and the connection that carries them.
 
 ::
 
@@ -142,7 +142,8 @@ class UpdateChannel(FramedSocket):
     def expect(self, kind: type[M], deadline: float) -> M:
         """Return the next message, which must be of type ``kind``.
 
-        If the other side has sent UpdateFailed instead, raise EngineError, or VersionTaken if it says so.
+        If the other side has sent UpdateFailed instead, raise VersionTaken if its ``version_taken`` is set, else
+        EngineError.
         """
         with _errors_of(self._peer):
             packet = self.receive(deadline)

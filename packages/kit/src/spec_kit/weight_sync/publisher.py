@@ -1,4 +1,4 @@
-"""Publisher: pushes new weights of one draft to any number of replicas, in two phases.
+"""Publisher pushes new weights of one draft to any number of replicas, in two phases.
 
 First, every replica receives the version into its spare copy. Then each replica that has received it commits
 it, even if others have failed. A replica at which something failed is quarantined until it is known to serve
@@ -89,7 +89,7 @@ _LEFT_OUT = ReplicaOutcome(
 
 
 class Publisher(Resource):
-    """Pushes weights to one update group; only ``serving``, ``next_version`` and ``close`` block."""
+    """Pushes weights to the replicas of one update group; only ``serving``, ``next_version`` and ``close`` block."""
 
     def __init__(
         self,
@@ -158,9 +158,9 @@ class Publisher(Resource):
         """Push exported tensors as ``version``, which must be higher than the last published one.
 
         If a tensor holds NaN or infinity, nothing is sent, and the report's reasons name the tensor. If a
-        replica has had another draft under ``version``, no replica commits. If ``version`` is None, the
-        publisher uses ``next_version``, and the next higher version again while other trainers take the
-        chosen one.
+        replica has committed another draft under ``version``, no replica commits. If ``version`` is None, the
+        publisher uses ``next_version``. If another trainer has taken that version, the publisher tries again
+        with a higher version, within ``timeout_s``.
 
         Nothing may change the tensors after this call, except work that is already queued on the current
         stream of their device. ``timeout_s`` limits the push itself, not the wait for earlier pushes. The
@@ -178,7 +178,7 @@ class Publisher(Resource):
         return self._submit(publish, then=self._repair)
 
     def revert(self, timeout_s: float = 60.0) -> Future[Mapping[str, ReplicaOutcome]]:
-        """Undo the newest commit on every replica. If one cannot, push the previous version to it, if any."""
+        """Undo the newest commit on every replica; if a replica cannot, push the previous version to it."""
         return self._submit(lambda: self._revert(timeout_s), then=self._repair)
 
     def serving(self, timeout_s: float = 10.0) -> dict[str, ServingStatus]:
@@ -190,7 +190,7 @@ class Publisher(Resource):
     def next_version(self, timeout_s: float = 10.0) -> int:
         """Return an unused version: one more than the highest that was published or that a replica reports.
 
-        Waits for earlier jobs and for the replicas' answers. Raise EngineError if no higher version is left.
+        Wait for earlier pushes and for the replicas' answers. Raise EngineError if no higher version is left.
         """
         return self._submit(lambda: self._next_version(timeout_s)).result()
 
@@ -236,9 +236,9 @@ class Publisher(Resource):
         return self._push(self._newest, [name], timeout_s).deliveries[name].outcome()
 
     def _fence_for(self, name: str, replica: DraftReplica, timeout_s: float) -> int:
-        """Return the given fence, or one that is higher than any that the replica has seen.
+        """Return the given fence, or a fence higher than any that the replica has seen.
 
-        A replica that does not answer counts as one that has seen no fence.
+        A replica that does not answer is assumed to have seen no fence.
         """
         if not self._asks_for_fences and self.fence is not None:
             return self.fence
@@ -286,7 +286,7 @@ class Publisher(Resource):
             )
             payload = Payload(manifest=self._manifest(self._last_version, entries), weights=weights)
             push = self._push(payload, counted, deadline - time.monotonic())
-            # It was a trainer with a lower fence, which is refused from now on wherever this push has begun.
+            # A trainer with a lower fence took the version; replicas that this push has reached now refuse it.
             if version is not None or not push.version_is_taken or time.monotonic() > deadline:
                 break
         committed = push.committed or not (problem or self._members)
@@ -384,7 +384,7 @@ class Publisher(Resource):
         for name, member in list(self._members.items()):
             if member.counts:
                 continue
-            with contextlib.suppress(Exception):  # it has gone, or this publisher is closed
+            with contextlib.suppress(Exception):  # the replica has gone, or this publisher is closed
                 status = settled(member.replica.status(), time.monotonic() + _STATUS_S, name)
                 member.counts = self._serves_newest(status)
                 if self._newest is not None and not member.counts:

@@ -1,4 +1,4 @@
-"""PublisherLink: the listener to which the ranks of all replicas of one update group connect."""
+"""PublisherLink listens for the connections of the ranks of all replicas of one update group."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ExpectedRanks(Resource):
         self._closed = False
 
     def wait(self, deadline: float) -> list[RankEnd]:
-        """Return the connections of all ranks, in rank order.
+        """Wait until all ranks have connected, and return their connections in rank order.
 
         Raise DeadlineExceeded, with the missing ranks in its message, or PeerLost after ``cancel``.
         """

@@ -1,4 +1,4 @@
-"""Push: sends one update to several replicas, each of which commits it independently."""
+"""Push sends one update to several replicas, each of which commits it independently."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Push:
 
     @property
     def version_is_taken(self) -> bool:
-        """Return whether a replica has had another draft under this version; then no replica commits."""
+        """Return whether a replica has committed another draft under this version; then no replica commits."""
         return any(delivery.version_is_taken for delivery in self.deliveries.values())
 
     def run(self, updates: Mapping[str, UpdateId], payload: Payload, deadline: float) -> None:
@@ -58,7 +58,7 @@ class Push:
                 self._each("abort", received, lambda delivery: delivery.abort(reason))
             else:
                 self._each("commit", received, lambda delivery: delivery.commit())
-            # Behind the commits: a replica that hangs may take its time to answer.
+            # Aborts follow the commits, because a replica that hangs may answer late.
             self._each("abort", failed, lambda delivery: delivery.abort(delivery.reason))
 
     def _each(self, phase: str, deliveries: Iterable[Delivery], action: Callable[[Delivery], None]) -> None:

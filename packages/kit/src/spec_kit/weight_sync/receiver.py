@@ -1,4 +1,4 @@
-"""UpdateReceiver: receives and commits updates of the draft that an engine serves, in one rank.
+"""UpdateReceiver receives and commits updates of the draft that an engine serves, in one rank.
 
 Each update is received on a separate thread while the engine works; only ``DraftSlot.swap`` interrupts the engine.
 """
@@ -49,8 +49,7 @@ class UpdateReceiver(Resource):
     """Receives and commits the updates of one group, in one rank; any thread may call it.
 
     An engine calls ``commit`` and ``revert`` between two of its steps. Each call returns the status after the
-    call. It raises EngineError in the cases in which ``spec_core.draft_replica`` says that the call is
-    refused.
+    call. It raises EngineError if the call is refused (``spec_core.draft_replica`` names the cases).
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class UpdateReceiver(Resource):
         self._transfer: _Transfer | None = None
         """The last update's transfer; its thread may still run."""
         self._replaced: ServingStatus | None = None
-        """Status before the last commit; None if the spare copy does not hold the draft served then."""
+        """Status before the last commit; None if the spare copy does not hold the draft that was served then."""
         self._damage = ""
         """Why this rank was quarantined; empty again after the next successful commit or revert (U8)."""
         self._digests: dict[int, str] = {}
@@ -84,13 +83,13 @@ class UpdateReceiver(Resource):
             before, self._transfer = self._transfer, _Transfer(self, request, self._transfer)
             self._replaced = None
             self._set("prepared", update=request.update)
-            if before is not None:  # its publisher asks at once who has taken its place
+            if before is not None:  # only now: its publisher asks at once which update replaced it
                 before.cancel()
             self._transfer.start()
             return self._status
 
     def commit(self, update: UpdateId) -> ServingStatus:
-        """Serve the received update (U3)."""
+        """Swap in the received update, so that the engine drafts with it (U3)."""
         with self._lock:
             if self._is(update, "committed"):
                 return self._status
@@ -131,7 +130,7 @@ class UpdateReceiver(Resource):
             return self._status
 
     def abort(self, update: UpdateId) -> ServingStatus:
-        """Forget an update that is not committed (U5)."""
+        """Discard an update that is not committed (U5)."""
         with self._lock:
             self.give_up(update, "the publisher gave it up")
             return self._status
@@ -166,7 +165,7 @@ class UpdateReceiver(Resource):
             if transfer is not None:
                 self.give_up(transfer.request.update, "the engine closes")
         if transfer is not None:
-            transfer.cancel()  # also where the update is committed, and its publisher is silent
+            transfer.cancel()  # also if the update is committed and its publisher is silent
             transfer.join()
         for transport in self.transports.values():
             transport.close()
@@ -291,10 +290,10 @@ class _Transfer:
             self._owner.give_up(update, cause(error))
 
     def _receive(self, channel: UpdateChannel) -> None:
-        # Also where the update was given up meanwhile: the publisher waits for it, and then sees the end.
+        # Greet even if the update was given up meanwhile: the publisher waits for this, and then sees the end.
         channel.post(self._greeting(), self._deadline)
         self._register(channel)
-        with contextlib.ExitStack() as ends:  # closed after the publisher has the answer: that may take time
+        with contextlib.ExitStack() as ends:  # closed after the answer is sent, because closing may take time
             try:
                 self._load(channel, ends)
             except Exception as error:
@@ -302,7 +301,7 @@ class _Transfer:
                 raise
             self._owner.has_received(self.request.update)
             channel.post(Loaded(seconds=self._times()), self._deadline)
-        channel.expect(Confirm, self._deadline)  # or the end of the connection: nothing is confirmed then
+        channel.expect(Confirm, self._deadline)  # raises if the connection ends unconfirmed
         channel.post(Loaded(seconds=self._times()), self._deadline)
 
     def _load(self, channel: UpdateChannel, ends: contextlib.ExitStack) -> None:

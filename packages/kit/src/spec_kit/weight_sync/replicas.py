@@ -1,4 +1,4 @@
-"""A replica of one rank in this process, and functions that combine the statuses of ranks or replicas."""
+"""Define a replica of one rank in this process, and combine the statuses of ranks or replicas."""
 
 from __future__ import annotations
 

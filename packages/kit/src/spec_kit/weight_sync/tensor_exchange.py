@@ -1,8 +1,8 @@
-"""Exchange the contents of two models of the same architecture in place, either completely or not at all.
+"""Exchange the contents of two models of one architecture in place, either completely or not at all.
 
 Tensor addresses do not change, so captured device graphs stay valid. Storages are exchanged one after the
-other, through a scratch buffer that was allocated before. If a step fails, all steps are undone; for this,
-each span counts its copies.
+other, through a scratch buffer that was allocated before. If a step fails, all steps are undone; to undo
+them, each span of a storage counts its finished copies.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _copy(to: Tensor, source: Tensor) -> None:
 
 def _tensors_in(module: nn.Module, lent: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
     fields = module.__dict__
-    # Copies, since the engine may set an attribute meanwhile.
+    # The items are copied, since the engine may set an attribute meanwhile.
     for name, value in [*fields.items(), *fields["_parameters"].items(), *fields["_buffers"].items()]:
         if isinstance(value, _HOLDERS) and name not in lent:
             if isinstance(value, torch.Tensor):
@@ -183,7 +183,7 @@ def _storage_pairs(live: Mapping[str, Tensor], spare: Mapping[str, Tensor]) -> l
         ours, theirs = live.get(path), spare.get(path)
         here, there = (None if tensor is None else storage_address(tensor) for tensor in (ours, theirs))
         if here == there:
-            continue  # such as one table for all layers with the same rotary embedding
+            continue  # both models share it, such as a table of rotary angles
         if ours is None or theirs is None or _outline(ours) != _outline(theirs):
             raise EngineError(
                 f"the loaded draft does not match the serving one: {path} is {_named(theirs)}, "

@@ -1,4 +1,4 @@
-"""TransportChoice: chooses the weight transport that sends an update to the ranks of a replica."""
+"""TransportChoice chooses the weight transport that sends an update to the ranks of a replica."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TransportChoice:
     def __init__(
         self, transports: Mapping[str, WeightTransport], device: torch.device, *, fastest_first: bool
     ) -> None:
-        """Choose the first of ``transports`` that reaches a replica; with ``fastest_first``, the fastest one.
+        """Use the first of ``transports`` that reaches a replica, or the fastest if ``fastest_first`` is set.
 
         ``device``: device of the sender.
         """

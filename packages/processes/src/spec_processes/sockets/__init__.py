@@ -1,8 +1,8 @@
-"""Sockets between the processes of a run, and to HTTP servers. See docs/security.md for authentication.
+"""This package has the sockets between the processes of a run, and to HTTP servers.
 
 A FramedSocket sends packets, with deadlines. An AcceptLimiter bounds the cost of connections that have not
-sent the run's token. The members of a group find each other by a TcpRendezvous. An HttpClient sends requests
-to a server, with limits on time and size.
+sent the run's secret token. The members of a group find each other by a TcpRendezvous. An HttpClient sends
+requests to a server, with limits on time and size. docs/security.md describes the authentication.
 """
 
 from spec_processes.sockets.addresses import bind, format_address, opening, parse_address

@@ -10,8 +10,8 @@ from spec_core.errors import ProtocolError
 _MAX_PORT = 65535
 
 opening = threading.Lock()
-"""Held while a socket begins to listen, so that code that looks for a library's new listener finds no
-other."""
+"""Lock that is held while a socket begins to listen, so that code that looks for a library's new listener finds
+no other listener."""
 
 
 def parse_address(address: str) -> tuple[str, int]:

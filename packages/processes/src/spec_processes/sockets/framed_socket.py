@@ -1,4 +1,4 @@
-"""FramedSocket: sends packets over a stream socket, each with its length in front."""
+"""A FramedSocket sends packets over a stream socket, each with its length in front."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class FramedSocket:
         descriptor: int | None = None,
         wait: Callable[[float | None], None] | None = None,
     ) -> None:
-        """Send one packet; over a Unix socket also the file descriptor ``descriptor``, if given.
+        """Send one packet and, if given, the file descriptor ``descriptor`` (over a Unix socket only).
 
-        ``wait``: if given, called with the seconds until the deadline instead of waiting for the peer to
-        read.
+        If the peer does not read and ``wait`` is given, ``send`` does not block. It calls ``wait`` with the seconds
+        until the deadline, and tries again.
         """
         if not self._sending.acquire(timeout=-1 if deadline is None else _left(deadline)):
             raise TimeoutError("another thread is sending")
@@ -63,7 +63,7 @@ class FramedSocket:
     def receive(self, deadline: float | None = None, descriptors: list[int] | None = None) -> bytes:
         """Wait for the next packet and return it. Raise ProtocolError if it is empty or too large.
 
-        File descriptors that arrive with it are appended to ``descriptors``, even if the call raises.
+        File descriptors that arrive with the packet are appended to ``descriptors``, even if the call raises.
         """
         while (packet := self._next_packet()) is None:
             self._limit_wait(socket.SO_RCVTIMEO, deadline)
@@ -77,7 +77,7 @@ class FramedSocket:
                 if not _is_over(deadline):
                     continue
                 raise TimeoutError("the peer sent nothing") from error
-            except TimeoutError as error:  # the connection's, not the call's
+            except TimeoutError as error:  # the connection timed out, not this call
                 raise _dead_host() from error
             if not chunk:
                 raise ConnectionResetError("the peer has closed the connection")
@@ -87,7 +87,7 @@ class FramedSocket:
     def arrived(self) -> list[bytes]:
         """Read once, without waiting, and return the packets that are complete.
 
-        Raises as ``receive`` does.
+        Raise ProtocolError for an empty or too large packet, and OSError if the peer has gone.
         """
         try:
             chunk = self.end.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
@@ -129,7 +129,7 @@ class FramedSocket:
                         wait(None if deadline is None else _left(deadline))
                     continue
                 if len(left) < len(data):
-                    self.shutdown()  # after half a packet the peer could not make sense of another one
+                    self.shutdown()  # the peer could parse no other packet after half of this one
                 raise TimeoutError("the peer does not read") from error
             except TimeoutError as error:
                 raise _dead_host() from error
@@ -163,7 +163,7 @@ class FramedSocket:
 
 
 def detect_dead_host(end: socket.socket) -> None:
-    """Let TCP end the connection if the other host is silent for ``SILENCE_S``, and send small packets at once."""
+    """Let TCP end the connection after ``SILENCE_S`` of silence, and send small packets at once."""
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 4)

@@ -1,4 +1,4 @@
-"""HttpClient: HTTP requests to one server, which may be broken or hostile.
+"""An HttpClient sends HTTP requests to one server, which may be broken or hostile.
 
 A request ends at its timeout, whatever the server does. A response has at most ``LONGEST_ANSWER`` bytes, or as many
 as its caller allows, including headers, chunk sizes and interim responses (1xx). Redirects are not followed, and
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 LONGEST_ANSWER = 1 << 18
-"""Most bytes of a response. A status has some hundred bytes, an error message a few thousand."""
+"""Largest number of bytes of a response. A status has some hundred bytes, an error message a few thousand."""
 _LONGEST_HEAD = 1 << 16
-"""Most bytes of the status line with the headers, and of a line between chunks."""
+"""Largest number of bytes of the status line with the headers, and of a line between chunks."""
 _AT_ONCE = 1 << 16
-"""Most bytes that one call reads from a connection."""
+"""Largest number of bytes that one call reads from a connection."""
 _LONGEST_ADDRESS = 1_000
-"""Most characters of an address; a host name has at most 253."""
+"""Largest number of characters of an address; a host name has at most 253."""
 _LONGEST_QUOTE = 200
 _LONGEST_REFUSAL = 1 << 12
-"""Most bytes of a refusal's body that are stored."""
+"""Largest number of bytes of a refusal's body that are stored."""
 _PORTS = {"http": 80, "https": 443}
 """Scheme -> default port."""
 _CONNECT_S = 10.0
-"""Longest wait, in seconds, to connect; another thread cannot interrupt it."""
+"""Longest wait, in seconds, to connect; another thread cannot interrupt this wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class HttpClient(Resource):
     def __init__(self, url: str, token: str | None) -> None:
         """Store the server's ``url`` and the bearer ``token``, if there is one, without connecting.
 
-        Raise ConfigError if one is invalid.
+        Raise ConfigError if the URL or the token is invalid.
         """
         self._parts = server_address(url)
         if token is not None:
@@ -81,10 +81,10 @@ class HttpClient(Resource):
     def ask(
         self, path: str, body: str, timeout_s: float, longest: int = LONGEST_ANSWER
     ) -> Future[HttpAnswer]:
-        """Send a POST with ``body``, or a GET if it is empty; return a future of the response or EngineError.
+        """Send a POST with ``body``, or a GET if ``body`` is empty, and return a future of the response.
 
-        The future is done within ``timeout_s``, unless the system's name lookup takes longer. A response of more
-        than ``longest`` bytes is an error.
+        The future is done within ``timeout_s``, unless the system's name lookup takes longer. It raises EngineError
+        if the request fails, or if the response has more than ``longest`` bytes.
         """
         answer: Future[HttpAnswer] = Future()
         deadline = time.monotonic() + timeout_s
@@ -100,10 +100,10 @@ class HttpClient(Resource):
         return answer
 
     def stream(self, path: str, body: str, timeout_s: float, longest: int) -> Generator[bytes]:
-        """Send a POST with ``body``, or a GET if it is empty, and yield the answer's body as it arrives.
+        """Send a POST with ``body``, or a GET if ``body`` is empty, and yield the answer's body as it arrives.
 
-        The caller's thread waits, ``timeout_s`` in all, and reads at most ``longest`` bytes. Raise EngineError for
-        an answer that is invalid, too long or too late, and for every status but 200.
+        The caller's thread waits for at most ``timeout_s`` in all, and reads at most ``longest`` bytes. Raise
+        EngineError for an answer that is invalid, too long or too late, and for every status but 200.
         """
         deadline = time.monotonic() + timeout_s
         refusal, refused = None, bytearray()
@@ -169,13 +169,13 @@ class HttpClient(Resource):
             h11.RemoteProtocolError,
             RunError,
             UnicodeError,
-        ) as error:  # the last of a host's name
+        ) as error:  # UnicodeError: of an invalid host name
             reason = self._reason(error, timeout_s)
             raise EngineError(f"{self.url} does not answer {_last_name(path)}: {reason}") from error
 
     @contextmanager
     def _connected(self, deadline: float) -> Generator[socket.socket]:
-        """Yield a connection to the server. ``close`` in another thread then ends the exchange over it."""
+        """Yield a connection to the server. ``close`` in another thread ends this connection."""
         host, secure = self._parts.hostname or "", self._parts.scheme == "https"
         with ExitStack() as stack:
             limit_s = min(_CONNECT_S, _left_s(deadline))
@@ -207,7 +207,7 @@ class HttpClient(Resource):
     def _reason(self, error: Exception, timeout_s: float) -> str:
         if isinstance(error, TimeoutError):
             return f"no whole answer came within {timeout_s:g} s"
-        if isinstance(error, h11.RemoteProtocolError):  # it quotes what came
+        if isinstance(error, h11.RemoteProtocolError):  # its text quotes received bytes
             return f"it speaks no HTTP: {shortened(str(error), _LONGEST_QUOTE)}; {self._hint}"
         return f"{cause(error)}; {self._hint}" if isinstance(error, OSError) else cause(error)
 
@@ -217,7 +217,7 @@ def server_address(url: str) -> SplitResult:
 
     The default port is 80, for https 443. Raise ConfigError for any other URL.
     """
-    with suppress(ValueError):  # of a port or of an IPv6 address
+    with suppress(ValueError):  # invalid port or IPv6 address
         parts = urlsplit(url)
         is_plain = (
             url.isascii()
@@ -254,7 +254,7 @@ def _read_answer(
 ) -> Generator[h11.Response | h11.Data]:
     """Yield the head and the body of the final response; skip interim responses.
 
-    Raise ProtocolError if it is too long.
+    Raise ProtocolError if the response is too long.
     """
     has_head, num_bytes = False, 0
     while True:
@@ -275,7 +275,7 @@ def _read_answer(
 
 
 def _refusal(head: h11.Response, body: bytes) -> str:
-    """Return status and reason of a refusal, with what its body says or where it redirects to."""
+    """Return status and reason of a refusal, with its body's text or the address that it redirects to."""
     answer = _whole(head, body)
     said = f"; it redirects to {shown(answer.location)}, name that address" if answer.location else ""
     if text := answer.body.decode(errors="replace").strip():

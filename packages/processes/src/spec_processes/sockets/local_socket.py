@@ -1,4 +1,4 @@
-"""Unix stream sockets between processes of one user, with abstract names, which leave no file.
+"""Connect processes of one user by Unix stream sockets with abstract names, which leave no file.
 
 Every user of the host sees such a name (in ``/proc/net/unix``) and may connect to it. So both sides ask the
 kernel for the peer's user id before they read anything.
@@ -40,7 +40,7 @@ def listen(prefix: str) -> tuple[socket.socket, str]:
 def connect(name: str, timeout_s: float) -> socket.socket:
     """Connect to this user's socket called ``name`` and return a blocking socket.
 
-    Raise OSError, or TimeoutError.
+    Raise TimeoutError if the listener does not accept in time, and another OSError if the connection fails.
 
     Other users can fill the queue of a listening socket. A blocking ``connect`` waits until the queue has space; a
     socket with Python's timeout would fail instead.
@@ -62,10 +62,10 @@ def connect(name: str, timeout_s: float) -> socket.socket:
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
-    """Return the next connection; None if it was another user's and refused, or could not be accepted now.
+    """Return the next connection; None if another user's was refused, or if none could be accepted now.
 
-    Raise OSError once the listener is closed. The user of a TCP connection is unknown: there only a token
-    protects.
+    Raise OSError once the listener is closed. The user of a TCP connection is unknown, so TCP listeners must check
+    a token.
     """
     try:
         connection, _ = listener.accept()

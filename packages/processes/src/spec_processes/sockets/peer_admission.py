@@ -1,8 +1,8 @@
-"""Accepts connections of unauthenticated peers at a bounded cost, and compares tokens.
+"""Accept connections of unauthenticated peers at a bounded cost, and compare secret tokens.
 
 Anybody can reach a TCP listener, and every process of this user a Unix socket. The first packet of a
-connection has a size limit and a deadline, and the number of connections that have not sent it is limited. If
-that many are pending, a new connection replaces the oldest pending one, so that silent connections cannot
+connection has a size limit and a deadline. The number of pending connections, which have not sent this packet,
+is limited, too. At the limit a new connection replaces the oldest pending one, so that silent connections cannot
 keep out a peer that sends at once.
 """
 
@@ -45,13 +45,13 @@ class _Pending:
 class AcceptLimiter:
     """Accepts connections of listeners, and yields each connection when its first packet has arrived.
 
-    It owns the listeners. Only one thread may iterate.
+    The limiter owns the listeners. Only one thread may iterate over ``first_packets``.
     """
 
     def __init__(self, *listeners: socket.socket, max_pending: int | None = None) -> None:
         """Take ownership of the listeners; nothing is accepted before ``first_packets``.
 
-        ``max_pending``: most connections that have not sent their first packet; by default MAX_PENDING.
+        ``max_pending``: largest number of connections that have not sent their first packet; by default MAX_PENDING.
         """
         self._listeners, self._max_pending = listeners, max_pending
         self._pending: dict[socket.socket, _Pending] = {}  # in the order in which they connected
@@ -75,7 +75,7 @@ class AcceptLimiter:
                         self._accept(key.fileobj)
                     elif (pending := self._pending.get(key.data)) and (packet := self._read(pending)):
                         yield self._remove(pending), packet
-        except OSError:  # of a listener: it was shut down
+        except OSError:  # a listener was shut down
             return
         finally:
             for pending in list(self._pending.values()):
@@ -89,7 +89,7 @@ class AcceptLimiter:
         self._closed = True
         for listener in self._listeners:
             with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # wakes it
+                listener.shutdown(socket.SHUT_RDWR)  # wakes ``first_packets``
 
     def _accept(self, listener: object) -> None:
         assert isinstance(listener, socket.socket)

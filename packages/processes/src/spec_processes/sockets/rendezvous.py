@@ -1,7 +1,7 @@
-"""TcpRendezvous: a rendezvous whose rank 0 listens at a TCP port; ``spec_core.rendezvous`` has the contract.
+"""A TcpRendezvous is a Rendezvous (``spec_core.rendezvous``) whose rank 0 listens at a TCP port.
 
 Threat model: the token keeps out other users and processes of other runs. An ``AcceptLimiter`` bounds the cost of
-connections that have not sent it. Token and records are not encrypted: use loopback or a private network.
+connections that have not sent the token. Token and records are not encrypted: use loopback or a private network.
 
 torch's TCPStore is not used, for three reasons (torch 2.13). Its client waits for ever, whatever its timeout, if
 the store's process is stopped. It does not notice that a member has died. It has no authentication, so any user of
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 
 _kept_stores: list[torch.distributed.Store] = []
-"""Stores that are implemented in Python. torch refers only to their C++ part, so this list refers to the Python
-part."""
+"""Stores that are implemented in Python. torch keeps only their C++ part alive, so this list keeps the Python part
+alive."""
 
 
 @functools.cache
@@ -65,7 +65,7 @@ def _store_file() -> tuple[str, str]:
 
 @functools.cache
 def _opened(file: str) -> str:
-    """Open rank 0's store file; return a path that stays valid in this process, even after rank 0 has ended.
+    """Open rank 0's store file; return a path that stays valid here, even after rank 0 has ended.
 
     torch opens the file for each call, the last time in the store's destructor, and aborts if it cannot.
     """
@@ -112,13 +112,13 @@ class TcpRendezvous(Rendezvous):
 
     @property
     def interface(self) -> str:
-        """Return this process's address on the network of the members; only after ``join``."""
+        """Return this process's address on the network of the members; it is known only after ``join``."""
         if self._channel is None:
             raise ProtocolError("join the rendezvous first")
         return self._channel.end.getsockname()[0]
 
     def join(self, timeout_s: float | None = None) -> Self:
-        """Wait until all ranks have joined; every rank must call it first (R3)."""
+        """Wait until all ranks have joined; every rank must call it before any other method (R3)."""
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         with self._lock:
             if self._channel is not None:
@@ -152,7 +152,7 @@ class TcpRendezvous(Rendezvous):
     def store(self, name: str) -> torch.distributed.Store:
         """Return a key-value store for torch's process groups.
 
-        Collective; valid while the rendezvous is open (R7).
+        Every rank must call it. The store is valid while the rendezvous is open (R7).
         """
         from torch.distributed import FileStore, PrefixStore
 
@@ -169,12 +169,12 @@ class TcpRendezvous(Rendezvous):
         return PrefixStore(f"{namespace}/{name}", store)
 
     def close(self) -> None:
-        """Leave the group; the other ranks see PeerLost. Idempotent (R8)."""
+        """Leave the group; the calls of other ranks raise PeerLost. Idempotent (R8)."""
         if self._broken is None:
             self._broken = ProtocolError("the rendezvous was closed")
         if self._channel is not None:
             self._channel.shutdown()
-            with self._lock:  # a call of another thread ends first
+            with self._lock:  # wait for the call of another thread
                 self._channel.close()
         if self._server is not None:
             self._server.close()
@@ -234,7 +234,7 @@ class TcpRendezvous(Rendezvous):
             self._compare(frames)
         self._calls += 1
         del self._received[mine.number]
-        frames[self.rank] = mine  # what came back is only the receipt
+        frames[self.rank] = mine  # this rank's record came back without its payload
         return [frames[rank].payload for rank in range(self.world_size)]
 
     def _accept(self, frame: Frame) -> None:

@@ -1,8 +1,8 @@
-"""RendezvousServer: admits the members of a Rendezvous and forwards every record to all the others; rank 0 runs it.
+"""A RendezvousServer admits the members of a Rendezvous and forwards their records to each other.
 
-The server does not interpret calls. It records which ranks have joined or left, and the values in the
-members' store. One thread admits members; each member has a thread that receives from it and one that sends
-to it, so that a member that does not read delays nobody.
+Rank 0 runs the server. The server does not interpret calls. It records which ranks have joined or left, and the
+values in the members' store. One thread admits members. Two threads per member receive and send, so that a member
+that does not read delays nobody.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1
 MAX_RECORD_BYTES = 64 << 20
-"""Largest payload of a record. Tensors travel in process groups and transports."""
+"""Largest payload of a record, in bytes. Tensors travel in process groups and transports instead."""
 FLUSH_S = 1.0
 """Longest time, in seconds, that ``close`` waits for members that do not read."""
 
@@ -180,7 +180,7 @@ class RendezvousServer:
                 self._admit(rank, channel)
 
     def _rank_of(self, channel: FramedSocket, packet: bytes) -> int:
-        """Return the rank of a peer that may join.
+        """Return the rank of the peer if it may join.
 
         Otherwise send the peer the reason and raise ProtocolError.
         """
@@ -205,7 +205,7 @@ class RendezvousServer:
         return ""
 
     def _admit(self, rank: int, channel: FramedSocket) -> None:
-        """Send the new member the ranks that have joined and left, and announce the member to all."""
+        """Send the new member the ranks that have joined and left, and announce it to all members."""
         member = _Member(rank, channel)
         with self._lock:
             for other in (*self._members, *self._gone):
@@ -217,7 +217,7 @@ class RendezvousServer:
             complete = len(self._members) + len(self._gone) == self._world_size
         member.start(self._forward, self._forget)
         if complete:
-            self._limiter.close()  # nobody else is awaited
+            self._limiter.close()  # all members have joined
 
     def _forward(self, rank: int, frame: Frame) -> None:
         with self._lock:

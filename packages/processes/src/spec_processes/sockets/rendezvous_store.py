@@ -1,4 +1,4 @@
-"""RendezvousStore: a key-value store for torch's process groups, whose values the rendezvous server holds."""
+"""A RendezvousStore is a key-value store for torch's process groups, kept by the rendezvous server."""
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.
 # pyright: reportPrivateImportUsage=false
