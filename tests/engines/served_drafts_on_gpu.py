@@ -448,7 +448,12 @@ class Server:
         return answers[:number]
 
     def _sample_one(self, prompt, seed: int):
-        sampling = {"temperature": TEMPERATURE, "ignore_eos": True, "max_tokens": SAMPLED_TOKENS, "seed": seed}
+        sampling = {
+            "temperature": TEMPERATURE,
+            "ignore_eos": True,
+            "max_tokens": SAMPLED_TOKENS,
+            "seed": seed,
+        }
         body = self._ask("/inference/v1/generate", {"token_ids": prompt, "sampling_params": sampling})
         return body["choices"][0]["token_ids"]
 
