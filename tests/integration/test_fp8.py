@@ -34,10 +34,12 @@ DRAFTS: dict[str, dict[str, object]] = {
 
 
 def built(name: str, folder: Path) -> Workbench:
-    """Return a draft on a target whose sizes fp8 supports."""
+    """Return a draft on a target whose sizes fp8 supports, and whose tokens are not almost certain."""
     plugin = plugins.load_available(Draft, name)
     draft = plugin(plugin.Config.model_validate({"name": name, **DRAFTS[name]}))
-    return build(draft, toy_target(folder, vocab_size=112))
+    bench = build(draft, toy_target(folder, vocab_size=112))
+    bench.ops.head.weight.mul_(0.25)
+    return bench
 
 
 def trained_once(bench: Workbench) -> tuple[float, dict[str, torch.Tensor]]:
@@ -66,7 +68,7 @@ def test_gradients_point_where_those_without_fp8_do(name, fp8, tmp_path):
     assert other_loss == pytest.approx(loss, rel=2**-4)
     flat, other = (torch.cat([grads[key].flatten() for key in sorted(grads)]) for grads in (expected, got))
     error = ((other - flat).norm() / flat.norm()).item()
-    assert 0 < error < (2**-3 if fp8 == "frozen" else 2**-2)
+    assert 2**-9 < error < (2**-3 if fp8 == "frozen" else 2**-2)
 
 
 @pytest.fixture

@@ -157,13 +157,13 @@ def test_near_ties_are_decided_by_text_and_images(seeing_target, open_engine, mo
 
 
 def test_answer_depends_on_the_image_alone(seeing_target, open_engine):
-    """Equal tokens with other images have other logits."""
+    """Equal tokens with other images have other logits; where in the batch an image is changes a rounding at most."""
     folder = seeing_target("qwen3_vl")
     one, other = prompts_of(folder, [[picture((24, 24), seed)] for seed in (0, 1)])
     assert one.token_ids == other.token_ids
     engine = open_engine(folder)
     first, second, again = engine.generate([one, other, one], GREEDY)
-    assert first.top2_margin == again.top2_margin
+    assert first.top2_margin == pytest.approx(again.top2_margin, abs=1e-5)
     assert first.top2_margin != pytest.approx(second.top2_margin, abs=1e-2)
 
 
