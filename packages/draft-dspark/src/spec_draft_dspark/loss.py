@@ -100,7 +100,11 @@ class _Sums:
         self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Add loss, metrics and gradients of ``guesses``, the guesses of ``blocks`` that count in the loss."""
+        """Add the loss, metrics and gradients of one chunk of blocks.
+
+        ``blocks``: slice of the chunk's blocks. ``guesses``: the guesses in these blocks for which a loss is
+        computed.
+        """
         index, options = (guesses.block_R, guesses.guess_R), self.rule.options
         scored = self._score(blocks, guesses)
         loss_R = options.ce_weight * scored.cross_R + options.l1_weight * (2 - 2 * scored.overlap_R)

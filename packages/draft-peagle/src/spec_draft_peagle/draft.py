@@ -176,10 +176,11 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         )
 
     def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return a function that computes a lower bound on the values that a forward pass saves.
+        """Return a function that computes how many values a forward pass saves for the backward pass.
 
-        Without segments it counts each layer's values of a sample's tokens and of the mask tokens of its
-        chains. With segments it counts the keys and values of the tokens, and the head's inputs.
+        The result is a lower bound. If ``segment_tokens`` is None, it counts every layer's activations for
+        the sample's tokens and mask tokens (only the layers' inputs with ``checkpoint_activations``).
+        Otherwise it counts the keys and values of the sample's tokens, and the inputs of the head.
         """
         shape, masks, again = self.shape(target), self._masks(), self.options.checkpoint_activations
         keys = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim

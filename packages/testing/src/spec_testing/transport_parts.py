@@ -226,7 +226,7 @@ def receive_early(me: Rank, stage: Stage) -> None:
 
 
 def flush(me: Rank, stage: Stage) -> None:
-    """Flush a sender with and without an open ticket (T8)."""
+    """Check that ``flush`` returns only after every sent sample's ticket (a future) is done (T8)."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             me.receive()

@@ -21,7 +21,7 @@ class RemoteEngine:
     """A Capturer that sends the ids and destinations of samples to an engine worker, which captures them."""
 
     def __init__(self, name: str, workers: Workers) -> None:
-        """Send captures to the engine worker ``name``."""
+        """``name``: the engine worker to which ``capture`` sends its requests, through ``workers``."""
         self._name, self._workers = name, workers
         self._running: dict[int, Future[None]] = {}
         self._next_batch = 0

@@ -38,7 +38,10 @@ class WorkerUser(Protocol):
 
     @property
     def done_steps(self) -> int | None:
-        """Optimizer steps done; None before training starts, when a failed worker would fail again."""
+        """Number of optimizer steps done; None before training starts.
+
+        While it is None, failed workers are not replaced, because their replacements would fail, too.
+        """
 
     def handle(self, worker: str, message: ControlMessage) -> None:
         """Handle a worker's message."""

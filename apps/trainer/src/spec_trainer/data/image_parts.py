@@ -28,9 +28,10 @@ Part = dict[str, Any]
 
 
 def image_part(name: str, part: Mapping[str, Any]) -> Part | None:
-    """Return ``PART`` with the image's reference, if any, as ``image``; None if ``part`` is no image.
+    """Return the chat template's part for an image; None if ``part`` is not an image.
 
-    Raise BadRow if the part has several references.
+    If ``part`` gives the image (as a path, URL, bytes or object), the result has it under the key ``image``.
+    Raise BadRow if ``part`` gives it more than once.
     """
     if part.get("type") not in _KINDS:
         return None

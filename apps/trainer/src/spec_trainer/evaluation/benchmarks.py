@@ -251,7 +251,11 @@ def _files(name: str, folder: Path) -> list[Path]:
 
 
 def _copy(hub: str, names: set[str], folder: Path) -> Path | None:
-    """Return the folder of a data set's copy: in a hub cache, ``folder``/owner/name, or ``folder``."""
+    """Return the folder that holds a copy of the data set ``hub``; None if there is none.
+
+    The first of these is taken: the current snapshot, if ``folder`` or ``folder``/hub is a hub cache;
+    ``folder``/owner/name; ``folder`` itself, if it is a snapshot of the data set or its name is in ``names``.
+    """
     cached = f"datasets--{hub.replace('/', '--')}"
     for place in (folder / cached, folder / "hub" / cached, folder):
         if place.name == cached and (current := place / "refs" / "main").is_file():

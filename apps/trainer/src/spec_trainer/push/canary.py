@@ -138,7 +138,11 @@ class _Count:
         self._over.set()
 
     def _follow(self, server: HttpReplica) -> None:
-        """Poll a server's counters, each time until it has counted its share of the remaining verifications."""
+        """Poll a server's counters until enough verifications are counted on all servers together.
+
+        The server answers a poll when it has counted its equal share of the missing verifications, or
+        after ``_HELD_S`` seconds.
+        """
         while not self._over.is_set():
             wanted = self._counted[server].rounds + max(1, self._num_left() // len(self._counted))
             with contextlib.suppress(EngineError):  # the publisher says which one is lost

@@ -25,9 +25,10 @@ class GuessMetrics:
     def __init__(
         self, scale: Tensor, num_guesses: int, values: Sequence[str], lengths: Sequence[str]
     ) -> None:
-        """Start with zeros, with the dtype and device of ``scale``.
+        """Start all sums at zero.
 
-        ``values``: names of metrics of each guess; ``lengths``: names of acceptance lengths.
+        ``scale``: a tensor with the dtype and device of the sums. ``values``: names of the metrics that each
+        guess has. ``lengths``: names of the acceptance lengths, which each block has.
         """
         zeros = scale.new_zeros
         self.loss, self._num_guesses = zeros(()), num_guesses

@@ -115,9 +115,10 @@ def _lk_alpha(
 def _lk_lambda(
     scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: DecoderKernels
 ) -> tuple[Tensor, Factors]:
-    """Return λ · KL(p ‖ q) + (1 − λ)(1 − α) [R, S] and the factors a, b, c of its gradient.
+    """Return the loss λ · KL(p ‖ q) + (1 − λ)(1 − α) [R, S], and the factors of its gradient.
 
-    α: see ``_lk_alpha``. λ = exp(−3 α) counts as a constant in the gradient.
+    λ = exp(−3 α) counts as a constant in the gradient. ``_lk_alpha`` explains α, and this module's docstring
+    explains p, q and the factors a, b, c.
     """
     (logits_RV, log_sum_R), in_vocab_mass_R = teacher.distribution, teacher.in_vocab_mass_R
     own, *_ = kernels.distill_terms(
