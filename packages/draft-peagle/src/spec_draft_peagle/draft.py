@@ -134,10 +134,10 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return float64 [2 K]: for each index in a chain, the number of guesses that count in the loss.
+        """Return float64 [2 K], the numbers of guesses that count in the loss, for chains of K guesses.
 
-        The first K numbers count the guesses that the random drop leaves. The last K count the guesses before
-        the drop.
+        Element k of the first K numbers counts the guesses with index k in their chain that the random drop
+        leaves. Element k of the last K numbers counts the same guesses before the drop.
         """
         import torch
 
@@ -236,7 +236,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
 
     @property
     def default_draft_tokens(self) -> int:
-        """The number of guesses that the draft is trained for, if it is known: all cost one pass (D9)."""
+        """Number of guesses that the draft was trained for, if it is known; all cost one pass (D9)."""
         return self.trained_depth or super().default_draft_tokens
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
