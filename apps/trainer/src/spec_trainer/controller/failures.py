@@ -37,7 +37,7 @@ class FailureReports:
     """Finds failures among the messages and process exits that a launcher receives."""
 
     def __init__(self, launcher: Launcher) -> None:
-        """Receive all events of ``launcher``."""
+        """Create the object that receives all events of ``launcher``."""
         self._launcher = launcher
         self._settled: set[str] = set()
         self._delayed: deque[WorkerMessage | WorkerEnded] = deque()
@@ -74,11 +74,11 @@ class FailureReports:
         self._settled.discard(worker)
 
     def with_causes(self, first: Failure) -> list[Failure]:
-        """Return ``first`` and failures that arrive soon after it, at most one per worker, root cause first.
+        """Return ``first`` and the failures that arrive soon after it, the root cause first.
 
-        Among failures with equal distance the earliest comes first. Raise RunError if the launcher finds a
-        dead host process, unless a worker was killed. Other events that arrive meanwhile are returned by
-        ``receive`` later.
+        There is at most one failure per worker; among failures with equal ``distance`` the earliest comes
+        first. If no worker was killed, raise RunError if the launcher finds that a daemon which it started on
+        a host has died. Other events that arrive meanwhile are returned by ``receive`` later.
         """
         failures = [first]
         deadline = time.monotonic() + _ROOT_CAUSE_S.get(first.distance, 0.0)

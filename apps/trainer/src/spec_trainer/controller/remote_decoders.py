@@ -22,7 +22,10 @@ class RemoteDecoders:
     """The decoders of a run. All serve the same draft, and each answers portions of prompts."""
 
     def __init__(self, workers: Workers, stop: StopRequest) -> None:
-        """Decode with the workers that are later listed in ``names``, until ``stop`` is requested."""
+        """Prepare to decode with the workers whose names are later put into ``names``.
+
+        ``stop``: the user's request to stop.
+        """
         self.names: list[str] = []
         """Names of the workers that decode."""
         self._workers, self._stop = workers, stop

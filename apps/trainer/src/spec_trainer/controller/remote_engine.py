@@ -52,7 +52,7 @@ class RemoteEngine:
         )
 
     def expect_nothing(self) -> None:
-        """Drop the futures of batches that were sent to a worker that has been replaced."""
+        """Drop the futures of all batches in progress, because the engine worker has been replaced."""
         self._running.clear()
 
     def captured(self, batch: int) -> None:

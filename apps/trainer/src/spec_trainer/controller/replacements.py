@@ -65,7 +65,7 @@ class Replacements:
         self._recent[worker] = [replaced for replaced in self._recent[worker] if replaced > earliest]
 
     def _last(self, failure: Failure) -> Exception:
-        """Return the error to raise for a worker that has reached the limit of replacements."""
+        """Return the error to raise if the failed worker has reached its limit of replacements."""
         if self._limit == 0:
             return failure.error
         return RunError(
