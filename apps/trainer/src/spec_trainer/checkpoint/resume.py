@@ -71,7 +71,7 @@ def checkpoint_to_resume(root: Path, resume_from: str, identity: str) -> Path | 
 
 
 def _check(folder: Path, identity: str) -> None:
-    """Raise ArtifactError if the checkpoint ``folder`` is damaged, or has another step or run than expected."""
+    """Raise ArtifactError if a checkpoint is damaged, or belongs to another run or to another step."""
     meta = check_whole(folder)
     if meta.step != step_of(folder):
         raise ArtifactError(f"{folder} holds the checkpoint of step {meta.step}")

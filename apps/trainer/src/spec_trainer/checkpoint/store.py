@@ -111,7 +111,7 @@ class CheckpointStore:
         return (meta.acceptance_length or 0.0) if meta.step <= done_steps else 0.0
 
     def save(self, trainer: DraftTrainer, meta: CheckpointMeta, config_text: str, best: bool = False) -> Path:
-        """Save a checkpoint and return its folder; with ``best``, also set the link ``best`` to it. Collective.
+        """Save a checkpoint; with ``best``, set the link ``best`` to it. Return its folder. Collective.
 
         If this fails, earlier checkpoints are not affected. A hidden folder stays, which
         ``RunDirectory.remove_unfinished`` removes later, because other ranks may still be writing to it.

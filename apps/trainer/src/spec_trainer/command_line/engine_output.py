@@ -58,8 +58,8 @@ def _stdout_to(file: TextIO) -> Iterator[None]:
 def _loggers(engine_type: type[Engine]) -> list[logging.Logger]:
     """Return the loggers to which an engine's plugin, and the packages of its base classes, log.
 
-    An engine's modules, and the output of its processes, log to children of these loggers or to the loggers
-    themselves.
+    An engine's modules log to children of these loggers. Lines that its processes print are logged to them,
+    too.
     """
     modules = [
         base.__module__ for base in engine_type.__mro__ if issubclass(base, Engine) and base is not Engine

@@ -82,7 +82,7 @@ class Dataset:
 
     @cached_property
     def lengths(self) -> dict[int, int]:
-        """Sample id -> token count of the sample."""
+        """Sample id -> number of tokens of the sample."""
         return {sample.sample_id: len(sample) for sample in self.samples}
 
     @cached_property
@@ -119,11 +119,12 @@ def load_dataset(
     with_questions: bool = False,
     images: ImageRules = NO_IMAGES,
 ) -> Dataset:
-    """Read, tokenise, check and split the data; with ``with_questions``, set ``Dataset.questions``.
+    """Read, tokenise, check and split the data of a run.
 
     If ``longest_prompt`` is given, every sample gets a prompt of at most this many tokens, and need not have
-    supervised tokens. Without ``data.path`` the dataset is empty. Raise DataError, with file and line, for a source
-    or row that cannot be used, and if no sample is left.
+    supervised tokens. With ``with_questions``, set ``Dataset.questions``. Without ``data.path`` the dataset
+    is empty. Raise DataError, with file and line, for a source or row that cannot be used, and if no sample
+    is left.
     """
     if config.path is None:
         return Dataset((), (), DataReport())
@@ -250,8 +251,8 @@ def _split(
 ) -> tuple[list[_Found], list[_Found]]:
     """Split the samples: hold out the ``num`` distinct samples with the smallest digests.
 
-    Duplicates of a held-out sample are dropped, so that the draft is not evaluated on training data.
-    ``supervised``: raise DataError if no training sample has a supervised token.
+    Duplicates of a held-out sample are dropped, so that the draft is not evaluated on training data. If
+    ``supervised``, raise DataError if no training sample has a supervised token.
     """
     digests = [_digest(one.encoded) for one in found]
     chosen = set(sorted(set(digests))[:num])

@@ -64,7 +64,7 @@ def _guess_depths(samples: Sequence[Sample], spans: Sequence[Span], num_tokens: 
 
 
 def _lay_out(samples: Sequence[Sample], packing: bool, epoch: int) -> tuple[tuple[Span, ...], int]:
-    """Return each sample's span, and the number of tokens of the batch, padding included."""
+    """Return the span of each sample in a batch, and the batch's number of tokens with padding."""
     width = max((len(sample) for sample in samples), default=_PADDING_TOKENS)
     spans: list[Span] = []
     start = 0

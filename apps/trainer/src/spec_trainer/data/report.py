@@ -1,4 +1,4 @@
-"""Count the used, truncated and dropped rows of the data, and note the first row of each kind."""
+"""Count the used, truncated and dropped rows of the data; note the first row of each of these kinds."""
 
 from __future__ import annotations
 
