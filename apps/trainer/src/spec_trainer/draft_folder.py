@@ -71,7 +71,10 @@ def check_export(draft: Draft, folder: Path, target: TargetSpec) -> None:
 
 @contextmanager
 def _failures_of(checker: str) -> Generator[None]:
-    """Turn any exception of a plugin's check into a RunError of one line that begins with ``checker``."""
+    """Turn any exception in the ``with`` block, a plugin's check, into a RunError.
+
+    Its message is one line that begins with ``checker``.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:  # a plugin may raise anything
