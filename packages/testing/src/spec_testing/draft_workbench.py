@@ -112,7 +112,10 @@ class Workbench:
         return ask(proposer)
 
     def judge(self, context: ToySample, continuation: Sequence[int], supervised: Sequence[int]) -> StepOutput:
-        """Return the module's output on a context and a continuation that the target is made to predict."""
+        """Return the module's output on a context and a continuation that the target is made to predict.
+
+        ``supervised``: indices of the supervised tokens, counted from the start of the context.
+        """
         generator = torch.Generator().manual_seed(4)
         known = len(context.input_ids) - 1
         # A little more than needed: no label may be missing because the document ends.

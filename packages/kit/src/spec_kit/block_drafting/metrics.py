@@ -46,7 +46,7 @@ class GuessMetrics:
     def add_lengths(self, guesses: CountedGuesses, **accepted_R: Tensor) -> None:
         """Add each block's acceptance length: 1 + Σ over guesses k of P(guesses 1 to k are all accepted).
 
-        ``accepted_R``: the probability that each guess is accepted, by the name of the length.
+        ``accepted_R``: name of an acceptance length -> the probability that each counted guess is accepted.
         """
         for name, accepted in accepted_R.items():
             reached_AS = guesses.table(accepted, self._num_guesses).cumprod(1)
@@ -66,7 +66,10 @@ class GuessMetrics:
 
 
 def loss_scale(denominators: Tensor, states: Tensor) -> Tensor:
-    """Return 1 / ``denominators[0]``, or 0 if it is 0, on the device of ``states``, float32 or wider."""
+    """Return 1 / ``denominators[0]``, or 0 if that denominator is 0, on the device of ``states``.
+
+    The dtype is float32 or wider.
+    """
     total = denominators[0].to(states.device)
     wide = torch.promote_types(states.dtype, torch.float32)
     return torch.where(total > 0, 1 / total.clamp(min=1e-300), 0).to(wide)

@@ -115,7 +115,7 @@ class _Causal:
         return cls(forward, backward, bounds, num_keys, row_R)
 
     def attend(self, q: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return output and log-sum-exp of the queries."""
+        """Return the attention's output and log-sum-exp for each query."""
         out, lse = self.forward(self._whole(q), key, value, self.parts)
         return _take(out, self.local_R), _take(lse, self.local_R)
 

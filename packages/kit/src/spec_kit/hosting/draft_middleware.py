@@ -63,7 +63,7 @@ class DraftMiddleware(ABC):
     no_states: ClassVar[str] = (
         f"this server captures no states; start it with states_bytes in {LIVE_REQUESTS_VARIABLE}"
     )
-    """Error message for a call for states if none are captured."""
+    """Error message for a request for states if the server captures none."""
 
     def __init__(self, app: App) -> None:
         """Wrap the ASGI application ``app``."""
@@ -206,7 +206,7 @@ class DraftMiddleware(ABC):
         return answer
 
     async def _note(self, name: str) -> None:
-        """Call the ranks only to update the headers of the next responses."""
+        """Make the call ``name`` to the ranks, only to update the headers of the next responses."""
         self._asked_s = time.monotonic()
         try:
             await self._call(name, "")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from spec_kit.streams.wire import SampleLayout
 
 MAX_PIECES = 2_000
-"""Largest number of ranges of a block; so many ranges fit into a packet."""
+"""Largest number of ranges of a block; a packet has space for this number."""
 
 _EVENT, _PIECE = struct.Struct("<?64s"), struct.Struct("<QQ")
 
