@@ -80,7 +80,7 @@ class HcclPoolFactory(BufferPoolFactory):
 class HcclPool(ReceiverPool):
     """One sender's pool. It has no memory until a sample is read.
 
-    Announced samples still count against the window, although they are in the sender's memory.
+    Announced samples still count against the receiver's window, although they are in the sender's memory.
     """
 
     kind = "hccl"
@@ -162,7 +162,10 @@ class HcclBuffer(DeferredBuffer):
     overlapping: ClassVar[bool] = True
 
     def __init__(self, layout: SampleLayout, root: bytes, device: torch.device, descriptor: int) -> None:
-        """Begin to connect to the receiver. ``descriptor``: the file of its counter in shared memory."""
+        """Begin to connect to the receiver.
+
+        ``descriptor``: file descriptor of the shared memory that has the receiver's counter.
+        """
         self._layout, self._device = layout, device
         self._communicator = _connected(root, SENDER, device)
         self._taken = _counter(descriptor)

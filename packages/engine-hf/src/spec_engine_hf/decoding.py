@@ -48,7 +48,7 @@ seen between forward passes of different shapes."""
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSource:
-    """Creates one proposer for each sequence; ``layers`` are the target layers whose states they need."""
+    """Creates a proposer for each sequence. ``layers``: target layers whose states the proposers need."""
 
     new_proposer: Callable[[], Proposer]
     layers: tuple[int, ...] = ()
@@ -61,9 +61,10 @@ class DraftSource:
     def of_export(cls, folder: Path, model: HfModel, ops: TargetOps | None = None) -> Self:
         """Return a source of proposers for the exported draft in ``folder``.
 
-        The draft is on the device and in the dtype of ``model``. ``ops``: the TargetOps of another draft of
-        the same model, whose memory this draft shares. Raise ArtifactError if no installed draft recognises
-        the folder or if the folder is damaged. Raise TargetError if the draft does not fit the target.
+        The draft is on the device and in the dtype of ``model``. ``ops``: the frozen tensors that another
+        draft of this model uses, which the new draft then shares; None loads them. Raise ArtifactError if no
+        installed draft recognises the folder or if the folder is damaged. Raise TargetError if the draft does
+        not fit the target.
         """
         target = model.target
         draft = recognise(folder, target)

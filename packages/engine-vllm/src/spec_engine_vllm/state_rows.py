@@ -200,7 +200,7 @@ class StateRows:
         self._drop(next(iter(self._ended.values())))
 
     def _drop(self, request: _Request | None) -> None:
-        """Forget an ended request. A running request, which no client may read yet, is only left out."""
+        """Free the rows of a request, whose states are then left out; also forget it if it has ended."""
         if request is None:
             return
         self._leave_out(request, request.problem or "states_dropped")
