@@ -144,8 +144,8 @@ class _Transfer(PendingSend):
     def wait_sent(self) -> None:
         """Wait until the receiver has started to read the sample and its HcclSend is complete.
 
-        The wait polls, so that the thread can end if the receiver has disconnected. It waits for both events
-        because HCCL may buffer a sample before the receiver reads it.
+        The wait polls, so that the thread can end if the receiver has disconnected. The end of the HcclSend
+        alone is not enough, because HCCL may buffer a sample before the receiver reads it.
         """
         while self._buffer.num_taken < self._number or not self._sent.query():
             self._buffer.pause()

@@ -43,7 +43,7 @@ class SelectorInputs:
     states_ASH: Tensor
     """Inputs of the target's head."""
     context_ASr: Tensor
-    """For each guess, the selector's vector computed from the slot's state and the previous token. Its
+    """The selector's vector for each guess, computed from the slot's state and the previous token. Its
     product with a candidate's row of ``successor_Vr`` is added to the candidate's logit."""
     successor_Vr: Tensor
     """The selector's table with a row for each token as a candidate; every vocabulary shard has all rows."""

@@ -185,16 +185,18 @@ class Decoder:
     def _near_ties(self, logits_BRV: Tensor, gap_BR: Tensor) -> Tensor:
         """Return bool [B, R]: whether rounding may have decided the arg-max of each row of logits.
 
-        It is False everywhere if the target is not in float32.
+        ``gap_BR``: the gap between each row's two largest logits. The result is False everywhere if the
+        target is not in float32.
         """
         if self._model.dtype != torch.float32:
             return torch.zeros_like(gap_BR, dtype=torch.bool)
         return gap_BR < _NEAR_TIE * logits_BRV.abs().amax(dim=-1)
 
     def _choices(self, sequence: _Sequence, best: list[int], close: Sequence[bool]) -> list[int]:
-        """Return the greedy choice at each row of logits.
+        """Return the token that greedy decoding chooses at each row of logits.
 
-        Near ties up to the first rejected guess are recomputed by a forward pass without a KV cache.
+        ``best``: each row's arg-max. ``close``: whether the row is a near tie. Near ties up to the first
+        rejected guess are recomputed by a forward pass without a KV cache.
         """
         guesses = sequence.proposal.token_ids
         for position in range(len(guesses) + 1 if any(close) else 0):

@@ -1,9 +1,8 @@
 """StateRows keeps the states of requests in a fixed amount of host memory, one row for each position.
 
 A verification computes rows of guesses. A rejected guess leaves a wrong row. The request's next step starts
-at the position of the first wrong token, and so overwrites this row. Rows are right under two conditions: no
-step starts after the end of the steps before it, and the token of each row is the final token at its
-position.
+at the position of the first wrong token, and so overwrites this row. The rows of a request are right under two
+conditions: its steps leave no position out, and the token of each row is the final token at its position.
 
 Shapes: T rows of a step, N captured layers, H hidden size.
 """
