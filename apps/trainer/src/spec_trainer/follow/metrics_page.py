@@ -81,7 +81,10 @@ class MetricsPage(Resource):
 
 
 class _Server(ThreadingHTTPServer):
-    """Serves the page. A new connection replaces the oldest if too many are open, so none can block."""
+    """Serves the page. If too many connections are open, a new connection replaces the oldest.
+
+    So a client that holds connections open cannot keep other clients out.
+    """
 
     daemon_threads, block_on_close = True, False
 

@@ -66,7 +66,10 @@ class FeatureFolder:
         return locked_folder(self.root, "a capture", "features-*")
 
     def open(self, identity: FeatureIdentity) -> None:
-        """Begin a capture: write an index without shards, and remove incomplete shards left by a crash."""
+        """Begin a capture in this folder: write an index without shards.
+
+        Incomplete shards that a crash has left are removed.
+        """
         self.check_owner(identity)
         for left in self.root.glob(f"{SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)

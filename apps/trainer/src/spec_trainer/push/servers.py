@@ -47,11 +47,10 @@ def connect_servers(urls: Sequence[str], timeout_s: float = ANSWER_S) -> dict[st
 
 
 def ask_servers(urls: Sequence[str], timeout_s: float) -> dict[str, HttpReplica | EngineError]:
-    """Return address -> client of the server, or the error if the server cannot be used.
+    """Ask all servers at the same time; return each server's client, or the error if it cannot be used.
 
-    All servers are contacted in parallel.
-
-    Raise ConfigError for a malformed address or secret before the secret is sent to any server.
+    The result's keys are the addresses. Raise ConfigError for a malformed address or secret before the secret
+    is sent to any server.
     """
     token = _token()
     for url in urls:

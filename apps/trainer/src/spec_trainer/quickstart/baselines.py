@@ -50,7 +50,7 @@ class BigramProposer(Proposer):
     """Guesses each token from the previous token."""
 
     def __init__(self, bigram: BigramModel) -> None:
-        """Propose tokens with ``bigram``."""
+        """Create a proposer that guesses with ``bigram``."""
         self._bigram = bigram
         self._last = 0
 
@@ -74,14 +74,14 @@ class BigramProposer(Proposer):
 
 
 class PromptLookupProposer(Proposer):
-    """Copies the tokens after the latest earlier occurrence of the last three, two or one tokens.
+    """Guesses the tokens that followed the last three, two or one tokens when they last occurred in the text.
 
-    Guesses fewer tokens, or none, if the text has no more. Method: prompt lookup decoding, A. Saxena,
+    It guesses fewer tokens, or none, if the text has no more. Method: prompt lookup decoding, A. Saxena,
     2023, https://github.com/apoorvumang/prompt-lookup-decoding.
     """
 
     def __init__(self, longest_ngram: int = 3) -> None:
-        """Match at most ``longest_ngram`` tokens."""
+        """Create a proposer that searches for at most the last ``longest_ngram`` tokens."""
         self._longest_ngram = longest_ngram
         self._ids: list[int] = []
 
@@ -99,7 +99,10 @@ class PromptLookupProposer(Proposer):
         return Proposal(token_ids=())
 
     def _end_of_latest(self, ngram: list[int]) -> int | None:
-        """Return the end index of the latest earlier occurrence of ``ngram``, the text's last tokens, or None."""
+        """Return where ``ngram``, the text's last tokens, occurred last before; None if it did not.
+
+        The result is the index after that occurrence.
+        """
         for start in range(len(self._ids) - len(ngram) - 1, -1, -1):
             if self._ids[start : start + len(ngram)] == ngram:
                 return start + len(ngram)

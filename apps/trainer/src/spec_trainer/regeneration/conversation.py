@@ -30,9 +30,10 @@ _ROW_KEYS = ("messages", "conversations", "text", "input_ids", "loss_mask")
 
 
 class Conversation(ABC):
-    """A row of the data while it is answered.
+    """A row of the data while its turns are answered.
 
-    ``prompt`` has the token ids of the next prompt, and is empty at the end; ``take`` stores the answer to it.
+    ``prompt`` has the token ids of the next prompt, and is empty at the end; ``take`` stores the answer to
+    ``prompt``.
     """
 
     def __init__(self, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
@@ -138,7 +139,8 @@ class Dialogue(Conversation):
         self._rest = list(chat.messages)
         self._messages: list[dict[str, Any]] = []
         self._known: list[tuple[str, int]] = []
-        """(text so far, its number of tokens in ``input_ids``), with the last answer's end token and without it."""
+        """Two beginnings of the text, each with its number of tokens in ``input_ids``: the text up to the
+        last answer, with the answer's end token and without it."""
         self.prompt = self._next_prompt()
         self.sources = images_of(self.prompt)
         if len(chat.images) > len(self.sources):  # images of later questions are read now, too
@@ -198,11 +200,11 @@ class Dialogue(Conversation):
         return bool(self._messages) and self._messages[-1]["role"] in _ASKING
 
     def _in_context(self, opening: Opening) -> list[int]:
-        """Return the token ids of the rendered prompt ``opening``.
+        """Return the token ids of the rendered prompt ``opening``, with earlier answers as they were generated.
 
-        If its text begins with the text so far, the generated tokens are reused for that text, because the tokenizer
-        might split it differently. If not, such as with a template that drops earlier reasoning, the earlier answers
-        differ from what was generated, and are not supervised.
+        The tokenizer might split an answer's text differently. If the prompt does not begin with the text so
+        far, such as with a template that drops earlier reasoning, the tokenizer's ids are returned, and
+        earlier answers are not supervised.
         """
         for text, length in self._known:
             first = _border(opening, len(text)) if opening.text.startswith(text) else None
@@ -214,7 +216,7 @@ class Dialogue(Conversation):
 
 
 def _border(opening: Opening, position: int) -> int | None:
-    """Return the index of the token that begins at character ``position``, or None."""
+    """Return the index of the token that begins at character ``position``; None if no token begins there."""
     after = np.flatnonzero(opening.offsets[:, 0] >= position)
     if not len(after) or (opening.offsets[: after[0], 1] > position).any():
         return None
@@ -228,10 +230,10 @@ def open_conversation(
     longest: int,
     no_images: str = TEXT_PROMPTS,
 ) -> Conversation:
-    """Return the conversation of a row.
+    """Return the Conversation in which a row of the data is answered.
 
-    ``no_images``: reason for refusing images; empty if they are allowed. Raise BadRow for a row of unknown form,
-    without a prompt, or with a prompt of more than ``longest`` tokens.
+    ``no_images``: reason for refusing images; empty if they are allowed. Raise BadRow for a row of unknown
+    form, without a prompt, or with a prompt of more than ``longest`` tokens.
     """
     row = parse_row(content, no_images)
     conversation: Conversation
