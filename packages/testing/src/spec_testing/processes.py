@@ -136,7 +136,7 @@ def watch_ranks(
 
 
 class _Crew:
-    """Controls the ranks of one call over the connections to them."""
+    """Controls the ranks of one call of ``run_ranks`` or ``watch_ranks``, over a connection to each rank."""
 
     def __init__(self) -> None:
         self._lines: list[Connection] = []

@@ -210,7 +210,10 @@ def close_receiver(me: Rank, stage: Stage) -> None:
 
 
 def come_and_go(me: Rank, stage: Stage) -> None:
-    """Open and close both sides twice; each rank counts its resources after both sides are closed (T9)."""
+    """Open and close both sides twice, and check that the second time leaves no further resources (T9).
+
+    Each rank counts its resources after both sides are closed.
+    """
     counts: list[Resources] = []
     for _ in range(2):
         if me.rank == 0:
@@ -232,6 +235,6 @@ def come_and_go(me: Rank, stage: Stage) -> None:
 
 
 def _meet(me: Rank) -> None:
-    """Wait until both ranks have called this: ranks of one process also count each other's resources."""
+    """Wait until both ranks have called this, since ranks of one process count each other's resources."""
     me.publish("here")
     me.receive()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def connect_and_part(me: Rank, stage: Stage) -> str | None:
-    """Connect a sender to the receiver's address and close it (T1)."""
+    """Connect a sender to the receiver's address, and close the sender; rank 0 returns the address (T1)."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             me.receive()

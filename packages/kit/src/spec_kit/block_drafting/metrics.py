@@ -53,9 +53,10 @@ class GuessMetrics:
             self._lengths[name] += len(reached_AS) + reached_AS.sum()
 
     def output(self, loss: Tensor) -> StepOutput:
-        """Return the metrics with ``loss``.
+        """Return ``loss`` and the metrics as a StepOutput.
 
-        Every block counts its first guess, so the number of first guesses is the number of blocks.
+        Acceptance lengths are divided by the number of blocks. This equals the number of first guesses,
+        because the first guess of every block counts.
         """
         return StepOutput(
             loss=loss,

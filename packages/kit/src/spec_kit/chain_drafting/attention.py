@@ -80,7 +80,10 @@ class _TakenRows(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Causal:
-    """Causal attention by a kernel. A row without a query gets the query 0, and its result is dropped."""
+    """The causal attention of step 0, computed by a kernel.
+
+    A row without a query gets a query of zeros, and its result is dropped.
+    """
 
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]

@@ -66,9 +66,9 @@ class DraftShape(pydantic.BaseModel):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return, by alias, the values that config.json stores under other keys or in another form.
+        """Return fields that config.json may store under other keys or in another form, by alias (usual key).
 
-        ``own``: the object under the key ``nested``.
+        ``own``: the object in config.json with the fields specific to this kind of draft (``nested``).
         """
         return {}
 

@@ -66,7 +66,7 @@ class GrantInfo(NamedTuple):
 
     @property
     def lengths(self) -> list[int]:
-        """Return the number of bytes of each piece."""
+        """Return the number of bytes of each range of the block."""
         return [stop - start for start, stop in self.pieces]
 
 
