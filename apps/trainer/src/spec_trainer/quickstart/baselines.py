@@ -74,10 +74,10 @@ class BigramProposer(Proposer):
 
 
 class PromptLookupProposer(Proposer):
-    """Guesses the tokens that followed the last three, two or one tokens when they last occurred in the text.
+    """Guesses the tokens that followed an earlier occurrence of the last three, two or one tokens.
 
-    It guesses fewer tokens, or none, if the text has no more. Method: prompt lookup decoding, A. Saxena,
-    2023, https://github.com/apoorvumang/prompt-lookup-decoding.
+    The latest occurrence is taken. It guesses fewer tokens, or none, if the text has no more. Method: prompt
+    lookup decoding, A. Saxena, 2023, https://github.com/apoorvumang/prompt-lookup-decoding.
     """
 
     def __init__(self, longest_ngram: int = 3) -> None:

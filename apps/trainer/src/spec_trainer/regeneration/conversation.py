@@ -200,11 +200,11 @@ class Dialogue(Conversation):
         return bool(self._messages) and self._messages[-1]["role"] in _ASKING
 
     def _in_context(self, opening: Opening) -> list[int]:
-        """Return the token ids of the rendered prompt ``opening``, with earlier answers as they were generated.
+        """Return the token ids of the rendered prompt ``opening``; earlier answers keep their tokens.
 
-        The tokenizer might split an answer's text differently. If the prompt does not begin with the text so
-        far, such as with a template that drops earlier reasoning, the tokenizer's ids are returned, and
-        earlier answers are not supervised.
+        The tokenizer might split an answer's text differently than it was generated. If the prompt does not
+        begin with the text so far, such as with a template that drops earlier reasoning, the tokenizer's ids
+        are returned, and earlier answers are not supervised.
         """
         for text, length in self._known:
             first = _border(opening, len(text)) if opening.text.startswith(text) else None

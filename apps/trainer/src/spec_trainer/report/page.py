@@ -229,7 +229,7 @@ def _pace(records: Sequence[Record]) -> str:
 
 
 def _memory(records: Sequence[Record]) -> str:
-    """Return a plot over steps of the host memory and the device memory that trainer rank 0 reports."""
+    """Return a plot of the host memory and the device memory of trainer rank 0 at each step."""
     panels = {
         "memory_host_bytes": "host memory, GiB",
         "memory_device_bytes": "device memory, peak so far, GiB",
@@ -298,7 +298,7 @@ def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
 
 
 def _cycles(summary: Mapping[str, Any]) -> str:
-    """Return a table with the figures of each draft with which the run's engine has decoded."""
+    """Return a table with the figures of each draft that the run's engine has served."""
     cycles = summary.get("cycles", ())
     if not cycles:
         return ""

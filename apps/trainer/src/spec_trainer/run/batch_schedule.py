@@ -39,7 +39,7 @@ class GlobalBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
-    """Plain-number settings that, with the data, determine the global batches."""
+    """Plain numbers of a configuration that, together with the data, determine the global batches."""
 
     global_batch_tokens: int
     shuffle: bool
@@ -57,7 +57,7 @@ class BatchSettings:
 
     @classmethod
     def from_config(cls, config: AnyRunConfig, strategy: type[Strategy]) -> BatchSettings:
-        """Return the settings of a training run."""
+        """Return the settings of a training run with this configuration."""
         processes = range(config.train.ranks)
         return cls(
             global_batch_tokens=config.train.global_batch_tokens,
@@ -105,7 +105,7 @@ class BatchSchedule:
 
     @cached_property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole run."""
+        """Number of optimizer steps of the whole run."""
         if self.settings.total_steps is not None:
             return self.settings.total_steps
         return self._train.steps_in_epochs(self.settings.epochs)
@@ -152,7 +152,7 @@ class BatchSchedule:
 
     @lru_cache(maxsize=64)  # noqa: B019 (a schedule lives as long as its process)
     def shares(self, item: GlobalBatch) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """Return sample ids by [data-parallel rank][micro-batch].
+        """Return the sample ids of each micro-batch of each data-parallel rank.
 
         Every sample occurs once, and every rank has the same number of micro-batches.
         """
@@ -162,8 +162,8 @@ class BatchSchedule:
     def imbalance(self, item: GlobalBatch) -> float:
         """Return how unevenly the tokens of a batch are distributed over the ranks; 1 is even.
 
-        Ranks wait for each other in every forward pass. So it is the sum, over passes, of the tokens of the largest
-        micro-batch of any rank, divided by the mean number of tokens of a rank.
+        Ranks wait for each other in every micro-batch. So the tokens of the largest micro-batch of any rank
+        are summed over the micro-batches, and the sum is divided by the mean number of tokens of a rank.
         """
         return self._max_over_mean(item, self.dataset.lengths)
 
@@ -211,15 +211,18 @@ class BatchSchedule:
         return [tuple(processes) for processes in found]
 
     def captures(self, item: GlobalBatch) -> list[tuple[int, ...]]:
-        """Return the sample ids of each capture batch of ``item``; which rank trains a sample does not matter."""
+        """Return the sample ids of each capture batch of ``item``.
+
+        Capture batches do not depend on which rank trains a sample.
+        """
         return capture_batches(item.sample_ids, self.dataset.lengths, self.settings.capture_tokens)
 
     def request_id(self, item: GlobalBatch, sample_id: int) -> int:
-        """Return the id of one capture of a sample.
+        """Return the id of the capture of a sample for the global batch ``item``.
 
-        A sample is captured again in later epochs and evaluations, and two captures of it may run at once. The ids of
-        a global batch (``item``) are higher than the ids of earlier ones; the items of one evaluation share a range
-        of ids.
+        A sample is captured again in later epochs and evaluations, and two captures of it may run at once.
+        The ids for a global batch are higher than the ids for earlier ones. The global batches of one
+        evaluation share a range of ids.
         """
         return (2 * item.step + (not item.evaluates)) * len(self.dataset.lengths) + sample_id
 
@@ -229,7 +232,7 @@ class BatchSchedule:
 
     @lru_cache(maxsize=2)  # noqa: B019
     def denominators(self, items: tuple[GlobalBatch, ...], draft: Draft) -> Tensor:
-        """Return the loss denominators over all samples of ``items``, from loss masks only.
+        """Return the loss denominators, summed over all samples of ``items``; only loss masks are needed.
 
         The latest results are cached, so that they can be computed ahead of their use.
         """

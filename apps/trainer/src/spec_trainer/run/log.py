@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 
 def cut_records(directory: RunDirectory, done_steps: int) -> None:
-    """Remove the rows of steps after ``done_steps`` from a run's logs; warn of missing rows.
+    """Remove the rows of steps after ``done_steps`` from a run's logs, because these steps are repeated.
 
-    The run resumes after ``done_steps`` steps.
+    The run resumes after ``done_steps`` steps. If the logs lack rows of earlier steps, log a warning.
     """
     metrics = drop_after(directory.metrics, done_steps, StepRow)
     noted = Counter[int]()
@@ -49,7 +49,7 @@ def cut_records(directory: RunDirectory, done_steps: int) -> None:
 
 
 class RunLog:
-    """Writes ``trained-RANK.jsonl`` of each data-parallel rank; on process 0 also metrics and trackers."""
+    """Writes ``trained-RANK.jsonl`` of its data-parallel rank; on process 0 also metrics and trackers."""
 
     def __init__(
         self,
