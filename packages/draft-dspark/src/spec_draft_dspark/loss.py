@@ -173,8 +173,8 @@ class _Sums:
         """Overwrite the logits with their gradient.
 
         Let p be the target's and q the draft's distribution, w the guess's weight, and B the sum of q over
-        the tokens with q < p. A token's gradient is w · (ce_weight + 2 · l1_weight · B) · q; it is less by 2
-        · w · l1_weight · q if q < p, and less by w · ce_weight if the token is the label. This follows from
+        the tokens with q < p. A token's gradient is w · (ce_weight + 2 · l1_weight · B) · q. If q < p, it is
+        less by 2 · w · l1_weight · q; at the label it is less by w · ce_weight. This follows from
         d‖p − q‖₁ / d logit = q (s − Σ s q) with s = 1 − 2 [q < p]. The label's value is rounded only once.
         """
         options, column_R1 = self.rule.options, scored.labels.column_R1
