@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from itertools import zip_longest
 
 _TOO_FEW_ANSWERS = 6
-"""With this number of answers or fewer, the error of the acceptance length is not estimated."""
+"""Largest number of answers for which the error of the acceptance length is not estimated."""
 
 
 @dataclass(frozen=True, kw_only=True)
