@@ -270,7 +270,10 @@ def run_config_type(
 
 
 def check_source(config: AnyRunConfig) -> None:
-    """Raise ConfigError if a run has no data or has ``follow.servers``, which only ``follow`` allows."""
+    """Raise ConfigError if a run has no data, or has ``follow.servers``.
+
+    This is checked for all commands except ``spec-trainer follow``, which allows both.
+    """
     if config.follow.servers:
         raise ConfigError("follow.servers: only spec-trainer follow learns from servers; remove it")
     if config.data.path is None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShare:
-    """The micro-batches of a global batch that one rank trains."""
+    """The micro-batches of a global batch on which one rank trains."""
 
     micro_batches: Sequence[DraftBatch]
     denominators: Tensor

@@ -71,7 +71,7 @@ class CheckpointStore:
     """Manages the checkpoints of one run. Every rank calls ``save`` and ``load``; rank 0 renames and rotates."""
 
     def __init__(self, root: Path, keep: int, group: ProcessGroup, sees: bool = True) -> None:
-        """Keep the ``keep`` newest checkpoints of folder ``root``, and the best one. Collective.
+        """Prepare to keep the ``keep`` newest checkpoints in ``root``, and the best one. Collective.
 
         ``sees``: whether this rank can access rank 0's ``root``; if not, its ``root`` is a local folder.
         """

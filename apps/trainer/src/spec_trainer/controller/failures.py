@@ -44,7 +44,10 @@ class FailureReports:
         """Events without a failure that arrived while ``with_causes`` waited."""
 
     def receive(self, deadline_s: float) -> WorkerMessage | WorkerEnded | None:
-        """Return the next event of a worker; None at ``deadline_s`` (``time.monotonic``) or after a wake."""
+        """Return the next event of a worker.
+
+        Return None at ``deadline_s`` (``time.monotonic``), or earlier if the launcher is woken.
+        """
         return self._delayed.popleft() if self._delayed else self._launcher.receive(deadline_s)
 
     def expect_end(self, worker: str) -> None:

@@ -64,7 +64,7 @@ class RemoteDecoders:
         del self._portion_of[worker]
 
     def generated(self, worker: str, message: Generated) -> None:
-        """Store a worker's answers to its portion."""
+        """Store the answers that a worker has sent for its portion of the prompts."""
         self._decoded[self._portion_of.pop(worker)] = Pass(
             answers=[
                 Generation(

@@ -29,7 +29,7 @@ class RemoteEngine:
         """Dataset whose token ids are sent with each batch; None if the engine reads them from disk."""
 
     def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
-        """Send a batch to the engine; the future is done when the engine reports it captured."""
+        """Send a batch of samples to the engine; the future is done when the engine has captured them."""
         done = self._running[self._next_batch] = Future[None]()
         with suppress(DeadlineExceeded):  # it reads nothing: its silence ends it for the run
             self._workers.send(self._name, self._message(samples))

@@ -188,7 +188,7 @@ class RankLink:
         self._controller.send(Trained(share, row))
 
     def released(self, rank: int, *request_ids: int) -> None:
-        """Report to the controller that rank ``rank`` has freed the transport memory of these samples."""
+        """Report to the controller that rank ``rank`` has freed the transport memory of some samples."""
         self._controller.send(Released(rank, list(request_ids)))
 
     def _read(self) -> None:

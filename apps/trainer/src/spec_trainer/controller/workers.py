@@ -233,7 +233,7 @@ class Workers:
             self._treat([refused for name in names if (refused := self._start_again(name)) is not None])
 
     def _check_starting(self) -> None:
-        """Handle a replaced engine that is not ready in time as failed again."""
+        """If the replacement of an engine is not ready in time, treat the engine as failed again."""
         start_s = self._timeouts.start_s
         for name in [name for name, limit in self._starting.items() if time.monotonic() >= limit]:
             late = DeadlineExceeded(f"{name} not ready within timeouts.start_s={start_s} s")

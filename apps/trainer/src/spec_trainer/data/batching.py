@@ -128,12 +128,13 @@ def _borders(lengths: np.ndarray, budget: int) -> list[int]:
 def shares(
     sample_ids: Sequence[int], costs: Mapping[int, int], world_size: int, accumulation: int
 ) -> tuple[tuple[Ids, ...], ...]:
-    """Return sample ids by [rank][micro-batch]; every sample occurs once, and micro-batches may be empty.
+    """Divide a global batch's samples into micro-batches; return sample ids by [rank][micro-batch].
 
-    ``costs``: the cost of each sample, such as its number of tokens. The costs of all micro-batches are
-    balanced, not only the sums of each rank, because ranks synchronize in each micro-batch. Samples are
-    assigned from the most expensive to the cheapest, each to the cheapest micro-batch so far. If several are
-    the cheapest, the earlier micro-batch is taken, then the lower rank.
+    Every sample occurs once, and micro-batches may be empty. ``costs``: the cost of each sample, such as its
+    number of tokens. The costs of all micro-batches are balanced, not only the sums of each rank, because
+    ranks synchronize in each micro-batch. Samples are assigned from the most expensive to the cheapest, each
+    to the cheapest micro-batch at that time. If several are the cheapest, the earlier micro-batch is taken,
+    then the lower rank.
     """
     parts: list[list[int]] = [[] for _ in range(world_size * accumulation)]
     loads = [(0, part) for part in range(len(parts))]

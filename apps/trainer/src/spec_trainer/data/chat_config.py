@@ -53,7 +53,10 @@ class ChatConfig(Config):
         return value
 
     def record(self) -> dict[str, Any]:
-        """Return the two chat settings as a JSON-serializable dict, without the other keys of a subclass."""
+        """Return the chat template and its variables as a JSON-serializable dict.
+
+        Other keys, which a subclass may have, are left out.
+        """
         return {name: getattr(self, name) for name in ChatConfig.model_fields}
 
     def check_same(self, made: ChatConfig, what: str) -> None:

@@ -180,7 +180,7 @@ def _question(encoder: Encoder, chat: Chat | None) -> np.ndarray | None:
 
 
 class _Reader:
-    """Reads a source into samples, and counts cut and dropped rows in the report."""
+    """Reads the rows of a source into samples; the report counts the cut and the dropped rows."""
 
     def __init__(self, row_encoder: RowEncoder, report: DataReport) -> None:
         self._config = row_encoder.config

@@ -101,7 +101,7 @@ class BenchmarkRow:
     messages: list[dict[str, Any]] = field(default_factory=list["dict[str, Any]"])
 
     def ask(self, encoder: Encoder, longest: int) -> None:
-        """Render the next question, after the answers so far, as a prompt.
+        """Make the prompt of this row's next question, which follows the questions and answers so far.
 
         Raise DataError if the prompt has more than ``longest`` tokens.
         """

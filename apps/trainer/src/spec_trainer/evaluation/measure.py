@@ -34,7 +34,7 @@ class Passes:
 
 
 def ask_all(engine: Engine, work: Workload, asked: Questions) -> Workload:
-    """Return ``work`` with the prompts of later turns, which contain the target's greedy answers.
+    """Return the workload ``work`` with the later turns' prompts, which have the target's greedy answers.
 
     Decoding with the draft and without it then has the same prompts, so that texts and times can be compared.
     """

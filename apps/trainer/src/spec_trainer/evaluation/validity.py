@@ -77,7 +77,7 @@ def few_tokens(name: str, number: int) -> Iterator[str]:
 
 
 def short_passes(name: str, *seconds: float) -> Iterator[str]:
-    """Yield a warning if the shortest of some passes was too short to measure a speed."""
+    """Yield a warning if passes were too short to measure a speed; ``seconds``: their durations."""
     if min(seconds) < _ENOUGH_SECONDS:
         yield (
             f"{name}a pass took {min(seconds):.2f} s, too short for its speed to count: give more prompts or a "

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def take_states(server: HttpReplica, request: LiveRequest, schema: FeatureSchema) -> Tensor | str:
-    """Return a request's hidden states [T, N, H], or the reason why it has none.
+    """Return the hidden states [T, N, H] that a server captured for a request, or why it has none.
 
-    T is one less than the request's tokens, because the target never ran the last token of the answer. The server
-    deletes the states.
+    T is one less than the request's tokens, because the target never ran the last token of the answer. The
+    server deletes the states.
     """
     token_ids = [*request.prompt, *request.answer][:-1]
     if request.states is None:
@@ -91,7 +91,7 @@ class _StatesCapturer:
         self._send = send
 
     def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
-        """Send a batch of samples; the returned future is done."""
+        """Send a batch of samples, and return a future that is already done."""
         sent: Future[None] = Future()
         try:
             for sample in samples:

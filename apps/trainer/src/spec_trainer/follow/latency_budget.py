@@ -28,7 +28,7 @@ fewer tokens is not busy."""
 
 
 class LatencyBudget:
-    """Compares the p99 inter-token latency of servers since the last reading with a budget."""
+    """Compares the p99 inter-token latency of servers with a budget, over the time since the last reading."""
 
     def __init__(self, urls: Sequence[str], budget_ms: float, every_s: float) -> None:
         """Prepare to compare the servers' latency with ``budget_ms``, at most once in ``every_s`` seconds."""

@@ -1,7 +1,7 @@
 """MetricsPage serves the figures of a run that follows servers at ``/metrics``, for Prometheus.
 
-Whoever reaches the address can read the page. It holds counts, addresses of servers and labels, nothing
-else of a request.
+Whoever reaches the address can read the page. It holds counts, addresses of servers and labels of requests,
+but no text of a request.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Reservoir:
         return next((one.number for one in self._train.values()), self.num_seen)
 
     def restore(self, kept: KeptRequests) -> None:
-        """Add the requests of an earlier command to a reservoir that is empty.
+        """Add the requests that an earlier command kept to this reservoir, which must be empty.
 
         A request is left out if ``follow.held_out`` now assigns it to the other group (training or held out).
         """
@@ -168,7 +168,7 @@ class Reservoir:
             self.num_fresh = 0
 
     def _purpose(self, prompt: Sequence[int]) -> tuple[bytes, bool]:
-        """Return a digest of the prompt, and whether requests with it are held out."""
+        """Return a digest of the prompt, and whether a request with this prompt is held out."""
         digest = hashlib.blake2b(array("i", prompt).tobytes(), digest_size=16).digest()
         return digest, int.from_bytes(digest[:8], "little") < self._config.held_out * 2**64
 

@@ -30,7 +30,7 @@ class FeatureFolder:
         return self.root / f"features-{number:05d}.safetensors"
 
     def has(self, number: int) -> bool:
-        """Return whether a shard exists; its file gets this name only when it is complete."""
+        """Return whether the folder has a shard; a shard's file gets its final name only when it is complete."""
         return self.shard(number).exists()
 
     def check_owner(self, identity: FeatureIdentity) -> None:
@@ -90,6 +90,6 @@ class FeatureFolder:
                 check_own(file)
 
     def _is_ours(self, name: str) -> bool:
-        """Return whether a capture creates files or folders with this name."""
+        """Return whether a capture creates files or folders with the name ``name``."""
         begins = ("features-", "dataset-", INDEX_FILE)
         return name in (".lock", "logs") or name.startswith(SCRATCH) or name.lstrip(".").startswith(begins)

@@ -26,7 +26,7 @@ class StoredStream(Resource):
     """A BatchSource that reads the next batch from the folder while the trainer computes."""
 
     def __init__(self, run: RunSpec, rank: int, store: FeatureStore, device: torch.device) -> None:
-        """Prepare to read, from ``store``, the samples that ``rank`` trains, and to copy them to ``device``."""
+        """Prepare to read the samples on which ``rank`` trains from ``store``, and to copy them to ``device``."""
         self._run = run
         self._rank = rank
         self._device = device

@@ -127,7 +127,10 @@ def most_on_a_device(config: AnyRunConfig, num_devices: int) -> int:
 
 
 def on_hosts(found: Sequence[Member], hosts: Mapping[str, str]) -> list[Member]:
-    """Return the members with their hosts' addresses. ``hosts``: name of a member -> address."""
+    """Return the processes of a run with the addresses of their hosts.
+
+    ``hosts``: name of a process -> address of its host.
+    """
     return [replace(member, host=hosts[member.name]) for member in found]
 
 

@@ -46,7 +46,7 @@ class CanaryVerdict:
 
     @property
     def chance(self) -> float:
-        """Return three standard errors of ``fall``: chance alone may move it so far to either side."""
+        """Return three standard errors of ``fall``: chance alone rarely changes ``fall`` by more."""
         errors = self.before.acceptance_length_error, self.after.acceptance_length_error
         return _SURE * math.hypot(*errors)
 

@@ -19,7 +19,10 @@ class Measure(Protocol):
     """Function that makes the run's engine serve an exported draft and answer the held-out prompts."""
 
     def __call__(self, version: int, folder: Path) -> Future[dict[str, Any]]:
-        """Begin to measure the draft of step ``version``; the future returns fields for a row of metrics."""
+        """Begin to measure the draft that was exported after ``version`` steps.
+
+        The returned future gives fields for a row of metrics.
+        """
         ...
 
 

@@ -79,7 +79,7 @@ class LivePushes(Resource):
         return list(iter(self._pusher.outcome, {}))
 
     def close(self) -> None:
-        """Cancel a running push; servers continue to serve their current draft."""
+        """Cancel a push in progress; servers continue to serve their current draft."""
         if self._pusher is not None:
             self._pusher.close()
 

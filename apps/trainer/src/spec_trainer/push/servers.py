@@ -139,10 +139,10 @@ def check_listening(spec: RunSpec) -> None:
 
 
 def _token() -> str:
-    """Return the secret by which this process authenticates to the servers.
+    """Return the secret by which this process authenticates to the servers, from the environment.
 
-    It is an environment variable, because the configuration is saved in the run directory, and every user of the host
-    can see a command line.
+    It is no configuration key, because the configuration is saved in the run directory, and no option,
+    because every user of the host can see a command line.
     """
     token = os.environ.get(DRAFT_TOKEN_VARIABLE, "")
     if not token:

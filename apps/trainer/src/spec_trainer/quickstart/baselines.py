@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class BigramModel:
-    """A bigram model: p(b | a) = (count(a, b) + strength · p(b)) / (count(a) + strength), from token sequences.
+    """A bigram model: the probability p(b | a) of token b after token a, counted in token sequences.
 
-    p(b) is the unigram distribution with one added count per token, so that no probability is 0. Counts are stored
-    only for pairs that occur, not for all V². Shape suffix: V vocabulary.
+    p(b | a) = (count(a, b) + strength · p(b)) / (count(a) + strength). p(b) is the unigram distribution with
+    one added count per token, so that no probability is 0. Counts are stored only for pairs that occur, not
+    for all V². Shape suffix: V vocabulary.
     """
 
     def __init__(self, sequences: Iterable[Sequence[int]], vocab_size: int, strength: float = 1.0) -> None:

@@ -1,9 +1,9 @@
-"""Generate new answers for a row, turn by turn; each prompt has the new answers before it.
+"""Generate new answers for a row, turn by turn; each prompt contains the new answers to earlier turns.
 
-System, user and tool messages are copied; each answer of the assistant is replaced by a generated answer. Two kinds
-of assistant messages are copied too: a message before the first question, and a message with tool calls, because
-the tool results after it belong to that call. An assistant message directly after a replaced one was its
-continuation, and is dropped.
+System, user and tool messages are copied; each answer of the assistant is replaced by a generated answer. Two
+kinds of assistant messages are copied too: a message before the first question, and a message with tool
+calls, because the tool results after it belong to its calls. If an assistant message directly follows a
+replaced answer, it continued that answer and is dropped.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ class Conversation(ABC):
 
     @abstractmethod
     def proceed(self, answer: list[int]) -> None:
-        """Set the next ``prompt``, if there is one; ``answer`` is already in ``input_ids``."""
+        """Set ``prompt`` to the next prompt, or to an empty prompt at the end.
+
+        ``answer``: the tokens of the last answer, which are already in ``input_ids``.
+        """
 
     @abstractmethod
     def images(self) -> Sequence[Any]:
@@ -104,7 +107,10 @@ class Conversation(ABC):
 
 
 class Continuation(Conversation):
-    """A text that the target continues, or tokens whose last supervised span the target's answer replaces."""
+    """A row without turns, which has one answer.
+
+    It is a text that the target continues, or tokens whose last supervised span the target's answer replaces.
+    """
 
     def __init__(self, row: Text | Tokens, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
         """Set the prompt: the text's tokens, or the tokens before the last supervised span."""

@@ -269,7 +269,7 @@ def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
 
 
 def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
-    """Return HTML with the engine's measurements of drafts, and how long training waited for them."""
+    """Return HTML with the figures that the engine measured with drafts, and how long training waited."""
     if not measured:
         return ""
     columns = {

@@ -115,9 +115,9 @@ def _shares(run: RunSpec) -> Iterator[tuple[tuple[int, ...], ...]]:
 
 
 def _left(run: RunSpec, room: Room, sizes: RunSizes) -> int:
-    """Return the bytes left for activations when a backward pass begins.
+    """Return the device memory that is left for activations when a backward pass begins, in bytes.
 
-    With one micro-batch per step no gradients exist yet, so their memory counts as left.
+    With one micro-batch per step no gradients exist at that time, so their memory counts as left.
     """
     gradients = 4 * sizes.num_trained // sizes.shards.weights
     return room.free_bytes - room.least_bytes + (gradients if run.config.train.accumulation == 1 else 0)

@@ -179,7 +179,7 @@ class BatchSchedule:
 
     @lru_cache(maxsize=64)  # noqa: B019
     def _costs(self, item: GlobalBatch) -> Mapping[int, int]:
-        """Return sample id -> cost of training the sample."""
+        """Return the cost of training on each sample of ``item``, by sample id."""
         if self.sample_cost is None:
             return self.dataset.lengths
         samples = map(self.dataset.sample, item.sample_ids)
@@ -189,12 +189,15 @@ class BatchSchedule:
         }
 
     def share(self, item: GlobalBatch, process: int) -> tuple[tuple[int, ...], ...]:
-        """Return the sample ids of each micro-batch that trainer process ``process`` trains."""
+        """Return the sample ids of each micro-batch on which trainer process ``process`` trains."""
         return self.shares(item)[self.settings.data_parallel_ranks[process]]
 
     @lru_cache(maxsize=64)  # noqa: B019
     def destinations(self, item: GlobalBatch) -> dict[int, tuple[int, ...]]:
-        """Return sample id -> the trainer processes that train it: all processes of one data-parallel rank."""
+        """Return which trainer processes train on each sample of ``item``, by sample id.
+
+        They are all processes of one data-parallel rank.
+        """
         return {
             sample_id: processes
             for share, processes in zip(self.shares(item), self._processes, strict=True)
@@ -227,7 +230,7 @@ class BatchSchedule:
         return (2 * item.step + (not item.evaluates)) * len(self.dataset.lengths) + sample_id
 
     def num_tokens(self, request_id: int) -> int:
-        """Return the number of tokens of the sample that belongs to a request id."""
+        """Return the number of tokens of the sample whose capture has this request id."""
         return self.dataset.lengths[request_id % len(self.dataset.lengths)]
 
     @lru_cache(maxsize=2)  # noqa: B019

@@ -177,15 +177,18 @@ class Dispatcher:
     ) -> None:
         """Begin to dispatch ``items``; later items follow as memory in the windows becomes free.
 
-        ``failed`` is called with the first error of any engine in this process; nothing is dispatched after it. An
-        engine in another process is reported by ``lost`` instead.
+        ``failed`` is called with the first error of any engine in this process; nothing is dispatched after
+        it. If an engine in another process fails, the caller must call ``lost`` instead.
         """
         self._failed = failed
         self._batches = (batch for item in items for batch in self._requests(item))
         self._pump()
 
     def released(self, rank: int, *request_ids: int) -> None:
-        """Free the bytes of samples that a rank has released, once their batches are captured."""
+        """Free the window's bytes of samples that a rank has released.
+
+        If a sample's batch is not captured yet, its bytes become free once it is.
+        """
         with self._lock:
             for request_id in request_ids:
                 self._release(rank, request_id)

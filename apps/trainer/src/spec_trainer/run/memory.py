@@ -144,7 +144,7 @@ class RunSizes:
 
     @cached_property
     def shards(self) -> ShardCounts:
-        """The number of ranks that share the draft's weights, and the number that share the target's vocabulary."""
+        """Numbers of ranks over which the draft's weights and the target's vocabulary are sharded."""
         return self._run.strategy_type.shard_counts(self._config.strategy, self._config.train.ranks)
 
     @property

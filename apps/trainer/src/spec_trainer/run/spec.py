@@ -118,7 +118,7 @@ class RunSpec(RunParts):
         return serving_prompts(self.dataset, self.longest_prompt, self.config.decode.prompts)
 
     def cycle(self, answers: Dataset, steps: range, **settings: Any) -> RunSpec:
-        """Return one cycle of the run as a RunSpec, which trains the steps ``steps`` on ``answers``.
+        """Return one cycle of the run as a RunSpec, which trains on ``answers`` in the steps ``steps``.
 
         ``settings``: fields of BatchSettings whose values differ from the run's.
         """

@@ -1,4 +1,4 @@
-"""A ServedPass has a server's answers to questions at one concurrency, with the server's counters."""
+"""Measure a server's answers to questions at one concurrency; a ServedPass has the results."""
 
 from __future__ import annotations
 
