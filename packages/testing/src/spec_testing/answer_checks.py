@@ -1,6 +1,6 @@
 """Check an engine's answers against an independent run of the same target.
 
-Shapes are as in EngineSuite.
+Shapes: T tokens, N layers of the target, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A Workbench has a draft that is built on the toy target, and the operations of DraftSuite's tests.
 
-Shapes: K proposed tokens; T, N, H as in toy_target.
+Shapes: K proposed tokens, T tokens, N captured layers, H hidden size.
 """
 
 from __future__ import annotations

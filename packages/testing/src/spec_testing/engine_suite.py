@@ -257,10 +257,7 @@ class EngineSuite(ConformanceSuite):
     def test_e5_each_verification_yields_a_token_more_than_it_accepted(
         self, engine: Engine, draft_folder: Path
     ) -> None:
-        """E5: rounds plus accepted guesses equal the number of tokens after the first token.
-
-        The sum may be larger if tokens of the last round were cut off, by at most ``num_draft_tokens``.
-        """
+        """E5: rounds plus accepted guesses equal the tokens after the first; more if a round is cut off."""
         engine.load_draft(draft_folder)
         for prompt in _prompts(engine):
             before = engine.acceptance()

@@ -50,7 +50,7 @@ _LONGEST_WAIT_S = 30.0
 _LOOK_S = 0.1
 """Seconds from a response of the server to the next read of the counters, so that few reads suffice."""
 _NEWS_S = 1.0
-"""Age in seconds at which the status for response headers is read again; another frontend may change it."""
+"""Age in seconds at which the served version is read again, as another frontend may have changed it."""
 
 
 class DraftMiddleware(ABC):

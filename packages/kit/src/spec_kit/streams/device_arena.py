@@ -30,7 +30,7 @@ _EVENT, _PIECE = struct.Struct("<?64s"), struct.Struct("<QQ")
 
 
 class Event(Protocol):
-    """An event of any type of device."""
+    """A device event, such as ``torch.cuda.Event``, for any type of device."""
 
     def query(self) -> bool:
         """Return whether the device has reached the event."""
