@@ -57,7 +57,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
             log.info("step %d%s %s%s", record["step"], of_all, note, self._left(record["step"], now))
 
     def _left(self, step: int, now: float) -> str:
-        """Return the expected time left, such as `` about 1.2 h left``.
+        """Return the expected time left, such as ``about 1.2 h left``.
 
         It is estimated from the mean step time since the first step shown.
         """

@@ -48,9 +48,11 @@ class Sample:
     where: str = ""
     """Source of the row, as ``file:line``."""
     prompt: np.ndarray | None = None
-    """int32 [P]: prompt that the engine answers (``Encoder.prompt``); only in the data of a run that decodes."""
+    """int32 [P]: the prompt that the run's engine answers (``Encoder.prompt``); only in the data of a run
+    that decodes."""
     guess_depth: np.ndarray | None = None
-    """int32 [T]: ``Supervision.guess_depth``; only in a sample that the run's engine has decoded."""
+    """int32 [T]: for each token, the depth of the draft's guess of it (``Supervision.guess_depth``); only in
+    a sample that the run's engine has decoded."""
     images: tuple[ImageSource, ...] = ()
     """Images of the sample, in the order of their tokens."""
 

@@ -73,7 +73,7 @@ class EngineDecoder(Resource):
     def generate(self, portion: Portion) -> Pass:
         """Answer the prompts of a portion with the settings of section ``decode``.
 
-        The first call lets the engine warm up before.
+        The first call lets the engine warm up first.
         """
         decode = self._parts.config.decode
         sampling = SamplingParams(

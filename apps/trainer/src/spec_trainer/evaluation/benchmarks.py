@@ -96,7 +96,7 @@ class BenchmarkRow:
     where: str
     questions: list[str]
     right: Decimal | None = None
-    """The number that is the right answer; None if the row has none (``grading``)."""
+    """The number that is the right answer; None if the row gives no such number."""
     prompts: list[Sequence[int]] = field(default_factory=list["Sequence[int]"])
     messages: list[dict[str, Any]] = field(default_factory=list["dict[str, Any]"])
 

@@ -187,7 +187,7 @@ def _texts(summary: dict[str, Any]) -> str:
 def _one_at_a_time(summary: dict[str, Any]) -> dict[str, float]:
     """Return the speed-up if one text is decoded at a time, with the run's number of draft tokens.
 
-    Return none if it was not measured.
+    Return an empty dict if it was not measured.
     """
     found = [
         row["speedup"]
