@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def read_weights(strategy_type: type[Strategy], folder: Path) -> dict[str, Tensor]:
-    """Return the draft's full tensors in a checkpoint, by the draft module's names.
+    """Return the draft's full tensors in a checkpoint, by their names in the draft's module.
 
     No process group is needed.
     """

@@ -43,7 +43,7 @@ class TemplateUnreadable(Exception):
 
 
 class RenderProcess:
-    """Starts the child process when it is first needed, and again after it had to be killed."""
+    """Renders templates in a child process, which starts when first needed, and again after it was killed."""
 
     def __init__(self) -> None:
         """Create the object only; the child process starts when it is first needed."""

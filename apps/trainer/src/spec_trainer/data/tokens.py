@@ -146,7 +146,7 @@ class Encoder:
         return tuple(source for source, _ in found)
 
     def _after_images(self, ids: np.ndarray) -> int:
-        """Return the index of the token after the last image, including its closing token if it has one."""
+        """Return the index of the token after the last image and after its closing token, if it has one."""
         last = int(np.flatnonzero(ids == self.images.token_id)[-1])
         return last + (1 if self.images.ends is None else 2)
 

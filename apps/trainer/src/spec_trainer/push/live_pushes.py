@@ -233,7 +233,7 @@ class _Pusher(Resource):
                 log.info("%s gets the draft by %s; %s", url, outcome.transport, others or "no other is open")
 
     def _judge(self, canary: Canary, report: PublishReport) -> None:
-        """Revert a version whose acceptance length on live traffic is lower than the previous version's."""
+        """Revert a version whose acceptance length on live traffic has fallen by more than the margin."""
         served = [url for url, outcome in report.replicas.items() if outcome.state == "committed"]
         verdict = canary.judge(served)
         if verdict is None:

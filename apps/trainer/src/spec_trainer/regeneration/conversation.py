@@ -99,7 +99,7 @@ class Conversation(ABC):
 
     @abstractmethod
     def images(self) -> Sequence[Any]:
-        """Return the references of the images in ``input_ids``, in the order of their tokens."""
+        """Return the images in ``input_ids``, as the row gives them (such as paths), in their order."""
 
     @abstractmethod
     def text_form(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""BatchSchedule lists a run's global batches, in order, as a pure function of (data, seed, topology).
+"""BatchSchedule lists a run's global batches, in order, as a pure function of data, seed and ranks.
 
-Every process of a run derives the same items (batches to train or to evaluate) from the same configuration, without
-communication. A resumed run starts at exactly the next sample. The order of the items is also the order in which
-features are admitted to memory.
+Every process of a run derives the same items (batches to train or to evaluate) from the same configuration,
+without communication. A resumed run starts at exactly the next sample. The order of the items is also the
+order in which features are admitted to memory.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class BatchSchedule:
     ) -> None:
         """Store the dataset and the settings; batches are computed on demand.
 
-        ``part``: the steps of the run that train on ``dataset``; None for all steps. ``sample_cost``: the function
-        of ``Draft.sample_cost``; None if a sample costs as much as it has tokens.
+        ``part``: the steps of the run that train on ``dataset``; None for all steps. ``sample_cost``: the
+        function that ``Draft.sample_cost`` returns; None if a sample costs as much as it has tokens.
         """
         self.dataset = dataset
         self.settings = settings

@@ -75,7 +75,7 @@ class RunParts:
 
     @cached_property
     def sample_cost(self) -> Callable[[int, int], int]:
-        """The function by which the draft estimates what a sample costs (``Draft.sample_cost``)."""
+        """The function by which the draft estimates the computation for a sample (``Draft.sample_cost``)."""
         return self.draft.sample_cost(self.target)
 
     def with_dataset(self, dataset: Dataset) -> RunSpec:
