@@ -115,8 +115,7 @@ class FollowRun:
         self._again_s = time.monotonic()
         """Time (``time.monotonic``) from which a server with an earlier draft may be pushed to again."""
         self._pause = self._left = 1
-        """``_pause``: cycles from one verdict to the next. ``_left``: cycles that are left until the next
-        verdict."""
+        """``_pause``: cycles from one verdict to the next. ``_left``: cycles until the next verdict."""
 
     def run(self) -> None:
         """Repeat cycles until ``follow.requests`` requests have arrived. Raise Interrupted if stopped before."""
@@ -150,7 +149,7 @@ class FollowRun:
             self._take()
 
     def _has_new_target(self) -> bool:
-        """If the target has changed, use it and return True. Raise RunError if settings or its shape forbid it."""
+        """If the target has changed, use it and return True. Raise RunError if settings or shape forbid it."""
         before, target = self._spec.target, self._settled_target()
         if target.digest == before.digest:
             return False
