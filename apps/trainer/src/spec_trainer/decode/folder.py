@@ -40,7 +40,7 @@ class _AnswerRow(Config):
     input_ids: Annotated[list[_Token], Field(min_length=1)]
     loss_mask: list[Literal[0, 1]]
     guess_place: list[_Token]
-    """For each token, the depth of the draft's guess of it (``Supervision.guess_depth``)."""
+    """Depth of the draft's guess of each token (``Supervision.guess_depth``)."""
 
     @model_validator(mode="after")
     def _of_one_length(self) -> Self:
