@@ -135,8 +135,9 @@ def check_command(*, backend: str | None = None, as_json: Json = False, logs: Lo
     Parameters
     ----------
     backend
-        Name of the backend to test. By default the report says what is installed, runs here, fits and is
-        missing; it tests the first backend that has devices of its own here, or cpu.
+        Name of the backend to test. If it is not given, the command tests the first backend that has its own
+        devices here, or else cpu. The report then also lists the plugins that can run here, the installed and
+        missing packages, and the largest target that fits on each backend's devices.
     """
     from spec_trainer.commands.check import check_backend
     from spec_trainer.commands.machine_report import describe_machine

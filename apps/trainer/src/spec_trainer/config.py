@@ -57,9 +57,9 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 def _named(path: object) -> object:
-    """Raise ValueError for an empty path, which usually comes from an unset variable.
+    """Raise ValueError if a path is empty, usually because a shell variable is not set.
 
-    pathlib would read it as the working directory.
+    pathlib would read an empty path as the working directory.
     """
     if path == "":
         raise ValueError("is empty, expected a folder")
@@ -87,8 +87,8 @@ class TrainConfig(StepConfig):
     """Learning rate at the end, as a share of the peak."""
     accumulation: Annotated[int, Field(ge=1, le=1 << 20)] = 1
     """Number of micro-batches (forward and backward passes) into which each rank divides its share of a
-    global batch. If not set, a new run uses more than 1 if the activations of fewer are known not to fit the
-    device."""
+    global batch. If it is not set, a new run uses the smallest number whose activations fit the device, as
+    far as these can be estimated, and otherwise 1."""
     global_batch_tokens: PositiveInt = 16384
     """Tokens of one optimizer step without padding, summed over all ranks and micro-batches."""
     balance: Literal["cost", "tokens"] = "cost"
@@ -200,7 +200,7 @@ class TimeoutsConfig(Config):
     start_s: Seconds = 600.0
     """Longest time, in seconds, for an engine or a trainer process to be ready."""
     peer_s: Seconds = 120.0
-    """Silence after which another process of the run counts as lost."""
+    """Seconds of silence after which another process of the run counts as lost."""
     step_s: Seconds = 1800.0
     """Longest time, in seconds, for the features of one step to arrive."""
 
@@ -270,7 +270,10 @@ def run_config_type(
 
 
 def check_source(config: AnyRunConfig) -> None:
-    """Raise ConfigError if a run has no data or has ``follow.servers``, which only ``follow`` allows."""
+    """Raise ConfigError if a run has no data, or has ``follow.servers``.
+
+    This is checked for all commands except ``spec-trainer follow``, which allows both.
+    """
     if config.follow.servers:
         raise ConfigError("follow.servers: only spec-trainer follow learns from servers; remove it")
     if config.data.path is None:
@@ -278,7 +281,10 @@ def check_source(config: AnyRunConfig) -> None:
 
 
 def _illegal_combinations(config: AnyRunConfig) -> list[str]:
-    """Return an error for each combination of values that is not allowed: keys, reason and remedy."""
+    """Return an error message for each combination of values that is not allowed.
+
+    A message names the keys, the reason and the remedy.
+    """
     placement, train, engine = config.placement, config.train, config.engine
     inline = placement.kind == "inline"
     fractions = [
@@ -376,8 +382,8 @@ def _illegal_with_features(config: AnyRunConfig) -> list[str]:
 
 
 def _changed(section: Config, key: str) -> bool:
-    """Return whether a key has another value than its default.
+    """Return whether the configuration key ``key`` has another value than its default.
 
-    It does not matter whether the key was written, because the resolved ``config.yaml`` has every key.
+    A key that was set to its default does not count, because the resolved ``config.yaml`` sets every key.
     """
     return getattr(section, key) != type(section).model_fields[key].default

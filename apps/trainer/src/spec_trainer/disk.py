@@ -142,7 +142,7 @@ def follow_umask(file: Path) -> None:
 
 
 def not_written(what: object, place: Path, error: BaseException) -> RunError:
-    """Return the RunError for a failed write of ``what`` at the path ``place`` or below it."""
+    """Return the RunError to raise if ``what`` could not be written to ``place``, because of ``error``."""
     message = f"{what} was not written: {cause(error)}"
     remedy = _REMEDIES.get(_errno(error) or 0)
     if remedy is None:

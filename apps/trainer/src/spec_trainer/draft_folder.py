@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def check_draft(folder: Path, target: TargetSpec, num_draft_tokens: int | None) -> tuple[Draft, int]:
-    """Check the draft in ``folder``; return it, and the number of tokens that it proposes in a round.
+    """Check the draft in ``folder``; return the draft and its number of draft tokens per round.
 
     If ``num_draft_tokens`` is None, that number is the draft's default. No engine is started. Raise
     ArtifactError if the folder is damaged or has no draft, TargetError if the draft belongs to another
@@ -71,7 +71,10 @@ def check_export(draft: Draft, folder: Path, target: TargetSpec) -> None:
 
 @contextmanager
 def _failures_of(checker: str) -> Generator[None]:
-    """Turn any exception of a plugin's check into a RunError of one line that begins with ``checker``."""
+    """Turn any exception in the ``with`` block, a plugin's check, into a RunError.
+
+    Its message is one line that begins with ``checker``.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:  # a plugin may raise anything

@@ -28,18 +28,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShare:
-    """The micro-batches of a global batch that one rank trains."""
+    """The micro-batches of a global batch on which one rank trains."""
 
     micro_batches: Sequence[DraftBatch]
     denominators: Tensor
-    """Loss denominators of the whole global batch, float64 [S]."""
+    """Denominators of the loss, float64 [S], summed over the whole global batch. S: number of the draft's
+    denominators."""
 
 
 class DraftTrainer:
     """Trains, saves and exports a draft. Every rank must make each call, and all ranks get equal results."""
 
     def __init__(self, draft: Draft, strategy: Strategy, ops: VocabularyOps, rank: int) -> None:
-        """Train ``draft`` with ``strategy``, which already has its module, as trainer process ``rank``."""
+        """Prepare to train ``draft`` as trainer process ``rank``.
+
+        ``strategy`` must already have been given the draft's module.
+        """
         self._draft = draft
         self._strategy = strategy
         self._ops = ops

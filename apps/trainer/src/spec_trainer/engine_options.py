@@ -40,9 +40,9 @@ class EngineOptions:
 
 
 def read_engine_options(engine: str, backend: str, words: Sequence[str]) -> EngineOptions:
-    """Return the options from plugin names and ``section.key=value`` arguments (``words``); start nothing.
+    """Read the options of a command from plugin names and ``section.key=value`` arguments (``words``).
 
-    Raise UsageError, with a message of one line, if an option is wrong.
+    Nothing is started. Raise UsageError, with a message of one line, if an option is wrong.
     """
     values = read_configuration(None, {"backend.name": backend, "engine.name": engine}, words)
     backend_type, engine_type = named_plugin(Backend, values), named_plugin(Engine, values)

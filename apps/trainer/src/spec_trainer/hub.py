@@ -59,7 +59,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def hub_problem(name: str, kind: Literal["model", "dataset"]) -> str | None:
-    """Ask the hub once for a repository. Return why it is not available now, or None if it is."""
+    """Ask the hub once for a repository. Return why it is not available; None if it is available."""
     from huggingface_hub import HfApi
 
     hub = HfApi()

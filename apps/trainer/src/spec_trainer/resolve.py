@@ -59,7 +59,7 @@ def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Se
 
 
 def _as_begun(run: RunSpec) -> RunSpec:
-    """Return the run with former defaults of draft options if its run directory began with them."""
+    """Return the run with former defaults of the draft's options, if it began before they changed."""
     former = run.config.draft.as_before()
     if former is None or run.directory.begun_as() is None:
         return run
@@ -174,7 +174,7 @@ def _check_decoder(parts: RunParts) -> None:
 
 
 def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
-    """Raise ConfigError if a sample has more tokens than the target has positions."""
+    """Raise ConfigError if a sample has more tokens than the target's largest context length."""
     longest = max(dataset.lengths, key=dataset.lengths.__getitem__, default=None)
     if longest is not None and dataset.lengths[longest] > target.max_positions:
         raise ConfigError(
@@ -211,7 +211,7 @@ def _check_held_out(run: RunSpec) -> None:
 
 
 def resolve_parts(values: Mapping[str, Any]) -> RunParts:
-    """Return the RunParts that a worker process needs, from the values of a resolved configuration."""
+    """Return the RunParts of a run, for a worker process, from the values of its resolved configuration."""
     return _load_parts(*_validated(dict(values), "configuration of the run"))
 
 
@@ -250,7 +250,7 @@ def resolve_config(
     overrides: Sequence[str],
     defaults: Mapping[str, object] | None = None,
 ) -> tuple[AnyRunConfig, dict[str, Any]]:
-    """Return the validated configuration, and section -> plugin class."""
+    """Return the validated configuration, and the plugin class of each section that names a plugin."""
     values = read_configuration(config_file, flags, overrides, defaults)
     values.setdefault("output", str(_default_output(config_file, values)))
     moved = move_keys(values)
@@ -301,7 +301,7 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
 
 
 def _place(values: dict[str, Any], engine_type: type[Engine]) -> None:
-    """Set the default of ``placement.kind`` for an engine with separate processes, or for stored features."""
+    """Set the default of ``placement.kind`` if the engine has processes of its own or features are stored."""
     placement = values.setdefault("placement", {})
     if not isinstance(placement, dict):
         return
@@ -313,7 +313,7 @@ def _place(values: dict[str, Any], engine_type: type[Engine]) -> None:
 
 
 def _drop_policy(values: dict[str, Any]) -> None:
-    """Remove ``push.policy`` from ``values``: configurations of earlier versions have this key."""
+    """Remove the key ``push.policy``, which configurations of earlier versions have, from ``values``."""
     if (policy := _key(values, "push", "policy")) not in _POLICIES:
         return
     values["push"] = {key: value for key, value in values["push"].items() if key != "policy"}

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def serving_commands(target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int) -> dict[str, str]:
-    """Return engine name -> shell command that serves the draft in ``folder`` with this engine.
+    """Return the shell command that serves the draft in ``folder``, for each engine that can serve it.
 
     An engine is included if its plugin is installed, even if the engine's program is not.
     """

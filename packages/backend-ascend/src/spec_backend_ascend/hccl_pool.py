@@ -80,7 +80,7 @@ class HcclPoolFactory(BufferPoolFactory):
 class HcclPool(ReceiverPool):
     """One sender's pool. It has no memory until a sample is read.
 
-    Announced samples still count against the window, although they are in the sender's memory.
+    Announced samples still count against the receiver's window, although they are in the sender's memory.
     """
 
     kind = "hccl"
@@ -144,8 +144,8 @@ class _Transfer(PendingSend):
     def wait_sent(self) -> None:
         """Wait until the receiver has started to read the sample and its HcclSend is complete.
 
-        The wait polls, so that the thread can end if the receiver has disconnected. It waits for both events
-        because HCCL may buffer a sample before the receiver reads it.
+        The wait polls, so that the thread can end if the receiver has disconnected. The end of the HcclSend
+        alone is not enough, because HCCL may buffer a sample before the receiver reads it.
         """
         while self._buffer.num_taken < self._number or not self._sent.query():
             self._buffer.pause()
@@ -162,7 +162,10 @@ class HcclBuffer(DeferredBuffer):
     overlapping: ClassVar[bool] = True
 
     def __init__(self, layout: SampleLayout, root: bytes, device: torch.device, descriptor: int) -> None:
-        """Begin to connect to the receiver. ``descriptor``: the file of its counter in shared memory."""
+        """Begin to connect to the receiver.
+
+        ``descriptor``: file descriptor of the shared memory that has the receiver's counter.
+        """
         self._layout, self._device = layout, device
         self._communicator = _connected(root, SENDER, device)
         self._taken = _counter(descriptor)

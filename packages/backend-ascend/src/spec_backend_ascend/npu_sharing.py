@@ -161,9 +161,10 @@ def _export(tensor: Tensor) -> tuple[bytes, int]:
 
 
 def _transfers(pieces: Sequence[Range], parts: Sequence[Tensor]) -> Iterator[tuple[int, int, int]]:
-    """Yield (target offset, source address, bytes) of each copy that writes ``parts`` into ``pieces``.
+    """Yield (target offset, source address, number of bytes) of each copy.
 
-    Each part begins at an aligned offset of the block.
+    The copies write ``parts``, the sample's tensors, into ``pieces``, the block's ranges of memory. Each part
+    begins at an aligned offset of the block.
     """
     begin = 0
     for part in parts:

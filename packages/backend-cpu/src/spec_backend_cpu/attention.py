@@ -41,9 +41,9 @@ def document_attention_backward(
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     bounds: Sequence[tuple[int, int]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse).
+    """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse); lse is the log-sum-exp.
 
-    ``out`` and ``lse`` may be the attention over these keys and further keys.
+    ``out`` and ``lse`` may belong to attention over more keys than ``k`` has.
     """
     q, k, v, _, _ = saved
     grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
@@ -59,9 +59,8 @@ def prefixed_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return causal attention for the tokens of pieces of documents, and its log-sum-exp.
 
-    ``q`` has the queries of these tokens, one piece after the other.
-
-    A piece is (first token of its document, first token, last token + 1), as indices of ``k`` and ``v``.
+    ``q`` has the queries of these tokens, one piece after the other. A piece is (first token of its document,
+    first token of the piece, last token of the piece + 1), as indices of ``k`` and ``v``.
     """
     out = torch.zeros_like(q)
     lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
@@ -85,9 +84,9 @@ def prefixed_attention_backward(
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     pieces: Sequence[tuple[int, int, int]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse).
+    """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse); lse is the log-sum-exp.
 
-    ``out`` and ``lse`` may be the attention over these keys and further keys.
+    ``out`` and ``lse`` may belong to attention over more keys than ``k`` has.
     """
     q, k, v, out, lse = saved
     grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
@@ -100,7 +99,11 @@ def prefixed_attention_backward(
 
 
 def _rectangles(pieces: Sequence[tuple[int, int, int]]) -> Iterator[tuple[slice, slice, bool]]:
-    """Yield rectangles of the attention matrix: rows of ``q``, rows of ``k``, and whether it is causal."""
+    """Yield the parts of the attention matrix in which rows of ``q`` attend to rows of ``k``.
+
+    Each part is a range of rows of ``q``, a range of rows of ``k``, and whether attention between them is
+    causal.
+    """
     row = 0
     for start, first, stop in pieces:
         rows = slice(row, row + stop - first)

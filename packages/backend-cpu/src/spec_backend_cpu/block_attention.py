@@ -125,7 +125,7 @@ class _OwnKeys:
             self.scores.masked_fill_(later[:, None, None], -torch.inf)
 
     def values(self, merged: Tensor, v: Tensor) -> Tensor:
-        """Return the weighted values [A, B, heads, D].
+        """Return the values, weighted and summed over the keys of the same block, [A, B, heads, D].
 
         ``merged``: log-sum-exp over context and block, [A, B, heads].
         """
@@ -196,5 +196,8 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _grouped(heads: Tensor, like_kv: Tensor) -> Tensor:
-    """Reshape [A, B, heads, D] to [A, B, K, G, D], in float32 or wider."""
+    """Reshape [A, B, heads, D] to [A, B, K, G, D], in float32 or wider.
+
+    K is the number of key-value heads in ``like_kv``, and G the number of query heads for each of them.
+    """
     return _wide(heads).unflatten(2, (like_kv.shape[2], -1))

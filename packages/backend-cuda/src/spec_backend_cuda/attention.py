@@ -42,7 +42,8 @@ class PackedRows(NamedTuple):
     """int32 [sequences + 1]: first row of each sequence among ``rows``, then the number of rows."""
     longest: int
     overlapping: tuple[Pair, ...] = ()
-    """The bounds of all sequences if some sequences share rows: pieces of one document share keys."""
+    """First row of each sequence and the row after its last row, if sequences share rows; otherwise empty.
+    The keys of several pieces of one document share rows."""
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[Pair]) -> tuple[Tensor, Tensor]:
@@ -53,9 +54,9 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[Pair]) -> 
 def flash_attention_backward(
     grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], bounds: Sequence[Pair]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse).
+    """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse); lse is the log-sum-exp.
 
-    ``out`` and ``lse`` may be the attention over these keys and further keys.
+    ``out`` and ``lse`` may belong to attention over more keys than ``k`` has.
     """
     return _gradients(grad_out, saved, bounds, bounds)
 
@@ -66,7 +67,8 @@ def flash_attention_of_pieces(
     """Return causal attention for the tokens of pieces of documents, and its log-sum-exp.
 
     Any dtype and shape is supported. ``q`` has the queries of these tokens, one piece after the other. A
-    piece is (first token of its document, first token, last token + 1), as indices of ``k`` and ``v``.
+    piece is (first token of its document, first token of the piece, last token of the piece + 1), as indices
+    of ``k`` and ``v``.
     """
     return _attend(q, k, v, *_of_pieces(pieces))
 
@@ -76,9 +78,9 @@ def flash_attention_of_pieces_backward(
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     pieces: Sequence[tuple[int, int, int]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse).
+    """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse); lse is the log-sum-exp.
 
-    ``out`` and ``lse`` may be the attention over these keys and further keys.
+    ``out`` and ``lse`` may belong to attention over more keys than ``k`` has.
     """
     return _gradients(grad_out, saved, *_of_pieces(pieces))
 
@@ -123,7 +125,10 @@ def _gradients(
     queries: Sequence[Pair],
     keys: Sequence[Pair],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv) of ``_attend``; a key in several sequences gets the sum of its gradients."""
+    """Return the gradients (dq, dk, dv) of ``_attend``.
+
+    The gradients of a key that belongs to several sequences are summed.
+    """
     q, k, v, out, lse = saved
     if queries and _is_fused(grad_out):
         asking, seen = _packed(tuple(queries), q.device), _packed(tuple(keys), q.device)

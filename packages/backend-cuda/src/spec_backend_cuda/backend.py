@@ -140,7 +140,7 @@ class CudaBackend(Backend):
         )
 
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
-        """Return a child's environment variables (B4).
+        """Return the environment variables for a child process (B4).
 
         Within ``prepare_host`` they include the variables of an MPS client.
         """

@@ -35,9 +35,9 @@ def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def dense_backward(
     grad_out: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse).
+    """Return the gradients (dq, dk, dv). ``saved``: (q, k, v, out, lse); lse is the log-sum-exp.
 
-    ``out`` and ``lse`` may be the attention over these keys and further keys.
+    ``out`` and ``lse`` may belong to attention over more keys than ``k`` has.
     """
     q, k, v, out, lse = saved
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)

@@ -152,7 +152,7 @@ def adopt() -> None:
 
 
 def reap() -> None:
-    """Reap ended children, for as long as a killed child may need to end."""
+    """Reap children until none is left, but no longer than a killed child may need to end."""
     deadline = time.monotonic() + END_S
     with suppress(ChildProcessError):
         while time.monotonic() < deadline:

@@ -13,9 +13,9 @@ the same value."""
 
 
 def nccl_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """Return NCCL's memory setting in ``env``, or its default, as an environment variable.
+    """Return ``NCCL_CUMEM_ENABLE`` with its value in ``env``, or else with NCCL's default.
 
-    If no value is set, SGLang sets another value for its processes (0.5.16, ``_set_envs_and_config``). A
-    trainer could then not form a communicator with them.
+    All processes of a run get this value. If the variable is not set, SGLang sets it to another value in its
+    own processes (0.5.16, ``_set_envs_and_config``). A trainer and SGLang then cannot form a communicator.
     """
     return {MEMORY: env.get(MEMORY, AUTOMATIC)}

@@ -46,7 +46,7 @@ class NcclTransport(Transport):
     """Receives on, and sends from, the device that is current when the receiver or sender is made."""
 
     def __init__(self, listen: str = "") -> None:
-        """Store ``host:port``, at which senders reach a receiver; if empty, the run chooses the address."""
+        """Store ``host:port``, at which receivers listen; if it is empty, ``listen`` chooses the address."""
         self._listen = listen
 
     def listen(self, schema: FeatureSchema, window_bytes: int, host: str = "") -> FeatureReceiver:

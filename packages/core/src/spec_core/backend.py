@@ -91,8 +91,8 @@ class Backend(ABC):
     def child_env(self, role: Role, share: float, local_rank: int, num_devices: int = 1) -> Mapping[str, str]:
         """Return the environment variables of a child process of ``role`` (B4).
 
-        The child sees ``num_devices`` devices, the first of which is ``local_rank``, and gets the fraction
-        ``share``, in (0, 1], of each.
+        The child sees ``num_devices`` devices, of which ``local_rank`` is the first. It gets the fraction
+        ``share``, in (0, 1], of the compute of each device.
         """
 
     @abstractmethod

@@ -47,7 +47,7 @@ class DraftConfig(Config):
     """Folder of a published draft to start from."""
 
     def as_before(self) -> Self | None:
-        """Return the section with former defaults for unset options; None if there are no such options."""
+        """Return the section with former defaults for unset options; None if no unset option has one."""
         former = {
             key: value for key, value in self.former_defaults.items() if key not in self.model_fields_set
         }

@@ -32,6 +32,6 @@ class ContextGroup(ABC):
     def gather(self, parts: Sequence[Tensor], counts: Sequence[int]) -> Sequence[Tensor]:
         """Return the rows of all processes, in the order of their ranks, for each of several tensors.
 
-        ``parts``: this process's rows [counts[rank], ...] of each tensor. Differentiable: the gradient of these rows
-        is the sum over the group.
+        ``counts``: number of rows of each process. ``parts``: this process's rows [counts[rank], ...] of each
+        tensor. Differentiable: the gradient of these rows is the sum over the group.
         """

@@ -197,7 +197,11 @@ class Draft(ABC):
 
     @abstractmethod
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return the denominators of the loss, float64 [S] on the CPU, summed over these samples (D6)."""
+        """Return the denominators of the loss, float64 [S] on the CPU (D6).
+
+        Each is a sum over the samples whose ``supervision`` is given. S is the number of the draft's
+        denominators, for example one for each step of training-time test.
+        """
 
     @abstractmethod
     def build(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from itertools import zip_longest
 
 _TOO_FEW_ANSWERS = 6
-"""Largest number of answers that is too small to estimate the error of the acceptance length."""
+"""Largest number of answers for which the error of the acceptance length is not estimated."""
 
 
 @dataclass(frozen=True, kw_only=True)

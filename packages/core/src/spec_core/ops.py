@@ -102,4 +102,4 @@ class VocabularyOps(ABC):
 
     @abstractmethod
     def reduce_sum(self, value_R: Tensor) -> Tensor:
-        """Return the sum over all vocabulary shards (O3)."""
+        """Return the element-wise sum over all vocabulary shards (O3)."""

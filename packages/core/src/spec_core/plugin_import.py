@@ -77,7 +77,7 @@ class _TooLong(BaseException):
 
 @contextmanager
 def _limited() -> Generator[None]:
-    """Raise _TooLong in a block that takes longer than ``IMPORT_S``. Works in the main thread only."""
+    """Raise _TooLong if the block takes longer than ``IMPORT_S`` seconds. Works in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

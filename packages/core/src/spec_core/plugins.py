@@ -316,7 +316,7 @@ def status(record: PluginRecord) -> tuple[str, str, int | None]:
 def _version_problem(interface: type[P], plugin: type[P], distribution: str) -> str | None:
     """Return what is wrong with a plugin's API version, or None.
 
-    The text is a predicate of the plugin's name, and says which distribution to upgrade.
+    The text continues a sentence that begins with the plugin's name. It says which distribution to upgrade.
     """
     version, accepted = getattr(plugin, "api_version", None), interface.API_VERSIONS
     oldest, newest = accepted[0], accepted[-1]
@@ -334,7 +334,7 @@ def _version_problem(interface: type[P], plugin: type[P], distribution: str) -> 
 
 
 def _problem(interface: type[P], plugin: type[P], name: str) -> str | None:
-    """Return how the class breaks the interface, as a predicate of the plugin's name; None if it does not."""
+    """Return how the class breaks the interface, as the end of a sentence about the plugin, or None."""
     if left := sorted(getattr(plugin, "__abstractmethods__", ())):
         return f" leaves abstract methods undefined: {', '.join(left)}"
     if getattr(plugin, "name", None) != name:

@@ -277,7 +277,7 @@ class StepOutput:
         )
 
     def combined(self, combine: Callable[[Tensor], Tensor]) -> StepOutput:
-        """Return the output with ``combine`` applied to all its values, as one float64 vector.
+        """Apply ``combine`` to one float64 vector of all values, and return an output of the resulting values.
 
         One collective thus reduces the loss and all metrics.
         """

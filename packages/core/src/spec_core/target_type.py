@@ -35,11 +35,11 @@ class TargetValues(Protocol):
         ...
 
     def integer(self, *names: str, default: int | None = None) -> int:
-        """Return the positive integer of the first name in ``names`` that is present."""
+        """Return the positive integer that the first present key of ``names`` has, else ``default``."""
         ...
 
     def number(self, *names: str, default: float | None = None) -> float:
-        """Return the finite number of the first name in ``names`` that is present."""
+        """Return the finite number that the first present key of ``names`` has, else ``default``."""
         ...
 
     def positive(self, *names: str, default: float | None = None) -> float:

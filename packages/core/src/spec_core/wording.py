@@ -11,7 +11,7 @@ _TAIL = 300  # the end of a message, which says what to do, is kept
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: about 200 characters at most, a URL without user and password."""
+    """Return a value as text for a message: about 200 characters at most, a URL without its password."""
     return shortened(_USER.sub("//…@", repr(value)), _VALUE)
 
 

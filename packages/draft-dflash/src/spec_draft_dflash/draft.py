@@ -60,7 +60,7 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
 
     @classmethod
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[DFlashShape]) -> None:
-        """Raise ArtifactError if the folder has a trained mask vector."""
+        """Raise ArtifactError if the folder stores a mask vector that is not the embedding of a token."""
         if (checkpoint.folder / _MASK_FILE).exists():
             raise ArtifactError(
                 f"draft {checkpoint.folder} has a {_MASK_FILE}; only a token's own embedding can be the mask"
@@ -86,7 +86,10 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
 
     @property
     def guess_weights(self) -> Tensor:
-        """Weight of each guess in the loss, float64 [S]; 1 with ``dpace``, which computes its own weights."""
+        """Weight in the loss of each of the S guesses of a block, float64 [S].
+
+        With ``dpace`` each weight is 1, because this loss computes its own weights.
+        """
         from spec_kit.block_drafting import guess_weights
 
         weight_S = guess_weights(self.num_guesses, self.options.decay(self._block_size))

@@ -37,7 +37,8 @@ class BlockLoss:
     kernels: DFlashKernels
     kind: LossKind
     weight_S: Tensor
-    """float [S]: weights of slots, for losses other than ``dpace``, which computes its own weights."""
+    """float [S]: weight of each of a block's S guesses, for all losses but ``dpace``, which computes its
+    own."""
     alpha: float
     """The option ``dpace_alpha``."""
 
@@ -65,9 +66,9 @@ class BlockLoss:
         return HardTargets.of(batch.input_ids_T[label_R], self.ops, self.kernels)
 
     def weights(self, loss_R: Tensor, guesses: CountedGuesses) -> Tensor:
-        """Return the weights [A, S] of the guesses of some blocks. ``loss_R``: the loss of each counted guess.
+        """Return the weights [A, S] of the S guesses of each of A blocks.
 
-        A guess that does not count in the loss weighs 0.
+        ``loss_R``: the losses of the R guesses that count in the loss. Any other guess has the weight 0.
         """
         num_guesses = len(self.weight_S)
         counted_AS = guesses.table(torch.ones_like(loss_R), num_guesses)
@@ -90,7 +91,11 @@ class _BlockSums:
         self.grad_ASH = torch.zeros_like(states_ASH) if torch.is_grad_enabled() else None
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Add loss, metrics and gradients of ``guesses``, the guesses of ``blocks`` that count in the loss."""
+        """Add the loss, metrics and gradients of one chunk of blocks.
+
+        ``blocks``: slice of the chunk's blocks. ``guesses``: the guesses in these blocks for which a loss is
+        computed.
+        """
         place, ops = (guesses.block_R, guesses.guess_R), self.rule.ops
         logits_RV = ops.head.forward(self.states_ASH[blocks][place])
         compared = self.rule.targets(self.batch, guesses.label_R).compare(logits_RV)

@@ -53,7 +53,10 @@ class HardTargets:
         loss_R = log_sum_R - self.ops.reduce_sum(self.labels.logits(logits_RV, log_sum_R.dtype))
 
         def gradient_(weight_R: Tensor) -> Tensor:
-            """Overwrite the logits with weight · (softmax − label). The label's column is rounded only once."""
+            """Overwrite the logits with weight · (softmax − one-hot label).
+
+            The value in the label's column is rounded only once.
+            """
             column_R1, here_R1 = self.labels.column_R1, self.labels.here_R1
             prob_R1 = (logits_RV.gather(1, column_R1).to(log_sum_R.dtype) - log_sum_R[:, None]).exp()
             there_R1 = ((prob_R1 - here_R1.to(prob_R1.dtype)) * weight_R[:, None]).to(logits_RV.dtype)

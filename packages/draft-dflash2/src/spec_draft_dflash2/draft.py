@@ -72,7 +72,7 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
 
     @property
     def guess_weights(self) -> Tensor:
-        """Weight of each guess in the loss, float64 [S]."""
+        """Weight in the loss of each of the S guesses of a block, float64 [S]."""
         from spec_kit.block_drafting import guess_weights
 
         return guess_weights(self.num_guesses, self.options.gamma)
@@ -96,7 +96,7 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
         return DFlash2Model(self.shape(target), self.options, target.embedding_scale, kernels)
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
-        """Return the backbone's hints, and list the selector, whose tables have one row for each token."""
+        """Return the backbone's hints, and name the selector as a module with one row for each token."""
         return replace(super().shard_hints(target), vocabulary=("candidate_selector",))
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:

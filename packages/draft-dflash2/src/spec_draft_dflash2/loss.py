@@ -43,9 +43,10 @@ class SelectorInputs:
     states_ASH: Tensor
     """Inputs of the target's head."""
     context_ASr: Tensor
-    """The selector's factor that depends on the slot's state and on the previous token."""
+    """The selector's vector for each guess, computed from the slot's state and the previous token. Its
+    product with a candidate's row of ``successor_Vr`` is added to the candidate's logit."""
     successor_Vr: Tensor
-    """The selector's table of candidates; every shard has all rows."""
+    """The selector's table with a row for each token as a candidate; every vocabulary shard has all rows."""
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,7 +93,7 @@ class _Scored:
 
     @property
     def guess_R(self) -> Tensor:
-        """int64 [R]: the likeliest candidate."""
+        """int64 [R]: the candidate to which the selector gives the largest score."""
         return self.candidate_RC.gather(1, self.score_RC.argmax(1, keepdim=True)).squeeze(1)
 
     @property
@@ -123,7 +124,11 @@ class _Sums:
         self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Add loss, metrics and gradients of ``guesses``, the guesses of ``blocks`` that count in the loss."""
+        """Add the loss, metrics and gradients of one chunk of blocks.
+
+        ``blocks``: slice of the chunk's blocks. ``guesses``: the guesses in these blocks for which a loss is
+        computed.
+        """
         index, options = (guesses.block_R, guesses.guess_R), self.rule.options
         scored = self._score(blocks, guesses)
         loss_R = scored.head_loss_R + options.selector_weight * scored.selector_loss_R

@@ -38,7 +38,10 @@ class CandidateSelector(nn.Module):
         self.hidden_projection = linear(shape.hidden_size, shape.selector_rank)
 
     def context(self, states: Tensor, before: Tensor) -> Tensor:
-        """Return A[previous token] ⊙ P · state, [..., r]: the vector that is multiplied by rows of B."""
+        """Return for each guess the vector A[previous token] ⊙ P · state, [..., r].
+
+        A candidate's score is its logit plus the product of this vector and the candidate's row of B.
+        """
         return nn.functional.embedding(before, self.predecessor_codebook) * self.hidden_projection(states)
 
 
@@ -100,6 +103,9 @@ class LocalColumns:
         return cls(column_RX, column_RX + first == id_RX, column_RX + first)
 
     def probabilities(self, rows: Distribution) -> Tensor:
-        """Return the tokens' probabilities [R, X] in the distributions ``rows``, float32 or wider."""
+        """Return the tokens' probabilities [R, X], float32 or wider.
+
+        ``rows``: R distributions, given by their logits and log-sum-exps.
+        """
         logits_RV, log_sum_R = rows
         return softmax(logits_RV.gather(1, self.column_RX), log_sum_R)

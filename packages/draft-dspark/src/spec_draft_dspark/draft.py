@@ -84,7 +84,7 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
 
     @property
     def guess_weights(self) -> Tensor:
-        """Weight of each guess in the loss, float64 [S]."""
+        """Weight in the loss of each of the S guesses of a block, float64 [S]."""
         from spec_kit.block_drafting import guess_weights
 
         return guess_weights(self.num_guesses, self.options.gamma)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class MarkovHead(nn.Module):
     """Computes the bias W2 · W1[previous token] on a guess's logits (head type ``vanilla``).
 
-    ``forward`` and ``step`` return the factor of W2 only. The product is as wide as the vocabulary, so the loss
-    computes it for some rows at a time.
+    ``forward`` and ``step`` return only the vector that W2 multiplies. The product is as wide as the
+    vocabulary, so the loss computes it for some rows at a time.
     """
 
     def __init__(self, shape: DSparkShape) -> None:
@@ -40,11 +40,14 @@ class MarkovHead(nn.Module):
         return self.markov_w1(token_ids)
 
     def forward(self, states_ASH: Tensor, embedded_ASr: Tensor) -> Tensor:
-        """Return W2's factor [A, S, r], from each guess's state and the embedding of the previous token."""
+        """Return the vectors that W2 multiplies, [A, S, r]: one for each of the S guesses of A blocks.
+
+        ``embedded_ASr``: the embedding of the token before each guess.
+        """
         return self.step(states_ASH, embedded_ASr, None)[0]
 
     def step(self, states: Tensor, embedded: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return W2's factor for one guess of each block, and the recurrent state for the next guess.
+        """Return the vector that W2 multiplies, for one guess of each block, and the next recurrent state.
 
         ``memory``: the recurrent state from the previous guess; None at the first guess.
         """
@@ -52,7 +55,10 @@ class MarkovHead(nn.Module):
 
 
 class GatedMarkovHead(MarkovHead):
-    """Multiplies the token's embedding by the gate σ(G · [state; embedding]), channel by channel."""
+    """Multiplies the previous token's embedding by the gate σ(G · [state; embedding]), channel by channel.
+
+    G is a trained matrix.
+    """
 
     def __init__(self, shape: DSparkShape) -> None:
         """Also initialize the gate with random weights."""
@@ -68,7 +74,8 @@ class GatedMarkovHead(MarkovHead):
 class RnnMarkovHead(MarkovHead):
     """Uses a recurrent state m of the block's tokens; W2 is multiplied by tanh(o).
 
-    [g, c, o] = J · [m; embedded; state], then m ← σ(g) m + (1 − σ(g)) tanh(c).
+    [g, c, o] = J · [m; embedding of the previous token; state of the slot], where J is a trained matrix. Then
+    m ← σ(g) m + (1 − σ(g)) tanh(c).
     """
 
     def __init__(self, shape: DSparkShape) -> None:
@@ -77,7 +84,7 @@ class RnnMarkovHead(MarkovHead):
         self.joint_proj = _biased(2 * shape.markov_rank + shape.hidden_size, 3 * shape.markov_rank)
 
     def forward(self, states_ASH: Tensor, embedded_ASr: Tensor) -> Tensor:
-        """Return W2's factor [A, S, r], computed one guess after the other."""
+        """Return the vectors that W2 multiplies, [A, S, r], computed one guess after the other."""
         memory, outputs = None, list[torch.Tensor]()
         for states_AH, embedded_Ar in zip(states_ASH.unbind(1), embedded_ASr.unbind(1), strict=True):
             output_Ar, memory = self.step(states_AH, embedded_Ar, memory)
@@ -85,7 +92,10 @@ class RnnMarkovHead(MarkovHead):
         return torch.stack(outputs, dim=1)
 
     def step(self, states: Tensor, embedded: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return W2's factor and the new recurrent state. At a block's first guess the recurrent state is 0."""
+        """Return the vector that W2 multiplies, and the new recurrent state.
+
+        At a block's first guess the old recurrent state is 0.
+        """
         memory = torch.zeros_like(embedded) if memory is None else memory
         joint = self.joint_proj(torch.cat([memory, embedded, states], dim=-1))
         gate, candidate, output = joint.chunk(3, dim=-1)

@@ -40,9 +40,9 @@ class HeadInputs:
     states_ASH: Tensor
     """Inputs of the target's head."""
     bias_ASr: Tensor
-    """Factors of ``bias_Vr``; the product is added to the logits."""
+    """Vectors by which ``bias_Vr`` is multiplied; the product is the Markov head's bias on the logits."""
     bias_Vr: Tensor
-    """The Markov head's W2: the rows of this shard."""
+    """The Markov head's matrix W2: this shard's rows of the vocabulary."""
     confidence_AS: Tensor | None
     """Logits of the probability that a guess is accepted; None without a confidence head."""
 
@@ -85,9 +85,10 @@ class _Scored:
     correct_R: Tensor
     cross_R: Tensor
     overlap_R: Tensor
-    """Σ min(p, q) = 1 − ½ ‖p − q‖₁: the probability that rejection sampling accepts the guess."""
+    """Probability that rejection sampling accepts the guess: Σ min(p, q) = 1 − ½ ‖p − q‖₁, with the target's
+    distribution p and the draft's q."""
     below_R: Tensor
-    """Σ q over the tokens with q < p."""
+    """The draft's probability of all tokens to which it gives less probability than the target does."""
 
 
 class _Sums:
@@ -100,7 +101,11 @@ class _Sums:
         self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
-        """Add loss, metrics and gradients of ``guesses``, the guesses of ``blocks`` that count in the loss."""
+        """Add the loss, metrics and gradients of one chunk of blocks.
+
+        ``blocks``: slice of the chunk's blocks. ``guesses``: the guesses in these blocks for which a loss is
+        computed.
+        """
         index, options = (guesses.block_R, guesses.guess_R), self.rule.options
         scored = self._score(blocks, guesses)
         loss_R = options.ce_weight * scored.cross_R + options.l1_weight * (2 - 2 * scored.overlap_R)
@@ -140,9 +145,10 @@ class _Sums:
     def _confidence_loss(
         self, blocks: slice, index: tuple[Tensor, Tensor], chance_R: Tensor, weight_R: Tensor
     ) -> Tensor:
-        """Return the confidence head's cross-entropy with ``chance_R``, [R], and add its gradient.
+        """Return the confidence head's cross-entropies [R], and add their gradients.
 
-        Without a confidence head, return 0.
+        ``chance_R``: the probabilities of acceptance that the head should predict. Without a confidence head,
+        return 0.
         """
         if self.inputs.confidence_AS is None:
             return torch.zeros_like(chance_R)
@@ -155,7 +161,7 @@ class _Sums:
     def _add_gradients(
         self, blocks: slice, index: tuple[Tensor, Tensor], scored: _Scored, weight_R: Tensor
     ) -> None:
-        """Add the gradients of cross-entropy and L1 distance with respect to states, bias factors and W2."""
+        """Add the gradients of cross-entropy and L1 distance with respect to states, bias vectors and W2."""
         assert self.grads is not None
         grad_RV, ops = self._gradient_(scored, weight_R), self.rule.ops
         grad_ASH, grad_ASr, grad_Vr, *_ = self.grads
@@ -166,10 +172,10 @@ class _Sums:
     def _gradient_(self, scored: _Scored, weight_R: Tensor) -> Tensor:
         """Overwrite the logits with their gradient.
 
-        It is a · q + b · (q where q < p), minus weight · ce_weight at the label. Here b = −2 · weight ·
-        l1_weight, and a = weight · (ce_weight + 2 · l1_weight · B), where B is Σ q over the tokens with q <
-        p. The formula follows from d‖p − q‖₁ / d logit = q (s − Σ s q) with s = 1 − 2 [q < p]. The label's
-        column is rounded only once.
+        Let p be the target's and q the draft's distribution, w the guess's weight, and B the sum of q over
+        the tokens with q < p. A token's gradient is w · (ce_weight + 2 · l1_weight · B) · q. If q < p, it is
+        less by 2 · w · l1_weight · q; at the label it is less by w · ce_weight. This follows from
+        d‖p − q‖₁ / d logit = q (s − Σ s q) with s = 1 − 2 [q < p]. The label's value is rounded only once.
         """
         options, column_R1 = self.rule.options, scored.labels.column_R1
         all_R = weight_R * (options.ce_weight + 2 * options.l1_weight * scored.below_R)

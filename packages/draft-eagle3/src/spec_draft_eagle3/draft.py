@@ -124,7 +124,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
 
     @classmethod
     def check_checkpoint(cls, checkpoint: DraftCheckpoint[Eagle3Shape]) -> None:
-        """Raise ArtifactError if the vocabulary mapping is invalid or engines would read a norm differently."""
+        """Raise ArtifactError if the vocabulary mapping is invalid or an input has two different norms."""
         if "d2t" in checkpoint.stored_names:
             from spec_kit.drafting import read_mapping
 
@@ -192,10 +192,10 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return for each step s the number of supervised tokens after at least s + 2 tokens, float64 [S].
+        """Return for each of the S steps the number of supervised tokens that it trains on, float64 [S].
 
-        Only tokens of the same document count as earlier tokens. If a sample records at which depth each
-        token was guessed, step s counts only tokens of depth s + 1.
+        Step s trains on the supervised tokens that follow at least s + 2 tokens of their document. If a
+        sample records at which depth each token was guessed, step s counts only tokens of depth s + 1.
         """
         from spec_kit.chain_drafting import count_labels
 
@@ -224,9 +224,9 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         )
 
     def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return a function that computes a lower bound on the values that a forward pass saves.
+        """Return a function that computes how many values a forward pass saves for the backward pass.
 
-        It counts the values of a sample's unrolled steps.
+        The result is a lower bound. It counts only the unrolled steps of a sample's supervised tokens.
         """
         shape, options = self.shape(target), self.options
         keys = shape.cache_shape[0] * shape.cache_shape[1]
@@ -285,7 +285,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     def shard_hints(self, target: TargetSpec) -> ShardHints:
         """Return how tensor-parallel ranks divide the layers, the head, and ``fc`` along its inputs.
 
-        Context-parallel ranks divide the rows.
+        Context-parallel ranks divide the tokens of the batch.
         """
         shape = self.shape(target)
         own = TensorParallelHints(

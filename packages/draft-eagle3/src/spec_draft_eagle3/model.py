@@ -66,7 +66,7 @@ class Eagle3Layer(nn.Module):
         return torch.cat([projection.weight for projection in self.self_attn.input_projections])
 
     def embed(self, embedding_TH: Tensor, weight: Tensor) -> Tensor:
-        """Return the token embedding's contribution to the input projections, [T, rows of ``weight``]."""
+        """Return the token embedding's summand of the input projections, [T, rows of ``weight``]."""
         return self._linear(self.input_layernorm(embedding_TH), weight)
 
     def project(
@@ -127,7 +127,10 @@ class _UnrolledLayer:
         self._values: list[Tensor] = []
 
     def step(self, hidden_RH: Tensor, embedded: Tensor | None, rows: _Rows) -> Tensor:
-        """Return the layer's output of the next step, [N, H]. ``embedded``: ``embed`` of all tokens."""
+        """Return the layer's output of the next step, [N, H]: one row for each query.
+
+        ``embedded``: the result of ``Eagle3Layer.embed`` for all tokens; None for later layers.
+        """
         # A local function: as an attribute it would make a cycle, whose tensors are freed late.
         advance = checkpointed(self._compute, enabled=self._model.config.checkpoint_activations)
         hidden_NH, k, v = advance(rows, hidden_RH, embedded, *self._keys, *self._values)
@@ -167,8 +170,9 @@ class _UnrolledLayer:
 class Eagle3Model(nn.Module):
     """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``.
 
-    A model with a reduced vocabulary has two buffers. ``d2t``, int64 [V']: the token id of the head's row r
-    is r + d2t[r]. ``t2d``, bool [V]: whether the head has a row for the token id.
+    A model with a reduced vocabulary has two buffers. ``d2t``, int64 with an element for each row of the
+    head: the token id of row r is r + d2t[r]. ``t2d``, bool with an element for each token id: whether the
+    head has a row for it.
     """
 
     d2t: Tensor | None

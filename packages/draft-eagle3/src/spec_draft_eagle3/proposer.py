@@ -140,10 +140,10 @@ class _Network:
         return hidden_BH
 
     def embed_known(self, ids_T: Tensor, hidden_TNH: Tensor, ends: Tensor) -> Tensor:
-        """Return the embeddings [T, H] of tokens, each of which follows the state in its row.
+        """Return the embeddings [T, H] of tokens. In row t is the token that follows the position of row t.
 
-        ``ends``: each sequence's last row. The target has not run this row's token yet, so the token belongs
-        to no image.
+        ``ends``: each sequence's last row. The target has not run the token of this row yet, so the token
+        belongs to no image.
         """
         embedded_TH = self._ops.embed(ids_T)
         if self.module.merged_token_id is None:

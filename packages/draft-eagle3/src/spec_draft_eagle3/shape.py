@@ -37,7 +37,7 @@ class Eagle3Shape(DecoderShape):
     reduced."""
     num_layers: int = Field(1, ge=1, le=MOST_LAYERS, alias="num_hidden_layers")
     captured: tuple[int, ...] | None
-    """Ids of the captured layers; None means the three default layers."""
+    """Ids of the target layers whose input states are captured; None means the three default layers."""
     fc_norm: bool = False
     norm_output: bool = False
     images: ImageEmbeddings | None = Field(None, alias="image_embeddings")
@@ -97,7 +97,7 @@ class Eagle3Shape(DecoderShape):
         }
 
     def mapping_shapes(self) -> tuple[Shapes, Shapes]:
-        """Return the shapes of a folder's further required tensors, and of its further allowed tensors.
+        """Return the shapes of untrained tensors that a folder must have, and of all that it may have.
 
         The vocabulary mapping ``d2t`` is required if the vocabulary is reduced. A folder may have copies of
         norms.

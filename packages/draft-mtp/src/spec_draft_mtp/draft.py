@@ -70,7 +70,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
 
     @classmethod
     def write_into_target(cls, target: TargetSpec, folder: Path, output: Path) -> None:
-        """Write a copy of the target with the exported head in the place of the target's own."""
+        """Write a copy of the target in which the exported head replaces the target's own head."""
         from spec_draft_mtp.stitch import stitch
 
         stitch(target.folder, folder, output)
@@ -115,7 +115,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         return FeatureSchema(layers=(target.num_layers,), hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return the number of labels of each step, float64 [S]."""
+        """Return for each of the S unrolled steps the number of labels, float64 [S]."""
         from spec_kit.chain_drafting import count_labels
 
         return count_labels(supervision, self.options.num_steps)
@@ -138,9 +138,9 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         )
 
     def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return a function that computes a lower bound on the values that a forward pass saves.
+        """Return a function that computes how many values a forward pass saves for the backward pass.
 
-        It counts the values of a sample's unrolled steps.
+        The result is a lower bound. It counts only the unrolled steps of a sample's supervised tokens.
         """
         shape, options = self.shape(target), self.options
         keys = shape.num_kv_heads * shape.head_dim

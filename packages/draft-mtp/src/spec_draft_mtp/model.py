@@ -244,8 +244,8 @@ class MtpModel(nn.Module):
     def first_state(self, hidden_TNH: Tensor) -> Tensor:
         """Return step 0's states [T, H]: the target's states *after* its final norm, which engines also use.
 
-        States before the norm would make guesses worse without an error: ``pre_fc_norm_hidden`` hides their
-        scale.
+        States before the norm would cause no error, because the head's ``pre_fc_norm_hidden`` hides their
+        scale, but guesses would be worse.
         """
         return self.target_norm(hidden_TNH[:, -1].to(self.mtp.fc.weight.dtype))
 

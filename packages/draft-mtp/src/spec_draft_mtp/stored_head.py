@@ -1,4 +1,4 @@
-"""Reads the tensors ``mtp.*`` of any folder that has them: a target's, in one or several files, or an export's."""
+"""Read the MTP head's tensors (``mtp.*``) from the folder of a target or of an export."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def head_shapes(folder: Path) -> Shapes:
 
 
 def is_whole_target(folder: Path) -> bool:
-    """Return whether the folder has tensors outside the head, too; those of an export are the head's alone."""
+    """Return whether the folder also has tensors outside the head; an export has only the head's tensors."""
     return not all(name.startswith(_PREFIX) for name in stored_tensors(folder))
 
 

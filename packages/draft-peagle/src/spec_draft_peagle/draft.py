@@ -134,10 +134,10 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         return FeatureSchema(layers=layers, hidden_size=target.hidden_size, dtype=target.dtype)
 
     def denominators(self, supervision: Sequence[Supervision]) -> Tensor:
-        """Return float64 [2 K]: for each index in a chain, the number of guesses that count in the loss.
+        """Return float64 [2 K], the numbers of guesses that count in the loss, for chains of K guesses.
 
-        The first K numbers count the guesses that the random drop leaves. The last K count the guesses before
-        the drop.
+        Element k of the first K numbers counts the guesses with index k in their chain that the random drop
+        leaves. Element k of the last K numbers counts the same guesses before the drop.
         """
         import torch
 
@@ -176,10 +176,11 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         )
 
     def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return a function that computes a lower bound on the values that a forward pass saves.
+        """Return a function that computes how many values a forward pass saves for the backward pass.
 
-        Without segments it counts each layer's values of a sample's tokens and of the mask tokens of its
-        chains. With segments it counts the keys and values of the tokens, and the head's inputs.
+        The result is a lower bound. If ``segment_tokens`` is None, it counts every layer's activations for
+        the sample's tokens and mask tokens (only the layers' inputs with ``checkpoint_activations``).
+        Otherwise it counts the keys and values of the sample's tokens, and the inputs of the head.
         """
         shape, masks, again = self.shape(target), self._masks(), self.options.checkpoint_activations
         keys = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
@@ -235,7 +236,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
 
     @property
     def default_draft_tokens(self) -> int:
-        """The number of guesses that the draft is trained for, if it is known: all cost one pass (D9)."""
+        """Number of guesses that the draft was trained for, if it is known; all cost one pass (D9)."""
         return self.trained_depth or super().default_draft_tokens
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:

@@ -103,8 +103,9 @@ class _Sums:
         """Return loss and metrics. ``most_chains``: upper limit of the number of chains.
 
         A chain's acceptance length is 1 + the number of guesses that agree with the teacher before the first
-        disagreement. Dropped guesses are estimated from the other guesses: an agreeing prefix of k guesses is
-        weighted by the number of k-th guesses before the drop, divided by the number after it.
+        disagreement. Dropped guesses are estimated from the other guesses: the number of chains whose first k
+        guesses agree is multiplied by the number of k-th guesses before the drop, and divided by their number
+        after the drop.
         """
         counts_K = torch.zeros_like(self.kept_K, dtype=torch.int64)
         counts_K.index_add_(0, self.guess_E, torch.ones_like(self.guess_E))

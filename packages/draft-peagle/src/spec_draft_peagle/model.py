@@ -121,8 +121,9 @@ class PEagleLayer(nn.Module):
 class PEagleModel(nn.Module):
     """The single-device module of the draft; see ``spec_core.draft`` for the contract of ``forward``.
 
-    A model with a reduced vocabulary has two buffers. ``d2t``, int64 [V']: the token id of the head's row r
-    is r + d2t[r]. ``t2d``, bool [V]: whether the head has a row for the token id.
+    A model with a reduced vocabulary has two buffers. ``d2t``, int64 with an element for each row of the
+    head: the token id of row r is r + d2t[r]. ``t2d``, bool with an element for each token id: whether the
+    head has a row for it.
     """
 
     d2t: Tensor | None

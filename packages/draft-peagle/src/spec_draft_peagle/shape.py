@@ -45,7 +45,7 @@ class PEagleShape(DecoderShape):
     reduced."""
     mask_token_id: NonNegativeInt = Field(alias=MASK_TOKEN)
     captured: tuple[int, ...] | None
-    """Ids of the captured layers; None means the three default layers."""
+    """Ids of the target layers whose input states are captured; None means the three default layers."""
 
     @property
     def reduced(self) -> bool:
@@ -76,7 +76,7 @@ class PEagleShape(DecoderShape):
         return shapes | {"norm.weight": (h,), "lm_head.weight": (self.vocab_size, h)}
 
     def mapping_shapes(self) -> tuple[Shapes, Shapes]:
-        """Return the shapes of the vocabulary mapping's required tensors, and of its allowed tensors.
+        """Return the shapes of the mapping tensors that a folder must have, and of all that it may have.
 
         ``d2t`` is required if the vocabulary is reduced.
         """

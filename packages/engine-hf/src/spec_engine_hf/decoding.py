@@ -48,7 +48,7 @@ seen between forward passes of different shapes."""
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSource:
-    """Creates one proposer for each sequence; ``layers`` are the target layers whose states they need."""
+    """Creates a proposer for each sequence. ``layers``: target layers whose states the proposers need."""
 
     new_proposer: Callable[[], Proposer]
     layers: tuple[int, ...] = ()
@@ -61,9 +61,10 @@ class DraftSource:
     def of_export(cls, folder: Path, model: HfModel, ops: TargetOps | None = None) -> Self:
         """Return a source of proposers for the exported draft in ``folder``.
 
-        The draft is on the device and in the dtype of ``model``. ``ops``: the TargetOps of another draft of
-        the same model, whose memory this draft shares. Raise ArtifactError if no installed draft recognises
-        the folder or if the folder is damaged. Raise TargetError if the draft does not fit the target.
+        The draft is on the device and in the dtype of ``model``. ``ops``: the frozen tensors that another
+        draft of this model uses, which the new draft then shares; None loads them. Raise ArtifactError if no
+        installed draft recognises the folder or if the folder is damaged. Raise TargetError if the draft does
+        not fit the target.
         """
         target = model.target
         draft = recognise(folder, target)
@@ -184,16 +185,18 @@ class Decoder:
     def _near_ties(self, logits_BRV: Tensor, gap_BR: Tensor) -> Tensor:
         """Return bool [B, R]: whether rounding may have decided the arg-max of each row of logits.
 
-        It is False everywhere if the target is not in float32.
+        ``gap_BR``: the gap between each row's two largest logits. The result is False everywhere if the
+        target is not in float32.
         """
         if self._model.dtype != torch.float32:
             return torch.zeros_like(gap_BR, dtype=torch.bool)
         return gap_BR < _NEAR_TIE * logits_BRV.abs().amax(dim=-1)
 
     def _choices(self, sequence: _Sequence, best: list[int], close: Sequence[bool]) -> list[int]:
-        """Return the greedy choice at each row of logits.
+        """Return the token that greedy decoding chooses at each row of logits.
 
-        Near ties up to the first rejected guess are recomputed by a forward pass without a KV cache.
+        ``best``: each row's arg-max. ``close``: whether the row is a near tie. Near ties up to the first
+        rejected guess are recomputed by a forward pass without a KV cache.
         """
         guesses = sequence.proposal.token_ids
         for position in range(len(guesses) + 1 if any(close) else 0):

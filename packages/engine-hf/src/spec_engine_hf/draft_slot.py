@@ -60,6 +60,6 @@ class ExportSlot(DraftSlot):
             self._copies["spare"] = DraftSource.of_export(Path(folder), self._model, self._copies["live"].ops)
 
     def swap(self) -> None:
-        """Exchange the copies. A running sequence keeps the draft that it started with."""
+        """Exchange the two copies. A sequence that is running keeps the draft with which it began."""
         self._copies = {"live": self._copies["spare"], "spare": self._copies["live"]}
         self._serve(self._copies["live"])

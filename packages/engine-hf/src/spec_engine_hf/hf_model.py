@@ -37,7 +37,7 @@ _HEAD_TOLERANCE = 0.05
 
 
 class _AllCaptured(Exception):
-    """Ends a forward pass early, because no draft reads the remaining layers."""
+    """Ends a forward pass early, once all wanted states are captured."""
 
 
 class HfModel:
@@ -114,7 +114,7 @@ class HfModel:
 
     @contextmanager
     def _captured(self, schema: FeatureSchema, keep: Callable[[int, Tensor], None]) -> Iterator[None]:
-        """Do the same as ``tapped``, and end the forward pass when all layers of ``schema`` are captured."""
+        """Capture states like ``tapped``; end the forward pass when all of ``schema`` are captured."""
         last = len(schema.layers) - 1
 
         def keep_and_end(index: int, state_BTH: Tensor) -> None:
@@ -199,7 +199,7 @@ class HfModel:
 
     @cached_property
     def counts_positions(self) -> bool:
-        """Whether attention depends on positions alone, so that unused cache columns may be between tokens."""
+        """Whether attention depends on positions alone; unused cache columns may then lie between tokens."""
         config = self.causal_lm.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
         windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
@@ -212,7 +212,7 @@ class HfModel:
         return padded_BT.to(self.device)
 
     def _check_head(self) -> None:
-        """Raise TargetError if the loaded head differs from TargetSpec, which is read from config.json."""
+        """Raise TargetError if the model computes other logits than its config.json implies (TargetSpec)."""
         if self.target.norm == "layer" or self.target.head_bias_name is not None:
             return  # no draft accepts such a head
         norm_H = self._norm.weight.detach()

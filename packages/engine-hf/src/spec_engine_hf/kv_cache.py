@@ -36,10 +36,8 @@ class KvCache:
         """Start without sequences. ``gaps``: whether unused columns may be between a sequence's tokens.
 
         Gaps are possible if the target's attention depends on the tokens' positions and not on the columns of
-        the cache.
-
-        ``config``: the configuration of a target whose cache cannot drop tokens. It is None for other
-        targets, whose layers keep all of their keys.
+        the cache. ``config``: the target's configuration, if its cache cannot drop tokens; otherwise None,
+        and every layer keeps all of its keys.
         """
         self.past = DynamicCache(config=config)
         if config is None:
@@ -141,7 +139,7 @@ def _stacked(*cached: Tensor) -> Tensor:
 
 
 def _picked(cached_BNLD: Tensor, index_BNW: Tensor) -> Tensor:
-    """Return the vectors at the flat indices ``index_BNW``.
+    """Return the cached vectors at the indices ``index_BNW`` of the flattened cache.
 
     Indexing a flat view is much faster than ``gather``.
     """

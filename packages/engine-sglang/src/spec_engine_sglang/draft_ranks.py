@@ -53,7 +53,7 @@ class SglangRanks(DraftRanks):
         return self._counted
 
     def count_anew(self) -> None:
-        """Do nothing: the scheduler resets its counters itself, in the step that changes the draft."""
+        """Do nothing, because each scheduler resets its counters itself when the draft changes."""
 
 
 class SglangRoutes(DraftMiddleware):

@@ -1,8 +1,8 @@
-"""SglangDraftSlot: the draft that an SGLang scheduler serves, and a spare copy that an update is loaded into.
+"""SglangDraftSlot holds the draft that an SGLang scheduler serves, and a spare copy for updates.
 
-The draft's own ``load_weights`` loads the spare. SGLang's own class then derives further tensors from the weights:
-DFlash's stacked keys and values. An Eagle3 draft's token ids are derived, too, but an update that changes them is
-refused.
+The draft's own ``load_weights`` loads an update into the spare. For DFlash, SGLang's class then derives
+stacked weights for keys and values. An Eagle3 draft's token ids are derived, too, but an update that changes
+them is refused.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ possible."""
 _STACKED = ("flat_kv_weight_t", "k_norm_weights")
 """Attributes of the object ``_HELPER`` that are derived from the draft's weights."""
 _NO_WEIGHTS = ("cos_sin_cache", "sts_temperatures", "_last_confidence_raw")
-"""SGLang's names of tensors that are no weights.
+"""SGLang's names of tensors in a draft that are not weights, and are therefore not exchanged.
 
-They are the table of a rotary embedding, which live and spare share and which may grow, and the temperatures and the
-last output of DSpark's confidence head.
+They are the table of a rotary embedding, which live and spare share and which may grow, and the temperatures
+and the last output of DSpark's confidence head.
 """
 _COPIES = ("_fused_kv_write_bundle", "_stacked_ctx_kv_params")
-"""Methods of a DSpark draft, from SGLang 0.5.17 on, that keep copies of its weights where no exchange finds them."""
+"""Methods of a DSpark draft, from SGLang 0.5.17 on. They store copies of its weights that an exchange cannot
+replace."""
 
 
 class SglangDraftSlot(ExchangedSlot):
@@ -68,7 +69,7 @@ class SglangDraftSlot(ExchangedSlot):
         return Exchange(self.tensors("live"), self.tensors("spare"))
 
     def tensors(self, copy: Literal["live", "spare"]) -> dict[str, Tensor]:
-        """Return the tensors of one copy without the target's tensors, and the tensors derived from weights."""
+        """Return one copy's own tensors, and the tensors that SGLang derives from the copy's weights."""
         model, helper = (self._live, self._helper) if copy == "live" else (self._spare, self._spare_helper)
         if model is None:
             raise EngineError("there is no spare: no update was ever prepared")
@@ -76,7 +77,7 @@ class SglangDraftSlot(ExchangedSlot):
         return {**self.own_tensors(model, _NO_WEIGHTS), **derived}
 
     def swap(self) -> None:
-        """Exchange live and spare after the forward pass that the scheduler has launched on another stream."""
+        """Exchange live and spare, after waiting for the forward pass that the scheduler has launched."""
         if not torch.empty(0, device=self.device).is_cpu:
             torch.accelerator.synchronize(self.device)
         super().swap()
@@ -111,10 +112,11 @@ def exchangeable_draft(scheduler: Any) -> nn.Module:
 
 
 def _for_loader(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield copies: each tensor is valid only until the next one is read, and a loader may collect several.
+    """Yield a copy of each tensor for the draft's loader.
 
-    Copies of token ids are on the CPU, where the loader adds other ids to them. One call gets all tensors, because a
-    loader may join two of them, or check at its end whether any is missing.
+    Copies are needed because a tensor is valid only until the next one is read, and the loader may collect
+    several. Copies of token ids are on the CPU, where the loader adds other ids to them. One call of the
+    loader gets all tensors, because it may join two of them, or check at its end whether any is missing.
     """
     for name, tensor in weights:
         device = tensor.device if tensor.is_floating_point() else torch.device("cpu")

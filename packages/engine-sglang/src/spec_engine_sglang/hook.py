@@ -114,8 +114,8 @@ def _register_updates() -> None:
 def add_routes(launch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Launch SGLang's processes; if this process is a server, add this project's routes to it.
 
-    If the environment requests that the server stores requests, and it cannot, end this process before the
-    launch.
+    The environment may request that the server stores requests. If this SGLang cannot do so, this process
+    ends before the launch.
     """
     server = sys.modules.get("sglang.srt.entrypoints.http_server")
     if server is None:

@@ -104,7 +104,7 @@ def _reason(tokenized: Any) -> str:
 
 
 def _note(running: Mapping[str, _Answer], message: Any) -> None:
-    """Record the next message of a call, which is about one prompt, or is a list about all its prompts."""
+    """Record the next message of a call: a dict about one prompt, or a list with a dict for each prompt."""
     if running:
         for part in message if isinstance(message, list) else [message]:
             if answer := running.get(part["meta_info"]["id"]):

@@ -1,7 +1,7 @@
-"""Builds SGLang's arguments for a draft, and checks what SGLang requires of the draft's folder.
+"""Build SGLang's arguments for a draft, and check whether SGLang can serve the draft's folder.
 
-The draft's plugin has already checked the folder. docs/evaluation.md has the table of fields and versions, and how
-each is known. A folder whose architecture is not listed here is not checked. Sources:
+The draft's plugin has already checked the folder. docs/evaluation.md has the table of fields and versions,
+and the source of each entry. A folder whose architecture is not listed here is not checked. Sources:
 ``arg_groups/speculative_hook.py``, ``models/dflash.py``, ``models/llama_eagle3.py`` and
 ``models/kimi_k25_eagle3.py`` of 0.5.16 and 0.5.23.
 """
@@ -51,20 +51,20 @@ _SELECTOR_BLOCK = "DFlash2DraftModel"
 """Architecture name of a block draft whose guesses are chosen one after the other by a selector."""
 _KNOWS_SELECTORS = ">=0.5.19"
 _SHIFTS_IMAGES = ">=0.5.20"
-"""Versions that give a draft each token's embedding in the row before the token, also that of an image. Earlier ones
-give it in the token's own row, for a prompt with images (``_draft_extend_for_prefill`` of
+"""Versions that give a draft the embedding of each token, image tokens included, in the row before the token.
+Earlier versions give it in the token's own row if the prompt has images (``_draft_extend_for_prefill`` of
 ``speculative/eagle_worker_v2.py``, read in 0.5.16, 0.5.19, 0.5.20 and 0.5.23)."""
 _TEXT_HEAD = "Qwen3_5ForCausalLM"
 """Architecture name of a Qwen3.5 without a section for vision, which may hold an MTP head."""
 _KNOWS_TEXT_HEADS = ">=0.5.17"
 _UNNAMED_MARKOV_BLOCK = "DSparkDraftModel"
-"""SpecForge's name for ``Qwen3DSparkModel``; its fields are not where SGLang looks for them."""
+"""SpecForge's name for ``Qwen3DSparkModel``. SGLang does not find the fields of such a folder."""
 _READS_CAUSALITY = ">=0.5.23"
 """Versions that certainly read a draft's ``is_causal`` and ``norm_before_fc``; 0.5.16 does not."""
 
 
 def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
-    """Return the fields of ``ServerArgs`` that make SGLang speculate as ``mode`` says."""
+    """Return the fields of ``ServerArgs`` that make SGLang speculate with the draft of ``mode``."""
     # A block is drafted in one pass, a chain in one for each token.
     fields, drafted = _read(mode.folder), mode.num_draft_tokens
     steps = drafted if _block_size(mode.folder, fields) is None else 1
@@ -82,7 +82,7 @@ def speculative_arguments(mode: SpeculativeMode) -> dict[str, Any]:
 
 
 def sglang_command(target: TargetSpec, mode: SpeculativeMode) -> str:
-    """Return the shell command of a server that speculates as ``mode`` says."""
+    """Return the shell command of a server that speculates with the draft of ``mode``."""
     flags = {f"--{name.replace('_', '-')}": str(value) for name, value in speculative_arguments(mode).items()}
     words = [word for flag in flags.items() for word in flag]
     return shlex.join(["python", "-m", "sglang.launch_server", "--model-path", str(target.folder), *words])
@@ -94,7 +94,7 @@ def check_sglang_folder(folder: Path, target: TargetSpec) -> None:
 
 
 def image_warning(folder: Path, target: TargetSpec) -> str | None:
-    """Return a sentence if SGLang serves the draft with other embeddings of images than it was trained with."""
+    """Return a warning if SGLang gives the draft other embeddings of images than training did; else None."""
     if target.image_token_id is None or _read(folder).get(_IMAGES) != "placeholder":
         return None
     return (
@@ -139,9 +139,9 @@ def _block_size(folder: Path, fields: Json) -> int | None:
 
 
 def _most_guesses(folder: Path, fields: Json) -> int | None:
-    """Return the number of guesses of a block draft, None for an autoregressive one.
+    """Return the number of guesses of a block draft; None for an autoregressive draft.
 
-    DFlash's first slot makes none.
+    The first slot of a DFlash block makes no guess.
     """
     block_size = _block_size(folder, fields)
     if block_size is None or _MARKOV_BLOCK in architectures(fields):
@@ -180,10 +180,10 @@ def _is_block(draft: ServedFolder) -> bool:
 
 
 def _names_layers_at_top_only(draft: ServedFolder) -> bool:
-    """Return whether only the top level names captured layers, and SGLang's default layers differ from them.
+    """Return whether SGLang would capture other layers than the draft's top-level list names.
 
-    SGLang reads the nested list alone. Without it, SGLang captures default layers, which may equal the list by
-    chance.
+    SGLang reads the nested list alone. Without it, SGLang captures default layers, which may equal the
+    top-level list by chance.
     """
     depth = draft.target.num_layers
     read_otherwise = draft.fields.get(_LAYERS) not in (None, [2, depth // 2, depth - 3])

@@ -58,7 +58,7 @@ def _handlers(engine: Any, inputs: ImageInputs) -> dict[str, Handler]:
 async def _run(engine: Any, inputs: ImageInputs, ranks: DraftRanks, message: Fields) -> Fields:
     """Run a batch of requests, if possible in one call, so that the requests share forward passes.
 
-    If token times or a concurrency are requested, each request is streamed separately.
+    If the message requests token times or a concurrency, each request is streamed separately.
     """
     if message.get("times") or message.get("concurrency"):
         answers = await _stream_all(engine, message)

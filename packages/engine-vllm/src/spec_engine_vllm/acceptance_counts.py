@@ -35,7 +35,7 @@ class AcceptanceCounts(Protocol):
 
 
 class EngineTotals:
-    """Counts every verification, by vLLM's own counters."""
+    """Counts every verification since ``begin``, from vLLM's own counters."""
 
     def __init__(self) -> None:
         """Count everything since the start of vLLM's frontend."""

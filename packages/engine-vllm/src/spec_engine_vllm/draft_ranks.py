@@ -32,7 +32,10 @@ class VllmRanks(DraftRanks):
         return with_draft
 
     async def states(self, asked: str) -> Fields | bytes:
-        """Return the layout of states, a piece of states or a StatesLeftOut, from the first rank."""
+        """Return the first rank's answer about captured states: their layout, some bytes, or a StatesLeftOut.
+
+        ``asked``: a StatesRange as JSON, or an empty string for the layout.
+        """
         answers = await self._of_workers("spec_states", asked)
         answer = next(answer for answer in answers if answer is not None)
         if "refused" in answer:

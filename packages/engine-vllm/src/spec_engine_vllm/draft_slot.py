@@ -135,9 +135,9 @@ class VllmDraftSlot(ExchangedSlot):
         return model.eval()
 
     def _own(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors that vLLM does not share with the target.
+        """Yield the draft's own tensors, and leave out tensors that vLLM takes from the target instead.
 
-        Raise EngineError if a shared tensor differs from the target's tensor.
+        Raise EngineError if a tensor that is left out differs from the target's tensor.
         """
         for name, tensor in weights:
             owner = name.rpartition(".")[0]

@@ -36,9 +36,10 @@ class SamplerCheck:
 def spread(
     x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0
 ) -> Tensor:
-    """Return [num_tokens]: each request's value of ``x``, repeated once for each of the request's guesses.
+    """Return [num_tokens]: each request's value in ``x``, repeated for each of the request's guesses.
 
-    ``cu_num_tokens`` is the cumulative number of guesses. Values equal to ``replace_from`` become ``replace_to``.
+    ``cu_num_tokens``: for each request, the number of guesses up to and including its own. Values equal to
+    ``replace_from`` become ``replace_to``.
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(x == replace_from, replace_to, x).to(x.dtype)

@@ -2,8 +2,8 @@
 
 vLLM's model runners return the states of the layers that the draft reads. ServingCapture adds the input of
 the final norm to these layers, and removes it again before the drafter gets the states. After each forward
-pass it copies the rows of marked requests into StateRows. The copies run on the stream of the forward pass,
-before the drafter and the next pass overwrite the buffers of CUDA graphs.
+pass it copies into StateRows the rows of requests that are marked for capture. The copies run on the stream
+of the forward pass, before the drafter and the next pass overwrite the buffers of CUDA graphs.
 
 Shapes: T rows of a step, N captured layers, H hidden size.
 """
@@ -101,7 +101,7 @@ _NO_CAPTURE = (
 
 
 class ServingCapture:
-    """Copies the rows of marked requests after each forward pass of one model runner."""
+    """Copies the rows of requests that are marked for capture, after each forward pass of a model runner."""
 
     def __init__(self, runner: Any, config: LiveRequestsConfig) -> None:
         """Add the final norm's input to the states that the target returns; wrap ``runner.execute_model``."""
@@ -148,7 +148,10 @@ class ServingCapture:
         return self._rows.read(StatesRange.decode(asked))
 
     def _note(self, rows: StateRows, scheduler_output: Any, state: Any) -> None:
-        """Record which requests begin and end, and copy this step's rows; no rows if ``state`` is None."""
+        """Record which requests begin and end, and copy this step's rows.
+
+        ``state``: the runner's state of this step; None if there are no rows to copy.
+        """
         self._note_ends(rows, scheduler_output.finished_req_ids)
         self._note_beginnings(rows, scheduler_output)
         self._write_arrived(rows)
@@ -170,7 +173,7 @@ class ServingCapture:
             rows.end(request_id)
 
     def _note_beginnings(self, rows: StateRows, scheduler_output: Any) -> None:
-        """Record new requests. The second model runner gets a resumed request as a new request."""
+        """Record new requests. The second model runner also gets resumed requests as new: skip them."""
         self._preempted.update(filter(rows.has, scheduler_output.preempted_req_ids or ()))
         for new in scheduler_output.scheduled_new_reqs:
             if new.req_id in self._preempted:
@@ -242,11 +245,10 @@ class _Step:
 
 
 def _name_compiled_code(runner: Any, layers: list[int]) -> None:
-    """Make the file names of compiled code depend on the layers.
+    """Make the file names of vLLM's compiled code depend on ``layers``.
 
-    Otherwise vLLM would run code that was compiled for the draft's layers alone.
-
-    The parts of a multimodal target have configurations of their own.
+    Otherwise vLLM would run code that was compiled for the draft's layers alone. The names are set in the
+    configurations of all parts of the model, because the parts of a multimodal target have their own.
     """
     for part in (runner, *runner.model.modules()):
         if (config := getattr(part, "vllm_config", None)) is not None:

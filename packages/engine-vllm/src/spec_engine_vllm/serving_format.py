@@ -152,7 +152,10 @@ def _maps_whole_vocabulary(draft: ServedFolder) -> bool:
 
 
 def _loses_sight(draft: ServedFolder) -> bool:
-    """Return whether vLLM would make full-attention layers causal, by a field meant for sliding layers."""
+    """Return whether vLLM would wrongly make full-attention layers causal.
+
+    A field that is meant for sliding layers causes this.
+    """
     kinds = draft.nested("transformer_layer_config", "layer_types") or [_FULL]
     is_block = draft.fields.get(_SPECULATORS) in _SPECULATORS_BLOCKS
     return (

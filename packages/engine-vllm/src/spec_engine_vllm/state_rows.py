@@ -1,9 +1,8 @@
 """StateRows keeps the states of requests in a fixed amount of host memory, one row for each position.
 
 A verification computes rows of guesses. A rejected guess leaves a wrong row. The request's next step starts
-at the position of the first wrong token, and so overwrites this row. Rows are right under two conditions: no
-step starts after the end of the steps before it, and the token of each row is the final token at its
-position.
+at the position of the first wrong token, and so overwrites this row. The rows of a request are right under two
+conditions: its steps leave no position out, and the token of each row is the final token at its position.
 
 Shapes: T rows of a step, N captured layers, H hidden size.
 """
@@ -200,7 +199,7 @@ class StateRows:
         self._drop(next(iter(self._ended.values())))
 
     def _drop(self, request: _Request | None) -> None:
-        """Forget an ended request. A running request, which no client may read yet, is only left out."""
+        """Free the rows of a request, whose states are then left out; also forget it if it has ended."""
         if request is None:
             return
         self._leave_out(request, request.problem or "states_dropped")

@@ -57,7 +57,7 @@ def package_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class HostNeeds:
-    """The conditions that a host must meet for a run, and the backend and placement to prepare it for."""
+    """Conditions that a host must meet for a run, and the arguments with which the host is prepared."""
 
     backend: tuple[type[Backend], BackendConfig]
     placement: Literal["inline", "colocated", "disaggregated"]

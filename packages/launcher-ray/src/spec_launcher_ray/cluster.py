@@ -76,7 +76,7 @@ class Cluster:
             ray.shutdown()
 
     def hosts(self, resource: str) -> list[Host]:
-        """Return the hosts that have devices and that the configuration allows.
+        """Return the hosts that have the resource and that the configuration allows.
 
         Raise ConfigError if there are none.
         """

@@ -164,9 +164,10 @@ class RayLauncher(Launcher):
             ray.kill(actor)
 
     def _move(self, name: str, shown: str) -> None:
-        """Reserve devices for a worker whose host is lost. Raise NoDevices if none are free.
+        """Reserve devices on another host for a worker whose host is lost.
 
-        Raise HostLost if this run cannot use other hosts.
+        ``shown``: the worker's name in Ray's dashboard. Raise NoDevices if none are free, HostLost if this
+        run cannot use other hosts.
         """
         from spec_launcher_ray import cluster
 
@@ -295,7 +296,7 @@ class RayLauncher(Launcher):
                 )
 
     def _start_actor(self, name: str, shown: str) -> None:
-        """Start the actor of a worker, which starts the worker."""
+        """Start the actor that starts the worker ``name``. ``shown``: the actor's name in Ray's dashboard."""
         import ray
 
         from spec_launcher_ray.actors import WorkerActor

@@ -152,7 +152,10 @@ def _host_of(worker: WorkerSpec, bundles: Sequence[Bundle]) -> Host:
 
 
 def _last_before(others: Sequence[Host], own: Host, device: int) -> int:
-    """Return how many other hosts must precede ``own`` so that device number ``device`` is on ``own``."""
+    """Return how many of ``others`` must precede ``own`` so that device number ``device`` is on ``own``.
+
+    Devices are numbered host by host, and only free devices count.
+    """
     stops = accumulate((host.num_free for host in others), initial=own.num_free)
     return sum(stop <= device for stop in stops)
 

@@ -38,7 +38,8 @@ class MuonAndAdamW(torch.optim.Optimizer):
     ) -> None:
         """Create the Muon state of ``matrices``, and join it with ``others``, the AdamW of all other weights.
 
-        ``map_whole`` applies a function to full matrices that are sharded over ranks.
+        ``map_whole`` applies a function to the full matrices, although each rank may hold only a shard of
+        them.
         """
         group = {
             "params": [matrix.values for matrix in matrices],
@@ -79,7 +80,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 
 def matrix_step(direction: Tensor, scale: str) -> Tensor:
-    """Return the step of a full matrix at a learning rate of 1."""
+    """Return the step of a full matrix at a learning rate of 1. ``scale``: the option ``matrix_scale``."""
     rows, columns = direction.shape
     length = 0.2 * sqrt(max(rows, columns)) if scale == "match_rms_adamw" else sqrt(max(1, rows / columns))
     return orthogonalised(direction).mul_(length)

@@ -39,8 +39,8 @@ class ControlChannel:
         self._closed = threading.Event()
         self._send_timeout_s = send_timeout_s
         self.wait: Callable[[float | None], None] | None = None
-        """Function that ``send`` calls, if set, when the other process does not read; its argument is the longest
-        wait in seconds. Otherwise ``send`` blocks."""
+        """Function that ``send`` calls, with the longest wait in seconds, when the other process does not
+        read. If it is None, ``send`` blocks instead."""
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message with the field ``kind`` and the given further fields.

@@ -149,7 +149,7 @@ class WorkerInbox:
     def _read_meanwhile(self, channel: ControlChannel, limit_s: float | None) -> None:
         """Wait until ``channel`` is writable or any channel has data, and read the data.
 
-        Reading prevents a deadlock: a worker that waits until its own messages are read reads none.
+        Reading prevents a deadlock: a worker reads nothing while it waits until its own messages are read.
         """
         waiting = select.poll()
         waiting.register(channel, select.POLLOUT)

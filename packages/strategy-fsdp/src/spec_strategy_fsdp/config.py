@@ -18,5 +18,5 @@ class FsdpConfig(StrategyConfig):
     """Number of groups of neighbouring ranks, for example one group for each host (HSDP). Each group holds
     the whole draft and its optimizer, sharded over the group's ranks."""
     context_parallel: PositiveInt = 1
-    """Number of neighbouring ranks that divide the tokens of each sample. These ranks train on the same
-    samples."""
+    """Number of neighbouring ranks that divide the tokens of each sample (context parallelism). These ranks
+    train on the same samples."""

@@ -78,7 +78,7 @@ class FsdpStrategy(Strategy):
 
     @classmethod
     def check(cls, config: StrategyConfig, target: TargetSpec, hints: ShardHints) -> None:
-        """Raise ConfigError if ranks must divide samples and the draft's hints do not allow it (S10)."""
+        """Raise ConfigError if context parallelism is on and the draft does not support it (S10)."""
         assert isinstance(config, FsdpConfig)
         if config.context_parallel > 1 and not hints.context_parallel:
             raise ConfigError(

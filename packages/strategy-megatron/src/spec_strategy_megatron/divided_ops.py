@@ -74,9 +74,10 @@ class DividedTargetOps(TargetOps):
 
 
 def vocabulary_bounds(vocab_mask_V: Tensor | None, vocab_size: int, parts: int) -> list[int]:
-    """Return the bounds of ``parts`` vocabulary shards of equal size.
+    """Return the bounds of ``parts`` shards of the vocabulary, as token ids.
 
-    With a mask, each shard has equally many token ids in the mask instead.
+    The shards have equal size. With ``vocab_mask_V`` they have equally many token ids for which the mask is
+    True.
     """
     if vocab_mask_V is None:
         return [rank * vocab_size // parts for rank in range(parts + 1)]

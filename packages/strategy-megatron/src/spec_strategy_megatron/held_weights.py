@@ -85,9 +85,10 @@ class HeldWeights:
         return master.of(whole.contiguous()).view(master.tensor.shape)
 
     def shard(self, name: str, value: Tensor) -> FlatShard:
-        """Return the saved form of a tensor of optimizer state in the layout of the weight's float32 master.
+        """Return the form in which this rank saves ``value``, a tensor of a weight's optimizer state.
 
-        A scalar is saved once for the weight, by the rank that has the weight's first element.
+        ``value`` has the layout of the weight's float32 master, or is a scalar. A scalar is saved once for
+        the weight, by the rank that has the weight's first element.
         """
         scalar, master, division = not value.ndim, self.masters[name], self.divisions.get(name)
         data, tensor = self.mesh.get_local_rank("data"), self.mesh.get_local_rank("tensor")

@@ -82,12 +82,10 @@ def build_optimizer(
     mesh: DeviceMesh,
     everyone: ProcessGroup,
 ) -> MegatronOptimizer:
-    """Return an optimizer of the float32 masters of the module's parameters.
+    """Return Megatron's optimizer, which updates float32 masters of the module's parameters.
 
-    It computes the norm of the gradients over all ranks.
-
-    It contains an AdamW, the only class that Megatron accepts, and makes masters of its parameters. The optimizer
-    that the user has chosen replaces the AdamW afterwards.
+    Megatron's optimizer computes the norm of the gradients over all ranks. It contains an AdamW, the only class that
+    it accepts, and makes the masters. The optimizer that the user has chosen replaces the AdamW afterwards.
     """
     adam = torch.optim.AdamW(parallel.params_with_grad, lr=0.0)
     distributed = parallel.ddp_config.use_distributed_optimizer

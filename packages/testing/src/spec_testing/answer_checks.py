@@ -1,6 +1,6 @@
 """Check an engine's answers against an independent run of the same target.
 
-Shapes are as in EngineSuite.
+Shapes: T tokens, N layers of the target, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ReferenceTarget(Protocol):
 
 
 def token_rows(engine: Engine, lengths: Sequence[int]) -> list[list[int]]:
-    """Return prompts of these numbers of tokens; equal lengths give equal prompts in every test."""
+    """Return a prompt with each of the numbers of tokens in ``lengths``; equal lengths give equal prompts."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(engine.target.vocab_size, (n,), generator=generator).tolist() for n in lengths]
 
@@ -115,7 +115,7 @@ def assert_follows_distribution(engine: Engine, reference: ReferenceTarget, num_
 def _rank_in_distribution(
     reference: ReferenceTarget, prompt: Sequence[int], answer: Generation, generator: torch.Generator
 ) -> Tensor:
-    """Return the probability of all tokens likelier than each new token, plus a random part of its own."""
+    """Return for each new token the probability of all likelier tokens, plus a random part of its own."""
     tokens = [*prompt, *answer.token_ids]
     probs_TV = reference.logits(tokens)[len(prompt) - 1 : -1].double().softmax(-1)
     own_T1 = probs_TV.gather(1, torch.tensor(answer.token_ids)[:, None])

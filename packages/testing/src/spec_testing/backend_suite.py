@@ -157,7 +157,7 @@ class BackendSuite(ConformanceSuite):
         assert (self.host_traces(), dict(os.environ)) == before
 
     def test_b6_device_works(self, usable: Backend) -> None:
-        """B6: ``device(0)`` is a torch.device of ``device_type`` that computes, and has a name."""
+        """B6: ``device(0)`` has the type ``device_type`` and computes; ``device_id`` is constant ASCII."""
         device = usable.device(0)
         assert isinstance(device, torch.device)
         assert device.type == usable.device_type

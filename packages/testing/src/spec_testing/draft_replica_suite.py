@@ -200,7 +200,7 @@ class DraftReplicaSuite(ConformanceSuite):
     def test_u6_older_trainer_is_refused(
         self, engine: Engine, replica: DraftReplica, publisher: Publisher, export: Export
     ) -> None:
-        """U1, U6: a lower fence and a number that is not higher end the future with EngineError."""
+        """U1, U6: an update with a lower fence, or with a number that is not higher, raises EngineError."""
         assert publisher.publish(1, _weights(export(1))).result(LIMIT_S).committed
         status = replica.status().result(LIMIT_S)
         assert status.update is not None
@@ -262,7 +262,10 @@ class DraftReplicaSuite(ConformanceSuite):
         drafted: Drafted,
         fail_next_swap: Callable[[Engine], None],
     ) -> None:
-        """U8: the replica is ``quarantined``, drafts with the old version, and takes the next update."""
+        """U8: after a failed commit, the replica is ``quarantined`` and drafts with the old version.
+
+        The next update succeeds.
+        """
         assert publisher.publish(1, _weights(export(1))).result(LIMIT_S).committed
         before = drafted(engine)
         fail_next_swap(engine)

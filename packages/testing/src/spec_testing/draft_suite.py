@@ -119,7 +119,10 @@ class DraftSuite(ConformanceSuite):
         return build(instance, target, others=others)
 
     def supervised(self, last_known: int, position: int) -> list[int]:
-        """Return the tokens to supervise so that ``accuracy[position]`` has the guess after ``last_known``."""
+        """Return the tokens to supervise so that ``accuracy[position]`` scores the guess after ``last_known``.
+
+        Tokens, ``last_known`` too, are given by their index in the document.
+        """
         return [last_known + 1 + position]
 
     def test_d1_imports_without_torch(self, draft: type[Draft]) -> None:

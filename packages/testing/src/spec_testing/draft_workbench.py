@@ -1,6 +1,6 @@
 """A Workbench has a draft that is built on the toy target, and the operations of DraftSuite's tests.
 
-Shapes: K proposed tokens; T, N, H as in toy_target.
+Shapes: K proposed tokens, T tokens, N captured layers, H hidden size.
 """
 
 from __future__ import annotations
@@ -112,7 +112,10 @@ class Workbench:
         return ask(proposer)
 
     def judge(self, context: ToySample, continuation: Sequence[int], supervised: Sequence[int]) -> StepOutput:
-        """Return the module's output on a context and a continuation that the target is made to predict."""
+        """Return the module's output on a context and a continuation that the target is made to predict.
+
+        ``supervised``: indices of the supervised tokens, counted from the start of the context.
+        """
         generator = torch.Generator().manual_seed(4)
         known = len(context.input_ids) - 1
         # A little more than needed: no label may be missing because the document ends.

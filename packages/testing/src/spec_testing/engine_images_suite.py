@@ -134,7 +134,7 @@ class EngineImagesSuite(ConformanceSuite):
     def test_e18_first_tokens_are_those_of_the_target_that_sees(
         self, engine: Engine, samples: Sequence[SampleWithImages]
     ) -> None:
-        """E18: prompts with and without images get the token with the largest logit at the last state."""
+        """E18: an answer's first token is the target's arg-max, for prompts with images and without."""
         if not engine.abilities.image_prompts:
             pytest.skip("the engine takes no prompts with images")
         target = engine.target

@@ -257,7 +257,7 @@ class EngineSuite(ConformanceSuite):
     def test_e5_each_verification_yields_a_token_more_than_it_accepted(
         self, engine: Engine, draft_folder: Path
     ) -> None:
-        """E5: rounds plus accepted guesses equal the tokens after the first; a last round may count more."""
+        """E5: rounds plus accepted guesses equal the tokens after the first; more if a round is cut off."""
         engine.load_draft(draft_folder)
         for prompt in _prompts(engine):
             before = engine.acceptance()

@@ -276,7 +276,7 @@ class LauncherSuite(ConformanceSuite):
     def test_l10_a_host_is_prepared_while_workers_run_on_it(
         self, launcher_type: type[Launcher], tmp_path: Path
     ) -> None:
-        """L10: workers start in ``prepare_host``; ``check_hosts`` reports dead daemons; ``stop`` leaves it."""
+        """L10: workers run in ``prepare_host``; ``stop`` leaves it; ``check_hosts`` reports dead daemons."""
         notes = tmp_path / "notes"
         notes.mkdir()
         backend = PreparedBackend(PreparedConfig(name="prepared", notes=notes))

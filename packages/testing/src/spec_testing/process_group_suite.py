@@ -245,7 +245,7 @@ def _refuse_tensor(me: Rank, build: Build, wrong: str, call: str) -> None:
 
 
 def _calls(group: ProcessGroup, tensor: Tensor) -> dict[str, Callable[[], Any]]:
-    """Return name -> function, for every collective and point-to-point call with rank 1."""
+    """Return name -> function, for every collective, and for ``send`` to and ``recv`` from rank 1."""
     return {
         "broadcast": lambda: group.broadcast(tensor, src=1),
         "send": lambda: group.send(tensor, dst=1),

@@ -136,7 +136,7 @@ def watch_ranks(
 
 
 class _Crew:
-    """Controls the ranks of one call over the connections to them."""
+    """Controls the ranks of one call of ``run_ranks`` or ``watch_ranks``, over a connection to each rank."""
 
     def __init__(self) -> None:
         self._lines: list[Connection] = []
@@ -271,7 +271,7 @@ def _run_function(me: Rank, line: Connection, function: Callable[..., Any], args
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles functions and classes with their file: a child cannot import pytest's test modules by name."""
+    """Pickles functions and classes with their file, as a child cannot import pytest's modules by name."""
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, FunctionType | type) or obj.__module__ == __name__:

@@ -81,7 +81,7 @@ class StrategySuite(ConformanceSuite):
 
     @pytest.fixture
     def plan(self, strategy: type[Strategy], tmp_path: Path) -> Plan:
-        """Return the Plan that each rank of a test trains."""
+        """Return the Plan: the options with which each rank of a test trains."""
         return Plan(
             strategy,
             self.optimizer,

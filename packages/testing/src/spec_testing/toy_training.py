@@ -258,7 +258,10 @@ def _samples() -> list[ToySample]:
 
 
 def _toy_share(strategy: Strategy, micro_batches: int) -> tuple[list[DraftBatch], Tensor]:
-    """Return this rank's share of the global batch: every ``size``-th sample, in ``micro_batches``."""
+    """Return this rank's share of the global batch, as ``micro_batches`` batches, and the denominators.
+
+    Each of N data-parallel ranks gets every N-th sample.
+    """
     place = strategy.data_parallel(
         strategy.config, torch.distributed.get_rank(), torch.distributed.get_world_size()
     )

@@ -58,7 +58,11 @@ def fault_in_sender(me: Rank, stage: Stage) -> str | None:
 
 
 def death_of_sender(me: Rank, stage: Stage) -> str | None:
-    """Kill a sender that waits because the window is full."""
+    """Kill a sender that waits because the window is full.
+
+    Check that samples whose ticket was done still arrive before PeerLost. Return the name of the error of
+    ``receive`` after that.
+    """
     if me.rank > 0:
         with stage.sender(me) as sender:
             sender.send(stage.sample(0), LONG_S).result(LONG_S)  # copied, or received and released
@@ -89,7 +93,7 @@ def _take_until_lost(stage: Stage, receiver: FeatureReceiver, num_taken: int) ->
 
 
 def fault_in_receiver(me: Rank, stage: Stage) -> str | None:
-    """Kill or stop the receiver while a sender is connected."""
+    """Kill or stop the receiver while a sender waits; return the name of the error of ``send``."""
     if me.rank == 0:
         with stage.receiver(me, UNIT_BYTES):
             me.receive()
@@ -116,7 +120,7 @@ def fault_before_connect(me: Rank, stage: Stage) -> str | None:
 
 
 def fault_in_one_of_two(me: Rank, stage: Stage) -> str | None:
-    """Kill or stop one of two senders; the other sender continues."""
+    """Kill or stop one of two senders, and check that all samples of the other sender arrive."""
     if me.rank == 1:
         with stage.sender(me) as sender:
             ticket = sender.send(stage.sample(0), LONG_S)
@@ -206,7 +210,10 @@ def close_receiver(me: Rank, stage: Stage) -> None:
 
 
 def come_and_go(me: Rank, stage: Stage) -> None:
-    """Open and close both sides twice; each rank counts its resources after both sides are closed (T9)."""
+    """Open and close both sides twice, and check that the second time leaves no further resources (T9).
+
+    Each rank counts its resources after both sides are closed.
+    """
     counts: list[Resources] = []
     for _ in range(2):
         if me.rank == 0:
@@ -228,6 +235,6 @@ def come_and_go(me: Rank, stage: Stage) -> None:
 
 
 def _meet(me: Rank) -> None:
-    """Wait until both ranks have called this: ranks of one process also count each other's resources."""
+    """Wait until both ranks have called this, since ranks of one process count each other's resources."""
     me.publish("here")
     me.receive()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def connect_and_part(me: Rank, stage: Stage) -> str | None:
-    """Connect a sender to the receiver's address and close it (T1)."""
+    """Connect a sender to the receiver's address, and close the sender; rank 0 returns the address (T1)."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             me.receive()
@@ -71,7 +71,7 @@ def connect_too_late(me: Rank, stage: Stage) -> None:
 
 
 def overwrite_after_ticket(me: Rank, stage: Stage) -> None:
-    """Overwrite a sample's memory after its ticket is done (T2)."""
+    """Overwrite a sample's memory after its ticket is done, and check that the original bytes arrive (T2)."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             for request_id in range(3):
@@ -114,7 +114,10 @@ def stream(me: Rank, stage: Stage, dtype: str) -> None:
 
 
 def hold_one(me: Rank, stage: Stage) -> None:
-    """Keep one received sample while others are received and released (T4)."""
+    """Check that a received sample stays unchanged while others are received and released (T4).
+
+    Releasing it twice must raise ProtocolError.
+    """
     if me.rank > 0:
         with stage.sender(me) as sender:
             for request_id in range(20):
@@ -132,7 +135,7 @@ def hold_one(me: Rank, stage: Stage) -> None:
 
 
 def fill_window(me: Rank, stage: Stage) -> None:
-    """Send more than the window holds (T5)."""
+    """Check that ``send`` to a full window raises DeadlineExceeded, and that no sample arrives twice (T5)."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             sender.send(stage.sample(0), LONG_S)
@@ -154,7 +157,7 @@ def fill_window(me: Rank, stage: Stage) -> None:
 
 
 def share_window(me: Rank, stage: Stage) -> None:
-    """Let two senders share one window (T5)."""
+    """Check that a sender must wait while the samples of another sender fill the window (T5)."""
     if me.rank == 0:
         with stage.receiver(me, 2 * UNIT_BYTES) as receiver:
             assert [me.receive(), me.receive()] == ["full", "waited"]
@@ -176,7 +179,7 @@ def share_window(me: Rank, stage: Stage) -> None:
 
 
 def fragment_window(me: Rank, stage: Stage) -> None:
-    """Send a sample that fits only into two separate free areas of the window (T5)."""
+    """Check that a sample can be sent if it fits only into two separate free areas of the window (T5)."""
     if me.rank > 0:
         with stage.sender(me) as sender:
             for request_id in range(4):
@@ -226,7 +229,7 @@ def receive_early(me: Rank, stage: Stage) -> None:
 
 
 def flush(me: Rank, stage: Stage) -> None:
-    """Flush a sender with and without an open ticket (T8)."""
+    """Check that ``flush`` returns only after every sent sample's ticket (a future) is done (T8)."""
     if me.rank == 0:
         with stage.receiver(me) as receiver:
             me.receive()

@@ -39,7 +39,8 @@ PUSH_S = 3.0
 def fault_in_replica(me: Rank, stage: WeightStage, push_s: float) -> None:
     """Publish updates from rank 0 to the other ranks, with a fault in rank 1 in the second update.
 
-    Rank 3 is late. ``push_s``: deadline of the second update in seconds. It passes if the fault stops rank 1.
+    Rank 3 is added after the fault. ``push_s``: deadline of the second update in seconds. The update ends
+    only at this deadline if the fault stops rank 1.
     """
     if me.rank > 0:
         receiver = StagedReceiver(stage, stage.build(), me.reach)

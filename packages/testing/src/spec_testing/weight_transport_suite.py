@@ -131,7 +131,7 @@ class WeightTransportSuite(ConformanceSuite):
 
     @pytest.mark.parametrize("point", ["load 2", "before swap 2", "after swap 2"])
     def test_killed_rank_leaves_the_others_of_one_version(self, stage: WeightStage, point: str) -> None:
-        """U7, U8: if one of two replicas dies, the other commits; later updates go on without the dead one."""
+        """U7, U8: if one of two replicas dies, the other commits, and takes later updates, too."""
         outcomes = watch_ranks(fault_in_replica, 4, stage, WAIT_S, faults={(1, point): Fault.KILL})
         assert [outcome.trace for outcome in outcomes] == [""] * 4
 

@@ -20,7 +20,10 @@ def client_installed(package: str) -> Availability:
 
 
 def stored_run_id(folder: Path, service: str, make: Callable[[], str]) -> str:
-    """Return the run's id at a service; it is stored in the run directory for resumed runs."""
+    """Return the run's id at a service, stored in the run directory so that a resumed run has the same id.
+
+    ``make`` makes the id if none is stored yet.
+    """
     file = folder / f".{service}-id"
     if not file.exists():
         scratch = file.with_suffix(".new")

@@ -144,7 +144,7 @@ class Membership:
 
     @property
     def member_name(self) -> str:
-        """Text that names the previous update's group and this process's rank in it; empty if none is cached."""
+        """Name of the cached group and of this process's rank in it; empty if no group is cached."""
         return "" if self._group is None else self._group.member_name(self._group.rank)
 
     def can_reuse(self, member_names: Sequence[str], deadline: float) -> bool:

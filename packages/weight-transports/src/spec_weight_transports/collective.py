@@ -37,9 +37,10 @@ class CollectiveTransport(WeightTransport):
         self._cached = CachedGroups()
 
     def location(self, device: torch.device) -> str:
-        """Return, joined by ``|``: host, backend, its group settings, why no group is possible, and device id.
+        """Return host, backend, its group settings, obstacle and device id, joined by ``|``.
 
-        The device's id is the vendor's name of the device; it is empty if processes cannot compare ids.
+        The obstacle says why this process can join no group; it is empty if there is none. The device id is
+        the vendor's name of the device; it is empty if processes cannot compare ids.
         """
         backend = self.backend
         groups = [backend.name, backend.group_settings(), self._hindrance(device)]

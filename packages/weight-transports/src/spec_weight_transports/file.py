@@ -1,8 +1,8 @@
 """FileTransport writes each version of the weights into a shared folder.
 
-A version appears atomically and never changes. If the folder outlives the publisher, ``newest`` reads its highest
-version after a crash. The next publisher removes an unfinished version of a killed publisher, which is locked only
-while its publisher's process lives.
+A version appears atomically and never changes. After a crash of the publisher, ``newest`` reads the newest
+version in the folder, if the folder still exists. A publisher locks an unfinished version while its process
+lives. The next publisher removes unfinished versions that are not locked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """IpcWeightTransport sends weights through memory that both processes map.
 
-This is device memory if both processes use the same device and the vendor lets processes share memory, else host
-memory. The backend's feature transport for colocated runs sends each bucket as a feature sample of bytes.
+The memory is device memory if both processes use the same device and the vendor lets processes share memory,
+else host memory. The backend's feature transport for colocated runs sends each bucket as a feature sample of
+bytes.
 """
 
 from __future__ import annotations

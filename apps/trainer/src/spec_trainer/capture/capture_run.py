@@ -31,12 +31,12 @@ class ShardSchedule(BatchSchedule):
     """Batch schedule that visits every sample once, in data order; its items are the missing shards."""
 
     def __init__(self, dataset: Dataset, settings: BatchSettings, folder: FeatureFolder) -> None:
-        """Divide ``dataset`` into shards by ``settings``; leave out shards that exist in ``folder``."""
+        """Divide ``dataset`` into shards as ``settings`` say; shards that exist in ``folder`` are left out."""
         super().__init__(Dataset(dataset.samples, (), dataset.report), settings)
         self._folder = folder
 
     def items(self, done_steps: int) -> Iterator[GlobalBatch]:
-        """Return the missing shards with number ``done_steps`` or higher."""
+        """Return the missing shards whose number is ``done_steps`` or higher."""
         return (item for item in super().items(done_steps) if not self._folder.has(item.step))
 
 
@@ -58,17 +58,17 @@ class CaptureRun:
         return list(self.run.schedule.items(0))
 
     def num_bytes(self, items: Sequence[GlobalBatch]) -> int:
-        """Return the bytes of the features of the shards ``items``."""
+        """Return the size in bytes of the features of the shards ``items``."""
         return sample_bytes(self.run.schema, self.num_tokens(items))
 
     def num_tokens(self, items: Sequence[GlobalBatch]) -> int:
-        """Return the number of tokens of the shards ``items``."""
+        """Return the number of tokens in the shards ``items``."""
         lengths = self.run.dataset.lengths
         return sum(lengths[sample_id] for item in items for sample_id in item.sample_ids)
 
 
 def plan_capture(parts: RunParts, dataset: Dataset) -> CaptureRun:
-    """Return the CaptureRun for a dataset; every process of the capture computes an equal object."""
+    """Return the CaptureRun for a dataset. Every process of a capture computes an equal CaptureRun."""
     config, folder = parts.config, FeatureFolder(parts.config.output)
     settings = BatchSettings(
         global_batch_tokens=max(1, config.capture.shard_bytes // sample_bytes(parts.schema, 1)),

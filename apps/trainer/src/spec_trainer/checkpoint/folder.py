@@ -1,6 +1,6 @@
-"""Read a step folder's metadata, and check its files without importing torch.
+"""Read and check a checkpoint's folder ``step-N`` without importing torch.
 
-``meta.json`` has a digest of every other file, and a digest of its own content.
+``meta.json`` in it has a digest of every other file, and a digest of its own content.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def scratch_folder(folder: Path) -> Path:
 
 
 def discard(folder: Path) -> None:
-    """Remove a step folder; if it is a link, remove only the link.
+    """Remove the folder of a checkpoint; if it is a link, remove only the link.
 
-    It is renamed first, so that a crash leaves no partial checkpoint with a valid name.
+    The folder is renamed first, so that a crash leaves no partial checkpoint with a valid name.
     """
     if os.path.lexists(folder):
         doomed = folder.with_name(f".{folder.name}.old")

@@ -20,13 +20,13 @@ _Piece = tuple[str, int, bytes]
 
 
 class RankFiles:
-    """Copies files between ranks in pieces of bounded size. All calls are collective.
+    """Copies files between ranks, a limited number of bytes at a time. All ranks must make each call.
 
     If every rank can access the run directory, nothing is copied.
     """
 
     def __init__(self, group: ProcessGroup, sees: bool) -> None:
-        """Exchange which ranks can access the run directory.
+        """Find out which ranks can access the run directory.
 
         ``sees``: whether this rank can access it; rank 0 always can.
         """

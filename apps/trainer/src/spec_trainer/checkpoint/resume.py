@@ -28,7 +28,7 @@ class CommandCheckpoints:
     """Chooses the checkpoints from which a command resumes, and restarts after a failure."""
 
     def __init__(self, root: Path, resume_from: str, identity: str) -> None:
-        """Choose ``first`` by ``checkpoint_to_resume``, and note which checkpoints exist before the command."""
+        """Choose ``first`` as ``checkpoint_to_resume`` does, and note which checkpoints exist already."""
         self._root, self._identity = root, identity
         _warn_of_best(root)
         self._found = {folder: _version_of(folder) for folder in finished(root)}
@@ -71,7 +71,7 @@ def checkpoint_to_resume(root: Path, resume_from: str, identity: str) -> Path | 
 
 
 def _check(folder: Path, identity: str) -> None:
-    """Raise ArtifactError if the folder is damaged, or belongs to another step or another run."""
+    """Raise ArtifactError if a checkpoint is damaged, or belongs to another run or to another step."""
     meta = check_whole(folder)
     if meta.step != step_of(folder):
         raise ArtifactError(f"{folder} holds the checkpoint of step {meta.step}")
@@ -80,7 +80,7 @@ def _check(folder: Path, identity: str) -> None:
 
 
 def _version_of(folder: Path) -> tuple[int, int]:
-    """Return inode and mtime of ``meta.json``, which change if the checkpoint is written again."""
+    """Return the inode and mtime of a checkpoint's ``meta.json``, which change if it is written again."""
     status = (folder / META_FILE).stat()
     return status.st_ino, status.st_mtime_ns
 

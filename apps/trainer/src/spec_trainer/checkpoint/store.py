@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def read_weights(strategy_type: type[Strategy], folder: Path) -> dict[str, Tensor]:
-    """Return the draft's full tensors in a checkpoint, by the draft module's names.
+    """Return the draft's full tensors in a checkpoint, by their names in the draft's module.
 
     No process group is needed.
     """
@@ -53,7 +53,7 @@ def read_weights(strategy_type: type[Strategy], folder: Path) -> dict[str, Tenso
 
 
 def check_strategy(strategy_type: type[Strategy], folder: Path) -> None:
-    """Raise ArtifactError if ``strategy_type`` cannot read a checkpoint that another strategy wrote."""
+    """Raise ArtifactError if another strategy wrote the checkpoint and ``strategy_type`` cannot read it."""
     with foreign_errors(ArtifactError, f"{folder / CONFIG_FILE} names no strategy"):
         written_by = read_resolved(folder / CONFIG_FILE)["strategy"]["name"]
     if written_by == strategy_type.name:
@@ -71,7 +71,7 @@ class CheckpointStore:
     """Manages the checkpoints of one run. Every rank calls ``save`` and ``load``; rank 0 renames and rotates."""
 
     def __init__(self, root: Path, keep: int, group: ProcessGroup, sees: bool = True) -> None:
-        """Keep the ``keep`` newest checkpoints of folder ``root``, and the best one. Collective.
+        """Prepare to keep the ``keep`` newest checkpoints in ``root``, and the best one. Collective.
 
         ``sees``: whether this rank can access rank 0's ``root``; if not, its ``root`` is a local folder.
         """
@@ -94,9 +94,9 @@ class CheckpointStore:
         return folder if inside and (folder / META_FILE).is_file() else None
 
     def best_score(self, done_steps: int) -> float:
-        """Return the best checkpoint's acceptance length up to ``done_steps``, or 0, on every rank.
+        """Return the acceptance length of the best checkpoint, or 0 if there is none, on every rank.
 
-        A checkpoint that is damaged or later than ``done_steps`` is ignored.
+        A checkpoint that is damaged, or was saved after step ``done_steps``, is ignored.
         """
         return self._files.of_rank_0(self._own_best_score(done_steps))
 
@@ -111,9 +111,9 @@ class CheckpointStore:
         return (meta.acceptance_length or 0.0) if meta.step <= done_steps else 0.0
 
     def save(self, trainer: DraftTrainer, meta: CheckpointMeta, config_text: str, best: bool = False) -> Path:
-        """Save a checkpoint, the best so far if ``best``, and return its folder. Collective.
+        """Save a checkpoint; with ``best``, set the link ``best`` to it. Return its folder. Collective.
 
-        A failure does not affect earlier checkpoints. It leaves a hidden folder, which
+        If this fails, earlier checkpoints are not affected. A hidden folder stays, which
         ``RunDirectory.remove_unfinished`` removes later, because other ranks may still be writing to it.
         """
         import torch.distributed as dist
@@ -162,9 +162,10 @@ class CheckpointStore:
         return meta
 
     def _link_best(self, folder: Path) -> None:
-        """Replace the link ``best`` atomically, before ``folder`` gets its final name.
+        """Let the link ``best`` point to a new checkpoint, before its ``folder`` gets its final name.
 
-        After a crash between the two renames, the step is evaluated again.
+        The link is replaced atomically. If the command crashes before ``folder`` is renamed, the resumed run
+        trains and evaluates this step again.
         """
         scratch = self._root / f".{BEST}"
         scratch.unlink(missing_ok=True)
@@ -184,7 +185,7 @@ class CheckpointStore:
 
 @contextmanager
 def _writing(folder: Path, rank: int) -> Iterator[None]:
-    """Turn a failed write, such as on a full disk, into a RunError."""
+    """Turn a failed write in the ``with`` block, such as on a full disk, into a RunError."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -192,7 +193,7 @@ def _writing(folder: Path, rank: int) -> Iterator[None]:
 
 
 def _readable(folder: Path) -> AbstractContextManager[None]:
-    """Turn a failed read into an ArtifactError."""
+    """Turn a failed read in the ``with`` block into an ArtifactError."""
     return foreign_errors(ArtifactError, f"checkpoint {folder} cannot be read")
 
 

@@ -56,9 +56,10 @@ def _stdout_to(file: TextIO) -> Iterator[None]:
 
 
 def _loggers(engine_type: type[Engine]) -> list[logging.Logger]:
-    """Return the loggers of the packages that hold the engine's class and its bases.
+    """Return the loggers to which an engine's plugin, and the packages of its base classes, log.
 
-    Modules log under their own names. Output lines of an engine's processes are logged to these loggers, too.
+    An engine's modules log to children of these loggers. Lines that its processes print are logged to them,
+    too.
     """
     modules = [
         base.__module__ for base in engine_type.__mro__ if issubclass(base, Engine) and base is not Engine

@@ -1,6 +1,6 @@
-"""Return exit codes: 0 done, 1 the run failed, 2 bad usage or configuration, 130 interrupted.
+"""Map the outcome of a command to its exit code, and print each failure in one line.
 
-Each failure is printed in one line.
+0: done; 1: the run failed; 2: bad usage or configuration; 130: interrupted.
 """
 
 from __future__ import annotations

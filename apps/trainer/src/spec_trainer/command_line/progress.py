@@ -19,7 +19,7 @@ _LINE_EVERY_S = 10.0
 
 
 class StepProgress(AbstractContextManager["StepProgress"]):
-    """Shows the number of steps done, and a note on the latest row of metrics."""
+    """Shows the number of steps done, and a note that is made from the latest row of metrics."""
 
     def __init__(
         self,
@@ -57,7 +57,10 @@ class StepProgress(AbstractContextManager["StepProgress"]):
             log.info("step %d%s %s%s", record["step"], of_all, note, self._left(record["step"], now))
 
     def _left(self, step: int, now: float) -> str:
-        """Return text such as ``  about 1.2 h left``, from the mean step time since the first step shown."""
+        """Return the expected time left, such as ``about 1.2 h left``.
+
+        It is estimated from the mean step time since the first step shown.
+        """
         first_step, first_s = self._first or (step, now)
         if self._total is None or step in (first_step, self._total):
             return ""

@@ -23,7 +23,7 @@ class StopRequest(AbstractContextManager["StopRequest"]):
     """Handles stop signals during the ``with`` block, which must be entered in the main thread."""
 
     def __init__(self) -> None:
-        """Install no handler yet; ``__enter__`` does."""
+        """Create the object only; ``__enter__`` installs the signal handlers."""
         self.requested = False
         self._callback: Callable[[], None] | None = None
         self._previous: dict[signal.Signals, object] = {}

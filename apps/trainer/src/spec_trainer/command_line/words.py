@@ -67,7 +67,7 @@ def convert_flag(hint: Any, tokens: Sequence[Token] | Mapping[str, Any]) -> Any:
 
 
 def _without_none(hint: Any) -> Any:
-    """Return a type without None: ``int`` for ``int | None``, any other type unchanged."""
+    """Return a type hint without None: ``int`` for ``int | None``; any other hint is returned unchanged."""
     if not isinstance(hint, UnionType):
         return hint
     (kind,) = (member for member in get_args(hint) if member is not NoneType)

@@ -65,10 +65,10 @@ def _keys_of(config: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def _cases(then: str) -> str:
-    """Return the branches of a shell ``case`` statement over the flag before the cursor.
+    """Return the branches of a shell ``case`` statement that completes the names of plugins.
 
-    There is a branch for each section of plugins. ``then`` is its body, in which ``{}`` is replaced by the plugins'
-    names.
+    There is a branch for each flag that takes a plugin's name, such as ``--engine``. ``then`` is the code of
+    a branch; ``{}`` in it stands for the plugins' names.
     """
     return "\n".join(
         f"    --{flag}) {then.format(' '.join(names))} ;;" for flag, names in _plugin_names().items()
@@ -141,7 +141,7 @@ def _fish(app: App) -> str:
 
 
 def _commands(app: App, flag: str) -> str:
-    """Return the names of the commands that have the flag ``flag``, separated by spaces."""
+    """Return the names of all commands that accept ``flag``, separated by spaces."""
     return " ".join(
         command
         for command in app

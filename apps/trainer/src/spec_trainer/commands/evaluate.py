@@ -80,10 +80,10 @@ def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path |
 
 
 def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:
-    """Export a draft of the same shape with random weights into ``folder``, and return the folder.
+    """Export an untrained draft of the same shape into ``folder``, and return the folder.
 
-    A draft with ``init_from`` is built from its folder, because its options alone do not fix its shape; then its
-    matrices are drawn anew.
+    The weights are random. A draft with ``init_from`` is built from that folder, because the options alone do
+    not fix its shape; its weight matrices are then replaced by random ones.
     """
     import torch
 

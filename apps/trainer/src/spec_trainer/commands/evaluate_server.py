@@ -82,7 +82,10 @@ def evaluate_servers(request: EvaluationRequest, words: Sequence[str] = ()) -> d
 
 
 def _chat(request: EvaluationRequest, words: Sequence[str]) -> PromptConfig:
-    """Return the settings of prompts in ``words``. Raise ConfigError if ``words`` has any other option."""
+    """Return the settings for rendering prompts from the arguments ``words``.
+
+    Raise ConfigError if ``words`` has any other option.
+    """
     for word in words:
         if not word.startswith(("data.chat_template_kwargs", "data.media_root=")):
             raise ConfigError(

@@ -65,7 +65,7 @@ def export_checkpoint(
 
 
 def _export_inside_target(draft: Draft, weights: dict[str, Tensor], target: TargetSpec, output: Path) -> None:
-    """Write a copy of the target with the draft inside."""
+    """Write a copy of the target's folder with the draft's weights inside."""
     output.parent.mkdir(parents=True, exist_ok=True)
     scratch = new_folder(output.parent, f".{output.name}-")
     try:

@@ -138,7 +138,11 @@ def _check(config: AnyRunConfig) -> None:
 
 
 def _serving_checks(config: AnyRunConfig) -> list[tuple[bool, str]]:
-    """Return (whether it is set, error message) of each setting that needs an engine of the run."""
+    """Return a condition and an error message for each setting that needs an engine of the run's own.
+
+    The condition is true if the setting is used. The settings are not allowed with
+    ``follow.capture=serving``.
+    """
     follow, serving = config.follow, "with follow.capture=serving, which has no engine of its own"
     return [
         (

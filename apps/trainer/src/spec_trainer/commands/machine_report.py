@@ -29,7 +29,7 @@ _WEIGHTS = 0.8
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return facts about this machine for a bug report, as a JSON-serializable dict without secrets."""
+    """Return facts about this machine for a bug report, JSON-serializable and without secrets."""
     rows = plugin_rows()
     packages = _packages(rows)
     return {

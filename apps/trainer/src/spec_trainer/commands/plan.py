@@ -114,7 +114,10 @@ def _answers(run: RunSpec) -> str:
 
 
 def _parallel(run: RunSpec, share: int) -> str:
-    """Return the strategy's name, with the rank ``share`` if several processes have one data-parallel rank."""
+    """Return the strategy's name; if ranks train the same samples, also a process's data-parallel rank.
+
+    ``share``: the data-parallel rank.
+    """
     name, num_shares = run.config.strategy.name, run.schedule.num_shares
     if num_shares == run.config.train.ranks:
         return name

@@ -87,9 +87,10 @@ def _probe_apart(record: plugins.PluginRecord) -> tuple[str, str, int | None]:
 
 
 def main(kind: str, name: str, probe_s: str) -> None:
-    """Print the status of one plugin, as the main function of a child process.
+    """Print the status of one plugin; this function runs in a child process.
 
-    An alarm signal kills this process if the probe takes more than ``probe_s`` seconds after the import.
+    An alarm signal kills the process if the plugin's probe takes more than ``probe_s`` seconds after the
+    import.
     """
     record = next(record for record in plugins.listed() if (record.kind, record.name) == (kind, name))
     with suppress(PluginError):  # the status says so

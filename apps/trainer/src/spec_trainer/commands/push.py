@@ -45,7 +45,7 @@ def push_lines(document: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _others(not_taken: Mapping[str, str]) -> str:
-    """Return why other transports were not used, in parentheses, or an empty string."""
+    """Return the reasons why other transports were not used, in parentheses; empty if there are none."""
     reasons = "; ".join(f"not {name}: {reason}" for name, reason in not_taken.items())
     return f" ({one_line(reasons)})" if reasons else ""
 

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A row of the data that can be answered, with its index in the data."""
+    """A row of the data, and its index in the data; the target can answer the row."""
 
     number: int
     content: Mapping[str, Any]
@@ -156,10 +156,10 @@ def _read_rows(work: Regeneration) -> Regeneration:
 
 
 def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dict[str, Any]:
-    """Answer the rows that are missing in the file, batch by batch; return figures for the document.
+    """Answer all rows that the output file lacks, batch by batch; return figures for the document.
 
-    The row number decides to which batch a row belongs, so that an interrupted batch is answered again as a whole.
-    This matters because an answer depends on the position of its prompt in the batch.
+    The row number decides to which batch a row belongs, so that an interrupted batch is answered again as a
+    whole. This matters because an answer depends on the position of its prompt in the batch.
     """
     batches = _batches(work, file.next_row)
     num_tokens, started = 0, time.monotonic()

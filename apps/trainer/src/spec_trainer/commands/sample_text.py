@@ -51,10 +51,10 @@ def _marked(text: str, coloured: bool) -> str:
 
 
 def _parts(sample: Sample, encoder: Encoder) -> Iterator[tuple[str, bool]]:
-    """Yield text and flag of each span of tokens that are all supervised or all unsupervised.
+    """Divide a sample into runs of tokens that are all supervised or all not; yield each run's text.
 
-    A span is decoded together with all earlier tokens, because some tokenizers put a space before every word except
-    the first.
+    With each text comes whether it is supervised. A run is decoded together with all earlier tokens, because
+    some tokenizers put a space before every word except the first.
     """
     ids = sample.input_ids.tolist()
     whole, start, stop = encoder.decode(ids), 0, 0

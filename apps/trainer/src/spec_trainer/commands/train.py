@@ -59,9 +59,10 @@ def run_training(spec: RunSpec) -> dict[str, Any]:
 
 
 def _note_room(asked: RunSpec, before: RunSpec, now: RunSpec) -> None:
-    """If a run restarts with another number of workers, log the number and the lost hosts.
+    """Log the new number of workers, and the lost hosts, if a run restarts with another number.
 
-    ``asked``: the run as configured; ``before`` and ``now``: with the workers of the failed and of the new attempt.
+    ``asked``: the run as configured; ``before`` and ``now``: with the workers of the failed and of the new
+    attempt.
     """
     if now.config.train.ranks == before.config.train.ranks:
         return

@@ -17,9 +17,10 @@ OLD_KEYS = ("betas", "eps", "weight_decay")
 
 
 def move_keys(values: dict[str, Any]) -> list[str]:
-    """Move ``OLD_KEYS`` from section ``train`` of ``values`` to section ``optimizer``; return their names.
+    """Move keys of earlier versions (``OLD_KEYS``) from section ``train`` to section ``optimizer``.
 
-    Raise ConfigError if ``optimizer`` already has another value for a key.
+    ``values``: a configuration. Return the names of the moved keys. Raise ConfigError if ``optimizer``
+    already has another value for a key.
     """
     train, optimizer = values.get("train"), values.setdefault("optimizer", {})
     if not (isinstance(train, dict) and isinstance(optimizer, dict)):

@@ -39,7 +39,7 @@ def absolute(path: str) -> str:
 
 
 def anchor_options(options: Any) -> Any:
-    """Return the options with each option of type Path made absolute; any other value is unchanged."""
+    """Return the transports' options with every option of type Path made absolute."""
     if not isinstance(options, dict):
         return options
     return {name: _anchored(name, keys) if isinstance(keys, dict) else keys for name, keys in options.items()}
@@ -70,6 +70,9 @@ def transport_configs(options: TransportOptions, source: str) -> dict[str, Weigh
 
 
 def _section_of(keys: Mapping[str, type[Config]]) -> type[Config]:
-    """Return a Config class with these keys, so that an error message names a key by its full path."""
+    """Return a Config class with a field for each of ``keys``, whose type is the key's Config class.
+
+    Validation by this class gives errors that name an option by its path, such as NAME.KEY.
+    """
     fields: dict[str, Any] = {name: (model, ...) for name, model in keys.items()}
     return create_model("Section", __base__=Config, **fields)

@@ -35,7 +35,10 @@ _EVENTS: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """Return first character of a plain scalar -> YAML tags and the patterns that select them."""
+    """Return YAML's rules for the type of a plain scalar, changed as ``_Loader`` says.
+
+    They map the scalar's first character to YAML tags, each with the pattern that selects it.
+    """
     number = ("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"))
     known: Any = yaml.SafeLoader.yaml_implicit_resolvers
     kept = {first: [one for one in each if "timestamp" not in one[0]] for first, each in known.items()}
@@ -193,7 +196,10 @@ def _check_scalar(event: yaml.ScalarEvent, where: str, resolved: bool) -> None:
 
 @contextmanager
 def _yaml_errors(problem: str) -> Generator[None]:
-    """Turn YAML errors into ConfigError that begins with ``problem`` and has YAML's message and line."""
+    """Turn YAML errors in the ``with`` block into ConfigError.
+
+    The message begins with ``problem``; YAML's message and line follow.
+    """
     with foreign_errors(ConfigError, problem):
         try:
             yield
@@ -202,7 +208,7 @@ def _yaml_errors(problem: str) -> Generator[None]:
 
 
 def _layer(key: str, value: Any, word: str) -> dict[str, Any]:
-    """Return the nested mapping that holds only ``value``, at the dotted ``key``."""
+    """Return nested mappings that set only the dotted ``key`` to ``value``."""
     if key.count(".") > _LEVELS:
         raise ConfigError(f"override {shown(word)} is nested in more than {_LEVELS} levels")
     for name in reversed(key.split(".")):
@@ -211,7 +217,7 @@ def _layer(key: str, value: Any, word: str) -> dict[str, Any]:
 
 
 def _merged(below: Any, above: Any) -> Any:
-    """Merge mappings key by key; any other value of ``above`` replaces the value of ``below``."""
+    """Return both mappings merged key by key; where both have a value, the value of ``above`` is taken."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
     lower, upper = cast("dict[Any, Any]", below), cast("dict[Any, Any]", above)

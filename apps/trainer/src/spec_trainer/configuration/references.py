@@ -49,7 +49,10 @@ class _Resolver:
         self._left = _MOST
 
     def resolve(self, value: Any, path: tuple[str, ...]) -> Any:
-        """Return ``value`` with its references replaced. ``path``: keys being resolved, to detect circles."""
+        """Return ``value`` with its references replaced.
+
+        ``path``: the keys whose references are being replaced now; a reference to one of them is circular.
+        """
         if isinstance(value, dict):
             return {key: self.resolve(part, path) for key, part in cast("dict[str, Any]", value).items()}
         if isinstance(value, list):

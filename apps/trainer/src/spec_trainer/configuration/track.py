@@ -17,7 +17,10 @@ class TrackConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _asked_or_installed(cls, values: Any) -> Any:
-        """Drop keys of trackers that are not installed or enabled; an older ``config.yaml`` may have them."""
+        """Drop the keys of trackers that are neither installed nor enabled.
+
+        A ``config.yaml`` of an earlier run may have such keys.
+        """
         if not isinstance(values, dict):
             return values
         return {key: value for key, value in values.items() if key in cls.model_fields or value}
@@ -31,8 +34,8 @@ def is_asked_for(value: object) -> bool:
 def track_config_type(section: object = None) -> type[TrackConfig]:
     """Return the class of section ``track``, with a key for every installed tracker.
 
-    If ``section``, the section of a configuration, is given, only the trackers that it enables are imported. The key
-    of a tracker that is not imported takes any value.
+    ``section``: the values of this section in a configuration. If it is given, only the trackers that it
+    enables are imported. The key of a tracker that is not imported takes any value.
     """
     asked = None if section is None else section if isinstance(section, dict) else {}
     names = sorted({record.name for record in plugins.installed(Tracker)})

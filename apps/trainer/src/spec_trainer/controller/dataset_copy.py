@@ -22,7 +22,10 @@ _PART_BYTES = 1 << 20
 
 
 def sees_run_directory(order: WorkerOrder) -> bool:
-    """Return whether this host can access the run directory, by looking for the dataset folder in it."""
+    """Return whether this host can access the run directory.
+
+    It can if the dataset folder, which is in the run directory, exists here.
+    """
     return Path(order.dataset).is_dir()
 
 

@@ -37,14 +37,17 @@ class FailureReports:
     """Finds failures among the messages and process exits that a launcher receives."""
 
     def __init__(self, launcher: Launcher) -> None:
-        """Receive all events of ``launcher``."""
+        """Create the object that receives all events of ``launcher``."""
         self._launcher = launcher
         self._settled: set[str] = set()
         self._delayed: deque[WorkerMessage | WorkerEnded] = deque()
         """Events without a failure that arrived while ``with_causes`` waited."""
 
     def receive(self, deadline_s: float) -> WorkerMessage | WorkerEnded | None:
-        """Return the next event of a worker; None at ``deadline_s`` (``time.monotonic``) or after a wake."""
+        """Return the next event of a worker.
+
+        Return None at ``deadline_s`` (``time.monotonic``), or earlier if the launcher is woken.
+        """
         return self._delayed.popleft() if self._delayed else self._launcher.receive(deadline_s)
 
     def expect_end(self, worker: str) -> None:
@@ -74,11 +77,11 @@ class FailureReports:
         self._settled.discard(worker)
 
     def with_causes(self, first: Failure) -> list[Failure]:
-        """Return ``first`` and failures that arrive soon after it, at most one per worker, root cause first.
+        """Return ``first`` and the failures that arrive soon after it, the root cause first.
 
-        Among failures with equal distance the earliest comes first. Raise RunError if the launcher finds a
-        dead host process, unless a worker was killed. Other events that arrive meanwhile are returned by
-        ``receive`` later.
+        There is at most one failure per worker; among failures with equal ``distance`` the earliest comes
+        first. If no worker was killed, raise RunError if the launcher finds that a daemon which it started on
+        a host has died. Other events that arrive meanwhile are returned by ``receive`` later.
         """
         failures = [first]
         deadline = time.monotonic() + _ROOT_CAUSE_S.get(first.distance, 0.0)

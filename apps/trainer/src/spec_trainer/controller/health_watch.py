@@ -21,7 +21,7 @@ class HealthWatch(AbstractContextManager["HealthWatch"]):
     """Watches an engine's health during the ``with`` block, or until the engine fails."""
 
     def __init__(self, engine: Engine, controller: ControllerLink, peer_s: float) -> None:
-        """Watch ``engine`` every ``peer_s`` / 8 seconds, and report its failure to ``controller``."""
+        """Prepare to check ``engine`` every ``peer_s`` / 8 seconds; report its failure to ``controller``."""
         self._engine = engine
         self._controller = controller
         self._pause_s = peer_s / _CHECKS_PER_TIMEOUT

@@ -22,7 +22,10 @@ class RemoteDecoders:
     """The decoders of a run. All serve the same draft, and each answers portions of prompts."""
 
     def __init__(self, workers: Workers, stop: StopRequest) -> None:
-        """Decode with the workers that are later listed in ``names``, until ``stop`` is requested."""
+        """Prepare to decode with the workers whose names are later put into ``names``.
+
+        ``stop``: the user's request to stop.
+        """
         self.names: list[str] = []
         """Names of the workers that decode."""
         self._workers, self._stop = workers, stop
@@ -61,7 +64,7 @@ class RemoteDecoders:
         del self._portion_of[worker]
 
     def generated(self, worker: str, message: Generated) -> None:
-        """Store a worker's answers to its portion."""
+        """Store the answers that a worker has sent for its portion of the prompts."""
         self._decoded[self._portion_of.pop(worker)] = Pass(
             answers=[
                 Generation(

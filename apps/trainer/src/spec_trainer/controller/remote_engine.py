@@ -21,7 +21,7 @@ class RemoteEngine:
     """A Capturer that sends the ids and destinations of samples to an engine worker, which captures them."""
 
     def __init__(self, name: str, workers: Workers) -> None:
-        """Send captures to the engine worker ``name``."""
+        """``name``: the engine worker to which ``capture`` sends its requests, through ``workers``."""
         self._name, self._workers = name, workers
         self._running: dict[int, Future[None]] = {}
         self._next_batch = 0
@@ -29,7 +29,7 @@ class RemoteEngine:
         """Dataset whose token ids are sent with each batch; None if the engine reads them from disk."""
 
     def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
-        """Send a batch to the engine; the future is done when the engine reports it captured."""
+        """Send a batch of samples to the engine; the future is done when the engine has captured them."""
         done = self._running[self._next_batch] = Future[None]()
         with suppress(DeadlineExceeded):  # it reads nothing: its silence ends it for the run
             self._workers.send(self._name, self._message(samples))
@@ -52,7 +52,7 @@ class RemoteEngine:
         )
 
     def expect_nothing(self) -> None:
-        """Drop the futures of batches that were sent to a worker that has been replaced."""
+        """Drop the futures of all batches in progress, because the engine worker has been replaced."""
         self._running.clear()
 
     def captured(self, batch: int) -> None:

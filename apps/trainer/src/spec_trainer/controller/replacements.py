@@ -37,10 +37,11 @@ class Replacements:
         self._recent: dict[str, list[float]] = defaultdict(list)
 
     def note(self, failures: Sequence[Failure], engines: Container[str], step: int | None) -> None:
-        """Log that failed workers are replaced; raise the first failure's error if any may not be replaced.
+        """Log that failed workers are replaced.
 
-        ``failures`` begin with the root cause. Only workers in ``engines`` may be replaced. ``step``: optimizer steps
-        done. Before training starts it is None, and no worker may be replaced, because the replacement would fail,
+        ``failures``: the failed workers, the root cause first. If one of them may not be replaced, raise the
+        first failure's error. Only workers in ``engines`` may be replaced. ``step``: optimizer steps done.
+        Before training starts it is None, and no worker may be replaced, because the replacement would fail,
         too.
         """
         for failure in failures:
@@ -65,7 +66,7 @@ class Replacements:
         self._recent[worker] = [replaced for replaced in self._recent[worker] if replaced > earliest]
 
     def _last(self, failure: Failure) -> Exception:
-        """Return the error to raise for a worker that has reached the limit of replacements."""
+        """Return the error to raise if the failed worker has reached its limit of replacements."""
         if self._limit == 0:
             return failure.error
         return RunError(

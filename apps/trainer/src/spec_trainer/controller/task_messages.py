@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def task_message(task: RankTask, part: RunSpec, notes: Mapping[str, Any]) -> Perform:
-    """Return the message that makes a trainer rank perform ``task`` on the samples of ``part``."""
+    """Return the message that makes a trainer rank perform ``task`` on the samples of ``part``.
+
+    ``part``: a RunSpec with these samples. ``notes``: fields that are added to every row of metrics.
+    """
     settings, steps = part.schedule.settings, part.schedule.steps
     return Perform(
         entry=task.entry,
@@ -36,7 +39,10 @@ def task_message(task: RankTask, part: RunSpec, notes: Mapping[str, Any]) -> Per
 
 
 def task_part(spec: RunSpec, message: Perform) -> RunSpec:
-    """Return the part of run ``spec`` (a RunSpec) from which ``task_message`` made ``message``."""
+    """Return the RunSpec that a ``Perform`` message describes: ``spec`` with the message's samples.
+
+    ``task_message`` made the message.
+    """
     samples = tuple(_sample(number, *arrays) for number, arrays in enumerate(message.samples))
     part = spec.cycle(Dataset(samples, (), DataReport()), range(*message.steps), **message.settings)
     return part.resuming(message.resume_from)

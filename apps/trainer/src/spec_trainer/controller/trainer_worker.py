@@ -82,7 +82,7 @@ class RankLink:
         self._arrived[TrainCycle] = self._arrived[Perform] = self._arrived[Stop]
         self._following: ControlMessage = Stop()
         self.result: dict[str, Any] = {}
-        """``RankLinks.result`` of the part that began last."""
+        """Result of the task that began last (``RankLinks.result``)."""
         threading.Thread(target=self._read, name="controller", daemon=True).start()
 
     def wait(self, kind: type[M], timeout_s: float | None = None) -> M:
@@ -93,7 +93,10 @@ class RankLink:
             raise DeadlineExceeded(f"the controller sent no {kind.__name__} within {timeout_s} s") from error
 
     def _after_work(self) -> ControlMessage:
-        """Wait for the controller's message after a part, Stop, TrainCycle or Perform, and return it."""
+        """Wait for the message that the controller sends when a part of the run is done; return it.
+
+        It is Stop, TrainCycle or Perform.
+        """
         return self._arrived[Stop].get()
 
     def ask(self, wanted: DatasetWanted) -> DatasetPart:
@@ -123,8 +126,9 @@ class RankLink:
     def work(self, address: str, done_steps: int, work: Callable[[], object]) -> None:
         """Report Ready, call ``work`` once every worker is ready, and wait until no worker needs this rank.
 
-        Other workers may still need this rank's key-value store, and the memory into which engines send. ``address``:
-        where this rank receives features. ``done_steps``: steps of its checkpoint.
+        The wait is needed because other workers may still use this rank's key-value store, and the memory
+        into which engines send. ``address``: where this rank receives features. ``done_steps``: steps of its
+        checkpoint.
         """
         self._controller.send(Ready(address, done_steps))
         self.wait(Start, self._start_s)
@@ -162,7 +166,10 @@ class RankLink:
         return not answer.proceed
 
     def notes(self, notes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``notes`` and the engines' seconds of capture in this cycle; empty if ``notes`` is empty."""
+        """Return ``notes`` and, under ``prefill_s``, the seconds that engines spent on captures in this cycle.
+
+        If ``notes`` is empty, as in a run without cycles, return an empty dict.
+        """
         return {**notes, "prefill_s": self.prefill_s} if notes else {}
 
     def show(self, record: dict[str, Any]) -> None:
@@ -181,7 +188,7 @@ class RankLink:
         self._controller.send(Trained(share, row))
 
     def released(self, rank: int, *request_ids: int) -> None:
-        """Report to the controller that rank ``rank`` has freed the transport memory of these samples."""
+        """Report to the controller that rank ``rank`` has freed the transport memory of some samples."""
         self._controller.send(Released(rank, list(request_ids)))
 
     def _read(self) -> None:
@@ -197,7 +204,7 @@ class RankLink:
 
 @dataclass(frozen=True)
 class _RankPart:
-    """The run, or a part of it, with the function that processes the features on a rank."""
+    """The run or a part of it, and the function that trains or measures with its features on a rank."""
 
     spec: RunSpec
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -216,7 +223,7 @@ def _rank_part(spec: RunSpec, message: ControlMessage) -> _RankPart:
 
 
 def _on_its_own(stack: ExitStack, order: WorkerOrder, spec: RunSpec) -> RunSpec:
-    """Return the run with a temporary run directory, for a rank that cannot access the run directory."""
+    """Return the run with a temporary run directory if this rank cannot access the run directory."""
     if order.index == 0 or spec.config.decode.every:
         check_sees_run_directory(order)
     folder = stack.enter_context(TemporaryDirectory(prefix="spec-rank-"))

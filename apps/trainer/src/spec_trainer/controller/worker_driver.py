@@ -74,7 +74,7 @@ class _PartInTraining:
     exported: tuple[str, protocol.Exported] | None = None
     """Rank that has exported a draft to measure, and its message."""
     pause: Pause | None = None
-    """Called before the rank of a task gets the answer ``Proceed`` to a step."""
+    """Function that is called after each step of a task, before its rank gets the answer ``Proceed``."""
     paused: tuple[str, int] | None = None
     """Rank that waits for the end of ``pause``, and its number of steps done."""
     interrupted: str | None = None
@@ -108,7 +108,7 @@ class WorkerDriver(RunDriver):
 
     @contextmanager
     def started(self, workers: Sequence[WorkerSpec]) -> Iterator[WorkerDriver]:
-        """Yield this driver once all workers are ready; stop the workers after the ``with`` block."""
+        """Start ``workers`` and yield this driver once all are ready; stop them after the ``with`` block."""
         for spec in workers:
             self._dataset = Path(spec.arguments["dataset"])
             if spec.arguments["program"] == DECODER:
@@ -131,9 +131,9 @@ class WorkerDriver(RunDriver):
     def train(
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
     ) -> float:
-        """Train the remaining steps of ``part``, the run or one cycle; return the engines' busy seconds.
+        """Train the remaining steps of ``part``, the run or one cycle.
 
-        ``measure`` is called for each exported draft.
+        Return the seconds that engines spent on captures. ``measure`` is called for each exported draft.
         """
         if notes is not None:
             self._begin_cycle(part, notes)
@@ -261,7 +261,10 @@ class WorkerDriver(RunDriver):
         self._workers.send(rank, protocol.Proceed(self._may_proceed(part, steps), part.dispatcher.busy_s))
 
     def _may_proceed(self, part: _PartInTraining, done_steps: int) -> bool:
-        """Return whether to continue after a step; all ranks get the answer that the first rank got."""
+        """Return whether training continues after a step.
+
+        The answer for the first rank that has done the step is given to all other ranks, too.
+        """
         proceed = part.proceed.setdefault(done_steps, not self._stop.requested)
         part.proceed.pop(done_steps - 2, None)  # no rank is more than one step behind another
         return proceed
@@ -276,7 +279,10 @@ class WorkerDriver(RunDriver):
         self._load([*self.engines, *self._ranks], self._cycle)
 
     def _load(self, names: Sequence[str], message: protocol.TrainCycle | protocol.Perform) -> None:
-        """Wait for replacing engines, send ``message`` to ``names``, and wait until the ranks are ready."""
+        """Let the workers ``names`` load the data of ``message``; wait until the trainer ranks are ready.
+
+        Before that, wait until every engine that replaces a failed engine is ready.
+        """
         self._workers.await_replaced()
         self._workers.expect_ready(self._ranks)
         for name in names:

@@ -36,7 +36,7 @@ class ControllerLink:
     """A worker's connection to the controller: it sends and receives messages over a ``RunLink``."""
 
     def __init__(self, link: RunLink) -> None:
-        """Send and receive messages over ``link``."""
+        """Create the connection; messages are sent and received over ``link``."""
         self._link = link
 
     @property

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _LEAVING_S = 30.0
 """Shortest time, in seconds, that idle workers get to exit; an engine first stops its own processes."""
 _HOST_CHECK_S = 0.5
-"""Seconds between checks of the processes that the backend has started on the hosts."""
+"""Seconds between checks of the daemons that the launcher has started on the hosts."""
 _ROOM_CHECK_S = 5.0
 """Seconds between attempts to find devices for an engine whose host is lost."""
 
@@ -38,7 +38,10 @@ class WorkerUser(Protocol):
 
     @property
     def done_steps(self) -> int | None:
-        """Optimizer steps done; None before training starts, when a failed worker would fail again."""
+        """Number of optimizer steps done; None before training starts.
+
+        While it is None, failed workers are not replaced, because their replacements would fail, too.
+        """
 
     def handle(self, worker: str, message: ControlMessage) -> None:
         """Handle a worker's message."""
@@ -51,7 +54,7 @@ class WorkerUser(Protocol):
 
 
 class Workers:
-    """Starts, watches, replaces and stops the workers of one run."""
+    """Starts, watches, replaces and stops the worker processes of one run."""
 
     def __init__(self, spec: RunSpec, launcher: Launcher, user: WorkerUser) -> None:
         """Prepare the workers of a run; no process starts before ``start``. ``user`` gets their messages."""
@@ -92,7 +95,7 @@ class Workers:
         self._handles[name].send(message.to_json())
 
     def expect_ready(self, names: Iterable[str]) -> None:
-        """Expect the workers ``names`` to load data again and then to send Ready."""
+        """Expect each of the workers ``names`` to load new data and then to send Ready again."""
         self._loading = {0: set(names)}
 
     def await_ready(self, no_more: Callable[[], bool] = lambda: False) -> bool:
@@ -111,9 +114,10 @@ class Workers:
         self.until(lambda: not self._starting)
 
     def until(self, done: Callable[[], bool], deadline_s: float = math.inf) -> bool:
-        """Handle workers' messages and exits until ``done()`` is true; return False at the deadline.
+        """Handle messages and exits of workers until ``done()`` is true.
 
-        Raise the error of a failure that ends the run.
+        Return False if ``deadline_s`` (``time.monotonic``) comes first. Raise the error of a failure that
+        ends the run.
         """
         while not done():
             now = time.monotonic()
@@ -174,7 +178,10 @@ class Workers:
                 self.send(name, Begin())  # they may touch their devices
 
     def _treat(self, failures: Sequence[Failure]) -> None:
-        """Start failed workers again, or wait for devices for them; raise the first error that ends the run."""
+        """Start failed workers again, or wait for free devices for them.
+
+        If a failure must end the run instead, raise the first such error.
+        """
         while failures:
             self._replacements.note(failures, self._user.engines, self._user.done_steps)
             names = [failure.worker for failure in failures]
@@ -185,7 +192,10 @@ class Workers:
             failures = [refused for name in names if (refused := self._start_again(name)) is not None]
 
     def _start_again(self, name: str) -> Failure | None:
-        """Start a lost engine again, now or when devices are free; if neither is possible, return a Failure."""
+        """Start a lost engine again, now or as soon as devices are free.
+
+        If neither is possible, return a Failure.
+        """
         try:
             worker = self._launcher.replace(self._handles[name])
         except NoDevices as error:
@@ -223,7 +233,7 @@ class Workers:
             self._treat([refused for name in names if (refused := self._start_again(name)) is not None])
 
     def _check_starting(self) -> None:
-        """Handle a replaced engine that is not ready in time as failed again."""
+        """If the replacement of an engine is not ready in time, treat the engine as failed again."""
         start_s = self._timeouts.start_s
         for name in [name for name, limit in self._starting.items() if time.monotonic() >= limit]:
             late = DeadlineExceeded(f"{name} not ready within timeouts.start_s={start_s} s")

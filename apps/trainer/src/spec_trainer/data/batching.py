@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 Ids = tuple[int, ...]
 
 _COUNTED_EPOCHS, _COUNTED_SAMPLES, _EPOCH_SAMPLES = 100, 10**7, 300
-"""Limits of the exact count of a run's steps: number of epochs, and number of their samples. Drawing an epoch costs
-as much as ``_EPOCH_SAMPLES`` samples."""
+"""Limits up to which the steps of a run are counted exactly: the number of epochs, and the number of samples
+in all counted epochs. To draw an epoch's order takes as long as to count ``_EPOCH_SAMPLES`` samples, so it
+counts as so many samples."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class EpochBatches:
     def __init__(
         self, samples: Sequence[Sample], global_batch_tokens: int, *, seed: int, shuffle: bool
     ) -> None:
-        """Shuffle ``samples`` by ``seed`` in each epoch if ``shuffle``, else keep their order."""
+        """Prepare the batches; if ``shuffle``, each epoch has another order, drawn from ``seed``."""
         self._ids = np.array([sample.sample_id for sample in samples], dtype=np.int64)
         self._lengths = np.array([len(sample) for sample in samples], dtype=np.int64)
         self._budget = global_batch_tokens
@@ -85,7 +86,7 @@ class EpochBatches:
 
     @property
     def _uniform(self) -> bool:
-        """Whether an epoch has the same number of batches in every order of the samples."""
+        """Whether the number of batches of an epoch does not depend on the order of the samples."""
         one_batch = int(self._lengths.sum()) <= self._budget
         return one_batch or len(np.unique(self._lengths)) == 1
 
@@ -127,12 +128,13 @@ def _borders(lengths: np.ndarray, budget: int) -> list[int]:
 def shares(
     sample_ids: Sequence[int], costs: Mapping[int, int], world_size: int, accumulation: int
 ) -> tuple[tuple[Ids, ...], ...]:
-    """Return sample ids by [rank][micro-batch]; every sample occurs once, and micro-batches may be empty.
+    """Divide a global batch's samples into micro-batches; return sample ids by [rank][micro-batch].
 
-    ``costs``: the cost of each sample, such as its number of tokens. The costs of all micro-batches are
-    balanced, not only the sums of each rank, because ranks synchronize in each micro-batch. Samples are
-    assigned from the most expensive to the cheapest, each to the cheapest micro-batch so far. If several are
-    the cheapest, the earlier micro-batch is taken, then the lower rank.
+    Every sample occurs once, and micro-batches may be empty. ``costs``: the cost of each sample, such as its
+    number of tokens. The costs of all micro-batches are balanced, not only the sums of each rank, because
+    ranks synchronize in each micro-batch. Samples are assigned from the most expensive to the cheapest, each
+    to the cheapest micro-batch at that time. If several are the cheapest, the earlier micro-batch is taken,
+    then the lower rank.
     """
     parts: list[list[int]] = [[] for _ in range(world_size * accumulation)]
     loads = [(0, part) for part in range(len(parts))]
@@ -148,9 +150,10 @@ def shares(
 
 
 def capture_batches(sample_ids: Sequence[int], lengths: Mapping[int, int], batch_tokens: int) -> list[Ids]:
-    """Return batches of one step's sample ids for the target's forward passes, longest sample first.
+    """Divide one step's samples into batches for the target's forward passes, longest sample first.
 
-    A batch has at most ``batch_tokens`` tokens, padding included; a longer sample goes alone.
+    Return the sample ids of each batch. A batch has at most ``batch_tokens`` tokens, padding included; a
+    longer sample has a batch of its own.
     """
     batches: list[list[int]] = []
     for sample_id in _largest_first(sample_ids, lengths):

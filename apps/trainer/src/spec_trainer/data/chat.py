@@ -57,7 +57,7 @@ class ChatRenderer:
     """Renders conversations with a chat template. Raises DataError if no template is configured or found."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: ChatConfig) -> None:
-        """Use the template and variables of ``config``, or the template of ``tokenizer``."""
+        """Use the chat template and variables of ``config``; by default the template of ``tokenizer``."""
         self._tokenizer = tokenizer
         self._config = config
         self._usual: dict[str, Frames] = {}
@@ -82,7 +82,10 @@ class ChatRenderer:
         return Rendering(text, marks[first:] if last_turn_only else marks)
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> str:
-        """Render ``messages`` and the generation prompt, with the tools and template variables of ``chat``."""
+        """Render ``messages`` and the generation prompt after them.
+
+        The tools and the template variables are taken from ``chat``.
+        """
         return self._render(chat, self._served(messages, self._template(chat)), prompt=True)[0]
 
     def _served(self, messages: Sequence[dict[str, Any]], template: str) -> list[dict[str, Any]]:
@@ -103,7 +106,7 @@ class ChatRenderer:
         return between if text and text == render(first + between + second) else "\n"
 
     def _marks_before(self, chat: Chat, index: int) -> int:
-        """Return the number of ``{% generation %}`` spans before message ``index``."""
+        """Return how many ``{% generation %}`` blocks the template writes before message ``index``."""
         return len(self._render(chat, chat.messages[:index], marked=True)[1]) if index > 0 else 0
 
     def _found(self, chat: Chat, text: str, turns: Sequence[int]) -> Spans:
@@ -120,7 +123,7 @@ class ChatRenderer:
         return TurnFinder(chat.messages, text, self._try_render(chat), self._has_prompt, self._end_tokens)
 
     def _usual_frames(self, template: str) -> Frames:
-        """Return the template's ``Frames``, the text around answers, learned from fixed example conversations."""
+        """Return the text that the template writes around answers (``Frames``), learned from fixed examples."""
         if template not in self._usual:
             found: list[tuple[Around, tuple[int, int]]] = []
             for chat in (one for one in _USUAL if self._template(one) == template):

@@ -53,11 +53,17 @@ class ChatConfig(Config):
         return value
 
     def record(self) -> dict[str, Any]:
-        """Return the two chat settings as a JSON-serializable dict, without the other keys of a subclass."""
+        """Return the chat template and its variables as a JSON-serializable dict.
+
+        Other keys, which a subclass may have, are left out.
+        """
         return {name: getattr(self, name) for name in ChatConfig.model_fields}
 
     def check_same(self, made: ChatConfig, what: str) -> None:
-        """Raise ConfigError unless these settings equal ``made``, the settings that rendered ``what``."""
+        """Raise ConfigError if these settings differ from ``made``, with which other text was rendered.
+
+        ``what`` names that text in the error message.
+        """
         for name, value in made.record().items():
             here = getattr(self, name)
             if here != value:
@@ -67,10 +73,11 @@ class ChatConfig(Config):
                 )
 
     def completed_by(self, made: ChatConfig | None, what: str) -> Self:
-        """Return these settings, with settings that were not given taken from ``made``.
+        """Return these settings; settings that were not given here are taken from ``made``.
 
-        ``made``: the settings that rendered ``what``; None changes nothing. Raise ConfigError if a setting
-        that was given here differs from ``made``.
+        ``made``: the settings with which other text was rendered; None changes nothing. Raise ConfigError if
+        a setting that was given here differs from ``made``. ``what`` names the other text in the error
+        message.
         """
         if made is None:
             return self

@@ -13,8 +13,8 @@ class DataConfig(PromptConfig):
     """Section ``data``: the training data, and how rows become samples."""
 
     path: str | None = None
-    """A .jsonl, .json or .parquet file, a folder of them, or a hub id ``owner/name[:split]``; only
-    ``spec-trainer follow`` can do without."""
+    """A .jsonl, .json or .parquet file, a folder of such files, or a hub id ``owner/name[:split]``. Only
+    ``spec-trainer follow`` can run without it."""
     eval_path: str | None = None
     """Held-out data, in the forms that ``path`` takes; if it is set, nothing is held out from ``path``."""
     eval_samples: int | None = pydantic.Field(None, ge=0)

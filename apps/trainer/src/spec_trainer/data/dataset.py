@@ -48,9 +48,11 @@ class Sample:
     where: str = ""
     """Source of the row, as ``file:line``."""
     prompt: np.ndarray | None = None
-    """int32 [P]: prompt that the engine answers (``Encoder.prompt``); only in the data of a run that decodes."""
+    """int32 [P]: the prompt that the run's engine answers (``Encoder.prompt``); only in the data of a run
+    that decodes."""
     guess_depth: np.ndarray | None = None
-    """int32 [T]: ``Supervision.guess_depth``; only in a sample that the run's engine has decoded."""
+    """int32 [T]: for each token, the depth of the draft's guess of it (``Supervision.guess_depth``); only in
+    a sample that the run's engine has decoded."""
     images: tuple[ImageSource, ...] = ()
     """Images of the sample, in the order of their tokens."""
 
@@ -82,7 +84,7 @@ class Dataset:
 
     @cached_property
     def lengths(self) -> dict[int, int]:
-        """Sample id -> token count of the sample."""
+        """Sample id -> number of tokens of the sample."""
         return {sample.sample_id: len(sample) for sample in self.samples}
 
     @cached_property
@@ -119,11 +121,12 @@ def load_dataset(
     with_questions: bool = False,
     images: ImageRules = NO_IMAGES,
 ) -> Dataset:
-    """Read, tokenise, check and split the data; with ``with_questions``, set ``Dataset.questions``.
+    """Read, tokenise, check and split the data of a run.
 
     If ``longest_prompt`` is given, every sample gets a prompt of at most this many tokens, and need not have
-    supervised tokens. Without ``data.path`` the dataset is empty. Raise DataError, with file and line, for a source
-    or row that cannot be used, and if no sample is left.
+    supervised tokens. With ``with_questions``, set ``Dataset.questions``. Without ``data.path`` the dataset
+    is empty. Raise DataError, with file and line, for a source or row that cannot be used, and if no sample
+    is left.
     """
     if config.path is None:
         return Dataset((), (), DataReport())
@@ -179,7 +182,7 @@ def _question(encoder: Encoder, chat: Chat | None) -> np.ndarray | None:
 
 
 class _Reader:
-    """Reads a source into samples, and counts cut and dropped rows in the report."""
+    """Reads the rows of a source into samples; the report counts the cut and the dropped rows."""
 
     def __init__(self, row_encoder: RowEncoder, report: DataReport) -> None:
         self._config = row_encoder.config
@@ -250,8 +253,8 @@ def _split(
 ) -> tuple[list[_Found], list[_Found]]:
     """Split the samples: hold out the ``num`` distinct samples with the smallest digests.
 
-    Duplicates of a held-out sample are dropped, so that the draft is not evaluated on training data.
-    ``supervised``: raise DataError if no training sample has a supervised token.
+    Duplicates of a held-out sample are dropped, so that the draft is not evaluated on training data. If
+    ``supervised``, raise DataError if no training sample has a supervised token.
     """
     digests = [_digest(one.encoded) for one in found]
     chosen = set(sorted(set(digests))[:num])

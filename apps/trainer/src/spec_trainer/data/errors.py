@@ -1,4 +1,4 @@
-"""BadRow is the error of a single row."""
+"""BadRow is the error for a single row of the data."""
 
 from __future__ import annotations
 

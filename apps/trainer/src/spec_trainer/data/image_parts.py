@@ -28,9 +28,10 @@ Part = dict[str, Any]
 
 
 def image_part(name: str, part: Mapping[str, Any]) -> Part | None:
-    """Return ``PART`` with the image's reference, if any, as ``image``; None if ``part`` is no image.
+    """Return the chat template's part for an image; None if ``part`` is not an image.
 
-    Raise BadRow if the part has several references.
+    If ``part`` gives the image (as a path, URL, bytes or object), the result has it under the key ``image``.
+    Raise BadRow if ``part`` gives it more than once.
     """
     if part.get("type") not in _KINDS:
         return None
@@ -43,11 +44,12 @@ def image_part(name: str, part: Mapping[str, Any]) -> Part | None:
 def with_images(
     messages: list[dict[str, Any]], fields: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], tuple[Any, ...]]:
-    """Return the messages with a ``PART`` for each image, and the images' references in this order.
+    """Return a conversation's messages with marks for its images, and the images in the same order.
 
-    Images in the row's fields (``ROW_KEYS``) replace image parts without a reference, or the marks
-    ``<image>`` in users' messages. Without parts and marks, they precede the first user's text. Raise BadRow
-    if images and their places do not match.
+    Each mark is the content part ``PART``; each image is a path, URL, bytes or object. Images may be in the
+    row's fields (``ROW_KEYS``) instead of in the messages. They then take the places of image parts without
+    an image, or of the marks ``<image>`` in users' messages. Without such places they precede the first
+    user's text. Raise BadRow if images and places do not match.
     """
     messages = _with_row_images(messages, row_images(fields))
     references: list[Any] = []
@@ -77,9 +79,9 @@ def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def row_images(fields: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the image references in the row's field for images, if it has one (``ROW_KEYS``).
+    """Return the images in the row's field for images (``ROW_KEYS``), as paths, URLs, bytes or objects.
 
-    Raise BadRow if the row has several of these fields.
+    Return none if the row has no such field. Raise BadRow if it has several.
     """
     given = {key: fields[key] for key in ROW_KEYS if fields.get(key) not in (None, [], "")}
     if len(given) > 1:
@@ -116,7 +118,7 @@ def _with_row_images(messages: list[dict[str, Any]], images: Sequence[Any]) -> l
 
 
 def _split_at_marks(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Replace each mark ``<image>``, and a line break after it, in users' messages by an image part."""
+    """Replace each mark ``<image>`` in users' messages, and a line break after it, by an image part."""
     return [
         {**message, "content": _at_marks(_parts(message))}
         if message["role"] == "user" and any(_MARK in part.get("text", "") for part in _parts(message))
@@ -147,7 +149,10 @@ def _parts(message: Mapping[str, Any]) -> list[Part]:
 
 
 def reference_name(reference: object) -> str:
-    """Return an image reference as text for an error message; a long reference is shortened."""
+    """Return the path, URL or object that gives an image as text for an error message.
+
+    A long text is shortened.
+    """
     if isinstance(reference, Mapping):
         reference = next((reference[key] for key in ("url", "path") if reference.get(key)), reference)
     return shown(reference if isinstance(reference, str) else type(reference).__name__)

@@ -56,7 +56,10 @@ def load_run_data(
     run_directory: Path,
     images: ImageRules = NO_IMAGES,
 ) -> Dataset:
-    """Return the dataset of ``load_dataset``, from the cache in ``run_directory`` if valid; write nothing."""
+    """Return the run's dataset, from the cache in ``run_directory`` if the cache is valid.
+
+    Otherwise ``load_dataset`` reads the data. Nothing is written.
+    """
     settings = {
         "data": config.model_dump(mode="json", exclude=_UNUSED),
         "vocab_size": vocab_size,
@@ -125,7 +128,10 @@ def _digest(file: Path) -> str:
 
 
 def _in_vocabulary(folder: Path, vocab_size: int) -> bool:
-    """Return whether every cached token id is in the vocabulary; matching digests do not prove this."""
+    """Return whether every cached token id is in the vocabulary.
+
+    The digests of the cached files do not prove this.
+    """
     arrays = (np.load(folder / f"{name}.npy") for name in ("input_ids", "prompts", "questions"))
     return all(len(ids) == 0 or 0 <= ids.min() <= ids.max() < vocab_size for ids in arrays)
 

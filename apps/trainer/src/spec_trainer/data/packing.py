@@ -27,10 +27,10 @@ def empty_batch(
     epoch: int,
     device: torch.device = _HOST,
 ) -> DraftBatch:
-    """Return a batch of ``samples`` on ``device`` with token ids, masks and spans; all features are zero.
+    """Return a batch of ``samples`` on ``device`` with token ids, masks and spans; its features are zero.
 
-    The caller copies each sample's features into the sample's span of ``hidden_TNH``; padding stays zero. Without
-    samples the batch has a few padding tokens.
+    The caller copies each sample's features into the sample's span of ``hidden_TNH``; padding stays zero.
+    Without samples the batch has a few padding tokens.
     """
     spans, num_tokens = _lay_out(samples, packing, epoch)
     elsewhere = device != _HOST  # the copy from pinned memory is asynchronous
@@ -64,7 +64,7 @@ def _guess_depths(samples: Sequence[Sample], spans: Sequence[Span], num_tokens: 
 
 
 def _lay_out(samples: Sequence[Sample], packing: bool, epoch: int) -> tuple[tuple[Span, ...], int]:
-    """Return each sample's span, and the number of tokens of the batch, padding included."""
+    """Return the span of each sample in a batch, and the batch's number of tokens with padding."""
     width = max((len(sample) for sample in samples), default=_PADDING_TOKENS)
     spans: list[Span] = []
     start = 0

@@ -43,18 +43,18 @@ class TemplateUnreadable(Exception):
 
 
 class RenderProcess:
-    """Starts the child process when it is first needed, and again after it had to be killed."""
+    """Renders templates in a child process, which starts when first needed, and again after it was killed."""
 
     def __init__(self) -> None:
-        """Start no process yet."""
+        """Create the object only; the child process starts when it is first needed."""
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
 
     def render(self, **arguments: Any) -> tuple[str, list[tuple[int, int]]]:
-        """Render one conversation; return its text and the (start, stop) spans of ``{% generation %}`` blocks.
+        """Render one conversation; return its text, and where its ``{% generation %}`` blocks begin and end.
 
-        ``arguments`` go to ``render_jinja_template`` of Transformers. Raise BadRow if the template fails or exceeds a
-        limit, TemplateUnreadable if it is not a valid template.
+        ``arguments`` are passed to ``render_jinja_template`` of Transformers. Raise BadRow if the template
+        fails or exceeds a limit, TemplateUnreadable if it is not a valid template.
         """
         try:
             self._start()
@@ -74,7 +74,7 @@ class RenderProcess:
         return answer["text"], [(start, stop) for start, stop in answer["marks"]]
 
     def close(self) -> None:
-        """Kill the child, unless another process has started it. ``render`` starts a new one."""
+        """Kill the child process; ``render`` starts a new one. A process that did not start it does nothing."""
         if self._owner == os.getpid():
             self._end()
 

@@ -17,10 +17,10 @@ class OutOfTime(Exception):
 
 @contextmanager
 def rendering_limits(seconds: float, num_bytes: int) -> Iterator[None]:
-    """Raise OutOfTime or MemoryError if the ``with`` block exceeds the limits.
+    """Raise OutOfTime or MemoryError if the ``with`` block takes too much CPU time or memory.
 
-    The time limit cannot interrupt C code. ``seconds``: CPU time. ``num_bytes``: memory beyond what the process has
-    now. It must be called in the main thread.
+    ``seconds``: the limit of CPU time, which cannot interrupt C code. ``num_bytes``: memory beyond the
+    process's present memory. The ``with`` block must be in the main thread.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = _address_space() + num_bytes

@@ -1,4 +1,4 @@
-"""Count the used, truncated and dropped rows of the data, and note the first row of each kind."""
+"""Count the used, truncated and dropped rows of the data; note the first row of each of these kinds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ class DataReport:
         self.dropped.setdefault(reason, RowCount()).add(example)
 
     def count_kept(self, samples: Sequence[Sample], held_out: int) -> None:
-        """Count all used samples and their tokens; the last ``held_out`` samples are the held-out data."""
+        """Count all samples that are used, and their tokens.
+
+        ``held_out``: number of held-out samples, which come last.
+        """
         self.kept, self.held_out = len(samples), held_out
         self.tokens = sum(len(sample) for sample in samples)
         self.supervised_tokens = sum(int(sample.loss_mask.sum()) for sample in samples)

@@ -106,9 +106,10 @@ class RowEncoder:
 def encode_rows(
     row_encoder: RowEncoder, rows: Iterator[DataRow]
 ) -> Generator[tuple[str, EncodedRow | BadRow], None, None]:
-    """Yield ``file:line`` and result of every row, in order, for any number of processes.
+    """Yield the source (``file:line``) and the result of every row, in the order of the rows.
 
-    Raise DataError, after the results of all earlier rows, if rows cannot be encoded or read further.
+    The order is the same for any number of processes. Raise DataError, after the results of all earlier rows,
+    if rows cannot be encoded or read further.
     """
     num_processes = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
     until = time.thread_time() + ALONE_S

@@ -59,17 +59,21 @@ class RowImages:
     """Reads images of rows for one target."""
 
     def __init__(self, media_root: str | None, target_folder: Path) -> None:
-        """Read only files below ``media_root``; if it is None, read no file."""
+        """Prepare to read images below the folder ``media_root``; if it is None, no file is read."""
         self._files = ImageFiles(media_root)
         self._target = TargetImages(target_folder)
 
     def read(self, references: Sequence[Any]) -> list[tuple[ImageSource, int]]:
-        """Return source and number of tokens of each image. Raise BadRow if an image cannot be used."""
+        """Return the source of each image of a row, and its number of tokens.
+
+        ``references``: the images as the row gives them (path, URI or bytes). Raise BadRow if one cannot be
+        used.
+        """
         # One at a time: the pixels of a row's images are never in memory together.
         return [self._read(number, reference) for number, reference in enumerate(references, start=1)]
 
     def written(self, references: Sequence[Any]) -> list[str]:
-        """Return image references as text for a JSON row: paths, or data: URIs of the bytes."""
+        """Return a row's images as text for a JSON row: paths, or data: URIs of the bytes."""
         return [_as_text(reference) for reference in references]
 
     def _read(self, number: int, reference: Any) -> tuple[ImageSource, int]:
@@ -79,10 +83,10 @@ class RowImages:
 
 
 class ImageFiles:
-    """Finds images by the references in rows, for any target."""
+    """Finds the images that rows give as path, URI or bytes, for any target."""
 
     def __init__(self, media_root: str | None) -> None:
-        """Read only files below ``media_root``; if it is None, read no file."""
+        """Prepare to read images below the folder ``media_root``; if it is None, no file is read."""
         self._root = None if media_root is None else os.path.realpath(os.path.expanduser(media_root))
 
     def data_uri(self, number: int, reference: Any) -> str:
@@ -93,7 +97,10 @@ class ImageFiles:
             return _data_uri(data)
 
     def source(self, reference: Any) -> ImageSource:
-        """Return the source of an image. Raise DataError if the reference is malformed or not allowed."""
+        """Return the source of an image. Raise DataError if the reference is malformed or not allowed.
+
+        A reference is the path, URI, bytes or object by which a row gives an image.
+        """
         reference = _inner(reference)
         if isinstance(reference, bytes):
             return ImageSource.of_data(reference)
@@ -121,7 +128,7 @@ class ImageFiles:
 
 @contextmanager
 def _as_bad_row(number: int, reference: object) -> Iterator[None]:
-    """Replace a DataError in the ``with`` block by a BadRow that names the image."""
+    """Turn a DataError in the ``with`` block into a BadRow that names the image by its ``number``."""
     try:
         yield
     except BadRow:
@@ -132,7 +139,7 @@ def _as_bad_row(number: int, reference: object) -> Iterator[None]:
 
 
 def _inner(reference: Any) -> Any:
-    """Return bytes, URI or path of ``reference``, also if it is a Parquet or OpenAI object; else None."""
+    """Return the bytes, URI or path of an image, also if a Parquet or OpenAI object holds it; else None."""
     if not isinstance(reference, Mapping):
         return reference
     found = [reference[key] for key in ("bytes", "url", "path") if reference.get(key) is not None]

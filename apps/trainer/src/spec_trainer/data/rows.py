@@ -105,7 +105,7 @@ def parse_row(row: object, no_images: str = TEXT_ONLY) -> Chat | Text | Tokens:
 
 
 def _renaming(fields: Mapping[str, Any]) -> str:
-    """Return a hint to rename a column that looks like a conversation; empty if no column does."""
+    """Return the advice to rename a column that looks like a conversation; empty if no column does."""
     for key, value in fields.items():
         if isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):
             return f"; {shown(key)} looks like a conversation: rename it to messages"
@@ -201,9 +201,10 @@ def _parsed(what: str, text: str) -> Any:
 
 
 def _content(name: str, content: object, no_images: str) -> str | list[dict[str, Any]]:
-    """Return a message's content as one string, or as a list of parts if it has several or an image.
+    """Return a message's content as one string, or as a list of parts.
 
-    Several parts are not joined here, because templates differ in what they write between parts.
+    It is a list if there are several parts or an image. Several parts of text are not joined here, because
+    templates differ in what they write between parts.
     """
     if isinstance(content, list):
         parts = [found for part in content if (found := _part(name, part, no_images))]

@@ -126,7 +126,7 @@ def _is_data(file: Path) -> bool:
 
 
 def _kind(file: Path) -> str | None:
-    """Return the suffix that says how to read a data file; None for other files."""
+    """Return the suffix that decides how a data file is read; None if the file is no data file."""
     return next((suffix for suffix in _READERS if file.name.endswith(suffix)), None)
 
 
@@ -145,7 +145,7 @@ def _file_rows(file: Path) -> Iterator[DataRow]:
 
 
 def _check_content(file: Path, kind: str) -> None:
-    """Raise DataError if a file is a compressed or Parquet file whose name says otherwise."""
+    """Raise DataError if a data file is compressed or Parquet, and its suffix does not say so."""
     with file.open("rb") as stream:
         start = stream.read(4)
     for magic, suffix in _MAGIC.items():
@@ -212,7 +212,10 @@ def _parquet_rows(file: Path) -> Iterator[DataRow]:
 
 
 def _without_nulls(value: object) -> object:
-    """Return a table's value without null fields, which Parquet adds for fields of other rows."""
+    """Return a value of a Parquet table without null fields.
+
+    A table gives each row the fields of all rows; a field that a row did not have is null.
+    """
     if isinstance(value, dict):
         return {key: _without_nulls(part) for key, part in value.items() if part is not None}
     if isinstance(value, list) and isinstance(
@@ -256,7 +259,10 @@ def _is_cached(name: str) -> bool:
 
 
 def _readable(source: str) -> AbstractContextManager[None]:
-    """Turn errors of the file system, the hub and the Parquet reader into a DataError of one line."""
+    """Turn errors in the ``with`` block from the file system, the hub or Parquet into a DataError.
+
+    Its message has one line.
+    """
     return foreign_errors(DataError, f"data '{source}' cannot be read")
 
 

@@ -69,7 +69,10 @@ def write_dataset(dataset: Dataset, folder: Path) -> None:
 
 
 def save_arrays(folder: Path, name: str, arrays: Sequence[np.ndarray | None]) -> None:
-    """Write int32 arrays of any lengths, or None in place of an array, to be read by ``load_arrays``."""
+    """Write integer arrays of any lengths into ``folder``, in a form that ``load_arrays`` reads.
+
+    They are stored as int32. An item may also be None.
+    """
     lengths = np.array([-1 if array is None else len(array) for array in arrays], dtype=np.int64)
     there = [array for array in arrays if array is not None]
     _save(folder / f"{name}_lengths.npy", lengths)

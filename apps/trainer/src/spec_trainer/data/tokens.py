@@ -120,9 +120,9 @@ class Encoder:
         return Encoded(self._repeated(ids, counts), np.repeat(mask, counts), images, after)
 
     def _encoded_tokens(self, ids: np.ndarray, mask: np.ndarray, row: Tokens) -> Encoded:
-        """Encode a tokenised row, in which the image token already occurs as often as the images need it.
+        """Encode a tokenised row; it must already have as many image tokens as its images need.
 
-        Raise BadRow if it does not, or if an image cannot be used.
+        Raise BadRow if it has more or fewer, or if an image cannot be used.
         """
         images = self._images_of_tokens(ids, row)
         if not images:
@@ -130,7 +130,10 @@ class Encoder:
         return Encoded(ids, mask & (ids != self.images.token_id), images, self._after_images(ids))
 
     def _images_of_tokens(self, ids: np.ndarray, row: Tokens) -> tuple[ImageSource, ...]:
-        """Return the images of a tokenised row. Raise BadRow if ``ids`` has too few or too many image tokens."""
+        """Return the images of a tokenised row.
+
+        Raise BadRow if ``ids`` has more or fewer image tokens than the images need.
+        """
         num_tokens = 0 if self.images.token_id is None else int((ids == self.images.token_id).sum())
         found = self._row_images.read(row.images) if self.images.token_id is not None else []
         wanted = sum(count for _, count in found)
@@ -143,14 +146,15 @@ class Encoder:
         return tuple(source for source, _ in found)
 
     def _after_images(self, ids: np.ndarray) -> int:
-        """Return the index of the token after the last image, including its closing token if it has one."""
+        """Return the index of the token after the last image and after its closing token, if it has one."""
         last = int(np.flatnonzero(ids == self.images.token_id)[-1])
         return last + (1 if self.images.ends is None else 2)
 
     def _repeated(self, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Return ``ids`` with each token repeated as often as ``counts`` says.
+        """Return ``ids`` with token i repeated ``counts[i]`` times.
 
-        If the target has tokens that enclose an image, they become the first and the last token of each image's run.
+        If the target has tokens that enclose an image, the first and the last token of each image are
+        replaced by them.
         """
         long = np.repeat(ids, counts)
         if self.images.ends is not None:
@@ -187,7 +191,7 @@ class Encoder:
         return (), counts
 
     def _names_image_token(self, row: Chat | Text | Tokens) -> bool:
-        """Return whether a text of the conversation contains the image token."""
+        """Return whether a text of the conversation contains the image token as text."""
         token = self._tokenizer.convert_ids_to_tokens(self.images.token_id)
         return isinstance(row, Chat) and token in json.dumps(row.messages, ensure_ascii=False, default=str)
 
@@ -224,7 +228,7 @@ class Encoder:
         return tuple(source for source, _ in self._row_images.read(references))
 
     def written_images(self, references: Sequence[Any]) -> list[str]:
-        """Return image references as text for a JSON row: paths, or data: URIs of the bytes."""
+        """Return a row's images as text for a JSON row: paths, or data: URIs of the bytes."""
         return self._row_images.written(references)
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> Opening:
@@ -285,7 +289,10 @@ class Encoder:
         return ids, mask
 
     def _rendered(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of rendered text, [T], without special tokens, and each token's characters, [T, 2]."""
+        """Return the token ids of rendered text, [T], and where each token is in the text, [T, 2].
+
+        The tokenizer adds no special tokens. Positions are in characters.
+        """
         encoding = self._tokenize(_unicode(text), add_special_tokens=False, return_offsets_mapping=True)
         ids = np.asarray(encoding["input_ids"], dtype=np.int64)
         return ids, np.asarray(encoding["offset_mapping"]).reshape(-1, 2)

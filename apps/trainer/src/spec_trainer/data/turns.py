@@ -81,7 +81,10 @@ class TurnFinder:
             yield borders[0], self.end_tokens.close(self.text, *borders)
 
     def frames(self, turns: Sequence[int]) -> Iterator[tuple[Around, Span]]:
-        """Yield items of ``Frames`` that are learned from the turns at the message indices ``turns``."""
+        """Yield the frames (items of ``Frames``) of the turns at the message indices ``turns``.
+
+        Turns whose borders are not certain yield nothing.
+        """
         for index, frame in self._frames().items():
             known: Frames = {}
             if index in turns and (borders := self._borders(index)):
@@ -89,7 +92,7 @@ class TurnFinder:
             yield from known.items()
 
     def _borders(self, index: int) -> Span | None:
-        """Return the span of turn ``index``, up to the start of the next turn; None if it is not certain."""
+        """Return the (start, stop) of turn ``index`` in the text; None if it is not certain."""
         start, stop = self._start(index), self._stop(index)
         if start is None or stop is None:
             content = self._around_placeholder(index)
@@ -101,18 +104,20 @@ class TurnFinder:
         return (start, stop) if start <= stop else None
 
     def _frames(self) -> dict[int, ContentFrame]:
-        """Return message index -> ContentFrame (where its content is in the text, and the text around it).
+        """Return the ContentFrame of each message, by message index.
 
-        Tool messages are left out if the template changes their contents.
+        A ContentFrame says where the message's content is in the text. Tool messages are left out if the
+        template changes their contents.
         """
         spoken = {message["role"] for message in self.messages}
         return self._framed(spoken) or (self._framed(spoken - {"tool"}) if "tool" in spoken else {})
 
     def _framed(self, roles: Collection[str]) -> dict[int, ContentFrame]:
-        """Return index of each message of ``roles`` -> ContentFrame, from one rendering with placeholders.
+        """Return the ContentFrames of all messages with one of ``roles``, by message index.
 
-        Return nothing unless that rendering, with the contents put back, equals the text. An empty content gets no
-        placeholder, because templates treat it differently, and neither does a content with images.
+        They are found in one rendering in which placeholders replace the contents. The result is empty unless
+        that rendering, with the contents put back, equals the text. An empty content gets no placeholder,
+        because templates treat it differently, and neither does a content with images.
         """
         numbered = [
             {**message, "content": f"{_PLACEHOLDER}{index}Q"}
@@ -164,9 +169,11 @@ class TurnFinder:
         return self._stop_before_question(index) if self.messages[index].get("tool_calls") else None
 
     def _stop_before_question(self, index: int) -> int | None:
-        """Return the end of a turn that renders differently if no message follows; None if not certain.
+        """Return the end of a turn that the template renders differently if the turn is the last message.
 
-        The turn is rendered with one and with two questions after it, which shows the header of a question.
+        The turn is rendered once with one user message after it, and once with two. The two renderings show
+        which text belongs to the header of a user message, and so where the turn ends. Return None if this is
+        not certain.
         """
         question = {"role": "user", "content": _PLACEHOLDER}
         upto = self.messages[: index + 1]
@@ -215,9 +222,10 @@ class ContentFrame:
             known[self.around] = lead, tail
 
     def place(self, known: Frames) -> Span | None:
-        """Return where this turn begins and ends in the text, from a turn in ``known``; None if there is none.
+        """Return where this turn begins and ends in the text; None if ``known`` has no similar turn.
 
-        That turn has the same text around its content, so it begins and ends at the same distances from its content.
+        A similar turn has the same text around its content, so it begins and ends at the same distances from
+        its content.
         """
         found = known.get(self.around)
         return (self.start - found[0], self.stop + found[1]) if found else None
@@ -227,7 +235,7 @@ class EndTokens:
     """Finds a turn's end-of-turn token, which is one of the tokenizer's special tokens."""
 
     def __init__(self, specials: Collection[str]) -> None:
-        """Prepare the search for the special tokens ``specials``."""
+        """Prepare to find the special tokens ``specials`` in texts."""
         longest_first = sorted(specials, key=len, reverse=True)
         special = "|".join(map(re.escape, longest_first)) or "(?!)"
         backwards = "|".join(re.escape(token[::-1]) for token in longest_first) or "(?!)"

@@ -1,1 +1,1 @@
-"""Train with decode: the run's engine answers prompts, and the run trains on the answers."""
+"""Alternate between decoding and training: an engine answers prompts, the run trains on the answers."""

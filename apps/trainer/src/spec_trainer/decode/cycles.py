@@ -147,7 +147,10 @@ class _Run:
             return self._driver.answer(prompts, _seed(self._spec.config.seed, what))
 
     def _figures(self, what: str, decoded: Pass) -> dict[str, Any]:
-        """Return the figures of ``decoded``, the latest answers; their names begin with ``what``."""
+        """Return the figures of ``decoded``, the answers that were generated last.
+
+        ``what``: the beginning of the figures' names.
+        """
         return {
             f"{what}_acceptance_length": decoded.counters.acceptance_length,
             f"{what}_acceptance_per_position": decoded.counters.acceptance_per_position,
@@ -169,7 +172,7 @@ class _Run:
         return folder
 
     def _finish(self, done_steps: int) -> None:
-        """Measure the draft served at the end of the run; add the figures of every cycle to the summary."""
+        """At the end of the run measure the served draft, and write the figures of all cycles to the summary."""
         summary = self._spec.directory.read_summary()
         if "cycles" in summary:  # the run was complete before this command
             return
@@ -191,7 +194,10 @@ class _Run:
 
 
 def _served_version(spec: RunSpec, done_steps: int) -> int:
-    """Return the draft version served after ``done_steps`` steps; 0, the first draft, without pushes."""
+    """Return the version of the draft that engines serve after ``done_steps`` steps of the run.
+
+    If the run makes no pushes, it is 0: the first draft.
+    """
     every = spec.config.train.push_every
     if not every:
         return 0
@@ -199,10 +205,10 @@ def _served_version(spec: RunSpec, done_steps: int) -> int:
 
 
 def first_weights(spec: RunSpec) -> dict[str, Any]:
-    """Return the run's initial weights, changed minimally so that no tensor equals the target's head.
+    """Return the run's initial weights, with small changes so that no tensor equals the target's head.
 
-    An engine may share a tensor with the target if both are equal at start, and could then never update the draft's
-    tensor. So the largest weight of such a tensor is changed enough to differ in every dtype.
+    An engine may share a tensor with the target if both are equal at the start. It could then never update
+    the draft's tensor. So the largest weight of such a tensor is changed, by enough to differ in every dtype.
     """
     import torch
 
@@ -218,7 +224,7 @@ def first_weights(spec: RunSpec) -> dict[str, Any]:
 
 
 def _notes(figures: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that are added to every row of metrics of a cycle, from the cycle's figures."""
+    """Return the figures of a cycle that are added to each of its rows of metrics."""
     own = figures["decode_acceptance_length"]
     return {
         "cycle": figures["cycle"],
@@ -243,6 +249,9 @@ def _prompt(prompt: Any) -> list[int]:
 
 
 def _seed(seed: int, what: str) -> int:
-    """Return a seed of 31 bits, from which the engine derives a seed for each prompt."""
+    """Return the seed of one pass over prompts; the engine derives a seed for each prompt from it.
+
+    It has 31 bits. ``what`` names the pass, so that different passes have different seeds.
+    """
     digest = hashlib.blake2b(f"{seed} {what}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") >> 1

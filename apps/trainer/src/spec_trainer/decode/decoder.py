@@ -37,7 +37,7 @@ class Portion:
 
 
 def portions(prompts: Sequence[Sequence[int]], seed: int) -> Iterator[Portion]:
-    """Yield the prompts in portions, in order."""
+    """Divide the prompts into portions, in order, and yield the portions."""
     for start in range(0, len(prompts), _AT_ONCE):
         yield Portion(
             prompts=[list(prompt) for prompt in prompts[start : start + _AT_ONCE]], seed=seed + start
@@ -53,7 +53,7 @@ class EngineDecoder(Resource):
     """Decodes with a draft. The first draft is loaded; later drafts are pushed into the running engine."""
 
     def __init__(self, parts: RunParts, engine: Engine) -> None:
-        """Decode with ``engine``; no draft is served yet."""
+        """Prepare to decode with ``engine``, which has no draft yet."""
         self._parts, self._engine = parts, engine
         self._version: int | None = None
         self._has_drafted = False
@@ -71,7 +71,10 @@ class EngineDecoder(Resource):
         self._version = version
 
     def generate(self, portion: Portion) -> Pass:
-        """Answer a portion with the settings of section ``decode``; the first call warms the engine up first."""
+        """Answer the prompts of a portion with the settings of section ``decode``.
+
+        The first call lets the engine warm up first.
+        """
         decode = self._parts.config.decode
         sampling = SamplingParams(
             max_new_tokens=decode.max_new_tokens,

@@ -35,12 +35,12 @@ _Token = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class _AnswerRow(Config):
-    """A row that ``_row`` returned: tokens of a prompt and its answer."""
+    """A row of a file of answers: the tokens of one prompt and its answer."""
 
     input_ids: Annotated[list[_Token], Field(min_length=1)]
     loss_mask: list[Literal[0, 1]]
     guess_place: list[_Token]
-    """Depth of the guess of each token (``Supervision.guess_depth``)."""
+    """Depth of the draft's guess of each token (``Supervision.guess_depth``)."""
 
     @model_validator(mode="after")
     def _of_one_length(self) -> Self:
@@ -93,7 +93,8 @@ class DecodedFolder:
     def write_figures(self, cycle: int, figures: Mapping[str, Any]) -> None:
         """Write the engine's figures of a cycle.
 
-        The figures of the draft at the end of the run get the number after the last cycle.
+        The figures of the draft that is served at the end of the run are written as the cycle after the last
+        one.
         """
         write_atomically(self._figures(cycle), json.dumps(figures, indent=2) + "\n")
 
@@ -106,10 +107,11 @@ class DecodedFolder:
             return read_figures(file, CycleFigures)
 
     def dataset(self, cycle: int, on_policy: bool) -> Dataset:
-        """Return the answers that a cycle trains on, with ``Sample.guess_depth`` if ``on_policy``.
+        """Return the answers on which a cycle trains, as a Dataset.
 
-        The held-out samples are the answers to the held-out prompts in the first cycle, so they are the same in every
-        cycle.
+        With ``on_policy`` each sample has its ``Sample.guess_depth``. The held-out samples of every cycle are
+        the answers to the held-out prompts in the first cycle, so that evaluations of different cycles can be
+        compared.
         """
         train = self._read(f"cycle-{cycle}", 0, on_policy)
         held_out = self._read(HELD_OUT, len(train), on_policy=False) if self.has_held_out() else ()

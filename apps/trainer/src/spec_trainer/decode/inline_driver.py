@@ -93,9 +93,9 @@ class InlineDriver(RunDriver):
     def train(
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
     ) -> float:
-        """Train the remaining steps of ``part``, the run or one cycle; return the engine's seconds of capture.
+        """Train the remaining steps of ``part``, the run or one cycle.
 
-        ``measure`` is called between steps.
+        Return the seconds that the engine spent on captures. ``measure`` is called between steps.
         """
         at_once = measure and _at_once(measure)
         return self._consume(self.consume, part, notes, self._should_stop, measure=at_once)
@@ -133,7 +133,7 @@ class InlineDriver(RunDriver):
         should_stop: Callable[[int], bool],
         **links: Any,
     ) -> float:
-        """Call ``consume`` with the features of ``part``; return the engine's seconds of capture."""
+        """Call ``consume`` with the features of ``part``, and return the seconds of the engine's captures."""
         import torch.distributed as dist
 
         engines = [
@@ -185,7 +185,7 @@ class InlineDriver(RunDriver):
 
 
 def _at_once(measure: MeasureDraft) -> Measure:
-    """Wrap the synchronous ``measure`` as a function that returns a finished future."""
+    """Return a function that calls ``measure``, waits for the figures, and returns a finished future."""
 
     def measured(version: int, folder: Path) -> Future[dict[str, Any]]:
         done: Future[dict[str, Any]] = Future()

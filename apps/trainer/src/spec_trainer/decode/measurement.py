@@ -25,7 +25,7 @@ class Measurement(AbstractContextManager["Measurement"]):
     """Measures exported drafts, and writes a line to ``measurements.jsonl`` for each."""
 
     def __init__(self, spec: RunSpec, driver: RunDriver) -> None:
-        """Measure with the engine of ``driver``."""
+        """Prepare to measure drafts with the engine of ``driver``."""
         self._driver = driver
         self._prompts = spec.serving_prompts
         self._seed = spec.config.seed % 2**31  # the same for every draft

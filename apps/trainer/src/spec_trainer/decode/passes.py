@@ -30,7 +30,7 @@ class Pass:
 
     @classmethod
     def of(cls, passes: Collection[Pass]) -> Pass:
-        """Concatenate several passes into one."""
+        """Join several passes into one: all answers, and the sums of durations and counters."""
         return cls(
             answers=[answer for one in passes for answer in one.answers],
             seconds=sum(one.seconds for one in passes),
@@ -39,7 +39,7 @@ class Pass:
 
     @classmethod
     def joined(cls, benchmarks: Mapping[str, Pass]) -> Pass:
-        """Concatenate the passes over several benchmarks into one, and keep them in ``benchmarks``."""
+        """Join the passes over several benchmarks into one, which has each of them in ``benchmarks``."""
         return replace(cls.of(benchmarks.values()), benchmarks=benchmarks)
 
     @property
@@ -73,7 +73,7 @@ def decode(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingP
 
 
 def warm_up(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> None:
-    """Decode a few tokens of each answer, before the timing starts."""
+    """Let the engine decode a few tokens of each answer, so that it is warm when the timing starts."""
     few = min(sampling.max_new_tokens, _WARM_UP_ROUNDS * (1 + sampling.num_draft_tokens))
     engine.generate(prompts, replace(sampling, max_new_tokens=few))
 

@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTask:
-    """A function that the trainer rank calls with the features of a part of the run, in any process."""
+    """A function that the trainer rank calls with the features of some samples, in whatever process it is."""
 
     entry: str
-    """The function as ``package.module:name``. It is called as a ``Consume`` with ``arguments`` added, and puts its
-    result into ``RankLinks.result``."""
+    """The function as ``package.module:name``. Its arguments are the arguments of a ``Consume`` function
+    (``training.wiring``) and ``arguments``. It puts its result into ``RankLinks.result``."""
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Last argument of the function; JSON-serializable."""
 
     @property
     def consume(self) -> Consume:
-        """The function, with its arguments, as a ``Consume``."""
+        """The function as a ``Consume`` function (``training.wiring``), which already has ``arguments``."""
         function = pkgutil.resolve_name(self.entry)
 
         def consuming(part: RunSpec, rank: int, device: torch.device, links: RankLinks) -> object:
@@ -54,11 +54,11 @@ class RunDriver(ABC):
     def train(
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
     ) -> float:
-        """Train the remaining steps of ``part``, the run or one cycle; return the engines' seconds of capture.
+        """Train the remaining steps of ``part``, the run or one cycle.
 
-        ``notes``: fields added to every row of metrics of a cycle; None if the run has no cycles. ``measure`` is
-        called with each draft that is exported for a measurement (``train.serve_every``). Raise Interrupted if a stop
-        is requested.
+        Return the seconds that engines spent on captures. ``notes``: fields added to every row of metrics of
+        a cycle; None if the run has no cycles. ``measure`` is called with each draft that is exported for a
+        measurement (``train.serve_every``). Raise Interrupted if a stop is requested.
         """
 
     @abstractmethod
@@ -71,8 +71,9 @@ class RunDriver(ABC):
     ) -> dict[str, Any]:
         """Run ``task`` on the samples of the RunSpec ``part``, and return the task's result.
 
-        The samples are in memory only. The run must have one trainer rank and follow live requests. ``notes``: fields
-        added to every row of metrics. ``pause`` is called after each step. Raise Interrupted if a stop is requested.
+        The samples are in memory only. The run must have one trainer rank and follow live requests.
+        ``notes``: fields added to every row of metrics. ``pause`` is called after each step of the task.
+        Raise Interrupted if a stop is requested.
         """
 
     @abstractmethod

@@ -96,12 +96,12 @@ class BenchmarkRow:
     where: str
     questions: list[str]
     right: Decimal | None = None
-    """The number that is the right answer; None if the row has none (``grading``)."""
+    """The number that is the right answer; None if the row gives no such number."""
     prompts: list[Sequence[int]] = field(default_factory=list["Sequence[int]"])
     messages: list[dict[str, Any]] = field(default_factory=list["dict[str, Any]"])
 
     def ask(self, encoder: Encoder, longest: int) -> None:
-        """Render the next question, after the answers so far, as a prompt.
+        """Make the prompt of this row's next question, which follows the questions and answers so far.
 
         Raise DataError if the prompt has more than ``longest`` tokens.
         """
@@ -118,20 +118,21 @@ class BenchmarkRow:
         self.prompts.append(prompt)
 
     def answer(self, text: str) -> None:
-        """Add the target's answer to the last prompt to the conversation."""
+        """Append the target's answer to the last prompt to the conversation."""
         self.messages.append({"role": "assistant", "content": text})
 
     @property
     def is_open(self) -> bool:
-        """Whether a question of this row was not asked yet."""
+        """Whether this row has a question that was not asked yet."""
         return len(self.prompts) < len(self.questions)
 
 
 def parse_benchmarks(words: str) -> dict[str, int | None]:
-    """Return benchmark -> number of rows (None: all) from text such as ``gsm8k:200,mt_bench``.
+    """Return the number of rows of each benchmark in text such as ``gsm8k:200,mt_bench``.
 
-    Capitals, dashes and underscores in names do not matter: ``MT-Bench`` is ``mt_bench``. The name of the data set on
-    the hub is accepted, too. Raise ConfigError for any other text.
+    The number is None if the text gives none: then all rows are asked. Capitals, dashes and underscores in
+    names do not matter: ``MT-Bench`` is ``mt_bench``. The name of the data set on the hub is accepted, too.
+    Raise ConfigError for any other text.
     """
     names = {spelling: name for name in BENCHMARKS for spelling in _spellings(name)}
     wanted: dict[str, int | None] = {}
@@ -167,7 +168,10 @@ class Questions:
     """The conversations of the benchmarks' rows; the target's answers are added turn by turn."""
 
     def __init__(self, rows: Sequence[BenchmarkRow], encoder: Encoder, longest: int) -> None:
-        """Make the prompt of each row's first question; ``longest``: the most tokens of a prompt."""
+        """Make a prompt of the first question of each row.
+
+        ``longest``: the largest number of tokens of a prompt.
+        """
         self._rows, self._encoder, self._longest = rows, encoder, longest
         for row in rows:
             row.ask(encoder, longest)
@@ -193,10 +197,10 @@ class Questions:
         return any(row.is_open for row in self._rows)
 
     def ask_all(self, answer: Callable[[list[Sequence[int]]], Sequence[Sequence[int]]]) -> None:
-        """Make the prompts of all later questions, with the target's answers to the earlier questions.
+        """Make the prompts of all later questions, which contain the target's answers to earlier questions.
 
-        ``answer`` returns the tokens of the target's answers to prompts, without their end-of-text tokens. Answers
-        that were cut are used, too.
+        The function ``answer`` gets prompts and returns the tokens of the target's answers, without
+        end-of-text tokens. Answers that were cut are used, too.
         """
         while waiting := [row for row in self._rows if row.is_open]:
             answers = answer([row.prompts[-1] for row in waiting])
@@ -231,9 +235,10 @@ def _rows(name: str, folder: Path | None) -> Iterator[DataRow]:
 
 
 def _files(name: str, folder: Path) -> list[Path]:
-    """Return the benchmark's files in ``folder``: the file with its name, or a copy of its data set.
+    """Return the files of the benchmark ``name`` in ``folder``.
 
-    The file's name may be any of ``_spellings``, such as ``sanitized-mbpp``.
+    They are the data file with this name, or else the files of a copy of the benchmark's data set. The file's
+    name may be any of ``_spellings``, such as ``sanitized-mbpp``.
     """
     benchmark, names = BENCHMARKS[name], _spellings(name)
     with foreign_errors(DataError, f"--bench-data={folder} cannot be read"):
@@ -251,7 +256,11 @@ def _files(name: str, folder: Path) -> list[Path]:
 
 
 def _copy(hub: str, names: set[str], folder: Path) -> Path | None:
-    """Return the folder of a data set's copy: in a hub cache, ``folder``/owner/name, or ``folder``."""
+    """Return the folder that holds a copy of the data set ``hub``; None if there is none.
+
+    The first of these is taken: the current snapshot, if ``folder`` or ``folder``/hub is a hub cache;
+    ``folder``/owner/name; ``folder`` itself, if it is a snapshot of the data set or its name is in ``names``.
+    """
     cached = f"datasets--{hub.replace('/', '--')}"
     for place in (folder / cached, folder / "hub" / cached, folder):
         if place.name == cached and (current := place / "refs" / "main").is_file():
@@ -270,7 +279,7 @@ def _commit(file: Path) -> str:
 
 
 def _of_split(benchmark: Benchmark, folder: Path) -> list[Path]:
-    """Return the data files of the benchmark's configuration and split.
+    """Return the files in ``folder`` that hold the benchmark's configuration and split.
 
     If no path names the configuration (or split), the files of all configurations (or splits) are returned.
     """
@@ -282,7 +291,10 @@ def _of_split(benchmark: Benchmark, folder: Path) -> list[Path]:
 
 
 def _names(path: Path, part: str) -> bool:
-    """Return whether a folder of ``path`` is named ``part``, or the file's name begins with this word."""
+    """Return whether ``path`` belongs to ``part``, a configuration or split of a data set.
+
+    It does if one of its folders has this name, or if the file's name begins with this word.
+    """
     return part in path.parts[:-1] or re.match(rf"{part}\b", path.name) is not None
 
 

@@ -64,11 +64,11 @@ def summarise(work: Workload, plain: Passes, drafted: Passes, decode: Decode | N
 
 
 def compare(plain: Sequence[Generation], drafted: Sequence[Generation]) -> dict[str, Any]:
-    """Return whether the greedy texts with the draft (``drafted``) and without it (``plain``) are equal.
+    """Compare greedy texts that were decoded with a draft (``drafted``) and without it (``plain``).
 
-    In low precision, a difference is due to rounding if the two largest logits are nearly equal at that token. In
-    float32 nothing may differ. ``outputs_differing_only_at_ties``: whether rounding explains all differences; None if
-    the engine does not report the logits' gap.
+    In low precision, a difference is due to rounding if the two largest logits are nearly equal at the first
+    different token. In float32 nothing may differ. The figure ``outputs_differing_only_at_ties`` says whether
+    rounding explains all differences; it is None if the engine does not report the gap between the logits.
     """
     differences = list(_differences(plain, drafted))
     return {
@@ -94,7 +94,7 @@ def _finite(gap: float | None) -> float | None:
 def _differences(
     plain: Sequence[Generation], drafted: Sequence[Generation]
 ) -> Iterator[tuple[dict[str, int], float | None]]:
-    """Yield the first difference of each pair of texts, and the gap of the two largest logits there.
+    """Yield where each pair of different texts differs first, and the gap of the two largest logits there.
 
     The gap is measured without the draft; None if it is unknown. It is infinite if one text is the beginning
     of the other, because rounding cannot explain that.
@@ -110,7 +110,7 @@ def _differences(
 
 
 def _graders(work: Workload, decode: Decode | None) -> dict[str, Callable[[Pass], float | None]]:
-    """Return, for each benchmark, a function that grades a pass over it; empty without ``decode``."""
+    """Return a function for each benchmark that grades the answers of a pass; none without ``decode``."""
     right: dict[str, list[Decimal | None]] = {}
     for name, number in zip(work.benchmarks, work.right, strict=False):
         right.setdefault(name, []).append(number)

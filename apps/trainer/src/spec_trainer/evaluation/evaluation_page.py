@@ -71,7 +71,10 @@ def position_plot(document: Document) -> str:
 
 
 def load_plots(document: Document) -> str:
-    """Return plots of speed and latency by concurrency, and the concurrency from which the draft slows."""
+    """Return plots of speed and latency by concurrency.
+
+    A sentence says from which concurrency on decoding is slower with the draft.
+    """
     entries = sorted(document["throughput"], key=lambda entry: entry["concurrency"])
     if not entries:
         return ""

@@ -1,4 +1,7 @@
-"""Grade answers that are numbers by exact match; rows of GSM8K end with ``####`` and the right number."""
+"""Grade answers whose right result is a number by exact match.
+
+Rows of GSM8K give the right number after ``####``, at their end.
+"""
 
 from __future__ import annotations
 

@@ -66,9 +66,9 @@ def input_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _part(one: Pass, places: Sequence[int]) -> Pass:
-    """Return a Pass of the answers at ``places``, with counters summed over these answers.
+    """Return the part of a pass that has the answers at the indices ``places``.
 
-    The counters are 0 if the engine does not count per answer.
+    Its counters are summed over these answers. They are 0 if the engine does not count per answer.
     """
     answers = [one.answers[place] for place in places]
     start = AcceptanceCounters(accepted_per_position=(0,) * len(one.counters.accepted_per_position))

@@ -36,7 +36,8 @@ class AnswerTimes:
 def describe_load(one: Pass) -> dict[str, Any]:
     """Return the speed of a pass, in total and per user, and its latencies in milliseconds.
 
-    Figures that need the arrival times of tokens are None if the engine does not stream.
+    Latencies and the speed per user are None if the engine does not stream, because they need the tokens'
+    arrival times.
     """
     timed = [
         AnswerTimes(num_tokens=len(answer.times_s), parts_s=sorted(set(answer.times_s)))
@@ -76,10 +77,10 @@ def describe_loads(plain: Mapping[int, Pass], drafted: Mapping[int, Pass]) -> li
 
 
 def break_even(entries: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the concurrency from which on the draft makes decoding slower.
+    """Return the concurrency from which on decoding is slower with the draft than without it.
 
-    Between two measured concurrencies, the speed-up is interpolated linearly over the logarithm of the concurrency.
-    The result is the concurrency with a speed-up of 1. If decoding is faster with the draft at the largest measured
+    There the speed-up is 1. Between two measured concurrencies, the speed-up is interpolated linearly over
+    the logarithm of the concurrency. If decoding is faster with the draft at the largest measured
     concurrency, return None. If it is faster at no measured concurrency, return the smallest.
     """
     points = sorted((entry["concurrency"], entry["speedup"]) for entry in entries)

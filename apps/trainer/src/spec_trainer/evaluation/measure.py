@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """The passes over a workload that an engine decoded with a draft, or without one."""
+    """The passes over a workload that an engine has decoded, either all with a draft or all without one."""
 
     greedy: Pass
     sampled: Pass | None
@@ -34,7 +34,7 @@ class Passes:
 
 
 def ask_all(engine: Engine, work: Workload, asked: Questions) -> Workload:
-    """Return ``work`` with the prompts of later turns, which contain the target's greedy answers.
+    """Return the workload ``work`` with the later turns' prompts, which have the target's greedy answers.
 
     Decoding with the draft and without it then has the same prompts, so that texts and times can be compared.
     """
@@ -54,7 +54,7 @@ def ask_all(engine: Engine, work: Workload, asked: Questions) -> Workload:
 def decode_without_draft(engine: Engine, work: Workload) -> Passes:
     """Decode the workload without a draft.
 
-    If the engine can, it also returns the gap between the two largest logits at each token.
+    If the engine supports it, its answers also have the gap between the two largest logits at each token.
     """
     work = work.without_draft()
     passes = _decode_all(engine, work, "without a draft")
@@ -74,12 +74,18 @@ def decode_with_draft(engine: Engine, draft_model: Path, work: Workload) -> Pass
 
 
 def acceptance_length(engine: Engine, draft_model: Path, work: Workload, what: str) -> float:
-    """Return the acceptance length of the draft in ``draft_model``, which is called ``what`` in the log."""
+    """Return the acceptance length of the draft in the folder ``draft_model``.
+
+    ``what``: the draft's name in the log.
+    """
     return decode_once_with(engine, draft_model, work, what).counters.acceptance_length
 
 
 def decode_once_with(engine: Engine, draft_model: Path, work: Workload, what: str) -> Pass:
-    """Decode the workload once with the draft in ``draft_model``, which is called ``what`` in the log."""
+    """Decode the workload once with the draft in the folder ``draft_model``.
+
+    ``what``: the draft's name in the log.
+    """
     engine.load_draft(draft_model)
     log.info("decoding prompts (%d) with %s", len(work.prompts), what)
     return decode(engine, work.prompts, work.timed)

@@ -92,9 +92,9 @@ class EvaluationRequest:
             )
 
     def _check_measured(self) -> None:
-        """Raise ConfigError unless either a server, or a target and a draft, are given.
+        """Raise ConfigError unless the request has either a server, or a target and a draft.
 
-        Raise it also for an option that does not apply to the given choice.
+        Raise it also for an option that does not apply to the choice.
         """
         if not self.server:
             if not self.target or self.draft_model is None:

@@ -62,7 +62,7 @@ def _lengths_and_speeds(figures: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _comparison(document: Mapping[str, Any]) -> str:
-    """Return a sentence that says whether the draft has changed the greedy text."""
+    """Return a sentence that says whether the greedy texts with the draft equal the texts without it."""
     if document["outputs_equal"]:
         return "greedy texts with the draft are equal to those without"
     share = f"{100 * document['outputs_differing_share']:.0f} % of the greedy texts differ"

@@ -57,7 +57,10 @@ def _of_pair(way: str, plain: Pass, drafted: Pass, own: str) -> Iterator[str]:
 
 
 def unlikely_acceptance(name: str, counters: AcceptanceCounters) -> Iterator[str]:
-    """Yield a warning if no guess was verified or almost none was accepted; it begins with ``name``."""
+    """Yield a warning if no guess of the draft was verified, or almost none was accepted.
+
+    ``name``: the beginning of the warning.
+    """
     if not counters.rounds:
         yield f"{name}no verification of a guess was counted, so the acceptance length says nothing"
     elif counters.rounds >= _ENOUGH_ROUNDS and counters.acceptance_length < _ENOUGH_GUESSED:
@@ -74,7 +77,7 @@ def few_tokens(name: str, number: int) -> Iterator[str]:
 
 
 def short_passes(name: str, *seconds: float) -> Iterator[str]:
-    """Yield a warning if the shortest of some passes was too short to measure a speed."""
+    """Yield a warning if passes were too short to measure a speed; ``seconds``: their durations."""
     if min(seconds) < _ENOUGH_SECONDS:
         yield (
             f"{name}a pass took {min(seconds):.2f} s, too short for its speed to count: give more prompts or a "

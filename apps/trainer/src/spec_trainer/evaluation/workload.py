@@ -56,12 +56,12 @@ class Workload:
         return replace(self, sampling=replace(self.sampling, num_draft_tokens=0))
 
     def by_benchmark(self) -> dict[str, Prompts]:
-        """Return the prompts of each benchmark, in the order of ``prompts``."""
+        """Return benchmark -> its prompts, in their order in ``prompts``."""
         found: dict[str, Prompts] = {}
         for name, prompt in zip(self.benchmarks, self.prompts, strict=bool(self.benchmarks)):
             found.setdefault(name, []).append(prompt)
         return found
 
     def enough_for(self, concurrency: int) -> Prompts:
-        """Return enough prompts for ``concurrency`` answers at once, with repetitions if needed."""
+        """Return enough prompts to keep ``concurrency`` answers in progress; prompts are repeated if needed."""
         return list(itertools.islice(itertools.cycle(self.prompts), max(concurrency, len(self.prompts))))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """Numbers that describe the progress of a run."""
+    """Numbers that show how far a run that follows servers has come, and how good its drafts are."""
 
     steps: int
     verdicts: int

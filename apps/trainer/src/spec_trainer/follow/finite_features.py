@@ -29,11 +29,14 @@ class FiniteFeatures:
     """A BatchSource that zeroes features that are not finite, and the loss masks of their samples."""
 
     def __init__(self, source: BatchSource, not_finite: list[int]) -> None:
-        """Take batches from ``source``; add the ids of samples that are not finite to ``not_finite``."""
+        """Prepare to pass on the batches of ``source``.
+
+        ``not_finite``: the list to which the ids of samples are added whose features are not finite.
+        """
         self._source, self._not_finite = source, not_finite
 
     def prepare(self, item: GlobalBatch) -> None:
-        """Begin to fill the batches of ``item``."""
+        """Let the wrapped source begin to fill the batches of ``item``."""
         self._source.prepare(item)
 
     def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:

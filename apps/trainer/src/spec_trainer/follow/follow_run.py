@@ -115,7 +115,7 @@ class FollowRun:
         self._again_s = time.monotonic()
         """Time (``time.monotonic``) from which a server with an earlier draft may be pushed to again."""
         self._pause = self._left = 1
-        """``_pause``: number of cycles between two verdicts. ``_left``: cycles until the next verdict."""
+        """``_pause``: cycles from one verdict to the next. ``_left``: cycles until the next verdict."""
 
     def run(self) -> None:
         """Repeat cycles until ``follow.requests`` requests have arrived. Raise Interrupted if stopped before."""
@@ -131,7 +131,7 @@ class FollowRun:
         self._finish()
 
     def _follow(self) -> bool:
-        """Repeat cycles; return True if enough requests have arrived, False if the target has changed."""
+        """Repeat cycles. Return True if enough requests have arrived, False if the target has changed."""
         while True:
             self._retain()
             if self._reservoir.num_fresh >= (1 if self._is_complete() else self._config.every):
@@ -149,7 +149,7 @@ class FollowRun:
             self._take()
 
     def _has_new_target(self) -> bool:
-        """Return whether the target has changed, and use it. Raise RunError if settings or its shape forbid it."""
+        """If the target has changed, use it and return True. Raise RunError if settings or shape forbid it."""
         before, target = self._spec.target, self._settled_target()
         if target.digest == before.digest:
             return False
@@ -199,7 +199,7 @@ class FollowRun:
         export_draft(spec.draft, weights, spec.target, folder, spec.config.data)
 
     def _take(self) -> None:
-        """Fetch requests that the servers have stored; wait ``follow.poll_s`` if a cycle needs more."""
+        """Fetch the requests that the servers have stored; if a cycle needs more, wait ``follow.poll_s``."""
         self._check_stop()
         for taken in self._traffic.take():
             self._reservoir.add(*taken)
@@ -227,7 +227,7 @@ class FollowRun:
             self._retained.write(self._reservoir.kept)
 
     def _lags_behind(self) -> bool:
-        """Return whether a server that answers serves an earlier version than the last pushed version."""
+        """Return whether a server serves an earlier draft version than the version that was pushed last."""
         newest, versions = self._served.version, self._traffic.versions.values()
         return newest is not None and any(version is None or version < newest for version in versions)
 

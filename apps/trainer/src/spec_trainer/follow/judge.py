@@ -25,7 +25,7 @@ _SURE = 3.0
 
 @dataclass(frozen=True)
 class DraftRounds:
-    """Token count of each answer, and the number of verifications that a draft would need for it."""
+    """The number of tokens of each answer, and of the verifications that a draft would need for it."""
 
     tokens: tuple[int, ...]
     rounds: tuple[float, ...]
@@ -36,7 +36,7 @@ class DraftRounds:
         return sum(self.tokens) / sum(self.rounds)
 
     def of(self, places: Sequence[int]) -> DraftRounds:
-        """Return the DraftRounds of only the answers at the indices ``places``."""
+        """Return a DraftRounds with only the answers at the indices ``places``."""
         return DraftRounds(
             tuple(self.tokens[place] for place in places), tuple(self.rounds[place] for place in places)
         )
@@ -52,7 +52,10 @@ class Gain:
 
     @classmethod
     def of(cls, after: DraftRounds, before: DraftRounds) -> Gain:
-        """Compare two drafts answer by answer, so that differences between answers cancel out."""
+        """Return the Gain of the draft with the rounds ``after`` over the draft with the rounds ``before``.
+
+        The drafts are compared answer by answer, so that differences between answers cancel out.
+        """
         saved = [old - new for old, new in zip(before.rounds, after.rounds, strict=True)]
         if len(saved) < 2:
             raise ValueError(f"{counted(len(saved), 'answer')}: expected two or more to compare drafts by")
@@ -61,16 +64,17 @@ class Gain:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the draft ``after`` is significantly better."""
+        """Whether the later draft needs significantly fewer verifications than the earlier draft."""
         return self.saved > self.chance
 
 
 def simulate(
     spec: RunSpec, driver: RunDriver, held_out: Dataset, drafts: Mapping[int, Path], not_finite: set[int]
 ) -> dict[int, DraftRounds]:
-    """Return step -> DraftRounds of the draft exported at that step, on the samples of ``held_out``.
+    """Return how many verifications each draft would need for the held-out answers.
 
-    ``drafts``: step -> folder of the draft. The samples' features are captured once for all drafts. Samples without
+    ``drafts``: step -> folder of the draft that was exported at this step. The result maps each step to
+    DraftRounds. The features of the samples ``held_out`` are captured once for all drafts. Samples without
     finite features are left out; their ids are added to ``not_finite``.
     """
     task = RankTask(entry=_MEASURE, arguments={"drafts": list(map(str, drafts.values()))})

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def take_states(server: HttpReplica, request: LiveRequest, schema: FeatureSchema) -> Tensor | str:
-    """Return a request's hidden states [T, N, H], or the reason why it has none.
+    """Return the hidden states [T, N, H] that a server captured for a request, or why it has none.
 
-    T is one less than the request's tokens, because the target never ran the last token of the answer. The server
-    deletes the states.
+    T is one less than the request's tokens, because the target never ran the last token of the answer. The
+    server deletes the states.
     """
     token_ids = [*request.prompt, *request.answer][:-1]
     if request.states is None:
@@ -53,12 +53,15 @@ class KeptStates(CapturerSource):
     def __init__(
         self, states: Callable[[], Mapping[int, Tensor]], transport: Transport, timeout_s: float
     ) -> None:
-        """Send over ``transport``. ``states`` returns ``id(input_ids)`` -> hidden states of each sample."""
+        """Prepare to send hidden states over ``transport``.
+
+        The function ``states`` returns the hidden states of each kept sample, by ``id(input_ids)``.
+        """
         self._states, self._transport, self._timeout_s = states, transport, timeout_s
         self._senders: dict[str, FeatureSender] = {}
 
     def capturer(self, part: RunSpec) -> Capturer:
-        """Return the Capturer of the samples of ``part``; it uses the hidden states that are kept now."""
+        """Return the Capturer that sends the samples of ``part``, with the hidden states that are kept now."""
         return _StatesCapturer(partial(self._send, part, self._states()))
 
     def close(self) -> None:
@@ -84,11 +87,11 @@ class _StatesCapturer:
     """A Capturer that sends samples at once, in the calling thread."""
 
     def __init__(self, send: Callable[[SampleReference], None]) -> None:
-        """Send each sample by calling ``send``."""
+        """Create a Capturer that calls ``send`` for each sample."""
         self._send = send
 
     def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
-        """Send a batch of samples; the returned future is done."""
+        """Send a batch of samples, and return a future that is already done."""
         sent: Future[None] = Future()
         try:
             for sample in samples:

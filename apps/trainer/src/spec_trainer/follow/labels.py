@@ -32,7 +32,7 @@ class LabelCounts:
         return label
 
     def bounded(self, label: str) -> str:
-        """Return the label that requests with ``label`` have in this run."""
+        """Return the label under which this run counts requests with ``label``: ``label`` or ``other``."""
         if label not in self._known and len(self._known) > MOST_LABELS:
             return OTHER_LABEL
         self._known.add(label)
@@ -40,9 +40,9 @@ class LabelCounts:
 
 
 def lengths_by_label(drafts: Mapping[str, DraftRounds], labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return label -> number of its held-out requests, and each draft's acceptance length on them.
+    """Return the number of held-out requests with each label, and each draft's acceptance length on them.
 
-    ``drafts``: name of the figure -> rounds of a draft. ``labels``: the label of each answer.
+    ``drafts``: name of the figure -> DraftRounds of a draft. ``labels``: the label of each answer.
     """
     found: dict[str, dict[str, Any]] = {}
     for label in sorted(set(labels)):

@@ -28,10 +28,10 @@ fewer tokens is not busy."""
 
 
 class LatencyBudget:
-    """Compares the p99 inter-token latency of servers since the last reading with a budget."""
+    """Compares the p99 inter-token latency of servers with a budget, over the time since the last reading."""
 
     def __init__(self, urls: Sequence[str], budget_ms: float, every_s: float) -> None:
-        """Read the metrics of the servers at most every ``every_s`` seconds."""
+        """Prepare to compare the servers' latency with ``budget_ms``, at most once in ``every_s`` seconds."""
         self._servers = [_ServerLatency(url) for url in urls]
         self._budget_s, self._every_s = budget_ms / 1000, every_s
         self._next_s = time.monotonic()
@@ -40,7 +40,10 @@ class LatencyBudget:
         """Seconds that training has waited."""
 
     def wait(self, should_stop: Callable[[], bool], sleep: Sleep) -> None:
-        """Wait until no server exceeds the budget, or ``should_stop()`` is true; wait by calling ``sleep``."""
+        """Wait until no server exceeds the budget, or until ``should_stop()`` is true.
+
+        It waits by calling ``sleep``.
+        """
         if time.monotonic() < self._next_s:
             return
         began_s = time.monotonic()

@@ -1,7 +1,7 @@
 """MetricsPage serves the figures of a run that follows servers at ``/metrics``, for Prometheus.
 
-Whoever reaches the address can read the page. It holds counts, addresses of servers and labels, nothing
-else of a request.
+Whoever reaches the address can read the page. It holds counts, addresses of servers and labels of requests,
+but no text of a request.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ class MetricsPage(Resource):
 
 
 class _Server(ThreadingHTTPServer):
-    """Serves the page. A new connection replaces the oldest if too many are open, so none can block."""
+    """Serves the page. If too many connections are open, a new connection replaces the oldest.
+
+    So a client that holds connections open cannot keep other clients out.
+    """
 
     daemon_threads, block_on_close = True, False
 

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 def train_on_finite(
     part: RunSpec, rank: int, device: torch.device, links: RankLinks, arguments: Mapping[str, Any]
 ) -> None:
-    """Train on the samples with finite features; the result ``not_finite`` has the ids of other samples."""
+    """Train on the samples of ``part`` whose features are finite.
+
+    The task's result has the ids of the other samples under ``not_finite``.
+    """
     train_rank(part, rank, device, with_finite_features(links))
 
 
@@ -33,8 +36,9 @@ def measure_drafts(
 ) -> None:
     """Simulate the acceptance length of each draft on each sample of ``part``, one sample in each step.
 
-    ``arguments["drafts"]``: folders of exported drafts. The result has a list of acceptance lengths for each draft as
-    ``lengths``. Samples without finite features are left out; their ids are in ``not_finite``.
+    ``arguments["drafts"]``: folders of exported drafts. The task's result has, under ``lengths``, a list of
+    acceptance lengths for each draft. Samples without finite features are left out; their ids are under
+    ``not_finite``.
     """
     links = with_finite_features(links)
     with ExitStack() as stack:

@@ -36,7 +36,11 @@ class Reservoir:
         seed: int,
         image_token_id: int | None = None,
     ) -> None:
-        """Start without requests; ``longest``: the largest number of tokens of a sample."""
+        """Create a reservoir without requests.
+
+        ``longest``: the largest number of tokens of a sample; a longer answer is cut, a longer prompt left
+        out.
+        """
         self._config, self._longest, self._vocab_size, self._seed = config, longest, vocab_size, seed
         self._image_token_id = image_token_id
         self._train: dict[bytes, KeptRequest] = {}
@@ -58,7 +62,7 @@ class Reservoir:
         return next((one.number for one in self._train.values()), self.num_seen)
 
     def restore(self, kept: KeptRequests) -> None:
-        """Add the requests of an earlier command to a reservoir that is empty.
+        """Add the requests that an earlier command kept to this reservoir, which must be empty.
 
         A request is left out if ``follow.held_out`` now assigns it to the other group (training or held out).
         """
@@ -77,10 +81,10 @@ class Reservoir:
         return KeptRequests(train, held_out, self.num_seen, self.num_fresh)
 
     def add(self, request: LiveRequest, states: Tensor | str | None = None) -> None:
-        """Add a request; it replaces an earlier request with the same prompt, or the oldest request if full.
+        """Add a request, in place of an earlier request with the same prompt or, if full, of the oldest one.
 
-        ``states``: hidden states of the request's first tokens if its server has captured them, or the reason why
-        not.
+        ``states``: hidden states of the request's first tokens if its server has captured them, or the reason
+        why not.
         """
         self.num_seen += 1
         self.num_new += 1
@@ -101,14 +105,18 @@ class Reservoir:
             self._keep(request.prompt, KeptRequest(self.num_seen - 1, ids, len(request.prompt), label, rows))
 
     def states(self) -> dict[int, Tensor]:
-        """Return ``id(input_ids)`` -> hidden states of each kept request whose states a server captured."""
+        """Return the hidden states of each kept request for which a server captured them.
+
+        The key is ``id(input_ids)`` of the request.
+        """
         kept = (*self._train.values(), *self._held_out.values())
         return {id(one.input_ids): one.states for one in kept if one.states is not None}
 
     def draw(self, replayed: Sequence[Sample], done_steps: int) -> Dataset:
-        """Return a cycle's training samples: a draw that favours recent requests, and a share of ``replayed``.
+        """Return a cycle's training samples: kept requests, recent ones more likely, and some of ``replayed``.
 
-        The draw is deterministic, given the added requests, the seed and ``done_steps``.
+        ``follow.replay`` is the share of samples from ``replayed``. The draw depends only on the added
+        requests, the seed and ``done_steps``.
         """
         kept = list(self._train.values())
         num_live = min(len(kept), self._config.passes * self.num_fresh)
@@ -139,7 +147,7 @@ class Reservoir:
     def leave_out(self, dataset: Dataset, not_finite: Iterable[int]) -> None:
         """Drop the requests whose features are not finite.
 
-        ``dataset`` was returned by ``draw`` or ``held_out``; ``not_finite`` has its sample ids.
+        ``not_finite``: their sample ids in ``dataset``, which ``draw`` or ``held_out`` has returned.
         """
         for sample_id in not_finite:
             self.left_out["not_finite"] += 1
@@ -160,12 +168,15 @@ class Reservoir:
             self.num_fresh = 0
 
     def _purpose(self, prompt: Sequence[int]) -> tuple[bytes, bool]:
-        """Return a digest of the prompt, and whether requests with it are held out."""
+        """Return a digest of the prompt, and whether a request with this prompt is held out."""
         digest = hashlib.blake2b(array("i", prompt).tobytes(), digest_size=16).digest()
         return digest, int.from_bytes(digest[:8], "little") < self._config.held_out * 2**64
 
     def _place(self, digest: bytes, is_held_out: bool, one: KeptRequest) -> bool:
-        """Keep a request, and drop the oldest one if there are too many; return whether its prompt is new."""
+        """Keep a request, and return whether no other request with its prompt was kept.
+
+        If there are now too many requests, the oldest is dropped. ``digest``: digest of the prompt.
+        """
         place, most = (
             (self._held_out, self._config.window) if is_held_out else (self._train, self._config.kept)
         )
@@ -181,7 +192,7 @@ class Reservoir:
         return is_new
 
     def _drop_oldest(self) -> None:
-        """Drop the oldest request of all, because the features take too many bytes."""
+        """Drop the oldest of all kept requests, because their features take too many bytes."""
         places = [place for place in (self._train, self._held_out) if place]
         place = min(places, key=lambda place: next(iter(place.values())).number)
         self._drop(place, next(iter(place)))
@@ -191,7 +202,10 @@ class Reservoir:
         self._num_state_bytes -= place.pop(digest).num_state_bytes
 
     def _chosen(self, weights: np.ndarray, num: int, *stream: int) -> list[int]:
-        """Return ``num`` different indices, ascending, drawn by weight (Efraimidis and Spirakis, 2006)."""
+        """Draw ``num`` different indices by their weights (Efraimidis and Spirakis, 2006); return them sorted.
+
+        The run's seed and the numbers ``stream`` determine the draw.
+        """
         bits = np.random.PCG64(np.random.SeedSequence([self._seed, *stream]))
         uniform = (bits.random_raw(len(weights)) >> 11).astype(np.float64) * 2.0**-53
         keys = np.log(np.maximum(uniform, 2.0**-54)) / np.maximum(weights, 1e-300)

@@ -40,7 +40,10 @@ _WAIT_S = 30.0
 
 
 def open_retained(directory: RunDirectory, config: RetentionConfig) -> RetainedRequests | None:
-    """Return the run's retained requests; if ``follow.retention`` is off, remove the file, return None."""
+    """Return the run's retained requests, or None if ``follow.retention`` is off.
+
+    If it is off, the file of an earlier command is removed.
+    """
     if config.rows:
         return RetainedRequests(directory.requests, config)
     for file in (directory.requests, directory.requests_journal):
@@ -90,7 +93,7 @@ class RetainedRequests(Resource):
         )
 
     def write(self, kept: KeptRequests) -> None:
-        """Replace the file's content by the newest of these requests, within the configured limits."""
+        """Replace the file's content by the newest requests of ``kept``, within the configured limits."""
         now_s, places = self._clock(), {one.number: one for one in (*kept.train, *kept.held_out)}
         self._stored_s = {number: self._stored_s.get(number, now_s) for number in places}
         wanted = self._within_limits(places)

@@ -26,7 +26,7 @@ _LONGEST_TAKE_S = 10.0
 
 
 class TakenRequest(NamedTuple):
-    """A live request that a server has stored, with the hidden states for it."""
+    """A live request that a server has stored, and the hidden states that the server captured for it."""
 
     request: LiveRequest
     states: Tensor | str | None
@@ -38,9 +38,9 @@ class Traffic:
     """Fetches stored requests from servers, and counts the requests that the servers did not store."""
 
     def __init__(self, urls: Sequence[str], timeout_s: float, schema: FeatureSchema | None = None) -> None:
-        """Ask no server yet; ``timeout_s`` is the longest wait for each answer.
+        """Prepare to ask the servers at ``urls``; ``timeout_s`` is the longest wait for each answer.
 
-        ``schema``: what the servers have captured for each request; None if they need not capture.
+        ``schema``: the features that the servers capture for each request; None if they need not capture.
         """
         self._urls, self._timeout_s, self._schema = urls, timeout_s, schema
         self._capturing: set[str] = set()
@@ -87,7 +87,7 @@ class Traffic:
         return taken
 
     def _check_capture(self, url: str, server: HttpReplica) -> None:
-        """Raise ConfigError if the server does not capture the states that the draft learns from."""
+        """Raise ConfigError if the server does not capture the hidden states that the draft is trained on."""
         if self._schema is None or url in self._capturing:
             return
         if (found := server.states_schema()) != self._schema:
@@ -110,10 +110,10 @@ class Traffic:
 def with_states(
     server: HttpReplica, requests: Sequence[LiveRequest], schema: FeatureSchema | None
 ) -> Iterator[TakenRequest]:
-    """Yield each request with the hidden states that the server captured, or None without ``schema``.
+    """Yield each request with the hidden states that the server captured for it.
 
-    If the server fails, its remaining states are lost: yield the remaining requests without states, then raise
-    EngineError.
+    If ``schema`` is None, the states are None. If the server fails, its remaining states are lost: yield the
+    remaining requests without states, then raise EngineError.
     """
     for number, request in enumerate(requests):
         try:

@@ -53,7 +53,7 @@ def verdict_lines(verdicts: Sequence[Mapping[str, Any]]) -> Iterable[str]:
 
 
 def first_target(spec: RunSpec) -> TargetSpec:
-    """Return the target with the digest that it had at the run's first verdict."""
+    """Return the run's target, with the digest that its files had at the run's first verdict."""
     rows = read_records(spec.directory.versions, VersionRow)
     digest = rows[0].get("target") if rows else None
     return replace(spec.target, digest=digest or spec.target.digest)

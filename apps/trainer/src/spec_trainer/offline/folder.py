@@ -30,7 +30,7 @@ class FeatureFolder:
         return self.root / f"features-{number:05d}.safetensors"
 
     def has(self, number: int) -> bool:
-        """Return whether a shard exists; its file gets this name only when it is complete."""
+        """Return whether the folder has a shard; a shard's file gets its final name only when it is complete."""
         return self.shard(number).exists()
 
     def check_owner(self, identity: FeatureIdentity) -> None:
@@ -66,7 +66,10 @@ class FeatureFolder:
         return locked_folder(self.root, "a capture", "features-*")
 
     def open(self, identity: FeatureIdentity) -> None:
-        """Begin a capture: write an index without shards, and remove incomplete shards left by a crash."""
+        """Begin a capture in this folder: write an index without shards.
+
+        Incomplete shards that a crash has left are removed.
+        """
         self.check_owner(identity)
         for left in self.root.glob(f"{SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -87,6 +90,6 @@ class FeatureFolder:
                 check_own(file)
 
     def _is_ours(self, name: str) -> bool:
-        """Return whether a capture creates files or folders with this name."""
+        """Return whether a capture creates files or folders with the name ``name``."""
         begins = ("features-", "dataset-", INDEX_FILE)
         return name in (".lock", "logs") or name.startswith(SCRATCH) or name.lstrip(".").startswith(begins)

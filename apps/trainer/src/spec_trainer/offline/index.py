@@ -58,7 +58,7 @@ class FeatureIdentity:
     shard_bytes: _Number
 
     def differences(self, wanted: FeatureIdentity) -> list[str]:
-        """Return the fields in which ``wanted`` differs, as texts such as ``layers [2] there, [5] here``."""
+        """Return a text for each field in which ``wanted`` differs, such as ``layers [2] there, [5] here``."""
         there, here = _flat(self), _flat(wanted)
         return [f"{key} {there[key]} there, {here[key]} here" for key in there if there[key] != here[key]]
 
@@ -70,7 +70,10 @@ class FeatureIdentity:
 
 @dataclass(frozen=True)
 class StoredSample:
-    """Position and checksums of a sample: rows ``offset`` to ``offset + num_tokens`` of a shard."""
+    """Position and checksums of a sample in a shard.
+
+    It has the tokens ``offset`` to ``offset + num_tokens`` of the shard.
+    """
 
     sample_id: int
     """Index of the sample in the captured data: training samples in file order, then held-out samples."""
@@ -79,7 +82,8 @@ class StoredSample:
     checksum: str
     """Checksum of the sample's stored hidden states and token ids."""
     token_digest: str
-    """``sample_digest``, by which a run finds the sample, whatever its sample id in that run."""
+    """Digest of the sample's tokens and images (``sample_digest``). A run finds the sample by it, whatever
+    its id in the run."""
 
 
 class StoredSamples(pydantic.BaseModel):
@@ -104,7 +108,7 @@ class StoredSamples(pydantic.BaseModel):
 
     @cached_property
     def samples(self) -> tuple[StoredSample, ...]:
-        """The same samples as a tuple of StoredSample."""
+        """The samples as a tuple with a StoredSample for each."""
         columns = (getattr(self, name) for name in StoredSamples.model_fields)
         return tuple(itertools.starmap(StoredSample, zip(*columns, strict=True)))
 
@@ -179,7 +183,7 @@ def _joint_digest(token_digests: Iterable[str]) -> str:
 
 
 def columns(samples: Iterable[StoredSample]) -> dict[str, list[Any]]:
-    """Return the samples as field name -> list of values, the form of ``StoredSamples``."""
+    """Return the samples as one list of values per field, the form of ``StoredSamples``."""
     rows = list(samples)
     return {name: [getattr(row, name) for row in rows] for name in StoredSamples.model_fields}
 
@@ -212,7 +216,7 @@ def _checksum(body: dict[str, Any]) -> str:
 
 
 def _flat(identity: FeatureIdentity) -> dict[str, Any]:
-    """Return the identity as name -> value for error messages, the most informative fields first."""
+    """Return the fields of an identity for error messages, the most informative fields first."""
     schema = identity.schema
     return {
         "target": identity.target_digest[:12],

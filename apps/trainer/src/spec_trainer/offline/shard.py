@@ -46,7 +46,7 @@ _LENGTH_BYTES = 8
 
 
 def remedy(file: Path) -> str:
-    """Return advice on a damaged shard, for an error message."""
+    """Return what to do about a damaged shard, as a part of an error message."""
     return f"delete {file} and run the capture again, which captures that shard only"
 
 
@@ -118,7 +118,7 @@ class _Metadata(pydantic.BaseModel):
 
 
 def read_entry(file: Path, identity: FeatureIdentity) -> ShardEntry:
-    """Return a shard's index entry from its header.
+    """Return a shard's entry for the index, which is made from the header of its file.
 
     Raise ArtifactError if the shard is damaged or belongs to another capture.
     """

@@ -26,7 +26,7 @@ class StoredStream(Resource):
     """A BatchSource that reads the next batch from the folder while the trainer computes."""
 
     def __init__(self, run: RunSpec, rank: int, store: FeatureStore, device: torch.device) -> None:
-        """Read the samples that ``rank`` trains from ``store``, and copy them to ``device``."""
+        """Prepare to read the samples on which ``rank`` trains from ``store``, and to copy them to ``device``."""
         self._run = run
         self._rank = rank
         self._device = device
@@ -53,7 +53,7 @@ class StoredStream(Resource):
         return [batch.to(self._device) for batch in self._ready[1].result()]
 
     def check(self) -> None:
-        """Do nothing, because ``micro_batches`` has compared the tokens."""
+        """Do nothing, because ``micro_batches`` has already compared the token ids."""
 
     def fail(self, error: BaseException) -> None:
         """Do nothing, because no engine sends features."""

@@ -127,7 +127,10 @@ def most_on_a_device(config: AnyRunConfig, num_devices: int) -> int:
 
 
 def on_hosts(found: Sequence[Member], hosts: Mapping[str, str]) -> list[Member]:
-    """Return the members with their hosts' addresses. ``hosts``: name of a member -> address."""
+    """Return the processes of a run with the addresses of their hosts.
+
+    ``hosts``: name of a process -> address of its host.
+    """
     return [replace(member, host=hosts[member.name]) for member in found]
 
 
@@ -152,7 +155,7 @@ def _places(config: AnyRunConfig, num_devices: int) -> Iterator[Place]:
 
 
 def _roles_of_devices(places: Iterable[Place]) -> dict[int, list[Role]]:
-    """Return device -> the role of each process on it."""
+    """Return, for each device, the role of each process on it."""
     roles: dict[int, list[Role]] = {}
     for role, _, devices in places:
         for device in devices:
@@ -161,11 +164,10 @@ def _roles_of_devices(places: Iterable[Place]) -> dict[int, list[Role]]:
 
 
 def _init_orders(places: Sequence[Place], limits: Sequence[float | None]) -> Iterator[int]:
-    """Yield ``Member.init_order`` of each process: engines of a device in turn, then all ranks.
+    """Yield ``Member.init_order`` of each process: engines of a device come in turn, then all ranks.
 
-    Only engines with a memory limit wait for each other.
-
-    All ranks have the same number, because no rank is ready before all of them are.
+    Only engines with a memory limit wait for each other. All ranks have the same number, because no rank is
+    ready before all of them are.
     """
     engines = Counter[int]()
     limited = list(zip(places, limits, strict=True))
@@ -189,9 +191,9 @@ def _compute_share(placement: PlacementConfig, role: Role, neighbours: Sequence[
 
 
 def _fractions(placement: PlacementConfig) -> dict[Role, float]:
-    """Return each role's fraction of a shared device; a role without a set fraction gets the rest.
+    """Return the fraction of a shared device for each role.
 
-    Without any set fraction each role gets half.
+    A role without a configured fraction gets the rest of the device. If no role has one, each gets half.
     """
     engine, trainer = placement.engine_fraction, placement.trainer_fraction
     if engine is None:

@@ -34,15 +34,15 @@ class MemoryBudget:
     """Bytes of features in flight for each trainer rank."""
 
     def uncounted_bytes(self, role: Role) -> int:
-        """Return the bytes of device memory that a process takes and its limit does not count."""
+        """Return the bytes of device memory that a process of ``role`` takes in addition to its limit."""
         held = self.window_bytes if role == "trainer" and self.capabilities.device_ipc else 0
         return self.capabilities.process_bytes + held
 
     def fractions(self, placement: PlacementConfig, roles: Sequence[Role]) -> dict[Role, float]:
-        """Return role -> memory fraction on a device that processes of ``roles`` share.
+        """Return the memory fraction of each role on a device that processes of ``roles`` share.
 
-        All processes of a role divide the role's fraction. A role without a fraction in ``placement`` gets the rest.
-        Raise ConfigError if the fractions and the uncounted bytes exceed the device.
+        All processes of a role divide the role's fraction. A role without a fraction in ``placement`` gets
+        the rest. Raise ConfigError if the fractions and the uncounted bytes exceed the device.
         """
         options: dict[Role, float | None] = {
             "engine": placement.engine_fraction,

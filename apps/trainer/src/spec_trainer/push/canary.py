@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 _HELD_S = 10.0
 """Longest long-poll of a server, in seconds; a server that shuts down waits for the poll to end."""
 _AGAIN_S = 1.0
-"""Seconds until a server that is unreachable or had too little traffic is polled again."""
+"""Seconds until a server is polled again if it was unreachable or had too little traffic."""
 _SURE = 3.0
 """Standard errors of a significant difference: chance exceeds it on one side once in 740 times."""
 _LOOKS = 4
-"""Number of comparisons within a window; it is small, because each comparison may err by chance."""
+"""Number of comparisons of a version until it has ``rounds`` verifications. It is small, because each
+comparison may err by chance."""
 _LEAST_ANSWERS = 10
-"""Smallest number of answers at which a window ends; with fewer answers it is extended up to ``_LONGEST`` times."""
+"""Smallest number of answers on which a verdict rests. With fewer answers, up to ``_LONGEST`` times as many
+verifications are awaited."""
 _LONGEST = 4
 
 
@@ -44,7 +46,7 @@ class CanaryVerdict:
 
     @property
     def chance(self) -> float:
-        """Return three standard errors of ``fall``: chance alone may move it so far to either side."""
+        """Return three standard errors of ``fall``: chance alone rarely changes ``fall`` by more."""
         errors = self.before.acceptance_length_error, self.after.acceptance_length_error
         return _SURE * math.hypot(*errors)
 
@@ -68,18 +70,23 @@ class Canary:
     """
 
     def __init__(self, servers: Mapping[str, HttpReplica], margin: float, rounds: int) -> None:
-        """Watch ``servers``; ``margin`` is in tokens of acceptance length."""
+        """Prepare to compare versions on ``servers``.
+
+        ``margin``: a fall of the acceptance length, in tokens, that is allowed. ``rounds``: see the class.
+        """
         self._servers, self._margin, self._rounds = servers, margin, rounds
         self._reference: AcceptanceCounters | None = None
         self._earlier = AcceptanceCounters()
-        """Counters of the served version, from before another version was pushed and reverted."""
+        """Counters of the served version from before a push that was reverted; zero after a version that was
+        not reverted."""
         self._count: _Count | None = None
         self._ended = False
 
     def look(self, names: Iterable[str]) -> None:
-        """Store these servers' acceptance counters as the next version's reference, if they count enough.
+        """Store the acceptance counters of these servers as the reference for the next version.
 
-        The caller calls it before each push.
+        They are not stored if they count too few verifications. The caller calls this method before each
+        push.
         """
         counted = self._earlier
         for name in names:
@@ -89,10 +96,10 @@ class Canary:
             self._reference = counted
 
     def judge(self, names: Iterable[str]) -> CanaryVerdict | None:
-        """Compare the acceptance length of a version on servers that committed it with the reference.
+        """Compare a version's acceptance length with the reference, on the servers that committed the version.
 
-        Wait for enough traffic on the servers ``names``. ``look`` has stored the reference before the push. Return
-        None if there is no reference, or if ``end`` is called before there is a verdict.
+        Wait for enough traffic on the servers ``names``. ``look`` has stored the reference before the push.
+        Return None if there is no reference, or if ``end`` is called before there is a verdict.
         """
         self._earlier = AcceptanceCounters()
         if self._reference is None:
@@ -112,14 +119,14 @@ class Canary:
                 return verdict
 
     def end(self) -> None:
-        """Stop judging, also in a ``judge`` that waits. Thread-safe."""
+        """Stop judging; a call of ``judge`` that waits returns None. Thread-safe."""
         self._ended = True
         if self._count is not None:
             self._count.end()
 
 
 class _Count:
-    """Adds up the counters of servers until their sum has enough verifications."""
+    """Adds up the counters of servers until they have counted enough verifications together."""
 
     def __init__(self, servers: Iterable[HttpReplica], rounds: int) -> None:
         self._counted = dict.fromkeys(servers, AcceptanceCounters())
@@ -138,7 +145,11 @@ class _Count:
         self._over.set()
 
     def _follow(self, server: HttpReplica) -> None:
-        """Poll a server's counters, each time until it has counted its share of the remaining verifications."""
+        """Poll a server's counters until enough verifications are counted on all servers together.
+
+        The server answers a poll when it has counted its equal share of the missing verifications, or
+        after ``_HELD_S`` seconds.
+        """
         while not self._over.is_set():
             wanted = self._counted[server].rounds + max(1, self._num_left() // len(self._counted))
             with contextlib.suppress(EngineError):  # the publisher says which one is lost

@@ -19,7 +19,10 @@ class Measure(Protocol):
     """Function that makes the run's engine serve an exported draft and answer the held-out prompts."""
 
     def __call__(self, version: int, folder: Path) -> Future[dict[str, Any]]:
-        """Begin to measure the draft of step ``version``; the future returns fields for a row of metrics."""
+        """Begin to measure the draft that was exported after ``version`` steps.
+
+        The returned future gives fields for a row of metrics.
+        """
         ...
 
 
@@ -27,7 +30,7 @@ class LiveMeasurements:
     """Decides after which steps the draft is measured, and exports the draft for the measurement."""
 
     def __init__(self, spec: RunSpec, measure: Measure | None) -> None:
-        """Measure every ``train.serve_every`` steps; ``measure`` is None except on rank 0."""
+        """Prepare to measure every ``train.serve_every`` steps; ``measure`` is None except on rank 0."""
         self._every, self._last_step = spec.config.train.serve_every, spec.schedule.total_steps
         self._directory, self._target, self._chat = spec.directory, spec.target, spec.config.data
         self._measure = measure
@@ -55,7 +58,10 @@ class LiveMeasurements:
                 self._newest.result()
 
     def news(self) -> dict[str, Any]:
-        """Return fields for a row of metrics: the draft measured last, and new results if there are any."""
+        """Return the figures of the draft that was measured last, for a row of metrics.
+
+        Results that no row has had are included.
+        """
         if self._newest is not None and self._newest.done():
             self._unsaid, self._newest = self._newest.result(), None
         fields, self._unsaid = self._unsaid, {}

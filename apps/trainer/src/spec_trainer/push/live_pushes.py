@@ -54,8 +54,9 @@ class LivePushes(Resource):
     def begin(self, done_steps: int, trainer: DraftTrainer) -> None:
         """Push the draft's current weights as version ``done_steps``. Collective: weights are gathered.
 
-        If the previous push has not finished, skip this push, unless it is the last push of the run. On a device, the
-        weights are copied asynchronously, in stream order before the next step; the CPU does not wait.
+        If the previous push has not finished, this push is skipped, unless it is the last push of the run. On
+        a device, the weights are copied asynchronously, in stream order before the next step; the CPU does
+        not wait.
         """
         if not self._goes_ahead(done_steps):
             if self._pusher is not None:
@@ -67,7 +68,7 @@ class LivePushes(Resource):
             deque(trainer.gather_weights(), maxlen=0)
 
     def news(self) -> dict[str, Any]:
-        """Return fields for a step's row of metrics: the served version, and results of a push that has ended."""
+        """Return the served version and the results of finished pushes, for a step's row of metrics."""
         return {} if self._pusher is None else {**self._pusher.outcome(), **self._pusher.serving()}
 
     def finish(self) -> list[dict[str, Any]]:
@@ -78,12 +79,15 @@ class LivePushes(Resource):
         return list(iter(self._pusher.outcome, {}))
 
     def close(self) -> None:
-        """Cancel a running push; servers continue to serve their current draft."""
+        """Cancel a push in progress; servers continue to serve their current draft."""
         if self._pusher is not None:
             self._pusher.close()
 
     def _goes_ahead(self, done_steps: int) -> bool:
-        """Return on every rank whether to push; rank 0 decides, because it knows if the last push has ended."""
+        """Return, equally on every rank, whether to push now.
+
+        Rank 0 decides, because it knows whether the previous push has ended.
+        """
         if done_steps == self._last_step:
             return True
         is_free = self._pusher is not None and not self._pusher.is_busy
@@ -116,7 +120,7 @@ class _Pusher(Resource):
         for url, server in self._servers.items():
             self._publisher.add(url, server)
         self._lead: int | None = None
-        """Offset between version numbers and steps; None before the first push."""
+        """Number that is added to a step to get its version number; None before the first push."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="live-pushes")
         self._newest: Future[None] | None = None
         self._outcomes: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -168,7 +172,11 @@ class _Pusher(Resource):
             server.close()
 
     def _version_of(self, done_steps: int) -> int:
-        """Return ``done_steps`` plus an offset, so that the version exceeds all versions of the servers."""
+        """Return the version number of the draft after ``done_steps`` steps.
+
+        It is ``done_steps`` plus an offset, so that it exceeds all versions that the servers had before the
+        run.
+        """
         if self._lead is None:
             self._lead = max(0, self._publisher.next_version(self._config.timeout_s) - done_steps)
             if self._lead:
@@ -190,7 +198,7 @@ class _Pusher(Resource):
             log.warning("push of version %d failed: %s", version, cause(error))
 
     def _alike(self) -> list[str]:
-        """Return the servers that serve the newest version that was committed.
+        """Return the servers that serve the version that was committed last.
 
         Before the first commit, return all servers if they serve the same version and digest, otherwise none.
         """
@@ -225,7 +233,7 @@ class _Pusher(Resource):
                 log.info("%s gets the draft by %s; %s", url, outcome.transport, others or "no other is open")
 
     def _judge(self, canary: Canary, report: PublishReport) -> None:
-        """Revert a version whose acceptance length on live traffic is lower than the previous version's."""
+        """Revert a version whose acceptance length on live traffic has fallen by more than the margin."""
         served = [url for url, outcome in report.replicas.items() if outcome.state == "committed"]
         verdict = canary.judge(served)
         if verdict is None:
@@ -258,7 +266,7 @@ class _Pusher(Resource):
 
 
 def _failures(outcomes: Mapping[str, ReplicaOutcome], expected: str) -> str:
-    """Return one line with the servers that are not in the expected state, and their reasons."""
+    """Return one line that names each server which is not in the state ``expected``, and the reason."""
     return "; ".join(
         f"{url} {outcome.state}: {outcome.reason}"
         for url, outcome in outcomes.items()

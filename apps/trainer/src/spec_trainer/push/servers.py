@@ -47,11 +47,10 @@ def connect_servers(urls: Sequence[str], timeout_s: float = ANSWER_S) -> dict[st
 
 
 def ask_servers(urls: Sequence[str], timeout_s: float) -> dict[str, HttpReplica | EngineError]:
-    """Return address -> client of the server, or the error if the server cannot be used.
+    """Ask all servers at the same time; return each server's client, or the error if it cannot be used.
 
-    All servers are contacted in parallel.
-
-    Raise ConfigError for a malformed address or secret before the secret is sent to any server.
+    The result's keys are the addresses. Raise ConfigError for a malformed address or secret before the secret
+    is sent to any server.
     """
     token = _token()
     for url in urls:
@@ -140,10 +139,10 @@ def check_listening(spec: RunSpec) -> None:
 
 
 def _token() -> str:
-    """Return the secret by which this process authenticates to the servers.
+    """Return the secret by which this process authenticates to the servers, from the environment.
 
-    It is an environment variable, because the configuration is saved in the run directory, and every user of the host
-    can see a command line.
+    It is no configuration key, because the configuration is saved in the run directory, and no option,
+    because every user of the host can see a command line.
     """
     token = os.environ.get(DRAFT_TOKEN_VARIABLE, "")
     if not token:

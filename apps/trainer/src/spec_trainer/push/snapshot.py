@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 _COPIES = 4
-"""Copies of a tensor that must fit: the snapshot, and the current, newest and previous exports of it."""
+"""Number of copies of a tensor for which there must be memory: the snapshot, and its current, newest and
+previous exports."""
 
 
 class WeightSnapshot:
@@ -36,9 +37,10 @@ class WeightSnapshot:
         """Device event recorded after the last copy; None if all tensors were on the CPU."""
 
     def take(self, gathered: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the weights: each tensor that ``gathered`` yields, before the next tensor is gathered.
+        """Copy each tensor that ``gathered`` yields, before the next tensor is gathered.
 
-        Raise RunError if memory does not suffice, but only after all tensors are gathered: gathering is collective.
+        Raise RunError if memory does not suffice, but only after all tensors are gathered: gathering is
+        collective.
         """
         device: torch.device | None = None
         failure: Exception | None = None
@@ -81,7 +83,7 @@ class WeightSnapshot:
 
 
 def _room(device: torch.device) -> int:
-    """Return the bytes of device memory that this process can still allocate beyond its peak so far."""
+    """Return how many bytes of device memory this process can allocate beyond its highest use so far."""
     import torch
 
     module = torch.get_device_module(device)

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class BigramModel:
-    """A bigram model: p(b | a) = (count(a, b) + strength · p(b)) / (count(a) + strength), from token sequences.
+    """A bigram model: the probability p(b | a) of token b after token a, counted in token sequences.
 
-    p(b) is the unigram distribution with one added count per token, so that no probability is 0. Counts are stored
-    only for pairs that occur, not for all V². Shape suffix: V vocabulary.
+    p(b | a) = (count(a, b) + strength · p(b)) / (count(a) + strength). p(b) is the unigram distribution with
+    one added count per token, so that no probability is 0. Counts are stored only for pairs that occur, not
+    for all V². Shape suffix: V vocabulary.
     """
 
     def __init__(self, sequences: Iterable[Sequence[int]], vocab_size: int, strength: float = 1.0) -> None:
@@ -50,7 +51,7 @@ class BigramProposer(Proposer):
     """Guesses each token from the previous token."""
 
     def __init__(self, bigram: BigramModel) -> None:
-        """Propose tokens with ``bigram``."""
+        """Create a proposer that guesses with ``bigram``."""
         self._bigram = bigram
         self._last = 0
 
@@ -74,14 +75,14 @@ class BigramProposer(Proposer):
 
 
 class PromptLookupProposer(Proposer):
-    """Copies the tokens after the latest earlier occurrence of the last three, two or one tokens.
+    """Guesses the tokens that followed an earlier occurrence of the last three, two or one tokens.
 
-    Guesses fewer tokens, or none, if the text has no more. Method: prompt lookup decoding, A. Saxena,
-    2023, https://github.com/apoorvumang/prompt-lookup-decoding.
+    The latest occurrence is taken. It guesses fewer tokens, or none, if the text has no more. Method: prompt
+    lookup decoding, A. Saxena, 2023, https://github.com/apoorvumang/prompt-lookup-decoding.
     """
 
     def __init__(self, longest_ngram: int = 3) -> None:
-        """Match at most ``longest_ngram`` tokens."""
+        """Create a proposer that searches for at most the last ``longest_ngram`` tokens."""
         self._longest_ngram = longest_ngram
         self._ids: list[int] = []
 
@@ -99,7 +100,10 @@ class PromptLookupProposer(Proposer):
         return Proposal(token_ids=())
 
     def _end_of_latest(self, ngram: list[int]) -> int | None:
-        """Return the end index of the latest earlier occurrence of ``ngram``, the text's last tokens, or None."""
+        """Return where ``ngram``, the text's last tokens, occurred last before; None if it did not.
+
+        The result is the index after that occurrence.
+        """
         for start in range(len(self._ids) - len(ngram) - 1, -1, -1):
             if self._ids[start : start + len(ngram)] == ngram:
                 return start + len(ngram)

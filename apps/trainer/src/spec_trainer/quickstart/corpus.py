@@ -55,7 +55,10 @@ def python_documents(folder: Path | None = None) -> list[Document]:
 def split_by_file(
     documents: Iterable[Document], held_out_share: float, seed: int
 ) -> tuple[list[Document], list[Document]]:
-    """Split documents by file; drop held-out documents that repeat training text."""
+    """Split documents by file into training and held-out documents.
+
+    Held-out documents that repeat training text are dropped.
+    """
     train: list[Document] = []
     held_out: list[Document] = []
     for document in documents:

@@ -185,7 +185,10 @@ def _texts(summary: dict[str, Any]) -> str:
 
 
 def _one_at_a_time(summary: dict[str, Any]) -> dict[str, float]:
-    """Return the speed-up for one text at a time and the run's number of draft tokens, if measured."""
+    """Return the speed-up if one text is decoded at a time, with the run's number of draft tokens.
+
+    Return an empty dict if it was not measured.
+    """
     found = [
         row["speedup"]
         for row in summary.get("speeds", ())
@@ -197,7 +200,10 @@ def _one_at_a_time(summary: dict[str, Any]) -> dict[str, float]:
 def prepare_files(
     size: QuickstartSize, stages: Stages | None = None, device: torch.device = CPU
 ) -> QuickstartFiles:
-    """Return the tiny target and its data from the cache, or create them on ``device`` (minutes on a CPU)."""
+    """Return the tiny target and its data from the cache; create them if the cache lacks them.
+
+    They are created on ``device``, which takes minutes on a CPU.
+    """
     stages = stages or Stages()
     stages.begin(READ)
     config, documents = size.target, python_documents(size.library)
@@ -286,7 +292,7 @@ def _rows(documents: Sequence[Document]) -> list[dict[str, str]]:
 
 
 def _evenly(items: Sequence[T], num: int) -> list[T]:
-    """Return at most ``num`` items, evenly spaced."""
+    """Return at most ``num`` of the items, at even distances."""
     return [items[index * len(items) // num] for index in range(num)] if len(items) > num else list(items)
 
 

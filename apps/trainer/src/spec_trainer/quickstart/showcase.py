@@ -31,7 +31,7 @@ TIMED_TOKENS = 32
 def speeds(
     engine: Engine, prompts: Prompts, sampling: SamplingParams, most: int | None
 ) -> list[dict[str, Any]]:
-    """Return tokens per second by concurrency and number of draft tokens (0: plain decoding).
+    """Return tokens per second for each concurrency and number of draft tokens (0: plain decoding).
 
     The engine must be warmed up. ``most``: the most draft tokens of a pass; None if there is no limit.
     """
@@ -85,7 +85,11 @@ def topic_of(text: str) -> str:
 
 
 def _tokens(answer: Generation, text_of: Decode) -> list[dict[str, Any]]:
-    """Return for each token of an answer its text, the number of its guess (0: none), the refused guess."""
+    """Return the text of each token of an answer, and how the draft guessed it.
+
+    With each token come the position of its accepted guess (0: none), and the text of a refused guess, if
+    any.
+    """
     guess_depths = answer.guess_depths or (0,) * len(answer.token_ids)
     refused = answer.refused_guesses or (-1,) * len(answer.token_ids)
     return [

@@ -23,7 +23,7 @@ _WIDTH = 24
 
 
 class Stages:
-    """Progress through the stages, in order; a stage that is not begun is skipped."""
+    """Shows the progress through the stages, in order; a stage that does not begin is skipped."""
 
     def __init__(self, shares: Mapping[str, float] = SHARES) -> None:
         """Set the stages. ``shares``: title of each stage -> its share of the total time."""

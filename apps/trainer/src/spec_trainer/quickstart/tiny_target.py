@@ -200,10 +200,10 @@ def _new_model(config: TinyTargetConfig, tokenizer: PreTrainedTokenizerFast) -> 
 
 
 def _grown(shallow: Qwen3ForCausalLM, deep: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
-    """Return `deep` with each layer of `shallow` followed by a copy of this layer.
+    """Return the model ``deep`` with the layers of ``shallow``, each followed by a copy of itself.
 
-    The two output matrices of a copy start at 0, so that the copy adds nothing at first and the loss does not jump.
-    The additional layers cost time only in the later steps.
+    The two output matrices of a copy start at 0, so that the copy adds nothing at first and the loss does not
+    jump. The additional layers cost time only in the later steps.
     """
     weights = {name: weight for name, weight in shallow.state_dict().items() if ".layers." not in name}
     for index, layer in enumerate(shallow.model.layers):

@@ -1,9 +1,9 @@
-"""Generate new answers for a row, turn by turn; each prompt has the new answers before it.
+"""Generate new answers for a row, turn by turn; each prompt contains the new answers to earlier turns.
 
-System, user and tool messages are copied; each answer of the assistant is replaced by a generated answer. Two kinds
-of assistant messages are copied too: a message before the first question, and a message with tool calls, because
-the tool results after it belong to that call. An assistant message directly after a replaced one was its
-continuation, and is dropped.
+System, user and tool messages are copied; each answer of the assistant is replaced by a generated answer. Two
+kinds of assistant messages are copied too: a message before the first question, and a message with tool
+calls, because the tool results after it belong to its calls. If an assistant message directly follows a
+replaced answer, it continued that answer and is dropped.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _ROW_KEYS = ("messages", "conversations", "text", "input_ids", "loss_mask")
 
 
 class Conversation(ABC):
-    """A row of the data while it is answered.
+    """A row of the data while its turns are answered.
 
-    ``prompt`` has the token ids of the next prompt, and is empty at the end; ``take`` stores the answer to it.
+    ``prompt`` has the token ids of the next prompt, and is empty at the end; ``take`` stores the answer to
+    ``prompt``.
     """
 
     def __init__(self, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
@@ -91,11 +92,14 @@ class Conversation(ABC):
 
     @abstractmethod
     def proceed(self, answer: list[int]) -> None:
-        """Set the next ``prompt``, if there is one; ``answer`` is already in ``input_ids``."""
+        """Set ``prompt`` to the next prompt, or to an empty prompt at the end.
+
+        ``answer``: the tokens of the last answer, which are already in ``input_ids``.
+        """
 
     @abstractmethod
     def images(self) -> Sequence[Any]:
-        """Return the references of the images in ``input_ids``, in the order of their tokens."""
+        """Return the images in ``input_ids``, as the row gives them (such as paths), in their order."""
 
     @abstractmethod
     def text_form(self) -> dict[str, Any]:
@@ -103,7 +107,10 @@ class Conversation(ABC):
 
 
 class Continuation(Conversation):
-    """A text that the target continues, or tokens whose last supervised span the target's answer replaces."""
+    """A row without turns, which has one answer.
+
+    It is a text that the target continues, or tokens whose last supervised span the target's answer replaces.
+    """
 
     def __init__(self, row: Text | Tokens, encoder: Encoder, eos_token_ids: Sequence[int]) -> None:
         """Set the prompt: the text's tokens, or the tokens before the last supervised span."""
@@ -138,7 +145,8 @@ class Dialogue(Conversation):
         self._rest = list(chat.messages)
         self._messages: list[dict[str, Any]] = []
         self._known: list[tuple[str, int]] = []
-        """(text so far, its number of tokens in ``input_ids``), with the last answer's end token and without it."""
+        """Two beginnings of the text, each with its number of tokens in ``input_ids``: the text up to the
+        last answer, with the answer's end token and without it."""
         self.prompt = self._next_prompt()
         self.sources = images_of(self.prompt)
         if len(chat.images) > len(self.sources):  # images of later questions are read now, too
@@ -198,11 +206,11 @@ class Dialogue(Conversation):
         return bool(self._messages) and self._messages[-1]["role"] in _ASKING
 
     def _in_context(self, opening: Opening) -> list[int]:
-        """Return the token ids of the rendered prompt ``opening``.
+        """Return the token ids of the rendered prompt ``opening``; earlier answers keep their tokens.
 
-        If its text begins with the text so far, the generated tokens are reused for that text, because the tokenizer
-        might split it differently. If not, such as with a template that drops earlier reasoning, the earlier answers
-        differ from what was generated, and are not supervised.
+        The tokenizer might split an answer's text differently than it was generated. If the prompt does not
+        begin with the text so far, such as with a template that drops earlier reasoning, the tokenizer's ids
+        are returned, and earlier answers are not supervised.
         """
         for text, length in self._known:
             first = _border(opening, len(text)) if opening.text.startswith(text) else None
@@ -214,7 +222,7 @@ class Dialogue(Conversation):
 
 
 def _border(opening: Opening, position: int) -> int | None:
-    """Return the index of the token that begins at character ``position``, or None."""
+    """Return the index of the token that begins at character ``position``; None if no token begins there."""
     after = np.flatnonzero(opening.offsets[:, 0] >= position)
     if not len(after) or (opening.offsets[: after[0], 1] > position).any():
         return None
@@ -228,10 +236,10 @@ def open_conversation(
     longest: int,
     no_images: str = TEXT_PROMPTS,
 ) -> Conversation:
-    """Return the conversation of a row.
+    """Return the Conversation in which a row of the data is answered.
 
-    ``no_images``: reason for refusing images; empty if they are allowed. Raise BadRow for a row of unknown form,
-    without a prompt, or with a prompt of more than ``longest`` tokens.
+    ``no_images``: reason for refusing images; empty if they are allowed. Raise BadRow for a row of unknown
+    form, without a prompt, or with a prompt of more than ``longest`` tokens.
     """
     row = parse_row(content, no_images)
     conversation: Conversation

@@ -51,7 +51,10 @@ _NUMBERS = {
 
 
 def explanations(summary: Mapping[str, Any]) -> str:
-    """Return HTML that explains the figures ``_NUMBERS``; empty if one of them was not measured."""
+    """Return HTML that explains the figures of speculative decoding to readers who do not know it.
+
+    Return an empty string if one of the figures was not measured.
+    """
     if any(summary.get(key) is None for key in _NUMBERS):
         return ""
     rows = "".join(

@@ -15,7 +15,10 @@ def text(value: object) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], words: int = 0) -> str:
-    """Return an HTML table: ``words`` columns of text, then columns of numbers, which are right-aligned."""
+    """Return an HTML table whose numbers are right-aligned.
+
+    ``words``: number of columns of text, which come first; all further columns are numbers.
+    """
     head = "<tr>" + "".join(f"<th>{text(name)}" for name in heads) if heads else ""
     cells = (
         "".join(
@@ -27,7 +30,10 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], words: int = 0
 
 
 def figures(shown: Iterable[tuple[str, float | None, str]]) -> str:
-    """Return a box for each number that is not None; ``shown`` has (label, number, format) of each."""
+    """Return HTML with a box for each figure in ``shown``: (label, number, format).
+
+    Figures whose number is None are left out.
+    """
     boxes = [
         f"<div class=figure><b>{text(form.format(value))}</b>{text(label)}</div>"
         for label, value, form in shown
@@ -37,5 +43,5 @@ def figures(shown: Iterable[tuple[str, float | None, str]]) -> str:
 
 
 def number(outcome: Mapping[str, Any], key: str, form: str) -> str:
-    """Return the figure ``key`` of ``outcome`` in the format ``form``; an empty string if it is absent."""
+    """Return the figure ``key`` of ``outcome`` as text in the format ``form``; empty if there is none."""
     return form.format(outcome[key]) if key in outcome else ""

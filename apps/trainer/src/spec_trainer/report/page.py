@@ -229,7 +229,7 @@ def _pace(records: Sequence[Record]) -> str:
 
 
 def _memory(records: Sequence[Record]) -> str:
-    """Return a plot over steps of the host memory and the device memory that trainer rank 0 reports."""
+    """Return a plot of the host memory and the device memory of trainer rank 0 at each step."""
     panels = {
         "memory_host_bytes": "host memory, GiB",
         "memory_device_bytes": "device memory, peak so far, GiB",
@@ -269,7 +269,7 @@ def _positions(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
 
 
 def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
-    """Return HTML with the engine's measurements of drafts, and how long training waited for them."""
+    """Return HTML with the figures that the engine measured with drafts, and how long training waited."""
     if not measured:
         return ""
     columns = {
@@ -298,7 +298,7 @@ def _measurements(measured: Sequence[Record], records: Sequence[Record]) -> str:
 
 
 def _cycles(summary: Mapping[str, Any]) -> str:
-    """Return a table with the figures of each draft with which the run's engine has decoded."""
+    """Return a table with the figures of each draft that the run's engine has served."""
     cycles = summary.get("cycles", ())
     if not cycles:
         return ""

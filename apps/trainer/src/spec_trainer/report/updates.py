@@ -45,7 +45,10 @@ def pushes(records: Sequence[Record], summary: Mapping[str, Any]) -> str:
 
 
 def judged_drafts(judged: Sequence[Record]) -> str:
-    """Return a table of drafts judged on live requests, and of the draft served after each verdict."""
+    """Return a table of the drafts that were judged on live requests.
+
+    It shows which draft was served after each verdict.
+    """
     if not judged:
         return ""
     columns = {
@@ -76,7 +79,10 @@ def judged_drafts(judged: Sequence[Record]) -> str:
 
 
 def _by_label(judged: Sequence[Record]) -> str:
-    """Return a plot of the served draft's τ by the requests' label, and a table of the last verdict."""
+    """Return a plot of the served draft's acceptance length by the requests' label.
+
+    A table of the last verdict follows.
+    """
     counts = Counter[str]()
     for verdict in judged:
         counts.update({label: one["held_out"] for label, one in verdict.get("labels", {}).items()})

@@ -1,4 +1,7 @@
-"""Divide batches into micro-batches whose activations fit the device, or warn; torch is not imported."""
+"""Divide batches so that the activations of each micro-batch fit the device, or warn.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ measured with Eagle3 and DFlash without checkpointing (``h200-document-length.js
 
 
 def with_passes_that_fit(run: RunSpec) -> RunSpec:
-    """Return the run with enough micro-batches per step that each forward pass fits on the device.
+    """Return the run with so many micro-batches per step that each forward pass fits on the device.
 
     Keep ``train.accumulation`` if the user or the run directory has set it. Keep the default 1 if the memory
     needed cannot be estimated (see ``activations_warning``).
@@ -56,9 +59,9 @@ def activations_warning(run: RunSpec, sizes: RunSizes) -> str | None:
 
 
 def _fitting(run: RunSpec) -> RunSpec:
-    """Return the run with the fewest micro-batches that fit, but not fewer than it has.
+    """Return the run with the smallest ``train.accumulation`` whose micro-batches fit on the device.
 
-    If no number fits, each micro-batch has one sample.
+    The value is never lowered. If no value is large enough, each micro-batch has one sample.
     """
     if _fits(run):
         return run
@@ -69,7 +72,7 @@ def _fitting(run: RunSpec) -> RunSpec:
 
 
 def _fits(run: RunSpec) -> bool:
-    """Return whether each device that trains has room for the largest forward and backward pass."""
+    """Return whether the largest forward and backward pass fits on every device that trains."""
     sizes = RunSizes(run)
     needed = _MARGIN * largest_pass_bytes(run) + _WORKSPACE
     return all(needed <= _left(run, room, sizes) for room in _trainers(run, sizes))
@@ -96,7 +99,7 @@ def _is_known(run: RunSpec) -> bool:
 
 
 def _trainers(run: RunSpec, sizes: RunSizes) -> list[Room]:
-    """Return the devices, or parts of shared devices, on which trainer ranks run."""
+    """Return the free memory (``Room``) of each device, or part of a device, on which a trainer rank runs."""
     return [room for room in rooms(run, sizes) if any(part.what == TRAINING for part in room.parts)]
 
 
@@ -106,15 +109,15 @@ def _most_samples(run: RunSpec) -> int:
 
 
 def _shares(run: RunSpec) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Yield each rank's share of each of the first steps: the samples of its micro-batches."""
+    """Yield the samples of each micro-batch, for each rank's share of each of the first steps."""
     for step in islice(run.schedule.steps, _STEPS):
         yield from run.schedule.shares(run.schedule.train_item(step))
 
 
 def _left(run: RunSpec, room: Room, sizes: RunSizes) -> int:
-    """Return the bytes left for activations when a backward pass begins.
+    """Return the device memory that is left for activations when a backward pass begins, in bytes.
 
-    With one micro-batch per step no gradients exist yet, so their memory counts as left.
+    With one micro-batch per step no gradients exist at that time, so their memory counts as left.
     """
     gradients = 4 * sizes.num_trained // sizes.shards.weights
     return room.free_bytes - room.least_bytes + (gradients if run.config.train.accumulation == 1 else 0)

@@ -1,8 +1,8 @@
-"""BatchSchedule lists a run's global batches, in order, as a pure function of (data, seed, topology).
+"""BatchSchedule lists a run's global batches, in order, as a pure function of data, seed and ranks.
 
-Every process of a run derives the same items (batches to train or to evaluate) from the same configuration, without
-communication. A resumed run starts at exactly the next sample. The order of the items is also the order in which
-features are admitted to memory.
+Every process of a run derives the same items (batches to train or to evaluate) from the same configuration,
+without communication. A resumed run starts at exactly the next sample. The order of the items is also the
+order in which features are admitted to memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GlobalBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
-    """Plain-number settings that, with the data, determine the global batches."""
+    """Plain numbers of a configuration that, together with the data, determine the global batches."""
 
     global_batch_tokens: int
     shuffle: bool
@@ -57,7 +57,7 @@ class BatchSettings:
 
     @classmethod
     def from_config(cls, config: AnyRunConfig, strategy: type[Strategy]) -> BatchSettings:
-        """Return the settings of a training run."""
+        """Return the settings of a training run with this configuration."""
         processes = range(config.train.ranks)
         return cls(
             global_batch_tokens=config.train.global_batch_tokens,
@@ -87,8 +87,8 @@ class BatchSchedule:
     ) -> None:
         """Store the dataset and the settings; batches are computed on demand.
 
-        ``part``: the steps of the run that train on ``dataset``; None for all steps. ``sample_cost``: the function
-        of ``Draft.sample_cost``; None if a sample costs as much as it has tokens.
+        ``part``: the steps of the run that train on ``dataset``; None for all steps. ``sample_cost``: the
+        function that ``Draft.sample_cost`` returns; None if a sample costs as much as it has tokens.
         """
         self.dataset = dataset
         self.settings = settings
@@ -105,7 +105,7 @@ class BatchSchedule:
 
     @cached_property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole run."""
+        """Number of optimizer steps of the whole run."""
         if self.settings.total_steps is not None:
             return self.settings.total_steps
         return self._train.steps_in_epochs(self.settings.epochs)
@@ -152,7 +152,7 @@ class BatchSchedule:
 
     @lru_cache(maxsize=64)  # noqa: B019 (a schedule lives as long as its process)
     def shares(self, item: GlobalBatch) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """Return sample ids by [data-parallel rank][micro-batch].
+        """Return the sample ids of each micro-batch of each data-parallel rank.
 
         Every sample occurs once, and every rank has the same number of micro-batches.
         """
@@ -162,8 +162,8 @@ class BatchSchedule:
     def imbalance(self, item: GlobalBatch) -> float:
         """Return how unevenly the tokens of a batch are distributed over the ranks; 1 is even.
 
-        Ranks wait for each other in every forward pass. So it is the sum, over passes, of the tokens of the largest
-        micro-batch of any rank, divided by the mean number of tokens of a rank.
+        Ranks wait for each other in every micro-batch. So the tokens of the largest micro-batch of any rank
+        are summed over the micro-batches, and the sum is divided by the mean number of tokens of a rank.
         """
         return self._max_over_mean(item, self.dataset.lengths)
 
@@ -179,7 +179,7 @@ class BatchSchedule:
 
     @lru_cache(maxsize=64)  # noqa: B019
     def _costs(self, item: GlobalBatch) -> Mapping[int, int]:
-        """Return sample id -> cost of training the sample."""
+        """Return the cost of training on each sample of ``item``, by sample id."""
         if self.sample_cost is None:
             return self.dataset.lengths
         samples = map(self.dataset.sample, item.sample_ids)
@@ -189,12 +189,15 @@ class BatchSchedule:
         }
 
     def share(self, item: GlobalBatch, process: int) -> tuple[tuple[int, ...], ...]:
-        """Return the sample ids of each micro-batch that trainer process ``process`` trains."""
+        """Return the sample ids of each micro-batch on which trainer process ``process`` trains."""
         return self.shares(item)[self.settings.data_parallel_ranks[process]]
 
     @lru_cache(maxsize=64)  # noqa: B019
     def destinations(self, item: GlobalBatch) -> dict[int, tuple[int, ...]]:
-        """Return sample id -> the trainer processes that train it: all processes of one data-parallel rank."""
+        """Return which trainer processes train on each sample of ``item``, by sample id.
+
+        They are all processes of one data-parallel rank.
+        """
         return {
             sample_id: processes
             for share, processes in zip(self.shares(item), self._processes, strict=True)
@@ -211,25 +214,28 @@ class BatchSchedule:
         return [tuple(processes) for processes in found]
 
     def captures(self, item: GlobalBatch) -> list[tuple[int, ...]]:
-        """Return the sample ids of each capture batch of ``item``; which rank trains a sample does not matter."""
+        """Return the sample ids of each capture batch of ``item``.
+
+        Capture batches do not depend on which rank trains a sample.
+        """
         return capture_batches(item.sample_ids, self.dataset.lengths, self.settings.capture_tokens)
 
     def request_id(self, item: GlobalBatch, sample_id: int) -> int:
-        """Return the id of one capture of a sample.
+        """Return the id of the capture of a sample for the global batch ``item``.
 
-        A sample is captured again in later epochs and evaluations, and two captures of it may run at once. The ids of
-        a global batch (``item``) are higher than the ids of earlier ones; the items of one evaluation share a range
-        of ids.
+        A sample is captured again in later epochs and evaluations, and two captures of it may run at once.
+        The ids for a global batch are higher than the ids for earlier ones. The global batches of one
+        evaluation share a range of ids.
         """
         return (2 * item.step + (not item.evaluates)) * len(self.dataset.lengths) + sample_id
 
     def num_tokens(self, request_id: int) -> int:
-        """Return the number of tokens of the sample that belongs to a request id."""
+        """Return the number of tokens of the sample whose capture has this request id."""
         return self.dataset.lengths[request_id % len(self.dataset.lengths)]
 
     @lru_cache(maxsize=2)  # noqa: B019
     def denominators(self, items: tuple[GlobalBatch, ...], draft: Draft) -> Tensor:
-        """Return the loss denominators over all samples of ``items``, from loss masks only.
+        """Return the loss denominators, summed over all samples of ``items``; only loss masks are needed.
 
         The latest results are cached, so that they can be computed ahead of their use.
         """

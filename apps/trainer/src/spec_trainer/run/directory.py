@@ -116,7 +116,7 @@ class RunDirectory:
             raise ArtifactError(f"output {self.root} is not empty and is no run directory; choose another")
 
     def check_owner(self, identity: str) -> None:
-        """Raise ArtifactError if the directory belongs to another run, or if ``check_folder`` raises it."""
+        """Raise ArtifactError if the directory belongs to another run, or cannot be a run's directory."""
         if self.begun_as() not in (None, identity):
             raise ArtifactError(
                 f"output {self.root} belongs to another run (data, chat format, target, draft, optimizer, options of "

@@ -74,7 +74,7 @@ class Capturer(Protocol):
 
 
 class CapturerSource(Resource):
-    """Interface of a source of features that is no engine, for runs in one process."""
+    """Interface of a source of features that replaces the engine, for runs in one process."""
 
     @abstractmethod
     def capturer(self, part: RunSpec) -> Capturer:
@@ -85,7 +85,10 @@ class DatasetCapturer:
     """Captures samples with an engine in this process; takes their token ids from a dataset."""
 
     def __init__(self, engine: Engine, dataset: Dataset, schema: FeatureSchema) -> None:
-        """Capture samples of ``dataset`` with ``engine``; ``schema`` says which features to capture."""
+        """Prepare to capture samples of ``dataset`` with ``engine``.
+
+        ``schema`` says which features to capture.
+        """
         self._engine = engine
         self._dataset = dataset
         self._schema = schema
@@ -110,7 +113,7 @@ def sample_bytes(schema: FeatureSchema, num_tokens: int) -> int:
 
 
 def check_sizes(schedule: BatchSchedule, schema: FeatureSchema, window_bytes: int) -> None:
-    """Raise ConfigError if a sample exceeds the window, or the tokens of a forward pass of the target."""
+    """Raise ConfigError if a sample is larger than the window, or too long for one forward pass."""
     for sample_id, length in schedule.dataset.lengths.items():
         if length > schedule.settings.capture_tokens:
             raise ConfigError(
@@ -174,22 +177,25 @@ class Dispatcher:
     ) -> None:
         """Begin to dispatch ``items``; later items follow as memory in the windows becomes free.
 
-        ``failed`` is called with the first error of any engine in this process; nothing is dispatched after it. An
-        engine in another process is reported by ``lost`` instead.
+        ``failed`` is called with the first error of any engine in this process; nothing is dispatched after
+        it. If an engine in another process fails, the caller must call ``lost`` instead.
         """
         self._failed = failed
         self._batches = (batch for item in items for batch in self._requests(item))
         self._pump()
 
     def released(self, rank: int, *request_ids: int) -> None:
-        """Free the bytes of samples that a rank has released, once their batches are captured."""
+        """Free the window's bytes of samples that a rank has released.
+
+        If a sample's batch is not captured yet, its bytes become free once it is.
+        """
         with self._lock:
             for request_id in request_ids:
                 self._release(rank, request_id)
         self._pump()
 
     def lost(self, engine: int) -> None:
-        """Let other engines capture again the batches of a lost engine that ranks still need.
+        """Let other engines capture the batches of a lost engine again, if ranks still need them.
 
         The engine may have died while it sent them. It gets no batches until ``regained`` is called.
         """
@@ -224,7 +230,10 @@ class Dispatcher:
             self._stopped = True
 
     def _requests(self, item: GlobalBatch) -> Iterator[_Batch]:
-        """Yield the capture batches of an item; a batch that would exceed a rank's window is divided."""
+        """Yield the capture batches of a global batch.
+
+        A batch that is larger than a rank's window is divided.
+        """
         destinations = self._schedule.destinations(item)
         for sample_ids in self._schedule.captures(item):
             batch = _Batch(next(self._numbers))
@@ -242,7 +251,7 @@ class Dispatcher:
             yield batch
 
     def _pump(self) -> None:
-        """Start batches as long as an engine is free and the next batch fits into the window."""
+        """Send batches to engines as long as an engine is free and the next batch fits into the window."""
         while True:
             with self._lock:
                 start = self._next()
@@ -254,7 +263,7 @@ class Dispatcher:
             )
 
     def _capture(self, engine: int, samples: Sequence[SampleReference]) -> Future[None]:
-        """Capture a batch. If the engine raises at once, return a failed future.
+        """Let an engine capture a batch; if the engine raises an exception at once, return a failed future.
 
         The caller may be the thread of another engine, in which an exception would be lost.
         """
@@ -292,7 +301,10 @@ class Dispatcher:
         ]
 
     def _admitted(self) -> _Batch | None:
-        """Reserve window bytes for the next batch of the schedule and return it; None if it does not fit yet."""
+        """Reserve window bytes for the next batch of the schedule, and return the batch.
+
+        Return None if the batch does not fit yet.
+        """
         self._waiting = self._waiting or next(self._batches, None)
         if self._waiting is None:
             return None

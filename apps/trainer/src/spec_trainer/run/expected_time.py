@@ -29,11 +29,12 @@ _ACCELERATOR_FLOPS = 1e15
 
 
 def expected_time(run: RunSpec, sizes: RunSizes) -> dict[str, Any]:
-    """Return {"hours" or "hours_at_least", "rests_on"}; the first key is missing if no time can be given.
+    """Estimate the hours that a run takes, or give a lower bound; say on what the number rests.
 
-    The hours of a resumed run are estimated from the times in its metrics. Otherwise a lower bound of the FLOPs is
-    divided by the device's FLOP/s. On a CPU these are measured with a matrix product. For an accelerator they are
-    assumed, because ``plan`` opens no device.
+    Return {"hours" or "hours_at_least", "rests_on"}; the first key is missing if no time can be given. The
+    hours of a resumed run are estimated from the times in its metrics. Otherwise a lower bound of the FLOPs
+    is divided by the device's FLOP/s. On a CPU these are measured with a matrix product. For an accelerator
+    they are assumed, because ``plan`` opens no device.
     """
     done = _recorded(run)
     if len(done) >= _FEWEST_STEPS:
@@ -105,7 +106,10 @@ def _product_flops_per_s(run: RunSpec) -> float:
 
 
 def _product_s(matrix: torch.Tensor, number: int) -> float:
-    """Return the seconds of ``number`` products of ``matrix`` with itself, result on the host included."""
+    """Return the seconds that ``number`` products of ``matrix`` with itself take.
+
+    They include the wait until the device has finished.
+    """
     start = time.perf_counter()
     product = matrix
     for _ in range(number):

@@ -65,7 +65,7 @@ def lay_out(
     config: AnyRunConfig,
     device: torch.device,
 ) -> list[DraftBatch]:
-    """Return a process's micro-batches of ``item`` on ``device``; their features are zero until filled."""
+    """Return a process's micro-batches of ``item`` on ``device``, whose features are zero until filled."""
     return [
         empty_batch(
             [schedule.dataset.sample(sample_id) for sample_id in part],
@@ -125,7 +125,10 @@ class FeatureStream:
         self._failure: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Make each wait for features raise EngineError, because of ``error``. An engine's thread calls it."""
+        """Make each wait for features raise EngineError, because of ``error``.
+
+        A thread of an engine calls this method.
+        """
         self._failure = error
         self._receiver.close()
 
@@ -147,7 +150,10 @@ class FeatureStream:
             self._take(0.0)
 
     def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
-        """Return this process's micro-batches of ``item``; wait for features for ``timeouts.step_s``."""
+        """Return this process's micro-batches of ``item``, after all their features have arrived.
+
+        It waits for at most ``timeouts.step_s``.
+        """
         if self._item != item:
             self.prepare(item)
         try:
@@ -160,13 +166,13 @@ class FeatureStream:
         return self._batches
 
     def check(self) -> None:
-        """Raise ProtocolError if the token ids that came with a sample's features differ from the sample's."""
+        """Raise ProtocolError if features came with other token ids than the tokens of their sample."""
         checks, self._same_tokens = self._same_tokens, []
         if checks and not torch.stack([same for _, same in checks]).all():
             raise _other_tokens(next(sample_id for sample_id, same in checks if not same))
 
     def _take(self, timeout_s: float) -> None:
-        """Fill the micro-batches with all missing samples; raise DeadlineExceeded at the timeout."""
+        """Copy all missing samples into the micro-batches; raise DeadlineExceeded if they do not come in time."""
         deadline = time.monotonic() + timeout_s
         while self._places:
             sample = self._next(deadline)
@@ -179,7 +185,7 @@ class FeatureStream:
         self._report_freed()
 
     def _next(self, deadline: float) -> FeatureSample:
-        """Return the next sample that arrives; report freed memory before waiting."""
+        """Return the next sample that arrives. Before it waits, it reports the freed memory."""
         if self._freed:
             with suppress(DeadlineExceeded):
                 return self._receive(0.0)
@@ -192,7 +198,7 @@ class FeatureStream:
             self._freed.clear()
 
     def _has_come_before(self, request_id: int) -> bool:
-        """Return whether this sample arrived before; a lost engine may have sent it already."""
+        """Return whether features with this request id arrived before; a lost engine may have sent them."""
         return request_id < self._first_id or request_id in self._placed or request_id in self._early
 
     def _receive(self, timeout_s: float) -> FeatureSample:

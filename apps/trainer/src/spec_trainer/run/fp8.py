@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def check_fp8(
     config: AnyRunConfig, backend: Backend, strategy_type: type[Strategy], target: TargetSpec
 ) -> None:
-    """Raise ConfigError if dtype, backend, strategy or target do not allow products in fp8."""
+    """Raise ConfigError if the dtype, backend, strategy or target does not allow matrix products in fp8."""
     setting = f"train.fp8={config.train.fp8}"
     if config.train.dtype != "bfloat16":
         raise ConfigError(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def image_rules(parts: RunParts, *, follows: bool = False) -> ImageRules:
-    """Return whether the rows of a run may have images, and if not, why."""
+    """Return whether the rows of a run may have images, and, if they may not, the reason."""
     from spec_trainer.data.row_images import NO_IMAGES, ImageRules
 
     target = parts.target
@@ -33,7 +33,7 @@ def image_rules(parts: RunParts, *, follows: bool = False) -> ImageRules:
 
 
 def prompt_image_rules(engine_type: type[Engine], target: TargetSpec) -> ImageRules:
-    """Return whether the prompts that an engine is to answer may have images, and if not, why."""
+    """Return whether an engine's prompts may have images, and, if they may not, the reason."""
     from spec_trainer.data.row_images import NO_PROMPT_IMAGES, ImageRules
 
     if target.image_token_id is None:
@@ -45,7 +45,7 @@ def prompt_image_rules(engine_type: type[Engine], target: TargetSpec) -> ImageRu
 
 
 def check_sight(config: AnyRunConfig, engine_type: type[Engine], target: TargetSpec) -> None:
-    """Raise TargetError if the target is multimodal and the engine does not give it images."""
+    """Raise TargetError if the target is multimodal and the engine cannot give images to it."""
     if target.image_token_id is not None and not engine_type.abilities.images:
         raise TargetError(
             f"target {target.folder} sees images, which engine {config.engine.name!r} does not capture; choose an "

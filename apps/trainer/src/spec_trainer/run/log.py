@@ -1,4 +1,4 @@
-"""RunLog writes the metrics of each step on rank 0, and each rank's sample ids of each step."""
+"""RunLog writes the metrics of each step on rank 0, and the sample ids of each step on every rank."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 
 def cut_records(directory: RunDirectory, done_steps: int) -> None:
-    """Remove the rows of steps after ``done_steps`` from a run's logs; warn of missing rows.
+    """Remove the rows of steps after ``done_steps`` from a run's logs, because these steps are repeated.
 
-    The run resumes after ``done_steps`` steps.
+    The run resumes after ``done_steps`` steps. If the logs lack rows of earlier steps, log a warning.
     """
     metrics = drop_after(directory.metrics, done_steps, StepRow)
     noted = Counter[int]()
@@ -49,7 +49,7 @@ def cut_records(directory: RunDirectory, done_steps: int) -> None:
 
 
 class RunLog:
-    """Writes ``trained-RANK.jsonl`` of each data-parallel rank; on process 0 also metrics and trackers."""
+    """Writes ``trained-RANK.jsonl`` of its data-parallel rank; on process 0 also metrics and trackers."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class RunLog:
             self._stack = stack.pop_all()
 
     def trained(self, step: int, share: BatchShare) -> None:
-        """Write the ids of the samples that this rank trained in a step."""
+        """Write the ids of the samples on which this rank trained in a step."""
         samples = [span.sample_id for batch in share.micro_batches for span in batch.spans]
         if self._write_trained is not None:
             self._write_trained({"step": step, "samples": samples})
@@ -110,7 +110,7 @@ class RemoteRankFiles(AbstractContextManager["RemoteRankFiles"]):
     """Writes ``trained-RANK.jsonl`` of data-parallel ranks that cannot access the run directory."""
 
     def __init__(self, logs: Path) -> None:
-        """Write into the folder ``logs``; a file is created with its first row."""
+        """Prepare to write into the folder ``logs``; a file is created with its first row."""
         self._logs = logs
         self._files: dict[int, StepLines] = {}
 

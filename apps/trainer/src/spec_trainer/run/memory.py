@@ -53,7 +53,7 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class Room:
-    """The free memory or disk space of one device, host or file system, and what a run needs there."""
+    """The free memory of a device or host, or the free space of a disk, and what a run needs of it."""
 
     name: str
     """Name that begins an error message, such as "this host's memory"."""
@@ -92,7 +92,7 @@ class RunSizes:
 
     @cached_property
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """Name -> shape of each trained weight of the draft; empty if the plugin does not declare them."""
+        """Name -> shape of each trained weight; empty if the draft's plugin does not declare its weights."""
         return self._run.draft.weight_shapes(self._run.target)
 
     @cached_property
@@ -131,7 +131,10 @@ class RunSizes:
 
     @cached_property
     def window_bytes(self) -> int:
-        """Largest number of bytes in flight to one rank: the window, or all features of the run if they are less."""
+        """Largest number of bytes of features in flight to one rank.
+
+        It is the size of the window, or of all features of the run if they are less.
+        """
         run = self._run
         if self._config.data.features is not None:
             return 0
@@ -141,7 +144,7 @@ class RunSizes:
 
     @cached_property
     def shards(self) -> ShardCounts:
-        """The numbers of ranks over which the draft's weights, and the target's vocabulary, are sharded."""
+        """Numbers of ranks over which the draft's weights and the target's vocabulary are sharded."""
         return self._run.strategy_type.shard_counts(self._config.strategy, self._config.train.ranks)
 
     @property
@@ -153,7 +156,7 @@ class RunSizes:
     def training_bytes(self) -> int:
         """Bytes of weights, gradients and optimizer state of one copy of the draft.
 
-        If they are not sharded, and in bfloat16, the cast copy of the weights is included.
+        If the weights are not sharded and the draft computes in bfloat16, their bfloat16 copy is included.
         """
         cast = self._config.train.dtype == "bfloat16" and self.shards.weights == 1
         fp8 = _FP8_BYTES * self.shards.weights if self._config.train.fp8 == "layers" else 0
@@ -161,7 +164,7 @@ class RunSizes:
 
 
 def rooms(run: RunSpec, sizes: RunSizes) -> list[Room]:
-    """Return the devices, host memory and disk that the run uses here, each with the run's needs."""
+    """Return the devices, host memory and disk that the run uses on this host, each with the run's needs."""
     return [*_devices(run, sizes), *_host(run, sizes), _disk(run, sizes)]
 
 
@@ -213,7 +216,10 @@ def _host(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
 
 
 def _target(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> MemoryPart:
-    """Return the memory of the target's weights on one device, or of ``engines`` engines in host memory."""
+    """Return the memory of the target's weights in the engines.
+
+    If ``engines`` is None, it is the memory on one device; otherwise the host memory of so many engines.
+    """
     config, own = run.config.engine, run.engine_type
     wide = getattr(config, "dtype", None) == "float32" and run.target.dtype != "float32"
     if wide:

@@ -41,9 +41,10 @@ class StepLines(AbstractContextManager["StepLines"]):
 
 
 def drop_after(file: Path, step: float, kind: type[Row]) -> dict[int, dict[str, Any]]:
-    """Remove the rows of steps after ``step``, and invalid rows; return step -> row of the remaining rows.
+    """Remove from ``file`` the rows of later steps than ``step`` and all invalid rows; return the others.
 
-    A row is invalid if ``kind`` does not validate it. It only causes a warning, because no run depends on it.
+    The result maps each remaining step to its row. A row is invalid if ``kind``, the type of rows, does not
+    accept it. Invalid rows only cause a warning, because no run depends on them.
     """
     if not file.exists():
         file.unlink(missing_ok=True)  # a link to nothing: rows would go where it says

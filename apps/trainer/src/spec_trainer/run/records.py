@@ -37,7 +37,7 @@ class Figures(pydantic.BaseModel):
 
 
 class Row(Figures):
-    """A row of a file with one row for each step."""
+    """A row of a file that has one row for each optimizer step."""
 
     step: _Count
 

@@ -31,8 +31,8 @@ _ENDLESS = 1 << 40
 """Number of steps of a run that follows live requests: never reached, because the run goes on until
 stopped."""
 _WINDOW_SHARES = 16
-"""Largest number of steps by which engines may be ahead of a rank, by default. The features of one step of a
-rank take hundreds of MB."""
+"""Largest number of steps for which a rank's window has space by default. The features of one step of a rank
+take hundreds of MB."""
 
 
 def decoded_steps(config: AnyRunConfig, num_prompts: int) -> int:
@@ -67,7 +67,7 @@ class RunParts:
     def longest_prompt(self) -> int:
         """Largest number of tokens of a prompt that the run's engine can answer.
 
-        It is less than 1 if the answer alone needs all tokens.
+        It is less than 1 if the answer alone may need all tokens.
         """
         positions = self.target.max_positions - self.num_draft_tokens - 1
         room = min(positions, self.config.engine.batch_tokens) - self.config.decode.max_new_tokens
@@ -75,11 +75,11 @@ class RunParts:
 
     @cached_property
     def sample_cost(self) -> Callable[[int, int], int]:
-        """The function by which the draft estimates what a sample costs (``Draft.sample_cost``)."""
+        """The function by which the draft estimates the computation for a sample (``Draft.sample_cost``)."""
         return self.draft.sample_cost(self.target)
 
     def with_dataset(self, dataset: Dataset) -> RunSpec:
-        """Return a RunSpec: this run with ``dataset`` as its data, and the schedule for it."""
+        """Return the RunSpec of this run with ``dataset`` as its data, and with the schedule for it."""
         settings = BatchSettings.from_config(self.config, self.strategy_type)
         if self.config.decode.every:
             settings = replace(settings, total_steps=decoded_steps(self.config, len(dataset.train)))
@@ -88,7 +88,7 @@ class RunParts:
         return self.with_schedule(BatchSchedule(dataset, settings, sample_cost=self.sample_cost))
 
     def with_schedule(self, schedule: BatchSchedule) -> RunSpec:
-        """Return a RunSpec: this run with the global batches of ``schedule``."""
+        """Return the RunSpec of this run with the global batches of ``schedule``."""
         parts = {part.name: getattr(self, part.name) for part in fields(RunParts)}
         return RunSpec(**parts, schedule=schedule)
 
@@ -109,7 +109,7 @@ class RunSpec(RunParts):
 
     @property
     def source(self) -> Dataset:
-        """The data that the user gave, even if this RunSpec is a cycle that trains on generated answers."""
+        """The data that the user gave, also if this RunSpec is a cycle that trains on generated answers."""
         return self.prompts or self.dataset
 
     @cached_property
@@ -118,7 +118,7 @@ class RunSpec(RunParts):
         return serving_prompts(self.dataset, self.longest_prompt, self.config.decode.prompts)
 
     def cycle(self, answers: Dataset, steps: range, **settings: Any) -> RunSpec:
-        """Return one cycle of the run as a RunSpec, which trains the steps ``steps`` on ``answers``.
+        """Return one cycle of the run as a RunSpec, which trains on ``answers`` in the steps ``steps``.
 
         ``settings``: fields of BatchSettings whose values differ from the run's.
         """
@@ -139,7 +139,7 @@ class RunSpec(RunParts):
         )
 
     def with_room(self) -> RunSpec:
-        """Return the same run with as many trainer ranks as the devices available now allow, at least one.
+        """Return the run with as many trainer ranks as the devices available now allow, but at least one.
 
         No device gets more processes than the fullest device of this run has.
         """
@@ -169,7 +169,8 @@ class RunSpec(RunParts):
         """Bytes of features in flight for each trainer process.
 
         The value is ``placement.window_bytes``, or by default the size of two global batches, so that one is
-        captured while one trains. If many ranks share a global batch, ``_WINDOW_SHARES`` of a rank's shares suffice.
+        captured while one trains. If many ranks share a global batch, a rank's shares of sixteen global
+        batches (``_WINDOW_SHARES``) suffice.
         """
         if self.config.placement.window_bytes is not None:
             return self.config.placement.window_bytes

@@ -48,7 +48,10 @@ class GuardedTracker:
     """
 
     def __init__(self, name: str, value: object, folder: Path) -> None:
-        """Start the thread, which opens the tracker."""
+        """Start the thread that opens the tracker ``name`` and passes metrics to it.
+
+        ``value``: the tracker's value in section ``track``. ``folder``: the run directory.
+        """
         self.name = name
         self.failure: str | None = None
         """The tracker's first failure and its reason; None if it has not failed."""

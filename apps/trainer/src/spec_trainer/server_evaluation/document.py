@@ -69,7 +69,7 @@ def _acceptance(loads: Loads) -> AcceptanceCounters | None:
 
 
 def _compare(drafted: Loads, plain: Loads | None) -> dict[str, Any]:
-    """Return whether the greedy texts of both servers are equal, and their first differences.
+    """Return whether the greedy texts of both servers are equal, and where they differ first.
 
     Only the smallest concurrency is compared. If ``plain`` is None, nothing is compared.
     """

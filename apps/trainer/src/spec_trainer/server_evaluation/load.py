@@ -1,4 +1,4 @@
-"""A ServedPass has a server's answers to questions at one concurrency, with the server's counters."""
+"""Measure a server's answers to questions at one concurrency; a ServedPass has the results."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def measure_load(
 def ask_at_once(
     server: OpenAiServer, questions: Sequence[Question], options: Mapping[str, Any], concurrency: int
 ) -> list[ServedAnswer]:
-    """Send ``concurrency`` questions at a time, and return the answers in the order of the questions.
+    """Send the questions, at most ``concurrency`` at a time; return the answers in the same order.
 
     If a request fails, cancel all others, close the server's client, and raise the error.
     """

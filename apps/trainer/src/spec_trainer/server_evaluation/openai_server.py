@@ -134,7 +134,10 @@ class OpenAiServer(Resource):
         return b"".join(self._client.stream(path, "", limit_s, _LONGEST_PAGE)).decode(errors="replace")
 
     def _parts(self, path: str, body: str, longest: int) -> Iterator[dict[str, Any]]:
-        """Yield the events of a streamed answer, up to ``[DONE]``, as parsed JSON objects."""
+        """Yield the events of a streamed answer as parsed JSON objects, up to the event ``[DONE]``.
+
+        Raise EngineError if the answer is incomplete, invalid or too long.
+        """
         with closing(self._client.stream(path, body, self._timeout_s, longest)) as stream:
             for data in _events(stream):
                 if data == b"[DONE]":

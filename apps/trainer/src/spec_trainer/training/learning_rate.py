@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 def learning_rate(step: int, total_steps: int, config: TrainConfig) -> float:
-    """Return the rate of step ``step`` (from 0): linear warm-up to ``lr``, then the schedule."""
+    """Return the learning rate of step ``step``, counted from 0.
+
+    It rises linearly to ``lr`` in the warm-up, and then follows ``train.schedule``.
+    """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     return config.lr * _after_warmup(step, total_steps, config)

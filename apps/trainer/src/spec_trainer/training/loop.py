@@ -103,7 +103,10 @@ def _prepare_next(state: TrainState) -> None:
 
 
 def _hand_over(state: TrainState, to: LivePushes | LiveMeasurements, name: str) -> dict[str, Any]:
-    """Start a push or a measurement of the draft (``to``) if one is due; return fields for metrics."""
+    """Begin the push or the measurement ``to`` of the draft if it is due; return fields for metrics.
+
+    ``name``: the beginning of a field's name.
+    """
     fields: dict[str, Any] = {}
     if to.is_due(state.done_steps):
         with state.timer(name):
@@ -130,7 +133,7 @@ def _evaluate(state: TrainState) -> dict[str, Any]:
 
 
 def _record(state: TrainState, item: GlobalBatch, result: TrainStep, rate: float) -> dict[str, Any]:
-    """Return the metrics of a step, which become one row of metrics.jsonl."""
+    """Return the metrics of one step, for a row of metrics.jsonl."""
     tokens = sum(state.spec.dataset.lengths[sample_id] for sample_id in item.sample_ids)
     data_s, step_s = state.timer.last_s["data"], state.timer.last_s["step"]
     return {
@@ -154,7 +157,7 @@ def _record(state: TrainState, item: GlobalBatch, result: TrainStep, rate: float
 
 
 def _check_finite(state: TrainState, record: dict[str, Any]) -> None:
-    """Raise RunError if loss or gradient norm is not finite, before a checkpoint is written."""
+    """Raise RunError if the loss or the gradient norm is not finite; no checkpoint is written then."""
     if math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"]):
         return
     values = f"step {record['step']}: loss {record['loss']}, gradient norm {record['grad_norm']}"

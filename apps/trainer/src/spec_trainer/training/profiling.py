@@ -14,7 +14,7 @@ class StepProfiler:
     """Writes ``profile-step-N.json`` (Chrome trace) for each step that ``profile.steps`` names."""
 
     def __init__(self, steps: Collection[int], folder: Path) -> None:
-        """Profile ``steps``, counted from 0; write traces into ``folder``."""
+        """Prepare to profile the steps ``steps``, counted from 0, and to write traces into ``folder``."""
         self._steps = frozenset(steps)
         self._folder = folder
 

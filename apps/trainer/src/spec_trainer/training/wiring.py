@@ -264,7 +264,7 @@ def _finish(state: TrainState, last: dict[str, Any]) -> None:
 
 
 def _kept_summary(state: TrainState) -> dict[str, Any]:
-    """Return the figures of the existing summary if the run was already complete; otherwise nothing."""
+    """Return figures of the existing summary if the run was already complete, otherwise none."""
     try:
         saved = read_figures(state.spec.directory.summary, KeptSummary)
     except ArtifactError:  # there is none, or it is damaged
@@ -299,7 +299,7 @@ def _summary(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
 
 
 def _device_name(device: torch.device) -> dict[str, str]:
-    """Return {"device": name of the hardware}, or nothing for a CPU."""
+    """Return the name of the hardware under the key ``device``, or an empty dict for a CPU."""
     import torch
 
     name = getattr(torch.get_device_module(device), "get_device_name", None)
@@ -307,7 +307,10 @@ def _device_name(device: torch.device) -> dict[str, str]:
 
 
 def _measured(state: TrainState, last: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures that the run's engine measured with the last draft (``train.serve_every``)."""
+    """Return the figures that the run's engine measured with the draft of the last step.
+
+    It measures drafts only with ``train.serve_every``.
+    """
     if not state.spec.config.train.serve_every:
         return {}
     return {key.removeprefix("serving_"): value for key, value in last.items() if key in _MEASURED}

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def _where(takes: Callable[..., bool], kernel: Kernel) -> Kernel:
-    """Return the kernel, extended to return NotImplemented for unsupported arguments.
+    """Return a function that calls ``kernel``, or returns NotImplemented if ``takes`` returns False.
 
-    Callers then use plain torch.
+    NotImplemented makes the caller use plain torch.
     """
 
     def call(*arguments: Any) -> Any:

@@ -160,9 +160,10 @@ def _context_gradients(
 def _seen_by(
     bounds: tuple[Tensor, Tensor], first_token: Tensor, shape: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """Return the first and the last block that attend to any token of each tile, int64 [tiles] each.
+    """Return for each tile of context tokens the range of blocks that attend to it, int64 [tiles] each.
 
-    Anchors and document starts must ascend.
+    ``bounds``: each block's anchor and the start of its document; both must ascend. ``first_token``: the first
+    token of each tile. The range is the first block, and the block after the last.
     """
     (anchor, start), end = bounds, first_token + shape["KEYS"]
     first, last = torch.searchsorted(anchor, first_token, right=True), torch.searchsorted(start, end)

@@ -105,9 +105,9 @@ def _query_gradient(
     grad_query, query, grad, key, value, lse, drift, low, high, first, last, tokens, kv_head, kv_heads, scale,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Add the context's share of dq, not yet multiplied by ``scale``, to ``grad_query``.
+    """Add the context's share of the queries' gradient to ``grad_query``, without the factor ``scale``.
 
-    ``lse`` is in base 2.
+    ``lse``: log-sum-exp of the queries' scores in base 2. ``drift``: Σ grad · out of each query.
     """
     channel = tl.arange(0, WIDTH)
     for tile in range(first, last, KEYS):
@@ -134,7 +134,7 @@ def own_backward(
     SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, OWN: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq, and dk and dv of the blocks' own keys. Store Σ grad · out of each row in ``drift_out``."""
+    """Compute dq, and dk and dv of the blocks' own keys. Store each row's Σ grad · out in ``drift_out``."""
     first_block = (tl.num_programs(0) - 1 - tl.program_id(0)) * TOGETHER
     kv_head = tl.program_id(1)
     inside, index, low, high = rows_of(

@@ -16,9 +16,10 @@ def rows_of(
     first_block, end_block, kv_head, anchor, start, window, kv_heads,
     SLIDING: tl.constexpr, SLOTS: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Return for each row whether it exists, its index in [A, B, N], and its range of the context.
+    """Return for each row whether it exists, its flat index, and the bounds of its context tokens.
 
-    A row attends to the context tokens in its range.
+    A row is a query. Its index counts in [blocks, slots, query heads]. It attends to the tokens from the
+    first bound up to, but not including, the second.
     """
     row = tl.arange(0, ROWS)
     block = first_block + row // (SLOTS * GROUP)
@@ -37,7 +38,10 @@ def own_indices(
     first_block, num_blocks, kv_head, kv_heads,
     SLOTS: tl.constexpr, TOGETHER: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """Return for each key of the program's blocks whether it exists, and its index in [A, B, K]."""
+    """Return for each key of the program's blocks whether it exists, and its flat index.
+
+    The index counts in [blocks, slots, key-value heads].
+    """
     column = tl.arange(0, OWN)
     block = first_block + column // SLOTS
     inside = (column < TOGETHER * SLOTS) & (block < num_blocks)

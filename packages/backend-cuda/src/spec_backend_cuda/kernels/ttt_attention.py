@@ -85,8 +85,8 @@ def _tile_indices(
 ):  # fmt: skip
     """Return the indices of the tile's query rows and of its key elements, with masks of valid indices.
 
-    Token, query head and mask of the rows have the shape [PADDED, TOKENS, 1]; the elements have the shape
-    [TOKENS, PADDED_WIDTH].
+    The rows' token, query head and mask broadcast to [PADDED, TOKENS, 1], where PADDED is the padded size of
+    a group of query heads. The elements have the shape [TOKENS, PADDED_WIDTH].
     """
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     member = tl.arange(0, PADDED)

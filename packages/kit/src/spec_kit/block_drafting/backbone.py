@@ -186,7 +186,7 @@ class BlockBackbone(nn.Module):
     def geometry(
         self, layout: BlockLayout, block_size: int, position_T: Tensor, dtype: torch.dtype
     ) -> Geometry:
-        """Return the geometry of blocks of ``block_size`` slots.
+        """Return the Geometry, positions and rotary angles, of blocks of ``block_size`` slots.
 
         ``position_T``: position in its document of each token of the context.
         """

@@ -70,7 +70,7 @@ class BlockDraft(ServedDraft[C, S]):
     @property
     @abstractmethod
     def guess_weights(self) -> Tensor:
-        """Amount, float64 [S], that each guess of a block adds to the loss's denominator if it counts."""
+        """The summand, float64 [S], of each guess of a block in the loss's denominator, if it counts."""
 
     @property
     def needs_teacher(self) -> bool:
@@ -130,8 +130,9 @@ class BlockDraft(ServedDraft[C, S]):
     def sample_cost(self, target: TargetSpec) -> StepCost:
         """Return the cost of a sample (D15).
 
-        Every token is context, with keys and values in each layer. A row is a block: its slots go through the layers,
-        its guesses through the target's head. From ``num_anchors`` blocks on, a longer sample only has more context.
+        Every token is context, with keys and values in each layer. A row of the StepCost is a block: its
+        slots go through the layers, its guesses through the target's head. From ``num_anchors`` blocks on, a
+        longer sample only has more context.
         """
         shape = self.shape(target)
         weights = shape.tensor_shapes()
@@ -148,7 +149,7 @@ class BlockDraft(ServedDraft[C, S]):
         )
 
     def saved_values(self, target: TargetSpec) -> Callable[[int, int], int]:
-        """Return a function for the least number of values that a forward pass saves of a sample.
+        """Return a function that computes how many values, at least, a forward pass saves for a sample.
 
         The function counts the values of the slots of the sample's blocks.
         """
@@ -160,7 +161,7 @@ class BlockDraft(ServedDraft[C, S]):
     def initialize(
         self, module: Any, target: TargetSpec, tensors: TargetTensors, token_counts: Tensor | None
     ) -> None:
-        """Copy the target's final norm into the draft's, because the target's head is used unchanged."""
+        """Copy the target's final norm into the draft's final norm; the head is the target's, unchanged."""
         module.load_state_dict({"norm.weight": tensors.norm_H.float()}, strict=False)
 
     def exported_tensors(

@@ -184,9 +184,11 @@ def _run_lengths(mask_T: Tensor) -> Tensor:
 
 
 def _rounds(guess_depth_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Return whether a round began at t, bool [T − 1], and the length of rising depths from t, int64 [T].
+    """Find the rounds of an engine in the depths at which it guessed the tokens.
 
-    ``guess_depth_T``: depth at which the engine guessed each token, from 1; 0 for tokens that it did not guess.
+    ``guess_depth_T``: depth of each token, from 1; 0 for tokens that the engine did not guess. Return for
+    each index t whether a round began at token t, bool [T − 1]. Return also how many tokens, from t on, have
+    depths that rise by 1 from token to token, int64 [T].
     """
     goes_on_T = torch.zeros(len(guess_depth_T), dtype=torch.bool)
     goes_on_T[1:] = (guess_depth_T[1:] > 1) & (guess_depth_T[1:] == guess_depth_T[:-1] + 1)

@@ -25,9 +25,10 @@ class GuessMetrics:
     def __init__(
         self, scale: Tensor, num_guesses: int, values: Sequence[str], lengths: Sequence[str]
     ) -> None:
-        """Start with zeros, with the dtype and device of ``scale``.
+        """Start all sums at zero.
 
-        ``values``: names of metrics of each guess; ``lengths``: names of acceptance lengths.
+        ``scale``: a tensor with the dtype and device of the sums. ``values``: names of the metrics that each
+        guess has. ``lengths``: names of the acceptance lengths, which each block has.
         """
         zeros = scale.new_zeros
         self.loss, self._num_guesses = zeros(()), num_guesses
@@ -45,16 +46,17 @@ class GuessMetrics:
     def add_lengths(self, guesses: CountedGuesses, **accepted_R: Tensor) -> None:
         """Add each block's acceptance length: 1 + Σ over guesses k of P(guesses 1 to k are all accepted).
 
-        ``accepted_R``: the probability that each guess is accepted, by the name of the length.
+        ``accepted_R``: name of an acceptance length -> the probability that each counted guess is accepted.
         """
         for name, accepted in accepted_R.items():
             reached_AS = guesses.table(accepted, self._num_guesses).cumprod(1)
             self._lengths[name] += len(reached_AS) + reached_AS.sum()
 
     def output(self, loss: Tensor) -> StepOutput:
-        """Return the metrics with ``loss``.
+        """Return ``loss`` and the metrics as a StepOutput.
 
-        Every block counts its first guess, so the number of first guesses is the number of blocks.
+        Acceptance lengths are divided by the number of blocks. This equals the number of first guesses,
+        because the first guess of every block counts.
         """
         return StepOutput(
             loss=loss,
@@ -65,7 +67,10 @@ class GuessMetrics:
 
 
 def loss_scale(denominators: Tensor, states: Tensor) -> Tensor:
-    """Return 1 / ``denominators[0]``, or 0 if it is 0, on the device of ``states``, float32 or wider."""
+    """Return 1 / ``denominators[0]``, or 0 if that denominator is 0, on the device of ``states``.
+
+    The dtype is float32 or wider.
+    """
     total = denominators[0].to(states.device)
     wide = torch.promote_types(states.dtype, torch.float32)
     return torch.where(total > 0, 1 / total.clamp(min=1e-300), 0).to(wide)

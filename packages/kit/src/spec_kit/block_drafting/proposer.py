@@ -61,7 +61,7 @@ class BlockProposer(BatchProposer):
     def propose_all(  # pyright: ignore[reportIncompatibleMethodOverride] (Self is narrower)
         cls, proposers: Sequence[Self], num_tokens: int, temperature: float, generators: Sequence[Generator]
     ) -> list[Proposal]:
-        """Guess one block for each sequence. Raise ConfigError if ``num_tokens`` exceeds its guesses."""
+        """Guess one block for each sequence. Raise ConfigError for more guesses than a block has."""
         most = proposers[0]._most
         if num_tokens > most:
             raise ConfigError(

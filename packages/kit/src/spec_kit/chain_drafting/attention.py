@@ -80,7 +80,10 @@ class _TakenRows(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Causal:
-    """Causal attention by a kernel. A row without a query gets the query 0, and its result is dropped."""
+    """The causal attention of step 0, computed by a kernel.
+
+    A row without a query gets a query of zeros, and its result is dropped.
+    """
 
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -115,7 +118,7 @@ class _Causal:
         return cls(forward, backward, bounds, num_keys, row_R)
 
     def attend(self, q: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return output and log-sum-exp of the queries."""
+        """Return the attention's output and log-sum-exp for each query."""
         out, lse = self.forward(self._whole(q), key, value, self.parts)
         return _take(out, self.local_R), _take(lse, self.local_R)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InputTokens:
-    """The input tokens of S steps. Any token may replace an input token after the batch's last token.
+    """The input tokens of S steps. An input token beyond the batch's last token may be any token.
 
     U: number of tokens that this rank's rows need, or all T tokens of the batch if ranks do not divide them.
     """

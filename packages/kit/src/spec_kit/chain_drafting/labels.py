@@ -135,7 +135,10 @@ class NeededRows:
         return cls(row_N, counts, index_T, rows, local_N, are_all)
 
     def of_step(self, step: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return int64 indices of a step's rows in the flat batch and among this rank's rows; None for all."""
+        """Return int64 indices of a step's rows, in the flat batch and among this rank's rows.
+
+        Both are None if every step computes all rows.
+        """
         if self.are_all:
             return None, None
         return self.row_N[: self.counts[step]], self.local_N[: self.counts[step]]
@@ -170,7 +173,7 @@ def step_weights(denominators: Tensor, decay: float, like: Tensor) -> Tensor:
 
 
 def _labelled(batch: DraftBatch) -> Tensor:
-    """Return int64 [3, R], on the CPU: the columns of ``SupervisedRows``."""
+    """Return the fields teacher_R, first_R and depth_R of ``SupervisedRows``, int64 [3, R], on the CPU."""
     mask_T, guess_depth_T = batch.loss_mask_T.cpu(), batch.guess_depth_T
     columns = [torch.zeros(3, 0, dtype=torch.int64)]
     for span in batch.spans:

@@ -127,7 +127,8 @@ class _StepSums:
     def _add_gradients(self, grad_RSV: Tensor, input_RSH: Tensor, row_X: Tensor) -> None:
         """Store a chunk's gradients of the states, and add its gradient of the head.
 
-        Each labelled row occurs once in a step, so gradients of states need no sum.
+        ``row_X``: index in ``grad_states_XH`` for each position and step; pairs without a label share the
+        last index. Each labelled row occurs once in a step, so gradients of states need no sum.
         """
         if self.grad_states_XH is None:
             return

@@ -1,7 +1,7 @@
 """Let the members of a gloo group authenticate each other, since gloo's sockets authenticate nobody.
 
-Gloo accepts any peer that sends the right small number as the rank that it waits for. So each member proves to the
-others that it knows the group's secret, before any other data is used.
+Gloo takes any peer for the rank that it waits for, if the peer sends the right small number. So each member
+proves to the others that it knows the group's secret, before any other data is used.
 """
 
 # torch.distributed declares no __all__, so its classes count as private names of another module.

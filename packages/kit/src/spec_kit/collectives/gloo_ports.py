@@ -91,7 +91,10 @@ def _close_port(inode: int, descriptor: int) -> None:
 
 
 def _watcher(inode: int, descriptor: int) -> select.epoll | None:
-    """Return the epoll instance that waits for the socket; its ``close`` does not end it for others."""
+    """Return a copy of the epoll instance that waits for the socket, or None if it is not found.
+
+    Closing the copy does not affect gloo's thread.
+    """
     entry = re.compile(rf"^tfd:\s*{descriptor}\s.*\bino:{inode:x}\b", re.MULTILINE)
     for watcher, file in _open_files():
         with contextlib.suppress(OSError):  # another thread has closed it

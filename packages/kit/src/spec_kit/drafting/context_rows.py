@@ -90,9 +90,9 @@ class ContextRows:
         return rows if self.index is None else rows.index_select(0, self.index)
 
     def gather(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        """Gather the rows [P, ...] that each rank passes into tensors [T, ...] on every rank. Collective.
+        """Gather this rank's rows [P, ...] of each tensor in ``parts`` and all other ranks' rows; collective.
 
-        A row that belongs to no rank is 0.
+        The results are tensors [T, ...], equal on every rank. A row that belongs to no rank is 0.
         """
         if self.group is None:
             return parts
@@ -106,7 +106,7 @@ class ContextRows:
 
     @cached_property
     def _gathered_rows(self) -> Tensor | None:
-        """Row numbers, int64, in the order in which rows are gathered; None if it is ascending from 0."""
+        """Numbers of the rows in the order in which they are gathered, int64; None if they are 0, 1, 2, …."""
         row_T = torch.cat(list(self.dealt))
         if torch.equal(row_T, torch.arange(self.num_rows)):
             return None

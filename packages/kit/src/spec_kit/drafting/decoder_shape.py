@@ -64,7 +64,11 @@ class DecoderShape(DraftShape):
 
     @classmethod
     def for_target(cls, config: DecoderConfig, target: TargetSpec, **own: object) -> Self:
-        """Return a fresh draft's shape. Each size comes from ``own``, else ``config``, else the target."""
+        """Return a fresh draft's shape.
+
+        A size that is not among the keyword arguments ``own`` comes from the options ``config`` or else from
+        the target.
+        """
         sizes: dict[str, object] = {
             "intermediate_size": config.intermediate_size or target.intermediate_size,
             "num_heads": config.num_heads or target.num_heads,

@@ -42,9 +42,10 @@ class DraftShape(pydantic.BaseModel):
 
     @classmethod
     def for_target(cls, config: Any, target: TargetSpec, **own: object) -> Self:
-        """Return a fresh draft's shape, from the target's sizes and the fields ``own``.
+        """Return a fresh draft's shape, with sizes of the target.
 
-        ``config``: the draft's options, for subclasses.
+        ``own``: further fields, and fields that replace the target's. ``config``: the draft's options, for
+        subclasses.
         """
         sizes = {"hidden_size": target.hidden_size, "target_vocab_size": target.vocab_size}
         return cls.model_validate({**sizes, **own}, by_name=True, by_alias=False)
@@ -65,9 +66,9 @@ class DraftShape(pydantic.BaseModel):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return, by alias, the values that config.json stores under other keys or in another form.
+        """Return fields that config.json may store under other keys or in another form, by alias (usual key).
 
-        ``own``: the object under the key ``nested``.
+        ``own``: the object in config.json with the fields specific to this kind of draft (``nested``).
         """
         return {}
 
@@ -80,7 +81,7 @@ class DraftShape(pydantic.BaseModel):
         """Return the shape of every trained tensor, by its name in the module and in the exported file."""
 
     def mapping_shapes(self) -> tuple[Shapes, Shapes]:
-        """Return the shapes of tensors that are not trained: first of required, then of optional tensors."""
+        """Return the shapes of tensors that are not trained, in two mappings: required and optional ones."""
         return {}, {}
 
     def fixed_fields(self) -> Json:

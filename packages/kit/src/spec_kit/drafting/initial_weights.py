@@ -19,8 +19,8 @@ MATRIX_GAIN = 0.5
 """Initial gain of matrices: weights are normal with standard deviation gain / √inputs, so that the size of the
 output does not depend on the width."""
 FUSION_GAIN = 0.1
-"""Initial gain of ``fc``. Its output enters the residual stream, where later layers cannot remove its random
-component, so it starts small."""
+"""Initial gain of ``fc``, the layer that combines the captured states. Its output enters the residual stream,
+where later layers cannot remove its random component, so it starts small."""
 
 
 @torch.no_grad()

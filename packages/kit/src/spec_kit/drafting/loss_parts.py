@@ -34,7 +34,7 @@ def sharded_logsumexp_argmax(
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """The columns of labels in logits over the local rows of the vocabulary."""
+    """The column of each label in logits over the local rows of the vocabulary, and whether it has one."""
 
     column_R1: Tensor
     """int64: column of the label; any column if the label is on another shard."""

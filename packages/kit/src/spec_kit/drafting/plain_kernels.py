@@ -48,7 +48,8 @@ def logsumexp_argmax(logits_XV: Tensor) -> Three:
 def distill_terms(logits_RSV: Tensor, log_sum_RS: Tensor, teacher: Distribution, mass_R: Tensor) -> Three:
     """Return Σ p · logit, Σ min(mass · p, q), and Σ q over tokens with q < mass · p, each [R, S].
 
-    The sums run over the local rows of the vocabulary. q: softmax of ``logits_RSV``; p: the teacher's softmax.
+    The sums run over the local rows of the vocabulary. q: softmax of ``logits_RSV``; p: the teacher's softmax
+    over the draft's vocabulary; mass: the draft vocabulary's share of the teacher's whole distribution.
     """
     wide = upcast(logits_RSV)
     teacher_RV = softmax(*teacher)
@@ -65,7 +66,8 @@ def distill_grad_(
 ) -> Tensor:
     """Overwrite the logits by a · q + b · (q if q < mass · p, else 0) − c · p for the factors a, b, c [R, S].
 
-    q: softmax of the logits; p: the teacher's softmax. All losses of ``row_loss`` have gradients of this form.
+    q: softmax of the logits; p and mass: see ``distill_terms``. All losses of ``row_loss`` have gradients of
+    this form.
     """
     all_RS, below_RS, teacher_RS = (factor[..., None] for factor in factors)
     own_RSV, teacher_R1V = softmax(logits_RSV, log_sum_RS), softmax(*teacher)[:, None]

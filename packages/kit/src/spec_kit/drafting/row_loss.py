@@ -85,7 +85,7 @@ def teach(
 def score(
     logits_RSV: Tensor, ids_V: Tensor, teacher: Teacher, ops: VocabularyOps, kernels: DecoderKernels
 ) -> Scored:
-    """Compare rows of the draft's logits with the teacher."""
+    """Compare rows of the draft's logits with the teacher's distributions, and return them as Scored."""
     log_sum_RS, best_RS = sharded_logsumexp_argmax(logits_RSV, ids_V, ops, kernels)
     sums = kernels.distill_terms(logits_RSV, log_sum_RS, teacher.distribution, teacher.in_vocab_mass_R)
     aligned_RS, overlap_RS, below_RS = map(ops.reduce_sum, sums)
@@ -115,9 +115,10 @@ def _lk_alpha(
 def _lk_lambda(
     scored: Scored, teacher: Teacher, ops: VocabularyOps, kernels: DecoderKernels
 ) -> tuple[Tensor, Factors]:
-    """Return λ · KL(p ‖ q) + (1 − λ)(1 − α) [R, S] and the factors a, b, c of its gradient.
+    """Return the loss λ · KL(p ‖ q) + (1 − λ)(1 − α) [R, S], and the factors of its gradient.
 
-    α: see ``_lk_alpha``. λ = exp(−3 α) counts as a constant in the gradient.
+    λ = exp(−3 α) counts as a constant in the gradient. ``_lk_alpha`` explains α, and this module's docstring
+    explains p, q and the factors a, b, c.
     """
     (logits_RV, log_sum_R), in_vocab_mass_R = teacher.distribution, teacher.in_vocab_mass_R
     own, *_ = kernels.distill_terms(

@@ -119,7 +119,7 @@ class ServedDraft(Draft, Generic[C, S]):
     speculators_type: ClassVar[str] = ""
     """Name of the algorithm in folders of ``speculators``; empty if such folders cannot be read."""
     depth_option: ClassVar[str] = ""
-    """Name of the option for how many tokens ahead the draft is trained to guess, if its shape fixes no number.
+    """Name of the option that sets how many tokens ahead the draft is trained to guess; empty for none.
 
     An exported config.json records the number under this name. No engine reads it.
     """
@@ -352,7 +352,10 @@ def head_problem(target: TargetSpec) -> str | None:
 
 @contextmanager
 def _read_as(name: str, named: str) -> Generator[None]:
-    """Append to an ArtifactError of the block why plugin ``name`` reads the folder: it has ``named``."""
+    """Add to an ArtifactError of the block that plugin ``name`` reads the folder, and why.
+
+    ``named``: the entry of config.json by which the plugin has recognised the folder.
+    """
     try:
         yield
     except ArtifactError as error:

@@ -38,7 +38,7 @@ class StepCost:
     """Most rows of a sample; None means as many as supervised tokens."""
 
     def __call__(self, num_tokens: int, num_supervised: int) -> int:
-        """Return the cost of a sample, if its supervised tokens are its last tokens, as in an answer."""
+        """Return the cost of a sample, assuming that its supervised tokens are its last, as in an answer."""
         rows = num_supervised if self.most_rows is None else min(num_supervised, self.most_rows)
         pairs = self.token_channels * num_tokens * self._seen(num_tokens // 2)
         pairs += self.row_channels * rows * self._seen(num_tokens - num_supervised // 2)

@@ -38,7 +38,7 @@ class AnswerCounts:
         return new
 
     def counted(self, num_draft_tokens: int) -> AcceptanceCounters:
-        """Return the counts. ``num_draft_tokens``: number of guesses of each verification."""
+        """Return all counts. ``num_draft_tokens``: number of guesses of each verification."""
         counts = (
             AcceptanceCounters.of_rounds(num_draft_tokens, min(accepted, num_draft_tokens), rounds)
             for accepted, rounds in self._accepted.items()

@@ -1,4 +1,4 @@
-"""Find the backend for a type of device, in a process of an engine's program that knows no run."""
+"""Find the backend for a type of device, in an engine's process that has no run's configuration."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _LONGEST_WAIT_S = 30.0
 _LOOK_S = 0.1
 """Seconds from a response of the server to the next read of the counters, so that few reads suffice."""
 _NEWS_S = 1.0
-"""Age in seconds at which the status for response headers is read again; another frontend may change it."""
+"""Age in seconds at which the served version is read again, as another frontend may have changed it."""
 
 
 class DraftMiddleware(ABC):
@@ -63,7 +63,7 @@ class DraftMiddleware(ABC):
     no_states: ClassVar[str] = (
         f"this server captures no states; start it with states_bytes in {LIVE_REQUESTS_VARIABLE}"
     )
-    """Error message for a call for states if none are captured."""
+    """Error message for a request for states if the server captures none."""
 
     def __init__(self, app: App) -> None:
         """Wrap the ASGI application ``app``."""
@@ -206,7 +206,7 @@ class DraftMiddleware(ABC):
         return answer
 
     async def _note(self, name: str) -> None:
-        """Call the ranks only to update the headers of the next responses."""
+        """Make the call ``name`` to the ranks, only to update the headers of the next responses."""
         self._asked_s = time.monotonic()
         try:
             await self._call(name, "")

@@ -58,7 +58,7 @@ class DraftRank:
         return act(UpdateId.decode(argument))
 
     def _opened(self, group: str) -> UpdateReceiver:
-        """Return the receiver, which is created with the group of the first update."""
+        """Return the UpdateReceiver, which is created for the update group of the first update."""
         from spec_kit.weight_sync import UpdateReceiver
 
         slot, transports = self._open()

@@ -76,8 +76,9 @@ class DraftRanks(ABC):
     async def _commit(self, argument: str) -> list[ServingStatus]:
         """Commit on all ranks or on none; if the commit fails on one rank, it is reverted on all.
 
-        First the status of each rank shows whether it can commit. A single rank checks this itself, which saves a
-        call; each call waits for a step of the engine.
+        With several ranks, their statuses are read first, to see whether all can commit. With one rank this
+        call is left out, because each call waits for a step of the engine, and the rank checks the same
+        itself.
         """
         update = UpdateId.decode(argument)
         for rank, status in enumerate([] if self._num_ranks == 1 else await self._each("status")):

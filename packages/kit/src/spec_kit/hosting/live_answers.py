@@ -40,10 +40,10 @@ async def passed_on(
     note: Callable[[Any], None],
     running: Iterable[LiveAnswer],
 ) -> AsyncGenerator[Any, None]:
-    """Yield the messages that ``begin`` returns, each after ``note`` has seen it.
+    """Yield the messages that ``begin`` returns; ``note`` is called with each message beforehand.
 
-    ``begin`` is called when the first message is asked for, in the task that asks. ``running`` has the answers of
-    these messages; at the end, answers that have not ended are counted as unfinished.
+    ``begin`` is called when the first message is asked for, in the task that asks. ``running`` has the
+    answers of these messages; at the end, answers that have not ended are counted as unfinished.
     """
     try:
         async with aclosing(begin()) as messages:

@@ -231,7 +231,7 @@ class LiveRequests:
         return self._config.states_bytes > 0
 
     def begin(self, scope: Message, receive: Receive) -> Receive:
-        """Record the request of an ASGI scope for ``admits`` in this task; return a wrapped ``receive``."""
+        """Record an ASGI request for a later ``admits`` in the same task; return a wrapped ``receive``."""
         headers = dict(scope["headers"])
         learn = headers.get(LEARN_HEADER, b"").decode("latin-1").strip().lower()
         label = self._label(scope["path"], headers.get(LABEL_HEADER))

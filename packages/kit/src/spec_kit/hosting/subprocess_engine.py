@@ -230,7 +230,7 @@ class SubprocessEngine(Engine):
         return process.generate(prompts, sampling) if prompts else []
 
     def _check_tokens(self, token_ids: Sequence[int], longest: int, setting: str, what: str) -> None:
-        """Raise EngineError for tokens that would crash the program instead of failing the request."""
+        """Raise EngineError for tokens for which the program would crash, instead of refusing the request."""
         if not 0 < len(token_ids) <= longest:
             raise EngineError(
                 f"{what} has {counted(len(token_ids), 'token')}, expected 1 to {longest}; see {setting}"

@@ -26,10 +26,11 @@ class Parts:
 def map_dealt(
     function: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor], held: Parts
 ) -> dict[str, Tensor]:
-    """Apply ``function`` to full tensors, each on one rank; return this rank's shards. Collective.
+    """Apply ``function`` to full tensors, each on one rank; return shards of the results. Collective.
 
-    ``parts``: name -> this rank's shard of the tensor. ``function`` must keep shape and dtype. The ranks work in
-    parallel, each on a different tensor, and hold at most two full tensors at a time.
+    ``parts``: name -> this rank's shard of the tensor. ``held``: how these tensors are sharded. ``function``
+    must keep shape and dtype. The ranks work in parallel, each on a different tensor, and hold at most two
+    full tensors at a time.
     """
     names, results = list(parts), {}
     size = dist.get_world_size(held.group)

@@ -36,7 +36,10 @@ Offset = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class FlatShard:
-    """A range of the flattened elements of one rectangle of a tensor, as distributed optimizers shard it."""
+    """A range of the flattened elements of a rectangle of a tensor: one rank's shard.
+
+    Distributed optimizers shard tensors in this way.
+    """
 
     shape: Offset
     """Shape of the full tensor."""
@@ -165,7 +168,11 @@ def check_names(state: Mapping[str, object], saved: Mapping[str, object]) -> Non
 def copy_overlap(
     target: Tensor | FlatShard, full_shape: Offset, source: Tensor, source_offset: Offset, name: str
 ) -> None:
-    """Copy the overlap of the rectangle ``source`` with ``target``, a tensor or a shard, into ``target``."""
+    """Copy into ``target`` its common elements with ``source``, a rectangle of the same tensor.
+
+    ``target``: the full tensor or a shard of it. ``source_offset``: position of the rectangle in the full
+    tensor. Raise ArtifactError if ``full_shape``, the checkpoint's shape, is not the shape of ``target``.
+    """
     if tuple(target.shape) != tuple(full_shape):
         raise ArtifactError(
             f"{name} has shape {list(full_shape)} in the checkpoint, {list(target.shape)} in the draft"

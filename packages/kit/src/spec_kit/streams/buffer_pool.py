@@ -105,7 +105,7 @@ class ReceiverPool(BufferPoolFactory):
 
     @abstractmethod
     def free(self, block: Block) -> None:
-        """Free a block once the work that is queued on the current stream, which reads it, is done."""
+        """Free a block when the work queued on the current stream, which may still read it, is done."""
 
     def reclaim(self, block: Block) -> None:
         """Free a block that was not read and to which its sender no longer writes."""

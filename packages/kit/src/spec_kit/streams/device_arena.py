@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from spec_kit.streams.wire import SampleLayout
 
 MAX_PIECES = 2_000
-"""Largest number of ranges of a block; so many ranges fit into a packet."""
+"""Largest number of ranges of a block; a packet has space for this number."""
 
 _EVENT, _PIECE = struct.Struct("<?64s"), struct.Struct("<QQ")
 
 
 class Event(Protocol):
-    """An event of any type of device."""
+    """A device event, such as ``torch.cuda.Event``, for any type of device."""
 
     def query(self) -> bool:
         """Return whether the device has reached the event."""
@@ -66,7 +66,7 @@ class GrantInfo(NamedTuple):
 
     @property
     def lengths(self) -> list[int]:
-        """Return the number of bytes of each piece."""
+        """Return the number of bytes of each range of the block."""
         return [stop - start for start, stop in self.pieces]
 
 

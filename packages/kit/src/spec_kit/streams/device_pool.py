@@ -213,7 +213,7 @@ class DevicePool(ReceiverPool):
         return self._arena.view(block.pieces, block.num_tokens)
 
     def free(self, block: Block) -> None:
-        """Free a block after the work that is queued on the current stream, which reads it."""
+        """Free a block after the work queued on the current stream, which may still read the block."""
         assert isinstance(block, _DeviceBlock)
         read = self._device_module.Event()
         read.record(self._device_module.current_stream(self._sharing.device))

@@ -105,7 +105,7 @@ class RemoteBuffer(SenderBuffer):
 
 
 class HostConnector(SenderConnector):
-    """Connector of any sender to host memory, on the receiver's host or on another host."""
+    """Connects any sender to the host memory of a receiver on the same host or on another host."""
 
     def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
         """Return the view of the receiver's pool; a ``descriptor`` of None means it is on another host."""

@@ -101,7 +101,7 @@ class StreamReceiver(FeatureReceiver):
         pools: Sequence[BufferPoolFactory],
         port: socket.socket | None = None,
     ) -> None:
-        """Listen; a sender gets the first of ``pools`` that serves its device. ``close`` ends pools and port."""
+        """Listen; a sender gets the first of ``pools`` that serves its device. ``close`` closes the pools."""
         self._schema, self._layout = schema, SampleLayout(schema)
         self._window_bytes = window_bytes
         self._used_bytes = 0

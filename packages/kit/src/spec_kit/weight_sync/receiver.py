@@ -305,7 +305,10 @@ class _Transfer:
         channel.post(Loaded(seconds=self._times()), self._deadline)
 
     def _load(self, channel: UpdateChannel, ends: contextlib.ExitStack) -> None:
-        """Receive the update into the spare copy; ``ends`` later closes the transport's receiver."""
+        """Receive the update into the spare copy of the draft.
+
+        The transport's receiver stays open until the caller closes the exit stack ``ends``.
+        """
         slot = self._owner.slot
         offer = channel.expect(Offer, self._deadline)
         self.manifest = offer.manifest

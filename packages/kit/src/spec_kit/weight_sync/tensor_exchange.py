@@ -24,7 +24,8 @@ Address = tuple["torch.device", int]
 _HOLDERS = (torch.Tensor, list, tuple)
 """Types of the attributes that can hold tensors.
 
-``isinstance`` is faster with a tuple than with a union of types, and it tests every attribute of a target.
+``isinstance`` is called for every attribute of a target, and is faster with a tuple than with a union of
+types.
 """
 _SPAN_BYTES = 64 << 20
 """Most bytes that are exchanged at a time, and the largest size of a scratch buffer."""

@@ -153,7 +153,8 @@ class FramedSocket:
     def _limit_wait(self, direction: int, deadline: float | None) -> None:
         """Set the socket's timeout for one direction to about half of the time until the deadline.
 
-        A call that waits longer waits again. Thus most calls find a suitable timeout and need not set it.
+        A call whose timeout ends before its deadline waits again, so the timeout need not be exact. A timeout
+        that an earlier call has set is kept if it is between an eighth and all of the remaining time.
         """
         left_s = 0.0 if deadline is None else _left(deadline)
         known_s = self._limits_s.get(direction, 0.0)

@@ -62,10 +62,10 @@ def connect(name: str, timeout_s: float) -> socket.socket:
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
-    """Return the next connection; None if another user's was refused, or if none could be accepted now.
+    """Return the next connection; None if it was another user's, or if none could be accepted now.
 
-    Raise OSError once the listener is closed. The user of a TCP connection is unknown, so TCP listeners must check
-    a token.
+    Raise OSError once the listener is closed. The user of a TCP connection is unknown, so TCP listeners must
+    check a token.
     """
     try:
         connection, _ = listener.accept()

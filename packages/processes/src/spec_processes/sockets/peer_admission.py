@@ -85,7 +85,7 @@ class AcceptLimiter:
                 listener.close()
 
     def close(self) -> None:
-        """End the iteration; any thread may call it."""
+        """End the iteration over ``first_packets``; any thread may call this."""
         self._closed = True
         for listener in self._listeners:
             with contextlib.suppress(OSError):
@@ -102,7 +102,7 @@ class AcceptLimiter:
         self._selector.register(connection, selectors.EVENT_READ, connection)
 
     def _read(self, pending: _Pending) -> bytes:
-        """Return the first packet if it is complete, else an empty one; bytes after it are not read."""
+        """Return a connection's first packet if it is complete, else no bytes; read nothing after it."""
         head = LENGTH.size
         size = head
         if len(pending.received) >= head:

@@ -73,7 +73,10 @@ def _opened(file: str) -> str:
 
 
 def _sees(file: str, name: str) -> bool:
-    """Return whether the link ``file`` in /proc points to ``name``; on another host it need not."""
+    """Return whether this process can open the file ``name`` by the path ``file`` in /proc.
+
+    On another host the same path may be absent, or lead to another file.
+    """
     try:
         return os.readlink(file) == name and os.access(file, os.R_OK | os.W_OK)
     except OSError:

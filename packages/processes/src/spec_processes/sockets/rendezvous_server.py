@@ -40,7 +40,10 @@ LOST, REFUSED, JOIN, STORE = "lost", "refused", "join", "store"
 
 @dataclass(frozen=True)
 class Frame:
-    """One record. ``rank``: the member that sent it or, in a LOST record, the member that has left."""
+    """A record that a member and the server exchange.
+
+    ``rank``: the member that sent the record or, in a LOST record, the member that has left.
+    """
 
     call: str
     number: int
