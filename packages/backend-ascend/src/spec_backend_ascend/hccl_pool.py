@@ -96,9 +96,9 @@ class HcclPool(ReceiverPool):
         self._communicator = _connected(root, RECEIVER, device)
 
     def allocate(self, num_tokens: int) -> Block | None:
-        """Return a block for a sample of ``num_tokens`` tokens.
+        """Return a block that has no memory yet, for a sample of ``num_tokens`` tokens.
 
-        It never returns None, because no memory is allocated yet.
+        The method ``read`` allocates the memory. So this method never returns None.
         """
         return Block(0, num_tokens)
 

@@ -199,7 +199,7 @@ class StateRows:
         self._drop(next(iter(self._ended.values())))
 
     def _drop(self, request: _Request | None) -> None:
-        """Free the rows of a request, whose states are then left out; also forget it if it has ended."""
+        """Free a request's rows and mark its states as left out. Forget the request if it has ended."""
         if request is None:
             return
         self._leave_out(request, request.problem or "states_dropped")

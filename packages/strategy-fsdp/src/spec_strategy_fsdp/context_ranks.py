@@ -48,7 +48,10 @@ class ContextRanks(ContextGroup):
         return torch.cat([share[:count] for share, count in shares])
 
     def own_sum(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return this rank's rows of the sum over ranks, given the rows of all ranks."""
+        """Sum ``rows`` over all ranks, and return only this rank's rows of the sum (a reduce-scatter).
+
+        ``rows``: summands for the rows of all ranks, in rank order. ``counts``: number of rows by rank.
+        """
         most, wide = max(counts), rows.to(torch.promote_types(rows.dtype, torch.float32))
         total = wide.new_empty((most, *rows.shape[1:]))
         if total.numel():

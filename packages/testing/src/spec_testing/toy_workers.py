@@ -75,7 +75,10 @@ def leave_pid(link: RunLink, arguments: Mapping[str, Any]) -> None:
 
 
 def listen_for_peer(link: RunLink, arguments: Mapping[str, Any]) -> None:
-    """Accept one connection at this worker's address, and send what arrives on it."""
+    """Listen on a free port of this worker's address, and receive bytes from one connection.
+
+    The worker sends its address and port over ``link``, and later the bytes.
+    """
     with socket.create_server((link.address, 0)) as server:
         link.send({"address": link.address, "port": server.getsockname()[1]})
         connection, _ = server.accept()

@@ -58,7 +58,7 @@ class DecodedFolder:
         self._root.mkdir(exist_ok=True)
 
     def draft(self, version: int) -> Path:
-        """Return the folder of a draft version, which may not exist."""
+        """Return the path of a draft version's folder, whether or not the folder exists."""
         return self._directory.served_draft(version)
 
     def keep_only(self, *versions: int) -> None:

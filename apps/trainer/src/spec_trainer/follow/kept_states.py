@@ -61,7 +61,10 @@ class KeptStates(CapturerSource):
         self._senders: dict[str, FeatureSender] = {}
 
     def capturer(self, part: RunSpec) -> Capturer:
-        """Return the Capturer that sends the samples of ``part``, with the hidden states that are kept now."""
+        """Return a Capturer that sends samples of ``part`` with their kept hidden states to trainer ranks.
+
+        This method calls the constructor's function ``states``, and the Capturer uses its result.
+        """
         return _StatesCapturer(partial(self._send, part, self._states()))
 
     def close(self) -> None:

@@ -38,9 +38,9 @@ def own_indices(
     first_block, num_blocks, kv_head, kv_heads,
     SLOTS: tl.constexpr, TOGETHER: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """Return for each key of the program's blocks whether it exists, and its flat index.
+    """Return for each slot of this Triton program's blocks whether it exists, and its key's index.
 
-    The index counts in [blocks, slots, key-value heads].
+    The index refers to keys that are flattened from [blocks, slots, key-value heads].
     """
     column = tl.arange(0, OWN)
     block = first_block + column // SLOTS

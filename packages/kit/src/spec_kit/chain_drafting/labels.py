@@ -72,7 +72,10 @@ class SupervisedRows:
         return labelled_RS, row_RS
 
     def chunks(self, most: int) -> list[SupervisedRows]:
-        """Split the pairs into as few chunks as possible, of similar size and at most ``most`` positions."""
+        """Split the labelled pairs, by the teacher's position, into as few chunks as possible.
+
+        A chunk has at most ``most`` positions, and all chunks have about equally many.
+        """
         if not len(self.teacher_R):
             return []
         size = ceil(len(self.teacher_R) / ceil(len(self.teacher_R) / most))

@@ -190,7 +190,7 @@ class EngineSubprocess(Resource):
         return answer
 
     def health(self) -> None:
-        """Raise EngineError if the program has ended, was silent for ``peer_s``, or captures nothing."""
+        """Raise EngineError if the program has ended or is silent, or if pending captures are stuck."""
         if self._failure is not None:
             raise self._failure
         if self._started.is_set() and time.monotonic() - self._received_s > self._context.peer_s:

@@ -29,7 +29,10 @@ class FiniteCheck:
         """(Device, dtype) -> tensor name -> minimum and maximum of the tensor."""
 
     def watch(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the same tensors, and queue each check; later work on the stream may overwrite a tensor."""
+        """Yield ``tensors`` unchanged, and queue a check for NaN and infinity before each is yielded.
+
+        The check precedes later work on the current stream. So the caller may overwrite a tensor there.
+        """
         for name, tensor in tensors:
             if tensor.is_floating_point() and tensor.numel():
                 # torch.aminmax does not support 8-bit floats.
