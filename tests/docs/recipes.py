@@ -39,6 +39,12 @@ CONFIGS = {
         "architectures": ["Qwen3ForCausalLM"], "hidden_size": 4096, "intermediate_size": 12288,
         "max_window_layers": 36, "model_type": "qwen3", "num_hidden_layers": 36, "num_key_value_heads": 8,
     },
+    "Qwen/Qwen3-8B-FP8": _QWEN3
+    | {
+        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 4096, "intermediate_size": 12288,
+        "max_window_layers": 36, "model_type": "qwen3", "num_hidden_layers": 36, "num_key_value_heads": 8,
+        "quantization_config": {"quant_method": "fp8"},
+    },
     "Qwen/Qwen3-30B-A3B": _QWEN3
     | {
         "architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 1, "hidden_size": 2048,

@@ -58,6 +58,7 @@ _CHANNEL = "<|channel|>final<|message|>"
 SUPERVISED = {
     "qwen3-0.6b-eagle3": [*_QUESTIONS, [_QWEN_CALL, "Noon.<|im_end|>"]],
     "qwen3-8b-dflash-small": [*_QUESTIONS, [_QWEN_CALL, "Noon.<|im_end|>"]],
+    "qwen3-8b-fp8-eagle3": [*_QUESTIONS, [_QWEN_CALL, "Noon.<|im_end|>"]],
     "qwen3-235b-a22b-eagle3": [*_QUESTIONS, [_QWEN_CALL, "Noon.<|im_end|>"]],
     "deepseek-v3-eagle3-mla": [
         ["Four.<｜end▁of▁sentence｜>"],

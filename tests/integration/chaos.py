@@ -343,6 +343,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engines", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="further keys of both runs")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # else Ray's nodes and this host have different ones
     os.environ["RAY_TMPDIR"] = tempfile.gettempdir()  # what Ray keeps there is Ray's
@@ -378,6 +379,7 @@ def prepare(stack: ExitStack, folder: Path, given: argparse.Namespace) -> tuple[
         keys |= {"engine.replicas": given.engines, "train.ranks": given.ranks}
         tries = {"engine__replacements": 1000, "train__restarts": 1000, "timeouts__peer_s": PEER_S}
         kinds = KINDS if given.launcher == "local" else ON_NODES
+    keys |= dict(word.split("=", 1) for word in given.words)
     lab = stack.enter_context(Lab(folder, keys, write_stranger(folder / "stranger")))
     lab.train(folder / "quiet", timeout_s=600, launcher__name="local")
     chaos = Chaos(lab, folder / "chaos", tries, kinds, random.Random(given.seed))

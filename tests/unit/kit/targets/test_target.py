@@ -381,6 +381,11 @@ def test_missing_folder_and_config_are_named(tmp_path):
     assert_refused(tmp_path, "no config.json")
 
 
+def test_folder_of_an_adapter_alone_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert_refused(tmp_path, "only an adapter", "merge the adapter into its base model")
+
+
 def test_config_that_is_not_json(damaged):
     (damaged / "config.json").write_text("{")
     assert_refused(damaged, "config.json", "not JSON")
@@ -428,7 +433,7 @@ def test_missing_tensor_is_refused_with_the_names_tried(damaged, name, tried):
 def test_quantised_head_is_not_taken_for_a_tied_one(damaged):
     set_config(damaged, tie_word_embeddings="absent")
     rewrite_weights(damaged, lm_head__weight=None, lm_head__qweight=torch.zeros(4, dtype=torch.int32))
-    assert_refused(damaged, "lm_head.qweight")
+    assert_refused(damaged, "lm_head.qweight", "use a target whose embedding and head are not quantised")
 
 
 def test_quantised_embedding_is_refused(damaged):

@@ -446,7 +446,7 @@ BAD_REFERENCES: dict[str, object] = {
     },
 }
 BAD_ROWS: dict[str, object] = {
-    "thousands of images": asked(*[shown("a.png")] * 5_000, "What?"),
+    "thousands of images": asked(*[shown("a.png")] * 10_000, "What?"),
     "too many images": asked(*[shown("a.png")] * 65, "What?"),
     "too many in the row": {**asked("What?"), "images": ["a.png"] * 3_000},
     "two fields": {**asked("What?"), "images": ["a.png"], "image": "a.png"},

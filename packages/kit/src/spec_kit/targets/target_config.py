@@ -38,6 +38,11 @@ class TargetConfig:
             raise TargetError(f"target {folder} is not a folder; {_EXPECTED}")
         self.file = folder / "config.json"
         if not self.file.exists():
+            if (folder / "adapter_config.json").exists():
+                raise TargetError(
+                    f"target {folder} has only an adapter (adapter_config.json), expected a whole model; "
+                    f"merge the adapter into its base model, and give the folder of the result"
+                )
             raise TargetError(f"target {folder} has no config.json; {_EXPECTED}")
         self._top = read_json_object(self.file, TargetError)
         nested: object = self._top.get("text_config")

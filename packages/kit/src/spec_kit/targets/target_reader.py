@@ -27,6 +27,7 @@ _NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f", "embe
 _MAX_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
 _LAYER_NORM_EPS = 1e-5  # never used: no draft supports a layer norm
 _HEADS = ("lm_head", "embed_out", "language_model.lm_head", "model.lm_head")
+_NOT_QUANTISED = "use a target whose embedding and head are not quantised"
 
 _TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -209,7 +210,10 @@ def _head_names(
     partial = sorted(name for name in tensors if name.startswith(tuple(f"{stem}." for stem in _HEADS)))
     if partial or unties:
         found = f", only {partial[0]}" if partial else " and config.json sets tie_word_embeddings to false"
-        raise TargetError(f"{config.file.parent} holds no head{found}; looked for {_tried('', _HEADS)}")
+        advice = f"; {_NOT_QUANTISED}" if partial else ""
+        raise TargetError(
+            f"{config.file.parent} holds no head{found}; looked for {_tried('', _HEADS)}{advice}"
+        )
     return embedding, None
 
 
@@ -237,7 +241,7 @@ def _torch_dtype(stored: StoredTensor, name: str) -> str:
     if stored.dtype not in _TORCH_DTYPES:
         raise TargetError(
             f"{stored.file}: {name} is stored as {stored.dtype}, expected one of {', '.join(_TORCH_DTYPES)}; "
-            f"use a target whose embedding and head are not quantised"
+            f"{_NOT_QUANTISED}"
         )
     return _TORCH_DTYPES[stored.dtype]
 
