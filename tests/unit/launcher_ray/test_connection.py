@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from spec_core.errors import ConfigError, RunError
+from spec_testing.launcher_suite import assert_soon
 
 ray = pytest.importorskip("ray")
 connection = pytest.importorskip("spec_launcher_ray.connection")
@@ -52,7 +53,7 @@ def test_a_slow_ray_is_started_again(failing_ray, caplog):
     calls = failing_ray([Exception(SLOW), RuntimeError("no port")])
     connection.start_cluster()
     assert calls == ["local"] * 3
-    assert not sleeping()
+    assert_soon(lambda: not sleeping())
     assert caplog.messages == [
         f"Ray does not start on this host: Exception: {SLOW} (try 1 of 4); it is started again",
         "Ray does not start on this host: RuntimeError: no port (try 2 of 4); it is started again",
@@ -67,7 +68,7 @@ def test_a_ray_that_does_not_start_is_one_line(failing_ray):
     with pytest.raises(RunError, match=words):
         connection.start_cluster()
     assert len(calls) == 4
-    assert not sleeping()
+    assert_soon(lambda: not sleeping())
 
 
 def test_what_time_does_not_mend_is_not_tried_again(failing_ray):
