@@ -11,7 +11,7 @@ from spec_core import Draft, Engine, plugins
 from spec_core.errors import EngineError
 from spec_engine_vllm.engine import VllmEngine
 from spec_trainer.evaluation.tables import evaluation_lines
-from spec_trainer.serving import closing_lines, serving_commands
+from spec_trainer.serving import closing_lines, serving_commands, serving_engines, unserved_warning
 
 
 class Folder:
@@ -56,6 +56,26 @@ def test_each_engine_that_the_draft_names_has_its_command(accepted, tmp_path):
         "--speculative-eagle-topk": "1",
         "--speculative-num-draft-tokens": "4",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "engines"),
+    [
+        ("eagle3", {}, ["sglang", "vllm"]),
+        ("eagle3", {"num_layers": 2}, ["vllm"]),
+        ("dspark", {"markov_head": "rnn"}, ["sglang"]),
+        ("peagle", {}, ["vllm"]),
+    ],
+)
+def test_a_plan_names_the_engines_that_serve_the_draft(name, options, engines):
+    plugin = draft(name, **options)
+    assert (serving_engines(plugin), unserved_warning(plugin)) == (engines, None)
+
+
+def test_a_draft_of_an_engine_that_has_no_plugin_here_is_warned_of():
+    plugin = draft("eagle3")
+    plugin.serving_methods = {"elsewhere": "own"}
+    assert "serves this draft: it names elsewhere; " in unserved_warning(plugin)
 
 
 def test_the_build_for_cpus_is_started_by_its_module(accepted, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.engine import Engine
 from spec_core.errors import PluginError, SpecError
 from spec_core.foreign import foreign_errors
-from spec_core.plugins import find, load_each
+from spec_core.plugins import find, installed, load_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
     from spec_core.target import TargetSpec
 
 log = logging.getLogger(__name__)
+
+
+def serving_engines(draft: Draft) -> list[str]:
+    """Return the names of the engines that serve the draft and whose plugins are installed."""
+    return [record.name for record in installed(Engine) if record.name in draft.serving_methods]
+
+
+def unserved_warning(draft: Draft) -> str | None:
+    """Return a warning if no engine that has a plugin here serves the draft, else None."""
+    if serving_engines(draft):
+        return None
+    others = ", ".join(sorted(draft.serving_methods)) or "no engine"
+    return f"no engine that has a plugin here serves this draft: it names {others}; spec-trainer plugins lists them"
 
 
 def serving_commands(target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int) -> dict[str, str]:

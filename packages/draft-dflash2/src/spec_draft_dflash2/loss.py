@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_draft_dflash2.selector import Candidates, LocalColumns, scores
+from spec_draft_dflash2.selector import Candidates, LocalColumns, add_rows, scores
 from spec_kit.block_drafting import GuessMetrics, loss_scale
 from spec_kit.drafting import sharded_logsumexp_argmax, with_gradients
 
@@ -198,8 +198,7 @@ class _Sums:
         successor_RCr = self.inputs.successor_Vr[scored.candidate_RC]
         grad_ASr[blocks][index] = (grad_RC[:, None] @ successor_RCr).squeeze(1)
         rows_RCr = grad_RC[..., None] * self.inputs.context_ASr[blocks][index][:, None]
-        # index_put_ sums in a fixed order also on GPUs, unlike index_add_: equal runs give equal bits.
-        grad_Vr.index_put_((scored.candidate_RC,), rows_RCr, accumulate=True)
+        add_rows(grad_Vr, scored.candidate_RC, rows_RCr)
 
     def _logits_gradient_(self, scored: _Scored, weight_R: Tensor, grad_RC: Tensor) -> Tensor:
         """Overwrite the logits with their gradient.

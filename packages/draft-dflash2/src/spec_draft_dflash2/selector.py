@@ -50,6 +50,18 @@ def scores(logits_RC: Tensor, context_Rr: Tensor, successor_RCr: Tensor) -> Tens
     return logits_RC + (successor_RCr @ context_Rr[..., None]).squeeze(-1).to(logits_RC.dtype)
 
 
+def add_rows(table_Vr: Tensor, id_RC: Tensor, rows_RCr: Tensor) -> None:
+    """Add vectors [R, C, r] to the rows of a table [V, r] that token ids [R, C] name.
+
+    The order of the sums is fixed, so that equal runs give equal bits. On a CPU the threads of ``index_put_`` add in
+    any order; elsewhere ``index_add_`` does.
+    """
+    if table_Vr.is_cpu:
+        table_Vr.index_add_(0, id_RC.flatten(), rows_RCr.flatten(0, 1))
+    else:
+        table_Vr.index_put_((id_RC,), rows_RCr, accumulate=True)
+
+
 @dataclass(frozen=True)
 class Candidates:
     """The candidates of guesses, and their logits in float32 or wider; equal on all vocabulary shards."""

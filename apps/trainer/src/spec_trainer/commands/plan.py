@@ -10,6 +10,7 @@ from spec_trainer.run.dispatch import sample_bytes
 from spec_trainer.run.expected_time import expected_time
 from spec_trainer.run.memory import RunSizes, rank_parts, rooms
 from spec_trainer.run.run_warnings import run_warnings
+from spec_trainer.serving import serving_engines
 
 if TYPE_CHECKING:
     from spec_trainer.run.spec import RunSpec
@@ -22,6 +23,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "target": str(run.target.folder),
         "architecture": run.target.architecture,
         "draft": config.draft.name,
+        "served_by": serving_engines(run.draft),
         "captured_layers": list(run.schema.layers),
         **_layers_run(run),
         "features": config.data.features or f"from engine {config.engine.name}",
