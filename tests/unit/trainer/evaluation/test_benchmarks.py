@@ -31,6 +31,7 @@ ROWS = {
         "test": "", "entry_point": "one",
     },
     "mbpp": {"task_id": 2, "prompt": "Write a function.", "code": "", "test_list": ["assert True"]},
+    "mmlu": {"question": "Which is {x}?", "subject": "sets", "choices": ["one", "two"], "answer": 1},
     "alpaca": {"instruction": "Name it.", "input": "a cat", "output": "Tom", "text": "Below is …"},
 }  # fmt: skip
 QUESTIONS = {
@@ -44,6 +45,10 @@ QUESTIONS = {
         "```python\ndef one():\n\n```"
     ],
     "mbpp": ["Write a function."],
+    "mmlu": [
+        "Which is {x}?\n\nA. one\nB. two\n\n"
+        "Please reason step by step, and put the letter of the right choice within \\boxed{}."
+    ],
     "alpaca": ["Name it.\n\nInput:\na cat"],
 }
 
@@ -162,6 +167,13 @@ def test_a_row_of_something_else_is_refused(tmp_path, line, problem):
     assert problem in str(caught.value)
 
 
+def test_a_question_has_some_choices(tmp_path):
+    for choices in ("one", ["one"], ["one"] * 9):
+        (tmp_path / "mmlu.jsonl").write_text(json.dumps({"question": "Which?", "choices": choices}))
+        with pytest.raises(DataError, match="expected a list of 2 to 8 texts in 'choices'"):
+            read_benchmarks({"mmlu": None}, tmp_path)
+
+
 def test_a_single_text_is_no_list_of_turns(tmp_path):
     (tmp_path / "mt_bench.jsonl").write_text('{"prompt": "What is 2+2?"}')
     with pytest.raises(DataError, match="expected a list of texts in 'prompt', got str"):
@@ -224,7 +236,7 @@ def test_benchmarks_are_named_with_numbers_of_rows():
         "aime24": None,
         "aime25": None,
     }
-    for wrong in ("mmlu", "gsm8k:0", "gsm8k:", "gsm8k:x", "gsm8k,gsm8k:3", "gsm8k,,mbpp"):
+    for wrong in ("arc", "gsm8k:0", "gsm8k:", "gsm8k:x", "gsm8k,gsm8k:3", "gsm8k,,mbpp"):
         with pytest.raises(ConfigError, match="expected some of mt_bench, gsm8k"):
             parse_benchmarks(wrong)
 

@@ -1,4 +1,4 @@
-"""Right answers of the layout of GSM8K, and the last number of a text."""
+"""Right answers as in GSM8K and MMLU, and the last number or letter of a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from spec_core.records import Generation, SamplingParams
 from spec_trainer.decode.passes import Pass
 from spec_trainer.evaluation.document import summarise
-from spec_trainer.evaluation.grading import accuracy, last_number, right_number
+from spec_trainer.evaluation.grading import accuracy, last_letter, last_number, right_answer, right_number
 from spec_trainer.evaluation.measure import Passes
 from spec_trainer.evaluation.tables import benchmark_lines
 from spec_trainer.evaluation.workload import Workload
@@ -44,6 +44,33 @@ def test_the_last_number_of_a_text(text, number):
 )
 def test_the_right_number_of_a_row(answer, number):
     assert right_number(answer) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [("so \\boxed{B}.", "B"), ("(A) is wrong, (C) is right", "C"), ("ABC, I think", None), ("", None)],
+)
+def test_the_last_letter_of_a_text(text, letter):
+    assert last_letter(text) == letter
+
+
+@pytest.mark.parametrize(
+    ("row", "right"),
+    [
+        ({"choices": ["1", "2", "3", "4"], "answer": 2}, "C"),
+        ({"choices": ["1", "2"], "answer": 2}, None),
+        ({"choices": ["1", "2"], "answer": True}, None),
+        ({"choices": ["1", "2"]}, None),
+        ({"answer": "#### 7"}, 7),
+        ({}, None),
+    ],
+)
+def test_the_right_answer_of_a_row(row, right):
+    assert right_answer(row) == right
+
+
+def test_letters_and_numbers_are_graded_together():
+    assert accuracy(["\\boxed{B}", "\\boxed{A}", "7"], ["B", "B", Decimal(7)]) == 2 / 3
 
 
 def test_accuracy_leaves_out_what_has_no_right_number():

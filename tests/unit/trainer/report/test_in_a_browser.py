@@ -90,7 +90,7 @@ def load(concurrency: int) -> dict:
 
 
 EVALUATION = {
-    "draft": "runs/mine/draft", "target": "models/" + "a-long-name-" * 12, "engine": "vllm", "seed": 0,
+    "draft": "runs/mine/draft", "target": "models/" + "a-long-name-" * 12, "engine": "vllm", "seed": 0, "inputs": {},
     "engine_versions": {"vllm": "0.32.0"}, "num_draft_tokens": 2, "temperature": 1.0, "acceptance_length": 2.5,
     "acceptance_length_per_request": 2.4, "speedup": 1.5, "tokens_per_s": 900.0, "generated_tokens": 5000,
     "outputs_equal": True, "warnings": ["a pass took 0.20 s, too short for its speed to count"], "benchmarks": {},

@@ -1,7 +1,8 @@
 """Read public benchmarks from the hub or from files, and make questions of their rows.
 
 A question has the wording with which published acceptance lengths of drafts were measured, so that this project's
-figures can be compared with them. Answers are graded if a row has the right number in GSM8K's format.
+figures can be compared with them. Answers are graded if a row has the right number, as in GSM8K, or the right choice,
+as in MMLU.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from spec_core.wording import shortened
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.rows import Chat
 from spec_trainer.data.sources import READABLE, data_files, read_files, read_hub
-from spec_trainer.evaluation.grading import right_number
+from spec_trainer.evaluation.grading import LETTERS, right_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,7 @@ Row = Mapping[str, Any]
 _COMMIT = re.compile(r"\w{1,64}")
 _COMMIT_BYTES = 1 << 10
 _BOXED = "{}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+_CHOICE = "Please reason step by step, and put the letter of the right choice within \\boxed{}."
 _PASSES_TESTS = (
     "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{}\n```"
 )
@@ -76,6 +78,14 @@ def _instruction(row: Row) -> list[str]:
     return [f"{instruction}\n\nInput:\n{added}" if added else instruction]
 
 
+def _choices(row: Row) -> list[str]:
+    question, choices = _text(row["question"]), row["choices"]
+    if not isinstance(choices, list) or not 2 <= len(choices) <= len(LETTERS):
+        raise TypeError(f"expected a list of 2 to {len(LETTERS)} texts in 'choices'")
+    lines = [f"{letter}. {_text(choice)}" for letter, choice in zip(LETTERS, choices, strict=False)]
+    return ["\n".join([question, "", *lines, "", _CHOICE])]
+
+
 BENCHMARKS: Mapping[str, Benchmark] = {
     "mt_bench": Benchmark(hub="HuggingFaceH4/mt_bench_prompts", split="train", questions=_turns),
     "gsm8k": Benchmark(hub="openai/gsm8k", config="main", questions=_one("question", _BOXED)),
@@ -84,6 +94,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "aime25": Benchmark(hub="MathArena/aime_2025", split="train", questions=_one("problem", _BOXED)),
     "humaneval": Benchmark(hub="openai/openai_humaneval", questions=_one("prompt", _PASSES_TESTS)),
     "mbpp": Benchmark(hub="google-research-datasets/mbpp", config="sanitized", questions=_one("prompt")),
+    "mmlu": Benchmark(hub="cais/mmlu", config="all", questions=_choices),
     "alpaca": Benchmark(hub="tatsu-lab/alpaca", split="train", questions=_instruction),
 }
 
@@ -95,8 +106,8 @@ class BenchmarkRow:
     benchmark: str
     where: str
     questions: list[str]
-    right: Decimal | None = None
-    """The number that is the right answer; None if the row gives no such number."""
+    right: Decimal | str | None = None
+    """The right answer, a number or the letter of a choice; None if the row has none."""
     prompts: list[Sequence[int]] = field(default_factory=list["Sequence[int]"])
     messages: list[dict[str, Any]] = field(default_factory=list["dict[str, Any]"])
 
@@ -187,8 +198,8 @@ class Questions:
         return tuple(row.benchmark for row in self._rows for _ in row.prompts)
 
     @property
-    def right(self) -> tuple[Decimal | None, ...]:
-        """The number that is the right answer to each prompt in ``prompts``; None if there is none."""
+    def right(self) -> tuple[Decimal | str | None, ...]:
+        """The right answer, a number or a letter, to each prompt in ``prompts``; None if there is none."""
         return tuple(row.right for row in self._rows for _ in row.prompts)
 
     @property
@@ -298,8 +309,8 @@ def _names(path: Path, part: str) -> bool:
     return part in path.parts[:-1] or re.match(rf"{part}\b", path.name) is not None
 
 
-def _right(row: DataRow) -> Decimal | None:
-    return right_number(row.content.get("answer")) if isinstance(row.content, Mapping) else None
+def _right(row: DataRow) -> Decimal | str | None:
+    return right_answer(row.content) if isinstance(row.content, Mapping) else None
 
 
 def _questions(name: str, row: DataRow) -> list[str]:

@@ -110,12 +110,12 @@ def _differences(
 
 
 def _graders(work: Workload, decode: Decode | None) -> dict[str, Callable[[Pass], float | None]]:
-    """Return a function for each benchmark that grades the answers of a pass; none without ``decode``."""
-    right: dict[str, list[Decimal | None]] = {}
+    """Return, for each benchmark, a function that grades a pass over it; empty without ``decode``."""
+    right: dict[str, list[Decimal | str | None]] = {}
     for name, number in zip(work.benchmarks, work.right, strict=False):
         right.setdefault(name, []).append(number)
 
-    def grader(numbers: Sequence[Decimal | None], decode: Decode) -> Callable[[Pass], float | None]:
+    def grader(numbers: Sequence[Decimal | str | None], decode: Decode) -> Callable[[Pass], float | None]:
         return lambda one: accuracy([decode(answer.token_ids) for answer in one.answers], numbers)
 
     return {} if decode is None else {name: grader(numbers, decode) for name, numbers in right.items()}

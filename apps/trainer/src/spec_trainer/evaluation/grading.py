@@ -1,18 +1,36 @@
-"""Grade answers whose right result is a number by exact match.
-
-Rows of GSM8K give the right number after ``####``, at their end.
-"""
+"""Grade answers that are numbers or letters of choices by exact match, as in GSM8K and MMLU."""
 
 from __future__ import annotations
 
 import re
+import string
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+LETTERS = string.ascii_uppercase[:8]
+"""Letters of the choices of a question; text has I and later letters as words and names."""
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)", re.ASCII)
+_LETTER = re.compile(rf"\b[{LETTERS}]\b", re.ASCII)
+
+
+def right_answer(row: Mapping[str, Any]) -> Decimal | str | None:
+    """Return the right answer of a row: the letter of a choice, or a number; None if the row has neither.
+
+    A row with a list ``choices`` has the index of the right choice in ``answer``, as in MMLU.
+    """
+    answer, choices = row.get("answer"), row.get("choices")
+    if not isinstance(choices, list):
+        return right_number(answer)
+    if (
+        isinstance(answer, int)
+        and not isinstance(answer, bool)
+        and 0 <= answer < len(choices[: len(LETTERS)])
+    ):
+        return LETTERS[answer]
+    return None
 
 
 def right_number(answer: object) -> Decimal | None:
@@ -28,12 +46,20 @@ def last_number(text: str) -> Decimal | None:
     return Decimal(numbers[-1].replace(",", "")) if numbers else None
 
 
-def accuracy(texts: Sequence[str], right: Sequence[Decimal | None]) -> float | None:
-    """Return the share of texts whose last number is the right number.
+def last_letter(text: str) -> str | None:
+    """Return the last of ``LETTERS`` that stands alone in a text, such as B in ``(B)``; None if there is none."""
+    letters = _LETTER.findall(text)
+    return letters[-1] if letters else None
 
-    Texts whose right number is unknown (None in ``right``) are ignored. If all are ignored, return None.
+
+def accuracy(texts: Sequence[str], right: Sequence[Decimal | str | None]) -> float | None:
+    """Return the share of texts whose last number, or last letter, is the right answer.
+
+    Texts whose right answer is unknown (None in ``right``) are ignored. If all are ignored, return None.
     """
     graded = [
-        last_number(text) == number for text, number in zip(texts, right, strict=True) if number is not None
+        (last_letter(text) if isinstance(answer, str) else last_number(text)) == answer
+        for text, answer in zip(texts, right, strict=True)
+        if answer is not None
     ]
     return sum(graded) / len(graded) if graded else None

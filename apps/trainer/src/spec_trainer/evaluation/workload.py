@@ -22,8 +22,8 @@ class Workload:
     prompts: Prompts
     benchmarks: tuple[str, ...] = ()
     """The benchmark of each prompt; empty if the prompts belong to no benchmark."""
-    right: tuple[Decimal | None, ...] = ()
-    """The number that is the right answer to each prompt of a benchmark; None if there is none."""
+    right: tuple[Decimal | str | None, ...] = ()
+    """The right answer to each prompt of a benchmark, a number or a letter; None if there is none."""
     sampling: SamplingParams
     """Parameters of the decoding whose figures are at the document's top level."""
     other_temperature: float | None = None

@@ -21,7 +21,7 @@ _MOST_LISTED = 20
 
 
 def summarise_servers(
-    drafted: Loads, plain: Loads | None, right: Sequence[Decimal | None], is_greedy: bool
+    drafted: Loads, plain: Loads | None, right: Sequence[Decimal | str | None], is_greedy: bool
 ) -> dict[str, Any]:
     """Return the document with the figures of a server with a draft.
 
@@ -91,7 +91,7 @@ def _compare(drafted: Loads, plain: Loads | None) -> dict[str, Any]:
     }
 
 
-def _accuracy(loads: Loads, right: Sequence[Decimal | None]) -> float | None:
+def _accuracy(loads: Loads, right: Sequence[Decimal | str | None]) -> float | None:
     """Return the share of right answers at the smallest concurrency; None if no right answer is known."""
     answers = loads[min(loads)].answers[: len(right)]
     return accuracy([answer.text for answer in answers], right)

@@ -33,8 +33,8 @@ class Question:
     """URL path: ``CHAT`` for a conversation, which the server renders; ``COMPLETION`` for text or tokens."""
     fields: Mapping[str, Any]
     """The JSON fields of the request that hold the prompt."""
-    right: Decimal | None = None
-    """The number that is the right answer; None if the question has no such number."""
+    right: Decimal | str | None = None
+    """The right answer, a number or the letter of a choice; None if the question has none."""
 
 
 def read_questions(
