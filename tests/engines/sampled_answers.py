@@ -1,6 +1,6 @@
 """Judge whether sampled answers follow a distribution, by Kolmogorov's test for each token of the answer.
 
-``kolmogorov_distances`` compares with the target in float32, and ``two_sample_distances`` compares two servers.
+``kolmogorov_distances`` compares with the target in float32.
 ``own_distances`` compares with the logits that the server itself computed, as ``spec_vllm_sampler`` has recorded
 them. So it tests the sampler alone: rounding in the server's dtype cannot fail it.
 """
@@ -27,24 +27,7 @@ def kolmogorov_distances(
     The probability of all tokens likelier than the sampled one, plus a random share of its own, is uniform on [0, 1)
     if and only if tokens are sampled from the target at ``temperature``.
     """
-    return [_distance(values) for values in _ranks(target, prompt, answers, temperature, seed=5).T]
-
-
-def two_sample_distances(
-    target: Transformer,
-    prompt: Sequence[int],
-    answers: Sequence[Sequence[int]],
-    others: Sequence[Sequence[int]],
-    temperature: float,
-) -> list[float]:
-    """Return the distances between two servers' answers, scaled as in Kolmogorov's test of two samples.
-
-    ``target`` only orders the tokens. Both servers need other seeds, or the test is too lenient.
-    """
-    first = _ranks(target, prompt, answers, temperature, seed=5)
-    second = _ranks(target, prompt, others, temperature, seed=6)
-    scale = (len(first) * len(second) / (len(first) + len(second))) ** 0.5
-    return [_gap(a, b) * scale for a, b in zip(first.T, second.T, strict=True)]
+    return [_distance(values) for values in _ranks(target, prompt, answers, temperature).T]
 
 
 def own_distances(
@@ -74,9 +57,9 @@ def own_distances(
     return dict(found)
 
 
-def _ranks(target, prompt, answers, temperature: float, seed: int) -> torch.Tensor:
+def _ranks(target, prompt, answers, temperature: float) -> torch.Tensor:
     tokens_BT = torch.tensor([list(answer) for answer in answers])
-    share_BT = torch.rand(tokens_BT.shape, generator=torch.Generator().manual_seed(seed))
+    share_BT = torch.rand(tokens_BT.shape, generator=torch.Generator().manual_seed(5))
     ranks = []
     for place in range(tokens_BT.shape[1]):
         prefixes = [tuple(answer[:place]) for answer in answers]
@@ -107,12 +90,6 @@ def _rank(probs_BV: torch.Tensor, tokens_B: torch.Tensor, share_B: torch.Tensor)
 def _distance(values_B: torch.Tensor) -> float:
     uniform = (torch.arange(len(values_B)) + 0.5) / len(values_B)
     return float((values_B.sort()[0] - uniform).abs().max()) * len(values_B) ** 0.5
-
-
-def _gap(first: torch.Tensor, second: torch.Tensor) -> float:
-    both = torch.cat([first, second])
-    shares = [torch.searchsorted(some.sort()[0], both, right=True) / len(some) for some in (first, second)]
-    return float((shares[0] - shares[1]).abs().max())
 
 
 def _shift(expected_BV: torch.Tensor, probs_BV: torch.Tensor) -> float:

@@ -153,7 +153,8 @@ def plain(given, prompts, document) -> None:
     start += [] if given.engine == "vllm" else ["--model-path", target]
     with serving(given, start, given.output / "plain") as server:
         texts = [server.answer(prompt)[0] for prompt in prompts]
-        document["sampled"] = sampled(given, server, prompts[0], given.output / "plain")
+        with suppress_into(document, "sampled_error"):
+            document["sampled"] = sampled(given, server, prompts[0], given.output / "plain")
     part = given.texts.with_suffix(".part")
     part.write_text(json.dumps(texts))
     part.rename(given.texts)

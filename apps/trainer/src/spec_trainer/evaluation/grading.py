@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 LETTERS = string.ascii_uppercase[:8]
-"""Letters of the choices of a question; text has I and later letters as words and names."""
+"""Letters of the choices of a question. There are no more, because I is a word."""
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)", re.ASCII)
 _LETTER = re.compile(rf"\b[{LETTERS}]\b", re.ASCII)
 
@@ -24,13 +24,8 @@ def right_answer(row: Mapping[str, Any]) -> Decimal | str | None:
     answer, choices = row.get("answer"), row.get("choices")
     if not isinstance(choices, list):
         return right_number(answer)
-    if (
-        isinstance(answer, int)
-        and not isinstance(answer, bool)
-        and 0 <= answer < len(choices[: len(LETTERS)])
-    ):
-        return LETTERS[answer]
-    return None
+    letters = dict(enumerate(LETTERS[: len(choices)]))
+    return letters.get(answer) if type(answer) is int else None
 
 
 def right_number(answer: object) -> Decimal | None:
