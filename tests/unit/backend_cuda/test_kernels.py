@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from spec_draft_dflash.kernels import scaled_softmax_
+from spec_draft_dflash2.kernels import convolve
 from spec_kit.block_drafting import BlockLayout, block_attention, norm_rotate
 from spec_kit.chain_drafting import ttt_attention, ttt_attention_backward
 from spec_kit.drafting import plain_kernels as plain
@@ -120,6 +121,23 @@ def test_norm_rotate(dtype):
         lambda x, weight: KERNELS["norm_rotate"](x, weight, 1e-3, narrow),
         lambda x, weight: norm_rotate(x, weight, 1e-3, wide),
         [draw(37, 3, 64, dtype=dtype), 1 + 0.2 * draw(64, dtype=dtype)],
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(("slots", "taps", "group"), [(5, 2, 4), (3, 1, 160), (2, 4, 2), (37, 3, 32)])
+def test_convolve(dtype, slots, taps, group):
+    width = 160
+    shapes = (7, slots, width), (taps, width), (7, slots, 2, taps, width // group)
+    tensors = [draw(*shape, dtype=dtype) for shape in shapes]
+    fused = KERNELS["convolve"]
+    if group == 160:  # not a power of two
+        assert fused(*tensors[:2], tensors[2][:, :, 1]) is NotImplemented
+        return
+    assert_same_function(
+        lambda x, base, moving: fused(x, base, moving[:, :, 1]),
+        lambda x, base, moving: convolve(x, base, moving[:, :, 1]),
+        tensors,
     )
 
 

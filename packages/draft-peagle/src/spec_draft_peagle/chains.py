@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from spec_core.records import Supervision
-from spec_kit.block_drafting import sample_generator
+from spec_kit.block_drafting import BlockLayout, sample_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -82,11 +82,12 @@ class Segment:
     bounds: tuple[tuple[int, int], ...]
     """Each document's first row, and the row after its last row."""
     anchor_A: Tensor
-    """int64 [A], ascending: row at which each chain with mask tokens starts."""
+    """int64 [A]: row at which each chain with mask tokens starts. Short chains come first; the rows of chains of
+    the same length ascend."""
     start_A: Tensor
     """int64 [A]: first row of the chain's document."""
     count_A: Tensor
-    """int64 [A]: number of mask tokens of the chain, at least 1."""
+    """int64 [A], ascending: number of mask tokens of the chain, at least 1."""
 
     @property
     def chain_C(self) -> Tensor:
@@ -98,6 +99,12 @@ class Segment:
         """Index of each mask token in its chain, from 0 on, int64 [C]."""
         chain_C = self.chain_C
         return torch.arange(len(chain_C)) - (self.count_A.cumsum(0) - self.count_A)[chain_C]
+
+    def layouts(self, device: torch.device) -> Sequence[tuple[int, BlockLayout]]:
+        """Return, for the chains of each length, the length and their layout as blocks on ``device``."""
+        lengths, sizes = (column.tolist() for column in self.count_A.unique_consecutive(return_counts=True))
+        columns = zip(lengths, self.anchor_A.split(sizes), self.start_A.split(sizes), strict=True)
+        return [(length, BlockLayout(row + 1, start, device)) for length, row, start in columns]
 
     @property
     def position(self) -> Tensor:
@@ -154,6 +161,7 @@ class Chains:
         for first in range(0, max(1, total), size):
             stop = min(first + size, total)
             anchor_A = first + (self.count_R[first:stop] > 1).nonzero().squeeze(1)
+            anchor_A = anchor_A[self.count_R[anchor_A].argsort(stable=True)]
             yield Segment(
                 first=first,
                 stop=stop,
