@@ -14,6 +14,7 @@ tokens, E guesses that count in the loss.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -88,6 +89,8 @@ class Segment:
     """int64 [A]: first row of the chain's document."""
     count_A: Tensor
     """int64 [A], ascending: number of mask tokens of the chain, at least 1."""
+    device: torch.device
+    """Where the draft computes; the tensors above are on the CPU."""
 
     @property
     def chain_C(self) -> Tensor:
@@ -100,11 +103,18 @@ class Segment:
         chain_C = self.chain_C
         return torch.arange(len(chain_C)) - (self.count_A.cumsum(0) - self.count_A)[chain_C]
 
-    def layouts(self, device: torch.device) -> Sequence[tuple[int, BlockLayout]]:
-        """Return, for the chains of each length, the length and their layout as blocks on ``device``."""
+    @property
+    def pieces(self) -> Sequence[tuple[int, int, int]]:
+        """The documents in the segment: first row of the document, and the segment's range of its rows."""
+        parts = ((start, max(start, self.first), min(stop, self.stop)) for start, stop in self.bounds)
+        return [(start, first, stop) for start, first, stop in parts if first < stop]
+
+    @cached_property
+    def layouts(self) -> Sequence[tuple[int, BlockLayout]]:
+        """The lengths that chains have, and the layout of the chains of each length as blocks."""
         lengths, sizes = (column.tolist() for column in self.count_A.unique_consecutive(return_counts=True))
         columns = zip(lengths, self.anchor_A.split(sizes), self.start_A.split(sizes), strict=True)
-        return [(length, BlockLayout(row + 1, start, device)) for length, row, start in columns]
+        return [(length, BlockLayout(row + 1, start, self.device)) for length, row, start in columns]
 
     @property
     def position(self) -> Tensor:
@@ -127,6 +137,8 @@ class Chains:
     """int64 [R]: number of the row's guesses that count in the loss."""
     reach_R: Tensor
     """int64 [R]: number of the row's guesses that would count if none were dropped."""
+    device: torch.device
+    """Where the draft computes; the tensors above are on the CPU."""
 
     @classmethod
     def of(cls, batch: DraftBatch, rule: ChainRule) -> Self:
@@ -146,7 +158,13 @@ class Chains:
             bounds.append((cursor, cursor + len(count_R)))
             cursor += len(count_R)
         token_R, count_R, reach_R = torch.cat(columns, dim=1)
-        return cls(token_R=token_R, bounds=tuple(bounds), count_R=count_R, reach_R=reach_R)
+        return cls(
+            token_R=token_R,
+            bounds=tuple(bounds),
+            count_R=count_R,
+            reach_R=reach_R,
+            device=batch.input_ids_T.device,
+        )
 
     def segments(self, num_rows: int | None) -> Iterator[Segment]:
         """Yield the batch in segments of ``num_rows`` rows; None means one segment.
@@ -169,6 +187,7 @@ class Chains:
                 anchor_A=anchor_A,
                 start_A=start_R[anchor_A],
                 count_A=self.count_R[anchor_A] - 1,
+                device=self.device,
             )
 
     def guesses(self, num_rows: int | None) -> Tensor:
