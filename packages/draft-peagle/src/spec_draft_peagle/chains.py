@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
 import torch
 
+from spec_core import to_device_async
 from spec_core.records import Supervision
 from spec_kit.block_drafting import BlockLayout, sample_generator
 
@@ -203,3 +205,46 @@ class Chains:
             guess = torch.cat([torch.zeros_like(row), segment.slot_C + 1])
             columns.append(torch.stack([chain, guess, self.token_R[chain] + 1 + guess]))
         return torch.cat(columns, dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuessesByToken:
+    """The guesses that count in the loss, ordered by the token before the guess, whose state is the teacher's.
+
+    About as many guesses as a chain has share a token, so they also share the teacher's distribution. Shapes: U
+    tokens.
+    """
+
+    token_U: Tensor
+    """int64, ascending, on the device like all tensors of this class but ``count_U``."""
+    count_U: Tensor
+    """int64, on the CPU: number of guesses after the token."""
+    state_E: Tensor
+    """int64: index of the guess in ``Chains.guesses``."""
+    chain_E: Tensor
+    guess_E: Tensor
+    teacher_E: Tensor
+    """int64: index of the guess's token in ``token_U``."""
+
+    @classmethod
+    def of(cls, guesses_3E: Tensor, device: torch.device) -> Self:
+        """Order the guesses that ``Chains.guesses`` returns."""
+        order_E = guesses_3E[2].argsort(stable=True)
+        chain_E, guess_E, token_E = guesses_3E[:, order_E]
+        token_U, teacher_E, count_U = token_E.unique_consecutive(return_inverse=True, return_counts=True)
+        columns = to_device_async(torch.stack([order_E, chain_E, guess_E, teacher_E]), device)
+        names = ("state_E", "chain_E", "guess_E", "teacher_E")
+        return cls(
+            token_U=to_device_async(token_U, device),
+            count_U=count_U,
+            **dict(zip(names, columns, strict=True)),
+        )
+
+    def chunks(self, most: int, token_cost: int, guess_cost: int) -> Iterator[tuple[slice, slice]]:
+        """Yield ranges of tokens and of their guesses, each of a cost of about ``most`` at the most."""
+        reached_U = (token_cost + guess_cost * self.count_U).cumsum(0)
+        sizes = ((reached_U - 1) // most).unique_consecutive(return_counts=True)[1]
+        tokens = [0, *sizes.cumsum(0).tolist()]
+        guesses = [0, *self.count_U.cumsum(0).tolist()]
+        for first, stop in pairwise(tokens):
+            yield slice(first, stop), slice(guesses[first], guesses[stop])

@@ -199,8 +199,8 @@ class PEagleModel(nn.Module):
             ops=ops,
             kernels=self.kernels,
         )
-        guesses = to_device_async(chains.guesses(config.segment_tokens), batch.input_ids_T.device)
-        return loss(self.states(batch, chains, ops), batch.hidden_TNH[:, -1], guesses, denominators)
+        guesses_3E = chains.guesses(config.segment_tokens)
+        return loss(self.states(batch, chains, ops), batch.hidden_TNH[:, -1], guesses_3E, denominators)
 
     def states(self, batch: DraftBatch, chains: Chains, ops: VocabularyOps) -> Tensor:
         """Return the head's inputs [E, H] for the guesses that count in the loss.
