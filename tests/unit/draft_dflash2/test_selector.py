@@ -1,10 +1,22 @@
-"""Gradients of the selector's tables are summed in a fixed order."""
+"""Candidates are the largest logits, and gradients of the selector's tables are summed in a fixed order."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from spec_draft_dflash2.selector import add_rows
+from spec_draft_dflash2.selector import add_rows, largest
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("width", [64 * 80, 64 * 80 + 1, 64])
+def test_candidates_are_the_largest_logits_also_with_many_equal_ones(dtype, width):
+    logits_RV = torch.randn(50, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits_RV[7:9] = 3  # every logit is as large as every other
+    top_RC, column_RC = largest(logits_RV, 16)
+    assert torch.equal(top_RC, logits_RV.sort(descending=True).values[:, :16])
+    assert torch.equal(logits_RV.gather(1, column_RC), top_RC)
+    assert all(len(set(columns)) == 16 for columns in column_RC.tolist())
 
 
 def test_rows_of_equal_tokens_are_summed_in_the_same_order_each_time():

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_draft_dflash2.selector import Candidates, LocalColumns, add_rows, scores
-from spec_kit.block_drafting import GuessMetrics, loss_scale
+from spec_kit.block_drafting import GuessMetrics, loss_scale, teacher_of_guesses
 from spec_kit.drafting import sharded_logsumexp_argmax, with_gradients
 
 if TYPE_CHECKING:
@@ -150,11 +150,10 @@ class _Sums:
     def _score(self, blocks: slice, guesses: CountedGuesses) -> _Scored:
         index, ops, kernels = (guesses.block_R, guesses.guess_R), self.rule.ops, self.rule.kernels
         logits_RV = ops.head.forward(self.inputs.states_ASH[blocks][index])
-        teacher_RV = ops.teacher_logits(self.batch.hidden_TNH[guesses.label_R - 1, -1])
         ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
         log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
         head = logits_RV, log_sum_R
-        teacher = teacher_RV, sharded_logsumexp_argmax(teacher_RV, ids_V, ops, kernels)[0]
+        teacher = teacher_of_guesses(guesses, self.batch, ops, kernels).distribution
         found = Candidates.of(logits_RV, ops, self.rule.shape)
         label_R = self.batch.input_ids_T[guesses.label_R]
         successor_RCr = self.inputs.successor_Vr[found.id_RC]
