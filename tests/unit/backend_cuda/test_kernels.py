@@ -151,12 +151,18 @@ def test_partly_rotated_heads_and_float64_are_declined():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 32), (6, 2, 16), (2, 2, 48)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "value_width"), [(4, 2, 32, 32), (6, 2, 16, 16), (2, 2, 48, 48), (3, 3, 24, 16)]
+)
 @pytest.mark.parametrize("num_keys", [1, 3])
-def test_ttt_attention(dtype, heads, kv_heads, width, num_keys):
+def test_ttt_attention(dtype, heads, kv_heads, width, value_width, num_keys):
+    """Values are as wide as keys, or narrower."""
     tokens = 21
-    q, out, grad_out, grad_q = (draw(tokens, heads, width, dtype=dtype) for _ in range(4))
-    keys, values = ([draw(tokens, kv_heads, width, dtype=dtype) for _ in range(num_keys)] for _ in range(2))
+    q, grad_q = (draw(tokens, heads, width, dtype=dtype) for _ in range(2))
+    out, grad_out = (draw(tokens, heads, value_width, dtype=dtype) for _ in range(2))
+    keys, values = (
+        [draw(tokens, kv_heads, size, dtype=dtype) for _ in range(num_keys)] for size in (width, value_width)
+    )
     lse = torch.randn(tokens, heads, device=DEVICE)
     wide = [[tensor.double() for tensor in part] for part in ((q, out, grad_out, grad_q), keys, values)]
     (wide_q, wide_out, wide_grad, wide_grad_q), wide_keys, wide_values = wide
