@@ -53,16 +53,15 @@ def scores(logits_RC: Tensor, context_Rr: Tensor, successor_RCr: Tensor) -> Tens
     return logits_RC + (successor_RCr @ context_Rr[..., None]).squeeze(-1).to(logits_RC.dtype)
 
 
-def add_rows(table_Vr: Tensor, id_RC: Tensor, rows_RCr: Tensor) -> None:
-    """Add vectors [R, C, r] to the rows of a table [V, r] that token ids [R, C] name.
+def sum_rows(table_Vr: Tensor, id_N: Tensor, rows_Nr: Tensor) -> Tensor:
+    """Return a table like ``table_Vr`` in which row v is the sum of the rows whose token id in ``id_N`` is v.
 
-    The order of the sums is fixed, so that equal runs give equal bits. On a CPU the threads of ``index_put_`` add in
-    any order; elsewhere ``index_add_`` does.
+    The order of the sums is fixed, so that equal runs give equal bits. On a CPU ``index_add_`` keeps it; elsewhere
+    the gradient of an embedding does, which sorts the ids.
     """
     if table_Vr.is_cpu:
-        table_Vr.index_add_(0, id_RC.flatten(), rows_RCr.flatten(0, 1))
-    else:
-        table_Vr.index_put_((id_RC,), rows_RCr, accumulate=True)
+        return torch.zeros_like(table_Vr).index_add_(0, id_N, rows_Nr)
+    return torch.ops.aten.embedding_dense_backward(rows_Nr, id_N, len(table_Vr), -1, False)
 
 
 @dataclass(frozen=True)
