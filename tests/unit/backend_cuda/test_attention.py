@@ -143,7 +143,9 @@ def padded_kernel(monkeypatch):
         return [part.transpose(0, 1) for part in batch]
 
     def forward(q, k, v, *_):
-        parts = [dense_attention.dense_forward(*one) for one in zip(*map(by_document, (q, k, v)), strict=True)]
+        parts = [
+            dense_attention.dense_forward(*one) for one in zip(*map(by_document, (q, k, v)), strict=True)
+        ]
         out, lse = (torch.stack(part).transpose(1, 2) for part in zip(*parts, strict=True))
         return out, lse[..., None]
 
@@ -158,7 +160,9 @@ def padded_kernel(monkeypatch):
     monkeypatch.setattr(padded_attention, "_backward", backward)
     monkeypatch.setattr(padded_attention, "LENGTH_MULTIPLE", 4)
     monkeypatch.setattr(attention, "_is_fused", lambda q: True)
-    monkeypatch.setattr(attention, "padding", lambda bounds, q, v: padded_attention._padding(bounds, q.device))
+    monkeypatch.setattr(
+        attention, "padding", lambda bounds, q, v: padded_attention._padding(bounds, q.device)
+    )
 
 
 @pytest.mark.parametrize(

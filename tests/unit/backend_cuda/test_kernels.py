@@ -152,7 +152,8 @@ def test_partly_rotated_heads_and_float64_are_declined():
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "width", "value_width"), [(4, 2, 32, 32), (6, 2, 16, 16), (2, 2, 48, 48), (3, 3, 24, 16)]
+    ("heads", "kv_heads", "width", "value_width"),
+    [(4, 2, 32, 32), (6, 2, 16, 16), (2, 2, 48, 48), (3, 3, 24, 16)],
 )
 @pytest.mark.parametrize("num_keys", [1, 3])
 def test_ttt_attention(dtype, heads, kv_heads, width, value_width, num_keys):

@@ -12,7 +12,6 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-
 from torch.nn import functional as F
 
 from spec_backend_cuda import dense_attention

@@ -24,7 +24,10 @@ def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
     ``q`` has the shape [Q, heads, d]; ``k`` has the shape [L, kv_heads, d]. ``v`` may be narrower.
     """
-    out, lse = q.new_empty(*q.shape[:2], v.shape[-1]), torch.empty(q.shape[:2], dtype=q.dtype, device=q.device)
+    out, lse = (
+        q.new_empty(*q.shape[:2], v.shape[-1]),
+        torch.empty(q.shape[:2], dtype=q.dtype, device=q.device),
+    )
     for rows, seen, score_hCL in _scores(q, k):
         lse[rows] = score_hCL.logsumexp(-1).T
         _, values = _by_head(q[rows], v[seen])

@@ -108,10 +108,16 @@ def _padding(bounds: Bounds, device: torch.device) -> Padding | None:
 @lru_cache(maxsize=8)
 def _has_kernels(device: torch.device) -> bool:
     version = torch.backends.cudnn.version() if device.type == "cuda" else None
-    return version is not None and version >= CUDNN_VERSION and torch.cuda.get_device_capability(device) == HOPPER
+    return (
+        version is not None
+        and version >= CUDNN_VERSION
+        and torch.cuda.get_device_capability(device) == HOPPER
+    )
 
 
 @lru_cache(maxsize=8)
 def _no_dropout(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return a seed and an offset, which the operator requires even without dropout."""
-    return torch.zeros((), dtype=torch.int64, device=device), torch.zeros((), dtype=torch.int64, device=device)
+    return torch.zeros((), dtype=torch.int64, device=device), torch.zeros(
+        (), dtype=torch.int64, device=device
+    )

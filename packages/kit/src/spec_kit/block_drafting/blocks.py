@@ -139,7 +139,7 @@ class CountedGuesses:
         guess_R = torch.arange(len(block_R)) - (counted_A.cumsum(0) - counted_A)[block_R]
         anchor_R = blocks.anchor_A[block_R]
         columns = torch.stack([block_R, guess_R, anchor_R])
-        return cls(counted_A, *to_device_async(columns, device), anchor_R + guess_R)
+        return cls(counted_A, *to_device_async(columns, device), before_R=anchor_R + guess_R)
 
     @property
     def label_R(self) -> Tensor:
