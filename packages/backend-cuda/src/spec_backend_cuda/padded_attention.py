@@ -66,7 +66,8 @@ class Padding(NamedTuple):
 
 def padding(bounds: Bounds, q: Tensor, v: Tensor) -> Padding | None:
     """Return how the documents are padded, or None if flash attention suits them better."""
-    if q.dtype not in (torch.bfloat16, torch.float16) or (q.shape[-1], v.shape[-1]) not in WIDTHS:
+    is_half = q.dtype in (torch.bfloat16, torch.float16)
+    if not q.is_cuda or not is_half or (q.shape[-1], v.shape[-1]) not in WIDTHS:
         return None
     return _padding(bounds, q.device) if _has_kernels(q.device) else None
 
@@ -107,17 +108,12 @@ def _padding(bounds: Bounds, device: torch.device) -> Padding | None:
 
 @lru_cache(maxsize=8)
 def _has_kernels(device: torch.device) -> bool:
-    version = torch.backends.cudnn.version() if device.type == "cuda" else None
-    return (
-        version is not None
-        and version >= CUDNN_VERSION
-        and torch.cuda.get_device_capability(device) == HOPPER
-    )
+    version = torch.backends.cudnn.version() or 0
+    return version >= CUDNN_VERSION and torch.cuda.get_device_capability(device) == HOPPER
 
 
 @lru_cache(maxsize=8)
 def _no_dropout(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return a seed and an offset, which the operator requires even without dropout."""
-    return torch.zeros((), dtype=torch.int64, device=device), torch.zeros(
-        (), dtype=torch.int64, device=device
-    )
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    return zero, zero

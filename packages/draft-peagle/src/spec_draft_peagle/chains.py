@@ -92,7 +92,7 @@ class Segment:
     count_A: Tensor
     """int64 [A], ascending: number of mask tokens of the chain, at least 1."""
     device: torch.device
-    """Where the draft computes; the tensors above are on the CPU."""
+    """The device of the draft; the tensors above are on the CPU."""
 
     @property
     def chain_C(self) -> Tensor:
@@ -140,7 +140,7 @@ class Chains:
     reach_R: Tensor
     """int64 [R]: number of the row's guesses that would count if none were dropped."""
     device: torch.device
-    """Where the draft computes; the tensors above are on the CPU."""
+    """The device of the draft; the tensors above are on the CPU."""
 
     @classmethod
     def of(cls, batch: DraftBatch, rule: ChainRule) -> Self:
