@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from spec_draft_dflash2.shape import DFlash2Shape
     from spec_kit.drafting import Distribution
 
-RUN = 64
-"""Number of neighbouring columns of which ``largest`` takes the maximum first."""
+SET = 64
+"""Number of columns of which ``largest`` takes the maximum first."""
 
 
 class CandidateSelector(nn.Module):
@@ -85,14 +85,16 @@ class Candidates:
 def largest(logits_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the ``count`` largest logits of each row and their columns, the largest first.
 
-    They are among the ``count`` runs of neighbouring columns with the largest maxima. Finding these takes one pass
-    over the logits, and ``topk`` over a whole vocabulary takes several.
+    Columns are divided into sets of equal size. The largest logits are in the ``count`` sets with the largest maxima.
+    Finding these takes one pass over the logits, and ``topk`` over a whole vocabulary takes several.
     """
     rows, width = logits_RV.shape
-    if width % RUN or width < 4 * RUN * count:
+    if width % SET or width < 4 * SET * count:
         return logits_RV.topk(count)
-    run_RC = logits_RV.view(rows, -1, RUN).amax(-1).topk(count).indices
-    column_RX = (run_RC[..., None] * RUN + torch.arange(RUN, device=run_RC.device)).flatten(1)
+    # A set's columns are equally far apart, so that neighbouring columns are compared at the same time.
+    num_sets = width // SET
+    set_RC = logits_RV.view(rows, SET, num_sets).amax(1).topk(count).indices
+    column_RX = (set_RC[..., None] + num_sets * torch.arange(SET, device=set_RC.device)).flatten(1)
     top_RC, place_RC = logits_RV.gather(1, column_RX).topk(count)
     return top_RC, column_RX.gather(1, place_RC)
 

@@ -73,13 +73,16 @@ def _launch(x_ABH: Tensor, moving_ABKG: Tensor) -> tuple[tuple[int, int], dict[s
 
 
 @triton.jit
-def _tile(num_rows, slots, width, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Return a tile's rows and channels, the rows' blocks and slots, which elements exist, and their indices."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+def _tile(num_rows, slots, width, ROWS: tl.constexpr, CHANNELS: tl.constexpr, GROUP: tl.constexpr):
+    """Return a tile's rows, groups, channels, blocks and slots, which elements exist, and their indices.
+
+    A tile is [rows, groups, channels of a group], so that one load of a tap serves a group.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None, None]
+    group = tl.program_id(1) * (CHANNELS // GROUP) + tl.arange(0, CHANNELS // GROUP)[None, :, None]
+    channel = group * GROUP + tl.arange(0, GROUP)[None, None, :]
     inside = (row < num_rows) & (channel < width)
-    block = (row // slots).to(tl.int64)
-    return row, channel, block, row % slots, inside, row.to(tl.int64) * width + channel
+    return row, group, channel, row // slots, row % slots, inside, row.to(tl.int64) * width + channel
 
 
 @triton.jit
@@ -87,13 +90,14 @@ def _convolve_rows(
     x, base, moving, out, block_stride, slot_stride, tap_stride, num_rows, slots, width,
     TAPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    _, channel, block, slot, inside, element = _tile(num_rows, slots, width, ROWS, CHANNELS)
-    tap = moving + block * block_stride + slot * slot_stride + channel // GROUP
-    total = tl.zeros((ROWS, CHANNELS), tl.float32)
+    row, group, channel, block, slot, inside, element = _tile(num_rows, slots, width, ROWS, CHANNELS, GROUP)
+    exists = (row < num_rows) & (group * GROUP < width)
+    tap = moving + block.to(tl.int64) * block_stride + slot * slot_stride + group
+    total = tl.zeros((ROWS, CHANNELS // GROUP, GROUP), tl.float32)
     for back in tl.static_range(TAPS):
         before = tl.load(x + element - back * width, mask=inside & (slot >= back), other=0.0)
         constant = tl.load(base + back * width + channel, mask=channel < width, other=0.0)
-        factor = tl.load(tap + back * tap_stride, mask=inside, other=0.0)
+        factor = tl.load(tap + back * tap_stride, mask=exists, other=0.0)
         total += (constant.to(tl.float32) + factor.to(tl.float32)) * before.to(tl.float32)
     tl.store(out + element, total, mask=inside)
 
@@ -103,25 +107,22 @@ def _convolution_gradients(
     grad, x, base, moving, grad_x, grad_moving, shares, block_stride, slot_stride, tap_stride, num_rows, slots, width,
     TAPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    row, channel, block, slot, inside, element = _tile(num_rows, slots, width, ROWS, CHANNELS)
-    groups = width // GROUP
-    group = tl.program_id(1) * (CHANNELS // GROUP) + tl.arange(0, CHANNELS // GROUP)[None, :]
-    one = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    row, group, channel, block, slot, inside, element = _tile(num_rows, slots, width, ROWS, CHANNELS, GROUP)
+    exists = (row < num_rows) & (group * GROUP < width)
     own = tl.load(grad + element, mask=inside, other=0.0).to(tl.float32)
-    tap = moving + block * block_stride + slot * slot_stride + channel // GROUP
-    total = tl.zeros((ROWS, CHANNELS), tl.float32)
+    tap = moving + block.to(tl.int64) * block_stride + slot * slot_stride + group
+    grad_tap = grad_moving + row.to(tl.int64) * TAPS * (width // GROUP) + group
+    share = shares + tl.program_id(0) * TAPS * width + channel
+    total = tl.zeros((ROWS, CHANNELS // GROUP, GROUP), tl.float32)
     for back in tl.static_range(TAPS):
         # A state is read by its own slot and by the slots after it.
-        reached = inside & (slot + back < slots)
-        later = tl.load(grad + element + back * width, mask=reached, other=0.0).to(tl.float32)
+        later = tl.load(grad + element + back * width, mask=inside & (slot + back < slots), other=0.0)
         constant = tl.load(base + back * width + channel, mask=channel < width, other=0.0)
+        reached = exists & (slot + back < slots)
         factor = tl.load(tap + back * (slot_stride + tap_stride), mask=reached, other=0.0)
-        total += (constant.to(tl.float32) + factor.to(tl.float32)) * later
+        total += (constant.to(tl.float32) + factor.to(tl.float32)) * later.to(tl.float32)
         before = tl.load(x + element - back * width, mask=inside & (slot >= back), other=0.0)
         product = own * before.to(tl.float32)
-        of_group = tl.sum(tl.reshape(product, (ROWS, CHANNELS // GROUP, GROUP)), 2)
-        target = grad_moving + (row.to(tl.int64) * TAPS + back) * groups + group
-        tl.store(target, of_group, mask=(row < num_rows) & (group < groups))
-        share = shares + (tl.program_id(0) * TAPS + back) * width + one
-        tl.store(share, tl.sum(product, 0), mask=one < width)
+        tl.store(grad_tap + back * (width // GROUP), tl.sum(product, 2)[:, :, None], mask=exists)
+        tl.store(share + back * width, tl.sum(product, 0)[None, :, :], mask=channel < width)
     tl.store(grad_x + element, total, mask=inside)
