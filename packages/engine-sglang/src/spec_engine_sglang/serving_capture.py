@@ -111,6 +111,7 @@ class ServingCapture:
 
     def answer(self, asked: str) -> Fields:
         """Return the layout of states, or a piece of a request's states. ``asked``: see ``answer_states``."""
+        self._note_ends()
         return self._copies.answer(asked)
 
     def _copy(self, batch: StepBatch, drafted: Any) -> None:

@@ -1,4 +1,4 @@
-"""StateCopies copies the states of each step from the device to StateRows, and never waits for a copy.
+"""StateCopies copies the states of each step from the device to StateRows; no step waits for a copy.
 
 Shapes: T rows of a step, N captured layers, H hidden size.
 """
@@ -46,6 +46,8 @@ class StateCopies:
         """Write the copies to ``rows``."""
         self.rows = rows
         self._pending: deque[_Step] = deque()
+        self._ending: list[str] = []
+        """Requests that have ended, some of whose rows are not written yet."""
 
     def add(self, batch: StepBatch, states: Sequence[Tensor]) -> None:
         """Begin to copy the rows of a step; leave its requests out if too many copies are incomplete.
@@ -60,10 +62,9 @@ class StateCopies:
             self._pending.append(_copied(spans, batch, states))
 
     def end(self, request_id: str) -> None:
-        """End a request in ``rows``, after all of its rows were written."""
-        if any(request_id == span.request_id for step in self._pending for span in step.spans):
-            self.write_arrived(is_late=True)
-        self.rows.end(request_id)
+        """End a request in ``rows`` as soon as all of its rows are written."""
+        self._ending.append(request_id)
+        self._end_written()
 
     def answer(self, asked: str) -> Fields:
         """Return the layout of states, or a piece of a request's states, or why they are left out.
@@ -72,8 +73,9 @@ class StateCopies:
         """
         if not asked:
             return self.rows.layout()
-        self.write_arrived(is_late=True)
-        return self.rows.read(StatesRange.decode(asked))
+        piece = StatesRange.decode(asked)
+        self.write_arrived(is_late=not self.rows.has_ended(piece.key))
+        return self.rows.read(piece)
 
     def write_arrived(self, is_late: bool = False) -> None:
         """Write the rows of steps whose copies are complete, in order.
@@ -84,9 +86,19 @@ class StateCopies:
             ready = self._pending[0].ready
             if ready is not None and not ready.query():
                 if not is_late:
-                    return
+                    break
                 ready.synchronize()
             self._pending.popleft().write(self.rows)
+        self._end_written()
+
+    def _end_written(self) -> None:
+        if not self._ending:
+            return
+        unwritten = {span.request_id for step in self._pending for span in step.spans}
+        for request_id in self._ending:
+            if request_id not in unwritten:
+                self.rows.end(request_id)
+        self._ending = [request_id for request_id in self._ending if request_id in unwritten]
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,11 @@ class StateRows:
         """Return whether the request was begun and still runs, even if it is left out."""
         return request_id in self._running
 
+    def has_ended(self, key: str) -> bool:
+        """Return whether no further rows of the request ``key`` will be written."""
+        request = self._by_key.get(key)
+        return request is None or request.ended_s is not None
+
     def wants(self, request_id: str) -> bool:
         """Return whether the rows of this request's next step must be written."""
         request = self._running.get(request_id)
