@@ -5,7 +5,7 @@ cases that environment variables indicate. In the first case, an ``SglangEngine`
 this SGLang: the scheduler, which holds the model, gets a ``StateCapture``. In the second case, the draft
 takes fresh weights: the scheduler answers calls about the draft, and a server gets HTTP routes for these
 calls. In the third case, such a server also captures the states of requests: the scheduler gets a
-``ServingCapture``.
+``PassCapture``.
 """
 
 from __future__ import annotations

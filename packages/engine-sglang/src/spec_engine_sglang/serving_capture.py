@@ -1,4 +1,4 @@
-"""ServingCapture makes an SGLang server keep the hidden states of the requests that it serves.
+"""PassCapture makes an SGLang server keep the hidden states of the requests that it serves.
 
 It runs in SGLang's scheduler process, by functions that are hooked into SGLang. With a draft that reads states
 of several layers, SGLang's target returns these states for all rows of a pass, and NormTap has the input of
@@ -65,7 +65,7 @@ class _Running(NamedTuple):
         return request is None or request.finished()
 
 
-class ServingCapture:
+class PassCapture:
     """Copies the rows of requests that are marked for capture, after each pass of the target."""
 
     def __init__(self, runner: Any, tap: NormTap, decoder: Any, config: LiveRequestsConfig) -> None:
@@ -94,7 +94,7 @@ class ServingCapture:
         batch = None
         try:
             self._note_ends()
-            batch = step_batch(forward_batch, self._wanted())
+            batch = pass_batch(forward_batch, self._wanted())
             if batch is not None:
                 self._tap.open(sum(batch.lengths))
         except Exception:
@@ -143,10 +143,10 @@ class ServingCapture:
 
 
 class _Process:
-    """What this process captures: a scheduler of SGLang has one target."""
+    """A scheduler's process captures the states of one target, or has a reason why it does not."""
 
     tap: NormTap | None = None
-    capture: ServingCapture | None = None
+    capture: PassCapture | None = None
     reason: str = "SGLang captures no states; start it with states_bytes in SPEC_LIVE_REQUESTS"
     """Why there is no capture."""
 
@@ -154,7 +154,7 @@ class _Process:
 _process = _Process()
 
 
-def step_batch(forward_batch: Any, wanted: Mapping[str, str]) -> StepBatch | None:
+def pass_batch(forward_batch: Any, wanted: Mapping[str, str]) -> StepBatch | None:
     """Return the batch that a pass of the target computes; None if it has no rows to be captured.
 
     ``wanted``: SGLang's id of a request to be captured -> its name in the batch. Other requests have an empty
@@ -208,11 +208,11 @@ def begin_capture(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> No
             raise EngineError(
                 "this SGLang serves no draft that reads states of several layers, as Eagle3 and DFlash do"
             )
-        if 0 in drafted and runner.device != "cpu":
+        if 0 in drafted and not _is_host(runner.device):
             raise EngineError(
                 "the draft reads the embeddings (layer 0), which SGLang's kernels change in place"
             )
-        _process.capture = ServingCapture(runner, _process.tap, decoder, config)
+        _process.capture = PassCapture(runner, _process.tap, decoder, config)
     except Exception as error:  # noqa: BLE001 (whatever it is, SGLang serves)
         _refuse(error)
 
@@ -296,9 +296,13 @@ def _reason_against(arguments: Any, device: str) -> str:
     set_ones += [name for name in _OTHERWISE_RUN if getattr(arguments, name, False)]
     if set_ones:
         return f"SGLang captures no states with --{set_ones[0].replace('_', '-')}"
-    if device != "cpu" and "tc_piecewise" in _graph_backends(arguments):
+    if not _is_host(device) and "tc_piecewise" in _graph_backends(arguments):
         return "SGLang captures no states in graphs of torch.compile (backend tc_piecewise); use another one"
     return ""
+
+
+def _is_host(device: str) -> bool:
+    return torch.empty(0, device=device).is_cpu
 
 
 def _graph_backends(arguments: Any) -> list[str]:

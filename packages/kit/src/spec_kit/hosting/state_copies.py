@@ -143,7 +143,7 @@ def _copied(spans: list[_Span], batch: StepBatch, states: Sequence[Tensor]) -> _
     if not hidden_TNH.is_cpu:
         device = hidden_TNH.device
         # Without ``non_blocking`` this thread would wait; with it, host memory is pinned.
-        hidden_TNH, inputs = (one.to("cpu", non_blocking=True) for one in (hidden_TNH, inputs))
+        hidden_TNH, inputs = (one.to(device="cpu", non_blocking=True) for one in (hidden_TNH, inputs))
         ready = torch.Event(device)
         ready.record()
     return _Step(spans, inputs, hidden_TNH, ready)
