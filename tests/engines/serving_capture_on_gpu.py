@@ -178,7 +178,7 @@ class Check:
         return self.document["clients"].get("left", 0) if self.given.engine == "sglang" else 0
 
     def _judge(self) -> None:
-        found = self.document
+        found, least = self.document, LEAST_ACCEPTED[self.given.engine]
         found["conditions"] = conditions = {
             "rows compared": found["rows"] > 0 and found["complete"] > 0.4 * found["requests"],
             "no far rows": found["far_rows"] == 0,
