@@ -192,9 +192,7 @@ class Check:
                 for layer in found["distances"].values()
             ),
             "preemptions": found["preemptions"] > 0,
-            "accepted and rejected guesses": LEAST_ACCEPTED[self.given.engine]
-            < found["acceptance_length"]
-            < 1 + 0.9 * GUESSES,
+            "accepted and rejected guesses": least < found["acceptance_length"] < 1 + 0.9 * GUESSES,
             "causes": set(found["left_out"]) <= CLEAN_CAUSES,
             "answers are those of the clients": found["unknown_answers"] <= self._num_unheard,
             "no failed requests": found["failed"] == 0,
