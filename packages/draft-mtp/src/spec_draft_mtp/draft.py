@@ -195,7 +195,9 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
 
     def shard_hints(self, target: TargetSpec) -> ShardHints:
         """Return how tensor-parallel ranks divide the layer; context-parallel ranks divide the tokens' rows."""
-        return ShardHints(tensor_parallel=self.shape(target).parallel_hints(), context_parallel=True)
+        hints = self.shape(target).parallel_hints()
+        undivided = "the draft has a mixture of experts" if hints is None else ""
+        return ShardHints(tensor_parallel=hints, undivided=undivided, context_parallel=True)
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
         """Return a new proposer for one sequence (D9)."""
