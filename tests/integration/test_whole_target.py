@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
 
 from spec_draft_mtp.config import MtpConfig
+from spec_draft_mtp.draft import MtpDraft
 from spec_draft_mtp.shape import MtpShape
+from spec_kit.drafting import cached_attention, rotate
+from spec_kit.targets import read_target_tensors
 from spec_kit.targets.target_reader import read_target
 
 from ..mtp_targets import random_head
+from ..transformers_target import Transformer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,6 +158,35 @@ def test_a_target_is_exported_with_its_trained_head(
     assert json.loads(evaluated.out)["outputs_equal"]
     again = command_line(*export, "--output", copy)
     assert again.error == f"output {copy} exists; choose a new folder"
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe"])
+@torch.no_grad()
+def test_transformers_reads_the_same_head_from_the_targets_files(ship, kind):
+    """Its state in front of the head is behind the final norm, too. It gives the head the embedding at position 0,
+    which vLLM replaces by zeros: positions from 1 on compare the rest."""
+    target = read_target(ship(kind))
+    model = AutoModelForCausalLM.from_pretrained(target.folder, dtype=torch.float32)
+    ids = torch.randint(target.vocab_size, (1, 12), generator=torch.Generator().manual_seed(1))
+    hidden = Transformer(target.folder).hidden(ids[0].tolist())[:, -1:]
+    model._keys_to_ignore_on_load_unexpected = [
+        r"model\.layers\.8\."
+    ]  # Transformers knows the layers of large targets
+    head = MtpModel.from_pretrained(model, device_map={"": torch.device("cpu")}).float().eval()
+    position = torch.arange(1, 12)
+    states = model.model(ids).last_hidden_state[:, :-1]
+    cache = MtpCache(config=model.config.get_mtp_config())
+    expected = head.forward_layer(0, states, position[None], cache, input_ids=ids[:, 1:])[0]
+
+    module = MtpDraft(MtpConfig(init_from=target.folder)).build(target, read_target_tensors(target), None)
+    embedded = model.get_input_embeddings()(ids[0, 1:])
+    x = module.mtp.join(embedded, module.first_state(hidden[:-1]), position)
+    angles = module.rope.angles(position, x.dtype)
+    q, k, v, *rest = module.mtp.layer.qkv(x, lambda heads: rotate(heads, angles))
+    attended = cached_attention(q, [(k, v)], [len(k)])
+    torch.testing.assert_close(
+        module.mtp.norm(module.mtp.layer.finish(x, attended, *rest)), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_head_without_a_place_in_the_target_is_refused(command_line, shipped, words, tmp_path):
