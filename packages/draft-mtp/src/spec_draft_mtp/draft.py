@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from spec_core.errors import ConfigError
 from spec_core.records import FeatureSchema, ShardHints
 from spec_draft_mtp.config import MtpConfig
-from spec_draft_mtp.expert_shapes import kind_of, shape_of
+from spec_draft_mtp.expert_shapes import head_kind, shape_of
 from spec_draft_mtp.shape import SIZES, MtpShape
 from spec_draft_mtp.stored_head import head_shapes, is_whole_target, read_head, stored_parts
 from spec_kit.drafting import (
@@ -53,12 +53,12 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
     @classmethod
     def is_own(cls, fields: Json) -> bool:
         """Return whether a config.json describes a model with an MTP head: a target, or an export."""
-        return kind_of(fields) is not None
+        return head_kind(fields) is not None
 
     @classmethod
     def shape_type(cls, fields: Json) -> type[MtpShape]:
         """Return the class of shapes for the head that this config.json describes."""
-        return kind_of(fields) or MtpShape
+        return head_kind(fields) or MtpShape
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:

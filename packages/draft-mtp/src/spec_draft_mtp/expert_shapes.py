@@ -228,7 +228,7 @@ class GlmLiteShape(DeepseekShape):
 KINDS: tuple[type[MtpShape], ...] = (MtpShape, QwenExpertShape, DeepseekShape, GlmShape, GlmLiteShape)
 
 
-def kind_of(fields: Json) -> type[MtpShape] | None:
+def head_kind(fields: Json) -> type[MtpShape] | None:
     """Return the kind of head that a target's or an export's config.json describes; None if it has no head."""
     nested = fields.get("text_config")
     inner = nested if isinstance(nested, dict) else {}
@@ -243,7 +243,7 @@ def kind_of(fields: Json) -> type[MtpShape] | None:
 def shape_of(target: TargetSpec) -> MtpShape | None:
     """Return the shape of the head with experts that the target's config.json describes; None for any other."""
     fields = read_config(target.folder)
-    kind = None if fields is None else kind_of(fields)
+    kind = None if fields is None else head_kind(fields)
     if fields is None or kind is None or not issubclass(kind, ExpertShape):
         return None
     return kind.from_json(fields, target.folder)
