@@ -33,7 +33,7 @@ SAMPLED = SamplingParams(
 )
 
 
-RARE = {"eagle3, mla", "medusa"}
+RARE = {"eagle3, mla", "medusa", "mtp, experts", "mtp, mla"}
 """Drafts that are served each night only: the target of one is a third one, with a vLLM of its own, and the other
 is a third party's."""
 
