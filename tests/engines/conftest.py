@@ -63,15 +63,6 @@ _LATENT = {
 """DeepSeek V3 with dense layers alone; vLLM's latent attention on a processor takes a cache of 512 + 64 channels."""
 _WITHOUT_STATES = {**_SHAPE, "intermediate_size": 256, "layer_types": ["full_attention"] * 8}
 """Qwen3.5 without recurrent layers, which vLLM has on a processor in bfloat16 alone: texts would part at ties."""
-_ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1}
-_GROUPS = {
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 2.5,
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-    "num_nextn_predict_layers": 1,
-}
 _EXPERTS = {
     "num_experts": 8,
     "num_experts_per_tok": 2,
@@ -119,7 +110,6 @@ DRAFTS = {
     ],
     "mtp": ["draft.num_steps=3", "train.lr=8e-3", "train.steps=150"],
     "mtp, experts": ["draft.num_steps=3", "train.lr=8e-3", "train.steps=150"],
-    "mtp, mla": ["draft.num_steps=3", "train.lr=8e-3", "train.steps=150"],
     "medusa": ["draft.num_heads=3", "train.lr=8e-3", "train.steps=150"],
 }
 MEDUSA = Path(__file__).parents[1] / "plugins" / "spec-draft-medusa"
@@ -148,12 +138,6 @@ def qwen35(make_target) -> Path:
 @pytest.fixture(scope="session")
 def experts(make_target) -> Path:
     return make_target("qwen3_5_moe_text", **_WITHOUT_STATES, **_EXPERTS)
-
-
-@pytest.fixture(scope="session")
-def deepseek_mtp(make_target) -> Path:
-    """DeepSeek V3 with dense layers alone, whose head would have experts."""
-    return make_target("deepseek_v3", **_LATENT, **_ROUTED, **_GROUPS)
 
 
 @pytest.fixture(scope="session")
@@ -268,7 +252,6 @@ def trained_draft(
     deepseek: Path,
     qwen35: Path,
     experts: Path,
-    deepseek_mtp: Path,
     medusa: None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], Trained]:
@@ -276,7 +259,7 @@ def trained_draft(
 
     The target is the Llama, but for drafts that are for another one. One worker trains a draft for all.
     """
-    targets = {"eagle3, mla": deepseek, "mtp": qwen35, "mtp, experts": experts, "mtp, mla": deepseek_mtp}
+    targets = {"eagle3, mla": deepseek, "mtp": qwen35, "mtp, experts": experts}
     draw = random.Random(0)
     prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(64)]
 

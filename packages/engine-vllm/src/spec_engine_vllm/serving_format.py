@@ -260,8 +260,8 @@ _FOREIGN_SIZES = Flaw(
     lambda draft: _is_latent_chain(draft) and draft.target.latent is None,
 )
 _UNKNOWN_TEXT_MODEL = Flaw(
-    "its architecture is Qwen3_5ForCausalLM or Qwen3_5MoeForCausalLM, which vLLM 0.26 does not know: it has Qwen3.5 in "
-    "the multimodal layout alone",
+    "its architecture is Qwen3_5ForCausalLM or Qwen3_5MoeForCausalLM, which vLLM 0.26 does not know: it has "
+    "Qwen3.5 in the multimodal layout alone",
     lambda draft: not draft.architectures.isdisjoint(_TEXT_HEADS),
 )
 _BEFORE_28 = (_UNKNOWN_SELECTOR, _PLAIN_ROTATION, _FOREIGN_SIZES, _UNKNOWN_TEXT_MODEL)
