@@ -36,9 +36,11 @@ class Worker:
 
 
 class StoppedWorker(Worker):
+    """Reads nothing, if it is an engine."""
+
     def send(self, message) -> None:
         super().send(message)
-        if message["kind"] == "Capture":
+        if self.name == "engine-0":
             raise DeadlineExceeded(f"{self.name}: the control channel was not read within 3 s")
 
 
@@ -183,14 +185,17 @@ def following(resolved):
     return resolve
 
 
-def test_a_task_is_performed_on_tokens_that_messages_carry_also_where_an_engine_is_lost(resolved, tmp_path):
+@pytest.mark.parametrize("worker_type", [Worker, StoppedWorker])
+def test_a_task_is_performed_on_tokens_that_messages_carry_also_where_an_engine_is_lost(
+    resolved, tmp_path, worker_type
+):
     steps, paused, results = [], [], []
 
     def script(launcher):
         rank, old = launcher.workers["trainer-0"], launcher.workers["engine-0"]
         assert rank.kinds == ["Perform"]
         yield said(rank, Ready(address="trainer-0"))
-        assert old.kinds[0] == "CaptureTokens"
+        assert old.kinds[:2] == ["Perform", "Capture"]
         yield killed(old)
         yield said(launcher.workers["engine-0"], Ready())
         assert launcher.workers["engine-0"].kinds == old.kinds
@@ -214,8 +219,31 @@ def test_a_task_is_performed_on_tokens_that_messages_carry_also_where_an_engine_
         driver.wait(60.0)
 
     with pytest.raises(PeerLost, match="trainer-0 was killed"):
-        run(following(resolved), tmp_path, Launcher(script), work=work)
+        run(following(resolved), tmp_path, Launcher(script, worker_type), work=work)
     assert (results, steps) == ([{"found": [3]}], [1])
+
+
+def test_an_engine_that_is_lost_as_the_rank_loads_a_task_gets_captures_only_once_it_is_ready(
+    resolved, tmp_path
+):
+    def script(launcher):
+        rank = launcher.workers["trainer-0"]
+        yield said(rank, Ready(address="trainer-0"))
+        yield said(rank, Finished())
+        yield killed(launcher.workers["engine-0"])
+        yield said(rank, Ready(address="trainer-0"))
+        new = launcher.workers["engine-0"]
+        assert new.kinds == []
+        yield said(new, Ready())
+        assert (new.kinds[:2], rank.kinds[-1]) == (["Perform", "Capture"], "Start")
+        yield killed(rank)
+
+    def work(spec, driver):
+        for _ in range(2):
+            driver.perform(RankTask(entry="package.module:name"), spec.cycle(spec.dataset, range(2)))
+
+    with pytest.raises(PeerLost, match="trainer-0 was killed"):
+        run(following(resolved), tmp_path, Launcher(script), work=work)
 
 
 def test_an_engine_that_reports_an_error_is_replaced_and_its_end_is_no_failure(resolved, tmp_path):

@@ -98,8 +98,8 @@ class WorkerDriver(RunDriver):
         self._decoders = RemoteDecoders(self._workers, stop)
         self._ranks: dict[str, protocol.Ready] = {}
         """Rank's name -> its newest Ready message."""
-        self._cycle: protocol.TrainCycle | None = None
-        """Message of the newest cycle in a run that decodes."""
+        self._loaded: protocol.TrainCycle | protocol.Perform | None = None
+        """Message of the newest cycle of a run that decodes, or of the newest task."""
         self._follows = bool(spec.config.follow.servers)
         """Whether the run follows live requests: its rank performs tasks, and does not exit after
         ``Finished``."""
@@ -152,9 +152,7 @@ class WorkerDriver(RunDriver):
 
         Messages carry the samples.
         """
-        self._load([*self._ranks], task_message(task, part, notes or {}))
-        for engine in self.engines.values():
-            engine.carried = part.dataset
+        self._load(task_message(task, part, notes or {}))
         performing = self._part = self._dispatch(part)
         performing.pause = pause
         self._complete(performing)
@@ -204,8 +202,8 @@ class WorkerDriver(RunDriver):
         """Send capture batches again to an engine that was lost and has been replaced."""
         assert self._part is not None
         self.engines[engine].expect_nothing()
-        if self._cycle is not None:
-            self._workers.send(engine, self._cycle)
+        if self._loaded is not None:
+            self.engines[engine].send(self._loaded)
         self._part.dispatcher.regained(self._number_of(engine))
 
     def handle(self, worker: str, message: protocol.ControlMessage) -> None:
@@ -275,19 +273,22 @@ class WorkerDriver(RunDriver):
     def _begin_cycle(self, part: RunSpec, notes: Mapping[str, Any]) -> None:
         """Let ranks and engines load the answers of a cycle."""
         steps, resume_from = part.schedule.steps, part.config.train.resume_from
-        self._cycle = protocol.TrainCycle(notes["cycle"], (steps.start, steps.stop), resume_from, dict(notes))
-        self._load([*self.engines, *self._ranks], self._cycle)
+        self._load(protocol.TrainCycle(notes["cycle"], (steps.start, steps.stop), resume_from, dict(notes)))
 
-    def _load(self, names: Sequence[str], message: protocol.TrainCycle | protocol.Perform) -> None:
-        """Let the workers ``names`` load the data of ``message``; wait until the trainer ranks are ready.
+    def _load(self, message: protocol.TrainCycle | protocol.Perform) -> None:
+        """Let engines and trainer ranks load the data of ``message``; wait until the ranks are ready.
 
-        Before that, wait until every engine that replaces a failed engine is ready.
+        Before that and after it, wait until every engine that replaces a failed engine is ready.
         """
         self._workers.await_replaced()
         self._workers.expect_ready(self._ranks)
-        for name in names:
-            self._workers.send(name, message)
+        self._loaded = message
+        for engine in self.engines.values():
+            engine.send(message)
+        for rank in self._ranks:
+            self._workers.send(rank, message)
         self._workers.await_ready()
+        self._workers.await_replaced()
 
     def _dispatch(self, part: RunSpec) -> _PartInTraining:
         """Start every rank, and begin to dispatch captures for its training."""
@@ -296,9 +297,8 @@ class WorkerDriver(RunDriver):
             raise RunError(f"trainer ranks resumed at different steps: {sorted(found)}")
         (done_steps,) = found
         addresses = [ready.address for ready in self._ranks.values()]
-        dispatcher = Dispatcher(
-            part.schedule, part.schema, list(self.engines.values()), addresses, part.window_bytes
-        )
+        engines = [engine.capture for engine in self.engines.values()]
+        dispatcher = Dispatcher(part.schedule, part.schema, engines, addresses, part.window_bytes)
         for name in self._workers.without_devices:
             dispatcher.lost(self._number_of(name))
         for name in self._ranks:
