@@ -13,7 +13,7 @@ from spec_core import WorkerEnded, WorkerMessage
 from spec_core.errors import DeadlineExceeded, HostLost, NoDevices, PeerLost, RunError
 from spec_trainer.command_line.progress import StepProgress
 from spec_trainer.command_line.stop_request import StopRequest
-from spec_trainer.controller.protocol import Captured, Exported, Failed, Finished, Ready, StepDone
+from spec_trainer.controller.protocol import Captured, Exported, Failed, Finished, Ready, StepDone, Trained
 from spec_trainer.controller.worker_driver import WorkerDriver
 from spec_trainer.controller.worker_specs import worker_specs
 from spec_trainer.decode.run_driver import RankTask
@@ -126,6 +126,20 @@ def test_what_a_lost_engine_was_given_is_captured_anew_by_the_one_in_its_place(
     (entry,) = run(resolved, tmp_path, Launcher(script, worker_type))
     assert (entry["worker"], entry["step"]) == ("engine-0", 0)
     assert entry["cause"] == "engine-0 was killed by signal 9; see LOG"
+
+
+def test_the_samples_of_a_rank_that_does_not_see_the_run_directory_are_written_for_it(resolved, tmp_path):
+    file = tmp_path / "out/logs/trained-1.jsonl"
+    rows = [{"step": step, "samples": [step]} for step in (1, 2, 3)]
+
+    def script(launcher):
+        file.write_text(json.dumps(rows[0]) + "\n")
+        for row in rows[1:]:
+            yield said(launcher.workers["trainer-0"], Trained(1, row))
+        yield from the_end(launcher)
+
+    run(resolved, tmp_path, Launcher(script))
+    assert [json.loads(line) for line in file.read_text().splitlines()] == rows
 
 
 def test_a_rank_hears_of_every_draft_that_it_has_exported_also_when_the_run_is_to_stop(resolved, tmp_path):

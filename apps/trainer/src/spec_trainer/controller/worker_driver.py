@@ -26,7 +26,7 @@ from spec_trainer.controller.workers import Workers
 from spec_trainer.data.store import saved_dataset
 from spec_trainer.decode.run_driver import RunDriver
 from spec_trainer.run.dispatch import Dispatcher
-from spec_trainer.run.log import RemoteRankFiles
+from spec_trainer.run.metrics import StepLines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -92,7 +92,7 @@ class WorkerDriver(RunDriver):
         self._workers = Workers(spec, launcher, self)
         self._dataset = Path()
         """Folder of the tokenised dataset."""
-        self._rank_files = RemoteRankFiles(spec.directory.logs)
+        self._logs = spec.directory.logs
         self.engines: dict[str, RemoteEngine] = {}
         """Name -> engine that captures."""
         self._decoders = RemoteDecoders(self._workers, stop)
@@ -117,16 +117,15 @@ class WorkerDriver(RunDriver):
                 self.engines[spec.name] = RemoteEngine(spec.name, self._workers)
             else:
                 self._ranks[spec.name] = protocol.Ready()
-        with self._rank_files:
-            self._workers.start(workers)
-            if not self._workers.await_ready(lambda: self._stop.requested):
-                raise Interrupted("interrupted before the first step; the same command starts again")
-            try:
-                yield self
-            except Interrupted:
-                self._workers.stop()
-                raise
+        self._workers.start(workers)
+        if not self._workers.await_ready(lambda: self._stop.requested):
+            raise Interrupted("interrupted before the first step; the same command starts again")
+        try:
+            yield self
+        except Interrupted:
             self._workers.stop()
+            raise
+        self._workers.stop()
 
     def train(
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
@@ -242,7 +241,8 @@ class WorkerDriver(RunDriver):
             case protocol.StepShown(record):
                 self._progress.show(record)
             case protocol.Trained(number, row):
-                self._rank_files.write(number, row)
+                with StepLines(self._logs / f"trained-{number}.jsonl") as lines:
+                    lines.write(row)
             case protocol.Exported():
                 part.exported = rank, message
             case protocol.Finished(interrupted, result):
