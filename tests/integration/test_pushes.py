@@ -120,7 +120,6 @@ def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, t
     [
         (["--to", "127.0.0.1:1"], "'127.0.0.1:1' is no address of a server; expected http://host:port"),
         (["--to", "http://127.0.0.1:1", "--timeout-s", "0"], "--timeout-s=0.0: expected seconds above 0"),
-        (["--to", "http://127.0.0.1:port"], "is no address of a server; expected http://host:port"),
         (
             ["--to", "http://127.0.0.1:1", "--address", "here"],
             "servers cannot connect to 'here': 'here' is not host:port; name host:port of this host",
@@ -133,10 +132,6 @@ def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, t
         (
             ["push.options.file.kep=5", "--to", "http://127.0.0.1:1"],
             "options: unknown key 'push.options.file.kep' (did you mean 'keep'?)",
-        ),
-        (
-            ["push.options.fil.keep=5", "--to", "http://127.0.0.1:1"],
-            "no weight_transport plugin is called 'fil' (did you mean 'file'?)",
         ),
         (["push.option.file.keep=5", "--to", "http://127.0.0.1:1"], "(did you mean 'options'?)"),
         (["--to", "http://127.0.0.1:1", "push.options.file.keep=5"], "write it before the flags"),

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from spec_trainer.cli import run
 
+from ..chat_templates import byte_tokenizer
 from .launching import started, until
 
 if TYPE_CHECKING:
@@ -33,19 +32,10 @@ ROWS = 16
 @pytest.fixture(scope="module")
 def target(make_target: Callable[..., Path]) -> Path:
     """A tiny Llama that speaks bytes, ends its turns about once in 30 tokens, and has a chat template."""
-    tokenizer = Tokenizer(
-        models.BPE(
-            {byte: index for index, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []
-        )
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     specials = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|pad|>"]
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in specials])
     ends = [256 + specials.index("<|im_end|>"), *range(250, 256)]
     folder = make_target("llama", vocab_size=VOCAB, eos_token_id=ends, initializer_range=0.1)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=CHATML)
-    fast.save_pretrained(folder)
+    byte_tokenizer(specials, CHATML, "<|im_end|>").save_pretrained(folder)
     return folder
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from spec_core.errors import RunError
@@ -36,15 +34,6 @@ def test_a_full_disk_is_told_with_the_file(tmp_path, full_disk):
     ):
         lines.write({"step": 1})
     assert read_records(file, Row) == []
-
-
-def test_drop_after(tmp_path):
-    file = tmp_path / "lines"
-    drop_after(file, 3, Row)
-    assert not file.exists()
-    file.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(6)))
-    drop_after(file, 3, Row)
-    assert [record["step"] for record in read_records(file, Row)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
