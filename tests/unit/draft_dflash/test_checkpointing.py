@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from spec_draft_dflash.config import DFlashConfig
+from spec_draft_dflash.draft import DFlashDraft
 from spec_kit.block_drafting import BlockRule, Blocks
 
+from ..draft_batches import denominators, make_batch, random_documents
 from ..draft_parts import KeptForBackward, assert_gradients, make_ops, make_target
-from .cases import denominators, make_batch, make_model, random_documents
+from .cases import make_model
 
 
 def options(num_layers: int, *, recompute: bool, **own) -> DFlashConfig:
@@ -23,7 +25,7 @@ def trained(own, *, recompute: bool):
     config = options(2, recompute=recompute, **own)
     documents = random_documents(target, [9, 1, 14, 2, 3, 23], 3, 4, dtype)
     module, batch = make_model(target, config, dtype), make_batch(documents, [0, 2, 0, 3, 1, 4], 3)
-    output = module(batch, denominators(config, documents), make_ops(target, dtype))
+    output = module(batch, denominators(DFlashDraft(config), documents), make_ops(target, dtype))
     output.loss.backward()
     return output, {name: value.grad for name, value in module.named_parameters()}
 

@@ -7,11 +7,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from spec_draft_dflash.config import DFlashConfig
+from spec_draft_dflash.draft import DFlashDraft
 from spec_kit.block_drafting import BlockLayout, block_attention
 from spec_kit.drafting import TargetOps
 
+from ..draft_batches import denominators, make_batch, random_documents, step_arguments
 from ..draft_parts import CPU, LargestOutput, make_ops, make_target, make_tensors
-from .cases import denominators, make_batch, make_model, random_documents
+from .cases import make_model
 
 VOCAB, BLOCK = 2003, 8
 
@@ -20,7 +22,7 @@ def largest_tensor(num_tokens: int, kind: str) -> int:
     target = make_target(vocab_size=VOCAB)
     config = DFlashConfig(block_size=BLOCK, num_layers=1, num_anchors=10_000, loss=kind)
     module, documents = make_model(target, config), random_documents(target, [num_tokens], 1, 6)
-    arguments = make_batch(documents, [0]), denominators(config, documents), make_ops(target)
+    arguments = step_arguments(DFlashDraft(config), target, documents)
     with LargestOutput() as largest:
         module(*arguments).loss.backward()
     return largest.numel
@@ -63,7 +65,7 @@ def test_head_is_only_asked_about_slots_that_count():
     ops = CountingOps(target, make_tensors(target), CPU, torch.float32)
     documents = random_documents(target, [20, 3, 1, 31], 7, 6)
     module = make_model(target, config)
-    output = module(make_batch(documents, [0, 2, 0, 0]), denominators(config, documents), ops)
+    output = module(make_batch(documents, [0, 2, 0, 0]), denominators(DFlashDraft(config), documents), ops)
     assert ops.rows == int(output.counts["accuracy"].sum()) > 100
 
 
@@ -77,7 +79,7 @@ def test_context_that_no_block_sees_costs_nothing(tail, padding, rows):
     document.mask[:] = torch.arange(50) < 50 - tail
     batch = make_batch([document], [0], padding=padding)
     with FlopCounterMode(display=False) as counter:
-        module(batch, denominators(config, [document]), make_ops(target)).loss.backward()
+        module(batch, denominators(DFlashDraft(config), [document]), make_ops(target)).loss.backward()
     anchors = 49 - tail
     width, inner, queries, pairs = 16, 24, 4 * 8, 2 * 2 * 8
     per_row = 2 * 3 * width * width + 2 * 3 * width * pairs  # features get no gradient

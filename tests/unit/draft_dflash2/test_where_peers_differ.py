@@ -9,9 +9,9 @@ from spec_draft_dflash2.draft import DFlash2Draft
 from spec_draft_dflash2.model import predecessors
 from spec_kit.block_drafting import Blocks
 
-from ..draft_dflash.cases import make_batch, random_documents, supervision
+from ..draft_batches import denominators, make_batch, random_documents, supervision
 from ..draft_parts import make_ops, make_target, make_tensors
-from .cases import denominators, make_config, make_model
+from .cases import make_config, make_model
 
 TOKENS = {"ce_weight": 1.0, "soft_weight": 0.0}
 
@@ -22,7 +22,7 @@ def step(documents, config, module=None):
     module = module or make_model(target, config, torch.float64)
     module.zero_grad()
     batch = make_batch(documents, [0] * len(documents))
-    output = module(batch, denominators(config, documents), make_ops(target, torch.float64))
+    output = module(batch, denominators(DFlash2Draft(config), documents), make_ops(target, torch.float64))
     output.loss.backward()
     return output, module
 
@@ -108,7 +108,7 @@ def test_the_divisor_is_the_sum_of_the_weights_of_all_guesses():
     document = one_block([2, 3, 4])
     config = make_config(gamma=2.0)
     expected = 2 + torch.tensor(-0.5).double().exp().item()  # anchor 2 has two guesses, anchor 3 one
-    assert denominators(config, [document]).item() == pytest.approx(expected, rel=1e-7)
+    assert denominators(DFlash2Draft(config), [document]).item() == pytest.approx(expected, rel=1e-7)
 
 
 def test_the_slot_of_the_last_known_token_guesses_nothing():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ..draft_dflash.cases import make_batch, random_documents
-from ..draft_parts import LargestOutput, make_ops, make_target
-from .cases import denominators, make_config, make_model
+from spec_draft_dspark.draft import DSparkDraft
+
+from ..draft_batches import random_documents, step_arguments
+from ..draft_parts import LargestOutput, make_target
+from .cases import make_config, make_model
 
 VOCAB, GUESSES = 2003, 7
 
@@ -19,7 +21,7 @@ def test_no_tensor_is_as_large_as_guesses_times_vocabulary(head, monkeypatch):
     target, num_tokens = make_target(vocab_size=VOCAB), 400
     config = make_config(block_size=GUESSES, num_layers=1, num_anchors=10_000, markov_head=head)
     module, documents = make_model(target, config), random_documents(target, [num_tokens], 1, 6)
-    arguments = make_batch(documents, [0]), denominators(config, documents), make_ops(target)
+    arguments = step_arguments(DSparkDraft(config), target, documents)
     with LargestOutput() as largest:
         module(*arguments).loss.backward()
     assert largest.numel < num_tokens * GUESSES * VOCAB / 20

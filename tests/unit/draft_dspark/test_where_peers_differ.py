@@ -10,9 +10,9 @@ import torch
 from spec_draft_dspark.draft import DSparkDraft
 from spec_kit.block_drafting import Blocks
 
-from ..draft_dflash.cases import make_batch, random_documents, supervision
+from ..draft_batches import denominators, make_batch, random_documents, supervision
 from ..draft_parts import make_ops, make_target, make_tensors
-from .cases import denominators, make_config, make_model
+from .cases import make_config, make_model
 
 
 def step(documents, config, target=None):
@@ -20,7 +20,9 @@ def step(documents, config, target=None):
     target = target or make_target()
     module = make_model(target, config, torch.float64)
     batch = make_batch(documents, [0] * len(documents))
-    return module(batch, denominators(config, documents), make_ops(target, torch.float64)), module
+    return module(
+        batch, denominators(DSparkDraft(config), documents), make_ops(target, torch.float64)
+    ), module
 
 
 def one_block(mask, length=9, seed=4):
@@ -92,7 +94,7 @@ def test_the_divisor_is_the_sum_of_the_weights_over_the_global_batch():
             for guess in range(count):
                 counted[guess] += 1
     expected = sum(count * math.exp(-guess / 2) for guess, count in enumerate(counted))
-    assert denominators(config, documents).item() == pytest.approx(expected, rel=1e-12)
+    assert denominators(DSparkDraft(config), documents).item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_guess_counts_while_all_labels_before_it_are_supervised():
@@ -134,13 +136,13 @@ def test_confidence_moves_the_states_but_not_by_its_target():
     with torch.no_grad():
         module.confidence_head.proj.weight.zero_()
     batch, ops = make_batch([document], [0]), make_ops(target, torch.float64)
-    module(batch, denominators(config, [document]), ops).loss.backward()
+    module(batch, denominators(DSparkDraft(config), [document]), ops).loss.backward()
     assert module.confidence_head.proj.weight.grad.abs().max() > 1e-3
     assert module.fc.weight.grad.abs().max() < 1e-20
     assert module.markov_head.markov_w1.weight.grad.abs().max() < 1e-20
     with torch.no_grad():
         module.confidence_head.proj.weight.fill_(1.0)
-    module(batch, denominators(config, [document]), ops).loss.backward()
+    module(batch, denominators(DSparkDraft(config), [document]), ops).loss.backward()
     assert module.fc.weight.grad.abs().max() > 1e-6
     assert module.markov_head.markov_w1.weight.grad.abs().max() > 1e-6
 

@@ -9,12 +9,12 @@ import torch
 
 from spec_backend_cpu.kernels import KERNELS
 from spec_core import no_kernel
-from spec_core.records import Supervision
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
-from ..draft_parts import KeptForBackward, assert_gradients, make_ops
-from .cases import MLA, make_batch, make_model, make_target, random_documents
+from ..draft_batches import GAPS, LENGTHS, make_batch, random_documents, step_arguments
+from ..draft_parts import KeptForBackward, assert_gradients, gradients, make_ops, make_target
+from .cases import MLA, make_model
 
 WIDTH, INNER, QUERIES, KEYS = 16, 24, 4 * 8, 2 * 8
 
@@ -22,13 +22,11 @@ WIDTH, INNER, QUERIES, KEYS = 16, 24, 4 * 8, 2 * 8
 def trained(options, kernel, *, recompute: bool):
     target, dtype = make_target(), torch.float64
     config = Eagle3Config(checkpoint_activations=recompute, **options)
-    documents = random_documents(target, [9, 1, 14, 2, 3, 23], seed=3)
-    samples = [Supervision(sample_id=0, epoch=0, loss_mask=document.mask) for document in documents]
+    documents = random_documents(target, LENGTHS, seed=3, dtype=dtype)
     module = make_model(target, config, dtype, kernel)
-    counts = Eagle3Draft(config).denominators(samples)
-    output = module(make_batch(documents, [0, 2, 0, 3, 1, 4], 3), counts, make_ops(target, dtype))
+    output = module(*step_arguments(Eagle3Draft(config), target, documents, GAPS, 3))
     output.loss.backward()
-    return output, {name: value.grad for name, value in module.named_parameters()}
+    return output, gradients(module)
 
 
 @pytest.mark.parametrize("kernel", [KERNELS.get, no_kernel], ids=["kernel", "chunked"])
@@ -52,8 +50,7 @@ def kept(num_steps: int, num_layers: int, num_tokens: int, *, recompute: bool) -
     """Bytes that are kept of the unrolled steps for the backward pass."""
     target = make_target()
     config = Eagle3Config(num_steps=num_steps, num_layers=num_layers, checkpoint_activations=recompute)
-    documents = random_documents(target, [num_tokens], seed=1)
-    documents[0].mask[:] = True
+    documents = random_documents(target, [num_tokens], seed=1, supervised=1.0)
     module, batch, ops = make_model(target, config), make_batch(documents, [0]), make_ops(target)
     with KeptForBackward() as counted:
         states, _ = module.unroll(batch, ops)

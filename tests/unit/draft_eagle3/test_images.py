@@ -13,10 +13,14 @@ from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_kit.drafting import write_draft
 
-from ..draft_parts import gradients, make_ops, make_tensors
-from .cases import MLA, decode, make_batch, make_model, make_setting, make_target, random_documents
-from .dense_reference import Document, dense_eagle3
-from .test_step import ATTENTIONS, GAPS, LENGTHS, assert_equals_the_reference, denominators
+from ..dense_parts import Document
+from ..draft_batches import GAPS, LENGTHS, decode, make_batch, random_documents, step_arguments
+from ..draft_parts import gradients, make_ops, make_target, make_tensors
+from ..draft_steps import assert_each_precision
+from . import cases
+from .cases import MLA, make_model, make_setting
+from .dense_reference import dense_eagle3
+from .test_step import KERNEL_AND_CHUNKED
 
 IMAGE = 7
 MERGED = {"image_embeddings": "merged"}
@@ -35,7 +39,7 @@ def seeing_target(**changes):
 
 def seen_documents(target, lengths, seed):
     """Documents of which about half of the tokens are an image's, their ends among them."""
-    documents = random_documents(target, lengths, seed, num_captured=4)
+    documents = random_documents(target, lengths, seed, num_states=5)
     for number, document in enumerate(documents):
         draw = torch.rand(len(document.ids), generator=torch.Generator().manual_seed(number))
         document.ids[draw < 0.5] = IMAGE
@@ -47,12 +51,12 @@ def seen_documents(target, lengths, seed):
 def test_loss_and_every_gradient_equal_the_dense_reference(options, gaps):
     target, config = seeing_target(), Eagle3Config(num_steps=4, **MERGED, **options)
     documents = seen_documents(target, LENGTHS, seed=5)
-    result = assert_equals_the_reference(target, config, documents, ATTENTIONS.values(), gaps)
+    result = assert_each_precision(cases, config, target, documents, gaps, KERNEL_AND_CHUNKED)[0]
     module = make_model(target, config)
     weights = {name: p.detach().double() for name, p in module.named_parameters()}
-    setting = make_setting(target, module, torch.float64)
+    setting = make_setting(target, module)
     for document in documents:
-        document.states = document.states[:, 1:]
+        document.states = document.states[:, 1:].double()
     other = dense_eagle3(weights, documents, replace(setting, image=None))
     assert abs(other.loss - result.loss) > 1e-3 * result.loss
 
@@ -61,22 +65,22 @@ def test_guesses_that_were_judged_equal_the_dense_reference():
     target, config = seeing_target(), Eagle3Config(num_steps=3, **MERGED)
     documents = seen_documents(target, LENGTHS, seed=5)
     decode(documents, seed=3)
-    assert_equals_the_reference(target, config, documents, ATTENTIONS.values())
+    assert_each_precision(cases, config, target, documents, kernels=KERNEL_AND_CHUNKED)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_text_alone_trains_bit_for_bit_as_without_the_key(dtype):
     target, config = seeing_target(), Eagle3Config(num_steps=3, **MERGED)
-    documents = random_documents(target, LENGTHS, seed=5, num_captured=4)
+    documents = random_documents(target, LENGTHS, seed=5, num_states=5)
     for document in documents:
         document.ids[document.ids == IMAGE] = IMAGE + 1
-    batch = make_batch(documents, GAPS)
+    batch, counts, _ = step_arguments(Eagle3Draft(config), target, documents, GAPS)
     batch = replace(batch, hidden_TNH=batch.hidden_TNH.to(dtype))
     plain = replace(batch, hidden_TNH=batch.hidden_TNH[:, 1:])
     steps = []
     for given, options in ((batch, MERGED), (plain, {})):
         module = make_model(target, config.model_copy(update={"image_embeddings": None, **options}), dtype)
-        output = module(given, denominators(config, documents), make_ops(target, dtype))
+        output = module(given, counts, make_ops(target, dtype))
         output.loss.backward()
         steps.append((output.loss.detach(), output.metrics(), gradients(module)))
     (loss, metrics, grads), (plain_loss, plain_metrics, plain_grads) = steps
@@ -92,7 +96,7 @@ def test_proposals_are_those_of_the_unrolled_forward(options, cuts):
     config = Eagle3Config(num_steps=4, **MERGED, **options)
     target = seeing_target()
     module, ops = make_model(target, config), make_ops(target)
-    (document,) = random_documents(target, [11], seed=4, num_captured=4)
+    (document,) = random_documents(target, [11], seed=4, num_states=5)
     document.ids[torch.tensor([1, 2, 4, 7])] = IMAGE
     document.ids[torch.tensor([6, 9, 10])] = 3
     document.states[7, 0] = ops.embed(torch.tensor(IMAGE))

@@ -8,10 +8,10 @@ import torch
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
-from ..draft_parts import make_ops
-from .cases import MLA, make_batch, make_model, make_target, random_documents
-from .dense_reference import Document
-from .test_step import LLAMA3
+from ..dense_parts import Document
+from ..draft_batches import LLAMA3, make_batch, random_documents
+from ..draft_parts import make_ops, make_target
+from .cases import MLA, make_model
 
 NUM_TOKENS = 4
 

@@ -8,20 +8,19 @@ import torch
 from spec_backend_cpu.kernels import KERNELS
 from spec_core import no_kernel
 from spec_draft_peagle.chains import Chains
+from spec_draft_peagle.draft import PEagleDraft
 
-from ..draft_eagle3.cases import make_target
-from ..draft_parts import KeptForBackward, LiveBytes, assert_gradients, gradients, make_ops
-from .cases import denominators, make_config, make_model, make_rule, random_documents
-from .test_step import GAPS, LENGTHS, batch_of
+from ..draft_batches import GAPS, LENGTHS, random_documents, step_arguments
+from ..draft_parts import KeptForBackward, LiveBytes, assert_gradients, gradients, make_target
+from .cases import make_config, make_model, make_rule
 
 
 def trained(options, kernel, *, recompute: bool):
     target, dtype = make_target(), torch.float64
     config = make_config(checkpoint_activations=recompute, **options)
-    documents, module = random_documents(target, LENGTHS, 5), make_model(target, config, dtype, kernel)
-    output = module(
-        batch_of(documents, (GAPS, 0), dtype), denominators(config, documents), make_ops(target, dtype)
-    )
+    documents = random_documents(target, LENGTHS, 5, dtype=dtype)
+    module = make_model(target, config, dtype, kernel)
+    output = module(*step_arguments(PEagleDraft(config), target, documents, GAPS))
     output.loss.backward()
     return output, gradients(module)
 
@@ -44,8 +43,7 @@ def long_step(num_tokens: int, **options):
     target = make_target()
     config = make_config(num_guesses=8, retention=1.0, **options)
     documents = random_documents(target, [num_tokens], 1, supervised=1.0)
-    module, batch = make_model(target, config), batch_of(documents, ([0], 0), torch.float32)
-    return module, batch, denominators(config, documents), make_ops(target)
+    return make_model(target, config), *step_arguments(PEagleDraft(config), target, documents)
 
 
 def kept(num_layers: int, *, recompute: bool) -> tuple[int, int]:

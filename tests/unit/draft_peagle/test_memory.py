@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from ..draft_eagle3.cases import make_batch, make_target
-from ..draft_parts import make_ops
-from .cases import denominators, make_config, make_model, random_documents
+from spec_draft_peagle.draft import PEagleDraft
+
+from ..draft_batches import random_documents, step_arguments
+from ..draft_parts import KeptForBackward, make_target
+from .cases import make_config, make_model
 
 
 def kept_bytes(segment_tokens: int | None, num_tokens: int) -> int:
     """Bytes of the storages that the graph holds between forward and backward."""
     target, config = make_target(), make_config(segment_tokens=segment_tokens, num_guesses=8, retention=1.0)
     (document,) = random_documents(target, [num_tokens], 1, supervised=1.0)
-    document.rounds = None
-    module, kept = make_model(target, config), dict[int, int]()
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    arguments = make_batch([document], [0]), denominators(config, [document]), make_ops(target)
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        output = module(*arguments)
+    module = make_model(target, config)
+    with KeptForBackward() as kept:
+        output = module(*step_arguments(PEagleDraft(config), target, [document]))
     output.loss.backward()
-    return sum(kept.values())
+    return kept.num_bytes
 
 
 def test_a_step_in_segments_keeps_less():
