@@ -179,6 +179,17 @@ class LiveBytes(TorchDispatchMode):
         self._now -= num_bytes
 
 
+class CountingOps(TargetOps):
+    """Counts rows that are multiplied by the target's head, and the most of them at a time."""
+
+    rows = largest = 0
+
+    def teacher_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        self.rows += len(hidden_RH)
+        self.largest = max(self.largest, len(hidden_RH))
+        return super().teacher_logits(hidden_RH)
+
+
 class Exchange:
     """Lets two threads reduce a value each."""
 

@@ -6,6 +6,7 @@ and ``run_dense``.
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,6 +27,10 @@ from .draft_parts import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from spec_core import FindKernel
+
     from .dense_parts import Document
 
 
@@ -76,6 +81,10 @@ class DraftStepSuite:
     """Size of a vocabulary in which guesses are right often enough for prefixes of every length."""
     of_few_tokens: ClassVar[dict[str, object]] = {}
     """Options for such a vocabulary."""
+    checkpointed: ClassVar[Sequence[Mapping[str, object]]] = ({},)
+    """Options of drafts whose activations are computed again in the backward pass."""
+    kernels: ClassVar[Sequence[FindKernel]] = (no_kernel,)
+    """Kernels with which they are."""
 
     def documents(
         self, config: Any, lengths: list[int], seed: int, dtype: torch.dtype = torch.float64, **changes: Any
@@ -160,3 +169,19 @@ class DraftStepSuite:
         documents = self.documents(config, LENGTHS, 5, torch.float32)
         arguments = step_arguments(self.cases.Draft(config), target, documents, GAPS)
         assert_same_without_gradients(self.cases.make_model(target, config), arguments)
+
+    def test_activations_that_are_computed_again_give_the_same_step(self):
+        target = make_target()
+        for options, kernel in itertools.product(self.checkpointed, self.kernels):
+            config, steps = self.cases.make_config(**options), []
+            documents = self.documents(config, LENGTHS, 3)
+            for flag in (False, True):
+                given = config.model_copy(update={"checkpoint_activations": flag})
+                module = self.cases.make_model(target, given, torch.float64, kernel)
+                output = module(*step_arguments(self.cases.Draft(given), target, documents, GAPS, 3))
+                output.loss.backward()
+                steps.append((output, gradients(module)))
+            (plain, expected), (again, got) = steps
+            assert again.loss.item() == pytest.approx(plain.loss.item(), rel=1e-12)
+            assert_gradients(got, expected, 1e-12)
+            assert all(torch.equal(again.counts[name], value) for name, value in plain.counts.items())

@@ -9,10 +9,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
 from spec_kit.block_drafting import BlockLayout, block_attention
-from spec_kit.drafting import TargetOps
 
 from ..draft_batches import denominators, make_batch, random_documents, step_arguments
-from ..draft_parts import CPU, LargestOutput, make_ops, make_target, make_tensors
+from ..draft_parts import (
+    CPU,
+    CountingOps,
+    KeptForBackward,
+    LargestOutput,
+    make_ops,
+    make_target,
+    make_tensors,
+)
 from .cases import make_model
 
 VOCAB, BLOCK = 2003, 8
@@ -50,16 +57,6 @@ def test_memory_of_the_largest_tensor_is_linear_in_tokens():
     assert largest_tensor(400, "ce") == pytest.approx(2 * largest_tensor(200, "ce"), rel=0.02)
 
 
-class CountingOps(TargetOps):
-    """Counts rows that are multiplied by the target's head."""
-
-    rows = 0
-
-    def teacher_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        self.rows += len(hidden_RH)
-        return super().teacher_logits(hidden_RH)
-
-
 def test_head_is_only_asked_about_slots_that_count():
     target, config = make_target(), DFlashConfig(block_size=5, num_layers=1, loss="soft")
     ops = CountingOps(target, make_tensors(target), CPU, torch.float32)
@@ -95,18 +92,12 @@ def test_attention_keeps_no_scores_for_the_backward_pass(window):
     kept = {}
 
     for num_tokens in (256, 512):
-        sizes = {}  # by storage: several views of one tensor are kept once
-
-        def pack(tensor, sizes=sizes):
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
         anchors = torch.arange(1, num_tokens, 2)
         layout = BlockLayout(anchors, torch.zeros_like(anchors), CPU)
         q = torch.randn(len(anchors), 4, 2, 8, requires_grad=True)
         own = [torch.randn(len(anchors), 4, 1, 8, requires_grad=True) for _ in range(2)]
         context = [torch.randn(num_tokens, 1, 8, requires_grad=True) for _ in range(2)]
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with KeptForBackward() as counted:
             block_attention(q, tuple(context), tuple(own), layout, window)
-        kept[num_tokens] = sum(sizes.values())
+        kept[num_tokens] = counted.num_bytes
     assert kept[512] <= 2.05 * kept[256]

@@ -44,6 +44,7 @@ KINDS = ["ce", "dpace", *SOFT]
 
 class TestDFlashStep(BlockStepSuite):
     cases = cases
+    checkpointed = ({}, {"sliding_window": 6}, {"loss": "soft", "num_features": 3})
 
     @pytest.fixture(params=KINDS)
     def options(self, request):

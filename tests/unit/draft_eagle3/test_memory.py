@@ -11,10 +11,9 @@ from spec_core import FindKernel, no_kernel
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_kit.chain_drafting import attention
-from spec_kit.drafting import TargetOps
 
 from ..draft_batches import make_batch, random_documents, step_arguments
-from ..draft_parts import CPU, LargestOutput, make_ops, make_target, make_tensors
+from ..draft_parts import CPU, CountingOps, LargestOutput, make_ops, make_target, make_tensors
 from .cases import make_model
 
 NUM_STEPS = 3
@@ -45,16 +44,6 @@ def test_no_tensor_is_as_large_as_tokens_times_vocabulary_or_tokens_squared(kern
 def test_memory_of_the_largest_tensor_is_linear_in_tokens(monkeypatch):
     monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 14)
     assert largest_tensor(400, KERNELS.get) == pytest.approx(2 * largest_tensor(200, KERNELS.get), rel=0.02)
-
-
-class CountingOps(TargetOps):
-    rows = 0
-    largest = 0
-
-    def teacher_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        self.rows += len(hidden_RH)
-        self.largest = max(self.largest, len(hidden_RH))
-        return super().teacher_logits(hidden_RH)
 
 
 def test_teacher_is_computed_once_per_supervised_position(monkeypatch):

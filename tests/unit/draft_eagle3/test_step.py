@@ -55,6 +55,12 @@ KERNEL_AND_CHUNKED = (KERNELS.get, no_kernel)
 class TestEagle3Step(DraftStepSuite):
     cases = cases
     few_tokens = 6
+    checkpointed = (
+        {},
+        {**WITHOUT_NORMS, "num_steps": 3, "num_layers": 2, "vocab_size": 11},
+        {"num_steps": 3, "num_layers": 2, **MLA},
+    )
+    kernels = KERNEL_AND_CHUNKED
 
     @pytest.fixture(params=[{}, {"vocab_size": 4}], ids=["full", "reduced"])
     def options(self, request):

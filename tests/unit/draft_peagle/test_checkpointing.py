@@ -1,41 +1,15 @@
-"""Activations that are computed again in the backward pass: the same step, and what is kept for it."""
+"""Activations that are computed again in the backward pass: what is kept for it."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
-from spec_backend_cpu.kernels import KERNELS
-from spec_core import no_kernel
 from spec_draft_peagle.chains import Chains
 from spec_draft_peagle.draft import PEagleDraft
 
-from ..draft_batches import GAPS, LENGTHS, random_documents, step_arguments
-from ..draft_parts import KeptForBackward, LiveBytes, assert_gradients, gradients, make_target
+from ..draft_batches import random_documents, step_arguments
+from ..draft_parts import KeptForBackward, LiveBytes, make_target
 from .cases import make_config, make_model, make_rule
-
-
-def trained(options, kernel, *, recompute: bool):
-    target, dtype = make_target(), torch.float64
-    config = make_config(checkpoint_activations=recompute, **options)
-    documents = random_documents(target, LENGTHS, 5, dtype=dtype)
-    module = make_model(target, config, dtype, kernel)
-    output = module(*step_arguments(PEagleDraft(config), target, documents, GAPS))
-    output.loss.backward()
-    return output, gradients(module)
-
-
-@pytest.mark.parametrize("kernel", [KERNELS.get, no_kernel], ids=["kernel", "plain"])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"vocab_size": 9, "segment_tokens": 5, "num_layers": 3}, {"segment_tokens": 20, "retention": 1.0}],
-    ids=["whole", "short segments", "long segments"],
-)
-def test_loss_and_gradients_of_packed_documents_stay_the_same(options, kernel):
-    (plain, expected), (again, got) = (trained(options, kernel, recompute=flag) for flag in (False, True))
-    assert again.loss.item() == pytest.approx(plain.loss.item(), rel=1e-12)
-    assert_gradients(got, expected, 1e-12)
-    assert all(torch.equal(again.counts[name], value) for name, value in plain.counts.items())
 
 
 def long_step(num_tokens: int, **options):

@@ -35,6 +35,12 @@ CASES = {
 class TestPEagleStep(DraftStepSuite):
     cases = cases
     few_tokens = 2
+    checkpointed = (
+        {},
+        {"vocab_size": 9, "segment_tokens": 5, "num_layers": 3},
+        {"segment_tokens": 20, "retention": 1.0},
+    )
+    kernels = (KERNELS.get, no_kernel)
 
     @pytest.fixture
     def options(self):
