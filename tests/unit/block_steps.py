@@ -17,7 +17,7 @@ from .draft_batches import (
     step_arguments,
 )
 from .draft_dflash.dense_reference import counted_slots
-from .draft_parts import assert_gradients, gradients, make_ops, make_target
+from .draft_parts import assert_gradients, gradients, make_ops, make_target, make_tensors
 from .draft_steps import DraftStepSuite, assert_each_precision, assert_equals_the_reference
 
 if TYPE_CHECKING:
@@ -25,7 +25,25 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from spec_core.records import StepOutput
+
     from .dense_parts import Document
+
+
+def one_block(mask: list[int], length: int = 9, seed: int = 4) -> Document:
+    """A document with so many tokens, of which those in ``mask`` are supervised."""
+    (document,) = random_documents(make_target(), [length], seed, 6, torch.float64)
+    document.mask[:] = False
+    document.mask[mask] = True
+    return document
+
+
+def train_on(cases: Any, documents: list[Document], config: Any) -> tuple[StepOutput, nn.Module]:
+    """The output of one step in float64, and the module with its gradients."""
+    module = cases.make_model(make_target(), config, torch.float64)
+    output = module(*step_arguments(cases.Draft(config), make_target(), documents))
+    output.loss.backward()
+    return output, module
 
 
 class BlockStepSuite(DraftStepSuite):
@@ -144,3 +162,28 @@ class BlockStepSuite(DraftStepSuite):
         assert_gradients(gradients(module), expected, 0)
         batch.hidden_TNH[14 + anchor - 1] += 1
         assert not torch.equal(module(batch, counts, ops).loss, output.loss)
+
+    def test_a_guess_counts_while_all_labels_before_it_are_supervised(self):
+        """DeepSpec's product over the labels' mask; speculators takes the mask of the slot's input, ModelOpt the
+        label's alone: both count the last label here."""
+        output, _ = train_on(self.cases, [one_block([2, 3, 4, 6])], self.cases.make_config())
+        assert output.counts["accuracy"].tolist()[:3] == [2, 1, 0]
+        assert not output.counts["accuracy"][3:].any()
+
+    def test_labels_lie_in_the_document(self):
+        """In a packed row speculators' labels may lie in the next document."""
+        documents = [one_block([2, 3, 4], length=5), one_block([], seed=5)]
+        output, _ = train_on(self.cases, documents, self.cases.make_config())
+        assert output.counts["accuracy"].tolist()[:3] == [2, 1, 0]
+        assert not output.counts["accuracy"][3:].any()
+
+    def test_anchors_may_stand_at_the_end(self):
+        """DeepSpec excludes no anchor whose block is cut short; speculators drops those of a pack's last slots."""
+        draft, document = self.cases.Draft(self.cases.make_config()), one_block([7, 8])
+        give_anchors(draft, [document])
+        assert document.anchors == [7]
+
+    def test_embedding_and_head_are_the_targets_and_not_trained(self):
+        module = self.cases.make_model(make_target(), self.cases.make_config())
+        shapes = {tuple(parameter.shape) for parameter in module.parameters()}
+        assert tuple(make_tensors(make_target()).head_VH.shape) not in shapes
