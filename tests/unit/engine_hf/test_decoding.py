@@ -49,7 +49,7 @@ def generate_ids(engine, prompts, sampling):
     return [answer.token_ids for answer in engine.generate(prompts, sampling)]
 
 
-@pytest.mark.parametrize("shape", ["llama", "qwen3", "gemma2", "gpt2"])
+@pytest.mark.parametrize("shape", ["llama", "gemma2", "gpt2"])
 def test_plain_greedy_decoding_is_that_of_transformers(make_target, open_engine, shape):
     folder = make_target(shape)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
