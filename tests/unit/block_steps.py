@@ -17,11 +17,12 @@ from .draft_batches import (
     step_arguments,
 )
 from .draft_dflash.dense_reference import counted_slots
-from .draft_parts import assert_gradients, gradients, make_ops, make_target, make_tensors
+from .draft_parts import LargestOutput, assert_gradients, gradients, make_ops, make_target, make_tensors
 from .draft_steps import DraftStepSuite, assert_each_precision, assert_equals_the_reference
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
@@ -50,6 +51,9 @@ class BlockStepSuite(DraftStepSuite):
     of_few_tokens: ClassVar[dict[str, object]] = {"num_anchors": 40}
     first_guess: ClassVar[int] = 1
     """Slot of a block whose guess is its first: ``block_size`` counts those before it."""
+
+    measured: ClassVar[Sequence[Mapping[str, object]]] = ({},)
+    """Options of drafts whose tensors are measured."""
 
     def documents(
         self, config: Any, lengths: list[int], seed: int, dtype: torch.dtype = torch.float64, **changes: Any
@@ -187,3 +191,18 @@ class BlockStepSuite(DraftStepSuite):
         module = self.cases.make_model(make_target(), self.cases.make_config())
         shapes = {tuple(parameter.shape) for parameter in module.parameters()}
         assert tuple(make_tensors(make_target()).head_VH.shape) not in shapes
+
+    def test_no_tensor_is_as_large_as_guesses_times_vocabulary_or_times_context(self, monkeypatch):
+        monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 18)
+        monkeypatch.setattr("spec_kit.block_drafting.attention.CHUNK_BLOCKS", 4)
+        num_tokens, guesses, size = 400, 7, {"vocab_size": 2003}
+        for options in self.measured:
+            sizes = {"block_size": guesses + self.first_guess, "num_layers": 1, "num_anchors": 10_000}
+            target, config = make_target(**size), self.cases.make_config(**sizes, **options)
+            documents = self.documents(config, [num_tokens], 1, torch.float32, **size)
+            module = self.cases.make_model(target, config)
+            arguments = step_arguments(self.cases.Draft(config), target, documents)
+            with LargestOutput() as largest:
+                module(*arguments).loss.backward()
+            assert largest.numel < num_tokens * guesses * target.vocab_size / 20
+            assert largest.numel < num_tokens * guesses * num_tokens / 10

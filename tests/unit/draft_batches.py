@@ -15,6 +15,8 @@ from .dense_parts import Document
 from .draft_parts import CPU, make_ops, make_tensors
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from spec_core import Draft, TargetSpec
     from spec_kit.drafting import TargetOps
 
@@ -134,24 +136,21 @@ def give_anchors(draft: Draft, documents: list[Document]) -> None:
         document.anchors = draft.rule.draw(sample)[0].tolist()
 
 
-def transformers_rope(target: TargetSpec) -> tuple[torch.Tensor, float]:
-    """Frequencies and scale of the target's rotary embeddings."""
-    config = LlamaConfig(
-        hidden_size=target.hidden_size,
-        num_attention_heads=target.num_heads,
-        head_dim=target.head_dim,
-        max_position_embeddings=target.max_positions,
-        rope_parameters=dict(target.rope),
-    )
-    if target.rope["rope_type"] != "default":
-        return ROPE_INIT_FUNCTIONS[target.rope["rope_type"]](config, CPU)
-    dim = int(target.head_dim * target.rope.get("partial_rotary_factor", 1.0))
-    return 1.0 / target.rope["rope_theta"] ** (torch.arange(0, dim, 2).float() / dim), 1.0
+def transformers_rope(
+    rope: Mapping[str, Any], head_dim: int, max_positions: int
+) -> tuple[torch.Tensor, float]:
+    """Inverse frequencies and scale of rotary embeddings, computed by transformers."""
+    config = LlamaConfig(head_dim=head_dim, max_position_embeddings=max_positions, rope_parameters=dict(rope))
+    if rope["rope_type"] != "default":
+        return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, CPU)
+    dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    return 1.0 / rope["rope_theta"] ** (torch.arange(0, dim, 2).float() / dim), 1.0
 
 
 def target_setting(target: TargetSpec) -> dict[str, Any]:
     """The target's part of a dense reference's setting, in float64; rotary frequencies come from transformers."""
-    tensors, (inv_freq, scale) = make_tensors(target), transformers_rope(target)
+    tensors = make_tensors(target)
+    inv_freq, scale = transformers_rope(target.rope, target.head_dim, target.max_positions)
     return {
         "embedding": tensors.embedding_VH.double() * target.embedding_scale,
         "target_head": tensors.head_VH.double(),

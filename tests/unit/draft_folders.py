@@ -27,6 +27,22 @@ if TYPE_CHECKING:
     from spec_core import Draft, TargetSpec
 
 
+QWEN3_FIELDS = {
+    "attention_bias": False,
+    "head_dim": 8,
+    "hidden_act": "silu",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+    "model_type": "qwen3",
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "vocab_size": 29,
+}
+"""Fields of the layers of ``make_target``'s drafts in the folders of others."""
+
+
 def export(cases: Any, folder: Path, target: TargetSpec | None = None, **options: object) -> Any:
     """Train nothing: write a draft of large random weights, and return its module."""
     target, config = target or make_target(), cases.make_config(**options)

@@ -20,6 +20,7 @@ from spec_kit.targets import read_target, read_target_tensors
 from .. import draft_folders
 from ..draft_batches import LLAMA3
 from ..draft_folders import (
+    QWEN3_FIELDS,
     DraftFolderSuite,
     assert_damaged,
     assert_same_weights,
@@ -194,25 +195,15 @@ def test_transformers_reads_the_same_rotary_embeddings(tmp_path):
 
 
 COMMON = {
+    **QWEN3_FIELDS,
     "architectures": ["DFlashDraftModel"],
-    "model_type": "qwen3",
     "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
-    "attention_bias": False,
     "attention_dropout": 0.0,
     "bos_token_id": 0,
     "eos_token_id": 3,
-    "head_dim": 8,
-    "hidden_act": "silu",
-    "hidden_size": 16,
     "initializer_range": 0.02,
-    "intermediate_size": 24,
-    "max_position_embeddings": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "num_target_layers": 36,
-    "rms_norm_eps": 1e-06,
     "use_cache": True,
-    "vocab_size": 29,
 }
 
 

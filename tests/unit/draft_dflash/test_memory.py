@@ -41,17 +41,6 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr("spec_kit.block_drafting.attention.CHUNK_BLOCKS", 4)
 
 
-# One that compares with labels, and the one that has all parts of those that compare distributions.
-@pytest.mark.parametrize("kind", ["dpace", "lk_lambda"])
-@pytest.mark.usefixtures("small_chunks")
-def test_no_tensor_is_as_large_as_slots_times_vocabulary_or_times_context(kind, monkeypatch):
-    monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 18)
-    num_tokens = 400
-    slots, largest = num_tokens * BLOCK, largest_tensor(num_tokens, kind)
-    assert largest < slots * VOCAB / 20
-    assert largest < slots * num_tokens / 10
-
-
 @pytest.mark.usefixtures("small_chunks")
 def test_memory_of_the_largest_tensor_is_linear_in_tokens():
     assert largest_tensor(400, "ce") == pytest.approx(2 * largest_tensor(200, "ce"), rel=0.02)

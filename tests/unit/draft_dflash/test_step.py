@@ -44,6 +44,8 @@ KINDS = ["ce", "dpace", *SOFT]
 
 class TestDFlashStep(BlockStepSuite):
     cases = cases
+    # One that compares with labels, and the one that has all parts of those that compare distributions.
+    measured = ({"loss": "dpace"}, {"loss": "lk_lambda"})
     checkpointed = ({}, {"sliding_window": 6}, {"loss": "soft", "num_features": 3})
 
     @pytest.fixture(params=KINDS)

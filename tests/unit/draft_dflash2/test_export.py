@@ -12,6 +12,7 @@ from spec_draft_dflash2.draft import DFlash2Draft
 
 from .. import draft_folders
 from ..draft_folders import (
+    QWEN3_FIELDS,
     DraftFolderSuite,
     assert_damaged,
     assert_same_weights,
@@ -81,19 +82,9 @@ def test_config_has_the_nested_fields_that_engines_read(tmp_path):
 
 
 LAYER_FIELDS = {
-    "attention_bias": False,
-    "head_dim": 8,
-    "hidden_act": "silu",
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "max_position_embeddings": 64,
-    "model_type": "qwen3",
-    "num_attention_heads": 4,
+    **QWEN3_FIELDS,
     "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-06,
     "rope_theta": 100.0,
-    "vocab_size": 29,
 }
 NESTED = {"mask_token_id": 20, "target_layer_ids": LAYERS, "block_size": 4, **SIZES}
 ZLAB = LAYER_FIELDS | {

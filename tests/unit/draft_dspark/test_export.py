@@ -15,6 +15,7 @@ from spec_kit.targets import read_target, read_target_tensors
 
 from .. import draft_folders
 from ..draft_folders import (
+    QWEN3_FIELDS,
     DraftFolderSuite,
     assert_damaged,
     assert_same_weights,
@@ -118,9 +119,8 @@ def test_config_has_deepspecs_fields_and_the_nested_ones(tmp_path):
 
 
 DEEPSPEC = {
+    **QWEN3_FIELDS,
     "architectures": ["Qwen3DSparkModel"],
-    "model_type": "qwen3",
-    "attention_bias": False,
     "attention_dropout": 0.0,
     "block_size": 7,
     "bos_token_id": 0,
@@ -128,23 +128,15 @@ DEEPSPEC = {
     "dtype": "bfloat16",
     "enable_confidence_head": True,
     "eos_token_id": 3,
-    "head_dim": 8,
-    "hidden_act": "silu",
-    "hidden_size": 16,
     "initializer_range": 0.02,
-    "intermediate_size": 24,
     "layer_types": ["full_attention"] * 2,
     "markov_head_type": "vanilla",
     "markov_rank": RANK,
     "mask_token_id": 20,
-    "max_position_embeddings": 64,
     "max_window_layers": 2,
     "num_anchors": 512,
-    "num_attention_heads": 4,
     "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
     "num_target_layers": 36,
-    "rms_norm_eps": 1e-06,
     "rope_scaling": None,
     "rope_theta": 100.0,
     "sliding_window": None,
@@ -152,7 +144,6 @@ DEEPSPEC = {
     "tie_word_embeddings": False,
     "use_cache": True,
     "use_sliding_window": False,
-    "vocab_size": 29,
 }
 HEAD_FIELDS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 

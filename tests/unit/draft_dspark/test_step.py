@@ -30,6 +30,7 @@ HEADS = ["vanilla", "gated", "rnn"]
 class TestDSparkStep(BlockStepSuite):
     cases = cases
     first_guess = 0
+    measured = ({"markov_head": "vanilla"}, {"markov_head": "rnn"})
 
     @pytest.fixture(params=HEADS)
     def options(self, request):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,11 +10,11 @@ import torch
 from spec_core.errors import ArtifactError, TargetError
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
-from spec_kit.drafting import write_draft
 
 from ..dense_parts import Document
 from ..draft_batches import GAPS, LENGTHS, decode, make_batch, random_documents, step_arguments
-from ..draft_parts import gradients, make_ops, make_target, make_tensors
+from ..draft_folders import export, read_fields, write_fields
+from ..draft_parts import gradients, make_ops, make_target
 from ..draft_steps import assert_each_precision
 from . import cases
 from .cases import MLA, make_model, make_setting
@@ -131,11 +130,8 @@ def test_targets_without_such_embeddings_are_refused_in_one_line(changes, reason
 
 
 def exported(folder, target, **options):
-    draft = Eagle3Draft(Eagle3Config(num_steps=3, **options))
-    module = draft.build(target, make_tensors(target), None)
-    folder.mkdir(exist_ok=True)
-    write_draft(draft, module.state_dict(), target, folder)
-    return json.loads((folder / "config.json").read_text())
+    export(cases, folder, target, **options)
+    return read_fields(folder)
 
 
 def test_folder_says_how_it_was_trained_and_an_option_says_how_it_is_trained_on(tmp_path):
@@ -166,7 +162,7 @@ def test_folder_of_a_target_of_text_has_no_such_key(tmp_path):
 
 def test_folder_with_another_value_is_damaged(tmp_path):
     fields = exported(tmp_path, seeing_target(), **MERGED)
-    (tmp_path / "config.json").write_text(json.dumps(fields | {"image_embeddings": "blended"}))
+    write_fields(tmp_path, fields | {"image_embeddings": "blended"})
     with pytest.raises(
         ArtifactError, match=r"image_embeddings=.*blended.*expected 'placeholder' or 'merged'"
     ):

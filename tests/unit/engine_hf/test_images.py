@@ -14,7 +14,7 @@ from spec_core.records import CaptureRequest, ImageSource, PromptWithImages, Sam
 from spec_engine_hf import decoding
 from spec_trainer.quickstart.baselines import PromptLookupProposer
 
-from ...seeing_targets import ALL_SEEING, IMAGE_ID, picture, reference_states, request_of
+from ...seeing_targets import ALL_SEEING, IMAGE_ID, arrays_of, picture, reference_states, request_of
 
 SIZES = ((20, 12), (33, 47), (8, 90))
 
@@ -92,12 +92,8 @@ def model_of(folder):
 def assert_as_reference(folder, prompt, pictures, token_ids, margin=None):
     """Compare with the whole model without a cache, with the positions that it computes itself: its choice behind
     each token, and the gap of its two largest logits."""
-    arrays, ids = {}, torch.tensor([[*prompt, *token_ids]])
-    if pictures:
-        processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-        arrays = dict(processor([image for _, image in pictures], return_tensors="pt"))
-        arrays.pop("num_soft_tokens_per_image", None)
-        arrays["mm_token_type_ids"] = (ids == IMAGE_ID).int()
+    ids = torch.tensor([[*prompt, *token_ids]])
+    arrays = arrays_of(folder, ids, pictures)
     with torch.no_grad():
         best = model_of(folder)(ids, use_cache=False, **arrays).logits[0, len(prompt) - 1 : -1].topk(2)
     assert token_ids == tuple(best.indices[:, 0].tolist())
