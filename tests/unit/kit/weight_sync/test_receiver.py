@@ -215,6 +215,7 @@ def test_update_that_fails_after_a_failed_swap_leaves_the_quarantine(receiver, p
     monkeypatch.setattr(slot, "swap", failing)
     publisher.publish(2, odd_weights(2)).result(LONG_S)
     publisher.remove("one").result(LONG_S)  # the repair has failed too
+    assert receiver.status().state == "quarantined"
     receiver.prepare(update_request(receiver.status().update.number + 1))
     receiver._transfer.join()
     assert receiver.status().state == "quarantined"
