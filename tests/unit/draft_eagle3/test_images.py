@@ -11,14 +11,14 @@ from spec_core.errors import ArtifactError, TargetError
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
-from ..dense_parts import Document
-from ..draft_batches import GAPS, LENGTHS, decode, make_batch, random_documents, step_arguments
+from ..draft_batches import GAPS, LENGTHS, decode, random_documents, step_arguments
 from ..draft_folders import export, read_fields, write_fields
 from ..draft_parts import gradients, make_ops, make_target
 from ..draft_steps import assert_each_precision
 from . import cases
 from .cases import MLA, make_model, make_setting
 from .dense_reference import dense_eagle3
+from .test_proposer import assert_proposals_are_the_unrolled_forwards
 from .test_step import KERNEL_AND_CHUNKED
 
 IMAGE = 7
@@ -92,26 +92,12 @@ def test_text_alone_trains_bit_for_bit_as_without_the_key(dtype):
 @pytest.mark.parametrize("cuts", [[10], [6, 10], [6, 8, 9, 10]], ids=str)
 def test_proposals_are_those_of_the_unrolled_forward(options, cuts):
     """The prompt has two images; later tokens that look like an image's have their embedding as their state."""
-    config = Eagle3Config(num_steps=4, **MERGED, **options)
-    target = seeing_target()
-    module, ops = make_model(target, config), make_ops(target)
+    target, config = seeing_target(), Eagle3Config(num_steps=4, **MERGED, **options)
     (document,) = random_documents(target, [11], seed=4, num_states=5)
     document.ids[torch.tensor([1, 2, 4, 7])] = IMAGE
     document.ids[torch.tensor([6, 9, 10])] = 3
-    document.states[7, 0] = ops.embed(torch.tensor(IMAGE))
-    proposer = Eagle3Draft(config).proposer(module, ops)
-    for start, stop in zip([0, *cuts], cuts, strict=False):
-        proposer.extend(document.ids[start + 1 : stop + 1].tolist(), document.states[start:stop])
-    guesses = proposer.propose(4, 0.7, torch.Generator().manual_seed(0))
-    ids = torch.cat([document.ids, torch.tensor(guesses.token_ids)])
-    states = torch.cat([document.states[:10], torch.randn(5, *document.states.shape[1:])])
-    states[10:, 0] = ops.embed(ids[10:])
-    longer = Document(ids=ids, states=states, mask=torch.ones(15, dtype=torch.bool))
-    unrolled, needed = module.unroll(make_batch([longer], [0]), ops)
-    for step, state_NH in enumerate(unrolled):
-        probs = (module.lm_head(state_NH[needed.index_T[9]]) / 0.7).softmax(-1)
-        expected = torch.zeros(29).index_copy(0, module.ids_V, probs)
-        torch.testing.assert_close(guesses.probs_KV[step], expected, rtol=1e-4, atol=1e-6)
+    document.states[7, 0] = make_ops(target).embed(torch.tensor(IMAGE))
+    assert_proposals_are_the_unrolled_forwards(config, target, document, cuts)
 
 
 @pytest.mark.parametrize(
