@@ -27,7 +27,7 @@ except ImportError:  # as a program
     import draft_server
 
 from spec_core.records import FeatureSchema
-from spec_kit.hosting import LiveRequests, LiveRequestsConfig, StatesRange
+from spec_kit.hosting import LiveRequests, LiveRequestsConfig, StateRows, StatesRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,8 +77,6 @@ class States:
     """States of requests, as a server has them that captures what it serves: by Transformers, with no guess wrong."""
 
     def __init__(self, target: Path, config: LiveRequestsConfig) -> None:
-        from spec_engine_vllm.state_rows import StateRows
-
         from ..transformers_target import Transformer
 
         self._model = Transformer(target)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from spec_kit.drafting import linear
 
@@ -59,21 +58,20 @@ class LatentAttention(nn.Module):
         return torch.cat([turn(_in_halves(rope)), nope], dim=-1)
 
     def keys_values(self, projected: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
-        """Return keys, rotated channels first, and values, each [T, heads, D].
+        """Return keys [T, heads, D], rotated channels first, and values, which are narrower.
 
-        ``projected`` has the output of the second projection. Kernels need queries, keys and values of equal
-        width, so values are padded with zeros at the end.
+        ``projected`` has the output of the second projection.
         """
         latent, rope = projected.split([self._latent, self._rope], dim=-1)
         heads = self.kv_b_proj(self.kv_a_layernorm(latent)).unflatten(-1, (-1, self._nope + self._value))
         nope, v = heads.split([self._nope, self._value], dim=-1)
         shared = turn(_in_halves(self.rotated_key(rope))[:, None]).expand(-1, nope.shape[1], -1)
         k = torch.cat([shared, nope], dim=-1)
-        return k, F.pad(v, (0, k.shape[-1] - self._value))
+        return k, v
 
     def output(self, attended: Tensor) -> Tensor:
-        """Apply the output projection to the attention's result [T, heads, D]; return [T, H]."""
-        return self.o_proj(attended[..., : self._value].flatten(1))
+        """Apply the output projection to the attention's result, as wide as values; return [T, H]."""
+        return self.o_proj(attended.flatten(1))
 
 
 def _in_halves(channels: Tensor) -> Tensor:

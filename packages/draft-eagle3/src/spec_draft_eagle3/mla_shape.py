@@ -79,8 +79,13 @@ class MlaShape(Eagle3Shape):
 
     @property
     def cache_shape(self) -> tuple[int, int]:
-        """Number of heads of a token's keys and values, and number of channels of each head."""
+        """Number of heads of a token's keys and values, and number of channels of each key."""
         return self.num_heads, self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Number of channels of each head of values."""
+        return self.v_head_dim
 
     @property
     def score_scale(self) -> float:

@@ -60,8 +60,13 @@ class Eagle3Shape(DecoderShape):
 
     @property
     def cache_shape(self) -> tuple[int, int]:
-        """Number of heads of a token's keys and values, and number of channels of each head."""
+        """Number of heads of a token's keys and values, and number of channels of each key."""
         return self.num_kv_heads, self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Number of channels of each head of values."""
+        return self.head_dim
 
     @property
     def norm_copies(self) -> dict[str, str]:
