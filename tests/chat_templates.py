@@ -101,7 +101,7 @@ def thinking_tokenizer() -> PreTrainedTokenizerFast:
     return byte_tokenizer(("<|im_start|>", "<|im_end|>", "<think>", "</think>"), THINKING, "<|im_end|>")
 
 
-def byte_tokenizer(specials: Sequence[str], template: str, end: str) -> PreTrainedTokenizerFast:
+def byte_tokenizer(specials: Sequence[str], template: str, end: str | None = None) -> PreTrainedTokenizerFast:
     """A token for each byte, from 0, and the special ones, from 256."""
     bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(

@@ -12,22 +12,26 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from spec_kit.drafting import linear
+from spec_kit.drafting.decoder_parts import linear
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
-    from spec_draft_eagle3.attention import Turn
-    from spec_draft_eagle3.mla_shape import MlaShape
+    from spec_kit.drafting.latent_shape import LatentShape
+
+    Turn = Callable[[Tensor], Tensor]
+    """Rotates the heads [T, heads, D] of some tokens by the rotary angles of their positions."""
 
 
 class LatentAttention(nn.Module):
     """The attention of DeepSeek V3 and Kimi K2, with their tensor names.
 
-    It has the same methods as ``GroupedQueryAttention``.
+    A draft computes the attention itself, between ``queries``, ``keys_values`` and ``output``.
     """
 
-    def __init__(self, shape: MlaShape, inputs: int) -> None:
+    def __init__(self, shape: LatentShape, inputs: int) -> None:
         """Make the projections; ``inputs``: width of their input."""
         super().__init__()
         heads, self._nope, self._rope = shape.num_heads, shape.qk_nope_head_dim, shape.qk_rope_head_dim
