@@ -122,8 +122,7 @@ class RunSizes:
     @cached_property
     def images(self) -> ImageBytes | None:
         """Bytes that one engine needs for images; None if the target has no image encoder."""
-        dtype = getattr(self._config.engine, "dtype", None) or self._run.target.dtype
-        return image_bytes(self._run, _ITEMSIZES[dtype])
+        return image_bytes(self._run, self._itemsize or _ITEMSIZES[self._run.target.dtype])
 
     @cached_property
     def encoder_bytes(self) -> int:
@@ -132,12 +131,16 @@ class RunSizes:
 
     def _loaded(self, tensors: Mapping[str, StoredTensor]) -> int:
         """Return the bytes of stored tensors after an engine has loaded them."""
-        dtype = getattr(self._config.engine, "dtype", None)
+        cast = self._itemsize
         return sum(
-            prod(stored.shape)
-            * (_ITEMSIZES[dtype] if dtype and stored.dtype in _CAST else _STORED.get(stored.dtype, 1))
+            prod(stored.shape) * (cast if cast and stored.dtype in _CAST else _STORED.get(stored.dtype, 1))
             for stored in tensors.values()
         )
+
+    @property
+    def _itemsize(self) -> int | None:
+        """Bytes of a value in the engine's dtype; None if it computes in the stored dtype, as with ``auto``."""
+        return _ITEMSIZES.get(getattr(self._config.engine, "dtype", None) or "auto")
 
     @cached_property
     def frozen_bytes(self) -> int:
