@@ -46,12 +46,14 @@ GEMMA_TEMPLATE = TEMPLATE.replace("<|vision_start|>", "").replace("<|vision_end|
 _VISION: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"fullatt_block_indexes": [1]},
     "qwen3_vl": {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
-    "qwen3_5": {"num_position_embeddings": 16},
+    "qwen3_5": {"num_position_embeddings": 16, "deepstack_visual_indexes": []},
 }
-_TEXT: dict[str, dict[str, Any]] = {"qwen3_5": {"layer_types": ["full_attention"] * 8}}
-"""Qwen3.5 without recurrent layers, so that engine ``hf`` drafts for it."""
 _ROTATED = {"qwen3_5": 0.5}
 """Share of a head's channels that positions rotate; 1 for others."""
+_TEXT: dict[str, dict[str, Any]] = {
+    "qwen3_5": {"layer_types": ["full_attention"] * 8, "full_attention_interval": 1}
+}
+"""Qwen3.5 without recurrent layers, so that engine ``hf`` drafts for it."""
 _PROCESSOR: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "temporal_patch_size": 2,
@@ -120,6 +122,10 @@ def save_seeing_target(
         vision_end_token_id=IMAGE_ID - 1,
     )
     _save_model(folder, config)
+    if model_type in _ROTATED:  # published files have it here, too, and SGLang reads it here
+        fields = json.loads((folder / "config.json").read_text())
+        fields["text_config"]["partial_rotary_factor"] = _ROTATED[model_type]
+        (folder / "config.json").write_text(json.dumps(fields))
     tokenizer = byte_tokenizer((*SPECIALS, IMAGE, VIDEO), TEMPLATE, "<|im_end|>")
     tokenizer.pad_token = SPECIALS[0]
     tokenizer.save_pretrained(folder)

@@ -37,7 +37,7 @@ SIZES = ((84, 84), (116, 165), (28, 315))
 
 TYPES = SglangEngine.abilities.image_types or ()
 KINDS = [
-    pytest.param(kind, marks=[pytest.mark.slow] if kind == "qwen2_5_vl" else [])
+    pytest.param(kind, marks=[pytest.mark.slow] if kind != "qwen3_vl" else [])
     for kind in SEEING
     if f"{kind}_text" in TYPES
 ]

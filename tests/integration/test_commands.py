@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -135,6 +136,24 @@ def test_plan_is_one_document_and_creates_nothing(command_line, words, tmp_path)
     assert document["processes"] == ["this process: engine hf and trainer rank 0 (fsdp), backend cpu"]
     assert not (tmp_path / "out").exists()
     assert "placement: inline" in command_line("plan", *words(tmp_path / "out")).out
+
+
+def test_plan_refuses_a_draft_that_an_installed_engine_is_too_old_for(
+    command_line, words, tmp_path, monkeypatch
+):
+    given = words(tmp_path / "out")
+    without = json.loads(command_line("plan", *given, "--json").out)
+    assert list(without["served_by"]) == ["sglang", "vllm"]
+    read_version = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.25.0" if name == "vllm" else read_version(name))
+    refused = command_line("plan", *given)
+    assert refused.error.startswith("no engine that is installed here serves draft eagle3 with")
+    assert "vllm 0.25.0 is installed, this engine works with >=0.26,<0.34; pip install" in refused.error
+    elsewhere = json.loads(command_line("plan", *given, "--serve-elsewhere", "--json").out)
+    (warning,) = [text for text in elsewhere["warnings"] if "no engine that is installed here" in text]
+    assert warning in refused.error
+    assert "--serve-elsewhere" not in warning
+    assert elsewhere["served_by"]["vllm"].endswith("pip install 'vllm>=0.26,<0.34'")
 
 
 def test_plan_names_every_process(command_line, words, tmp_path):

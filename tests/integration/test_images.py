@@ -175,13 +175,15 @@ def test_what_does_not_take_images_says_so(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_engine_takes_images_for_the_types_that_it_names(words, tmp_path, command_line, monkeypatch):
+def test_an_engine_takes_images_for_the_types_that_it_names(
+    words, seeing_target, tmp_path, command_line, monkeypatch
+):
     monkeypatch.setattr(SglangEngine, "probe", classmethod(lambda _: Availability(ok=True)))
-    line = words("plan", "qwen3_5", tmp_path / "run", *DRAFTS["eagle3"], "--engine", "sglang")
-    assert (
-        "takes images for targets of the types qwen2_5_vl_text, qwen3_vl_text alone"
-        in command_line(*line).error
-    )
+    line = words("plan", "gemma4", tmp_path / "run", *DRAFTS["eagle3"], "--engine", "sglang")
+    types = "qwen2_5_vl_text, qwen3_5_text, qwen3_vl_text"
+    assert f"takes images for targets of the types {types} alone" in command_line(*line).error
+    line[line.index("--target") + 1] = str(seeing_target("qwen3_5"))
+    assert command_line(*line).code == 0
 
 
 def test_an_engine_without_images_takes_no_target_that_sees(words, tmp_path, command_line, monkeypatch):

@@ -358,7 +358,16 @@ def attributes_in(file):
     }
 
 
-@pytest.mark.parametrize(("model", "layer"), [("llama", "LlamaDecoderLayer"), ("qwen3", "Qwen3DecoderLayer")])
+@pytest.mark.parametrize(
+    ("model", "layer"),
+    [
+        ("llama", "LlamaDecoderLayer"),
+        ("qwen3", "Qwen3DecoderLayer"),
+        ("qwen3_5", "Qwen3_5AttentionDecoderLayer"),
+        ("deepseek_v2", "DeepseekV2DecoderLayer"),
+    ],
+)
 def test_sglangs_layers_take_what_the_taps_need(source, model, layer):
     names = parameters_of(source / f"models/{model}.py", "forward", layer)
-    assert {"hidden_states", "residual"} <= names or "capture_output" in names
+    takers = {"capture_output", "captured_last_layer_outputs"}
+    assert {"hidden_states", "residual"} <= names or not takers.isdisjoint(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,6 +68,28 @@ class NewLayer(Layer):
             capture_output(hidden_states + residual, owned=True)
         hidden, forward_batch.residual = super().forward(positions, hidden_states, forward_batch, residual)
         return hidden
+
+
+class CollectedLayer(NewLayer):
+    """SGLang 0.5.23, Qwen3.5 and DeepSeek: a collector is given the sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn_boundary = object()
+
+    def forward(self, positions, hidden_states, forward_batch, captured_last_layer_outputs=None, **kwargs):
+        given = captured_last_layer_outputs
+        capture_output = None if given is None else given.capture
+        return super().forward(positions, hidden_states, forward_batch, capture_output)
+
+
+class OpenLayer(CollectedLayer):
+    """Qwen3.5's recurrent layers in 0.5.23: their arguments have no names."""
+
+    def forward(self, positions, hidden_states, *rest, **kwargs):
+        (forward_batch,) = rest
+        collector = kwargs.get("captured_last_layer_outputs")
+        return super().forward(positions, hidden_states, forward_batch, collector)
 
 
 class Decoder(nn.Module):
@@ -192,7 +215,7 @@ def ids_of(key, length):
     return [(7 * key + 3 * index) % TOKENS for index in range(length)]
 
 
-@pytest.mark.parametrize("layer_type", [Layer, NewLayer])
+@pytest.mark.parametrize("layer_type", [Layer, NewLayer, CollectedLayer, OpenLayer])
 def test_requests_of_a_batch_get_their_own_rows(layer_type):
     runner = Runner(layer_type)
     requests = {key: ids_of(key, length) for key, length in ((1, 5), (2, 1), (3, 4))}
@@ -337,6 +360,22 @@ def test_a_decoder_of_an_unknown_kind_is_refused():
         StateCapture(Model(Plain), Exported(), SCHEMA, "norm")
     with pytest.raises(EngineError, match="no decoder with 'layers' and 'ln_f'"):
         StateCapture(Model(), Exported(), SCHEMA, "ln_f")
+
+
+def test_a_collector_of_sglangs_own_still_collects():
+    runner, collected = Runner(CollectedLayer), []
+    layer, name = runner.model.model.layers[1], "captured_last_layer_outputs"
+    theirs = SimpleNamespace(capture=lambda hidden, owned: collected.append((hidden.clone(), owned)))
+    layer.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, {**kwargs, name: theirs}), with_kwargs=True, prepend=True
+    )
+    ids = ids_of(1, 3)
+    runner.forward(batch_of((1, ids, 0, 3)))
+    ((hidden, owned),) = collected
+    assert owned
+    states_TNH = expected(runner, ids)
+    torch.testing.assert_close(hidden, states_TNH[:, SCHEMA.layers.index(1)])
+    torch.testing.assert_close(runner.exporter.states[1], states_TNH)
 
 
 def test_a_callback_of_sglangs_own_is_still_called():

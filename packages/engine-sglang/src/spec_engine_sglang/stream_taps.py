@@ -2,9 +2,9 @@
 
 SGLang stores the stream as two summands, ``hidden_states`` and ``residual``, which fused kernels add *in
 place*. A hook must therefore add them immediately, into separate memory. In 0.5.16 a decoder layer takes both
-summands as arguments. In 0.5.23 the batch carries them, and most layers take a callback ``capture_output``
-that gets their sum. The final norm takes both summands in either version. Sources: ``models/llama.py``,
-``models/qwen3.py``, ``layers/layer_boundary/``.
+summands as arguments. In 0.5.23 the batch carries them, and a layer takes a callback ``capture_output`` or a
+collector ``captured_last_layer_outputs`` that gets their sum. The final norm takes both summands in either
+version. Sources: ``models/llama.py``, ``models/qwen3.py``, ``models/qwen3_5.py``, ``layers/layer_boundary/``.
 
 Shapes: R rows of a forward pass (tokens of all its requests), N captured layers, H hidden size.
 """
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _LATE = "post_residual_addition"
 """Name of an argument with a further summand of the stream, which Qwen3-VL adds after a layer for images, in
 SGLang 0.5.16."""
+_COLLECTOR = "captured_last_layer_outputs"
+"""Name of a layer's argument that collects the stream, in SGLang 0.5.23."""
 
 
 class StreamTaps:
@@ -145,6 +147,10 @@ def _before_layer(layer: nn.Module, tap: Tap) -> PreHook:
     names = signature.parameters.keys()
     if "capture_output" in names:
         return partial(_pass_callback, tap)
+    # Qwen3.5's recurrent layers take any argument.
+    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    if hasattr(layer, "attn_boundary") and (_COLLECTOR in names or is_open):
+        return partial(_pass_collector, tap)
     if not {"hidden_states", "residual"} <= names:
         raise EngineError(f"layers of a kind that cannot be captured: {_kind(layer)}")
 
@@ -165,6 +171,24 @@ def _pass_callback(
 
     theirs = kwargs.get("capture_output")
     return args, {**kwargs, "capture_output": both}
+
+
+def _pass_collector(
+    tap: Tap, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, {**kwargs, _COLLECTOR: _Collector(tap, kwargs.get(_COLLECTOR))}
+
+
+class _Collector:
+    """Gives the stream that enters a layer to a tap, and to SGLang's own collector if there is one."""
+
+    def __init__(self, tap: Tap, theirs: Any) -> None:
+        self._tap, self._theirs = tap, theirs
+
+    def capture(self, hidden: Tensor, *, owned: bool = False) -> None:
+        self._tap(hidden)
+        if self._theirs is not None:
+            self._theirs.capture(hidden, owned=owned)
 
 
 def before_norm(tap: Tap) -> PreHook:

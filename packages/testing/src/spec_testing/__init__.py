@@ -24,6 +24,7 @@ pytest.register_assert_rewrite(
     "spec_testing.launcher_suite",
     "spec_testing.optimizer_suite",
     "spec_testing.process_group_suite",
+    "spec_testing.serving_checks",
     "spec_testing.strategy_suite",
     "spec_testing.toy_training",
     "spec_testing.tracker_suite",

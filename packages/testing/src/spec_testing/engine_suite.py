@@ -1,4 +1,4 @@
-"""EngineSuite tests the contract of spec_core.engine (E1–E16) against an independent computation.
+"""EngineSuite tests the contract of spec_core.engine (E1–E16, E19) against an independent computation.
 
 ::
 
@@ -21,7 +21,6 @@ Shapes: T tokens, N layers of the target, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -44,6 +43,7 @@ from spec_testing.answer_checks import (
 from spec_testing.conformance import ConformanceSuite
 from spec_testing.limits import patient
 from spec_testing.reference import reference_backend
+from spec_testing.serving_checks import assert_serving, assert_serving_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -348,16 +348,13 @@ class EngineSuite(ConformanceSuite):
         self, engine: Engine, draft_folder: Path
     ) -> None:
         """E15: the command, split as by a shell, contains the target's folder and the draft's folder."""
-        draft = recognise(draft_folder, engine.target)
-        if engine.name not in draft.serving_methods:
-            pytest.skip("the draft does not name the engine")
-        command = engine.serving_command(engine.target, draft, draft_folder, 2)
-        if command is None:
-            pytest.skip("the engine has no program that users start")
-        words = shlex.split(command)
-        assert "\n" not in command
-        assert str(engine.target.folder) in words
-        assert any(str(draft_folder) in word for word in words)
+        assert_serving_command(engine, draft_folder)
+
+    def test_e19_it_is_known_before_an_export_which_program_serves_it(
+        self, engine: Engine, draft_folder: Path
+    ) -> None:
+        """E19: a program serves the draft here, one line says which would, or ConfigError says that none can."""
+        assert_serving(engine, draft_folder)
 
     @pytest.mark.parametrize(
         "metrics", ["", "<html>", "up 1\n", "# HELP up\n" * 3, "process_cpu_seconds_total nan"]

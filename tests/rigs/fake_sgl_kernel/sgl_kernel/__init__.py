@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 
 def __getattr__(name: str):
@@ -108,10 +108,26 @@ def _attend(q_THD, out_THD, keys, values, slots_K, scaling, visible_TK) -> None:
     out_THD.copy_(out_HTD.movedim(1, 0))
 
 
-# SGLang calls these two as operators. Only where it finds the operator convert_weight_packed, too, does it take the
+def fused_qk_gemma_rmsnorm_with_gate_cpu(q_gate, k, q_weight, k_weight, eps, head_dim, num_heads):
+    """Queries and gates lie head by head beside each other; the norms of queries and keys multiply by 1 + w."""
+    q, gate = q_gate.reshape(len(q_gate), num_heads, 2, head_dim).unbind(2)
+    normed = [
+        rms_norm(part.reshape(-1, head_dim).float(), (head_dim,), 1 + weight.float(), eps).to(q_gate)
+        for part, weight in ((q, q_weight), (k, k_weight))
+    ]
+    return (*normed, gate.reshape(-1, head_dim))
+
+
+def fused_sigmoid_mul_cpu(x, gate) -> None:
+    x.mul_(torch.sigmoid(gate.reshape(x.shape)))
+
+
+# SGLang calls these as operators. Only where it finds the operator convert_weight_packed, too, does it take the
 # library for one with Intel's matrix kernels, and call many more of them.
 torch.ops.sgl_kernel.extend_attention_cpu = extend_attention_cpu
 torch.ops.sgl_kernel.decode_attention_cpu = decode_attention_cpu
+torch.ops.sgl_kernel.fused_qk_gemma_rmsnorm_with_gate_cpu = fused_qk_gemma_rmsnorm_with_gate_cpu
+torch.ops.sgl_kernel.fused_sigmoid_mul_cpu = fused_sigmoid_mul_cpu
 
 
 def build_draft_decode_metadata_cpu(req_to_token, requests, seq_lens, topk, num_steps, pool_len):
@@ -200,9 +216,9 @@ def copy_all_layer_kv_cache_cpu(data_ptrs, strides, to, source) -> None:
             ctypes.memmove(start + index * size, row, size)
 
 
-_IMPORTED = """fused_sigmoid_mul_cpu fused_qk_gemma_rmsnorm_cpu fused_qk_gemma_rmsnorm_with_gate_cpu
-fused_gdn_gating_cpu flash_attn_varlen_func apply_rotary_pos_emb_cpu causal_conv1d_fwd_cpu causal_conv1d_update_cpu
-chunk_gated_delta_rule_cpu fused_sigmoid_gating_delta_rule_update_cpu fused_qkvzba_split_reshape_cat_contiguous_cpu"""
+_IMPORTED = """fused_qk_gemma_rmsnorm_cpu fused_gdn_gating_cpu flash_attn_varlen_func apply_rotary_pos_emb_cpu
+causal_conv1d_fwd_cpu causal_conv1d_update_cpu chunk_gated_delta_rule_cpu fused_sigmoid_gating_delta_rule_update_cpu
+fused_qkvzba_split_reshape_cat_contiguous_cpu"""
 for _name in _IMPORTED.split():  # models look these up when they are imported
     if not hasattr(torch.ops.sgl_kernel, _name):
         torch.library.define(f"sgl_kernel::{_name}", "(Tensor absent) -> Tensor")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from spec_core.optimizer import TrainedWeight, map_here
+from spec_engine_sglang.config import SglangConfig
 from spec_kit.targets import read_target_tensors
 from spec_trainer.run.memory import RunSizes, rooms
 
@@ -44,6 +46,13 @@ def test_the_target_is_counted_in_the_engines_dtype(resolved):
     stored = sum(math.prod(tensor.shape) for tensor in read_target_tensors(run.target).others.values())
     assert RunSizes(run).target_bytes == 4 * stored
     assert RunSizes(resolved("engine.dtype=bfloat16")).target_bytes == 2 * stored
+
+
+def test_an_engine_that_computes_in_the_stored_dtype_loads_what_is_stored(resolved):
+    run = resolved()
+    config = run.config.model_copy(update={"engine": SglangConfig(name="sglang")})
+    assert config.engine.dtype == "auto"
+    assert RunSizes(replace(run, config=config)).target_bytes == RunSizes(run).target_bytes
 
 
 def test_engines_and_ranks_are_counted_each(resolved):

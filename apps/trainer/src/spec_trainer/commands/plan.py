@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
+from spec_core.errors import SpecError
 from spec_core.wording import counted
 from spec_trainer.push.servers import open_transports
 from spec_trainer.run.dispatch import sample_bytes
@@ -23,7 +25,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "target": str(run.target.folder),
         "architecture": run.target.architecture,
         "draft": config.draft.name,
-        "served_by": serving_engines(run.draft),
+        "served_by": _served_by(run),
         "captured_layers": list(run.schema.layers),
         **_layers_run(run),
         "features": config.data.features or f"from engine {config.engine.name}",
@@ -51,6 +53,15 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         "warnings": run_warnings(run, sizes),
         "output": str(config.output),
         "identity": run.identity,
+    }
+
+
+def _served_by(run: RunSpec) -> dict[str, str]:
+    """Return the engines that can serve the draft, each with its version here, or else with what is missing."""
+    return {
+        name: offer.reason or " ".join(itertools.chain(*offer.versions.items()))
+        for name, offer in serving_engines(run.target, run.draft).items()
+        if not isinstance(offer, SpecError)
     }
 
 

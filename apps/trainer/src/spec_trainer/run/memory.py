@@ -20,12 +20,15 @@ from spec_core.wording import counted
 from spec_kit.targets import stored_tensors
 from spec_trainer.run.dispatch import sample_bytes
 from spec_trainer.run.host_memory import free_host_bytes
+from spec_trainer.run.image_memory import image_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from spec_core import ShardCounts
+    from spec_kit.targets import StoredTensor
     from spec_trainer.placement.members import Member
+    from spec_trainer.run.image_memory import ImageBytes
     from spec_trainer.run.spec import RunSpec
 
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -113,13 +116,31 @@ class RunSizes:
 
     @cached_property
     def target_bytes(self) -> int:
-        """Bytes of the target's weights in one engine."""
-        dtype = getattr(self._config.engine, "dtype", None)
+        """Bytes of the target's weights in one engine, its image encoder included."""
+        return self._loaded(stored_tensors(self._run.target.folder))
+
+    @cached_property
+    def images(self) -> ImageBytes | None:
+        """Bytes that one engine needs for images; None if the target has no image encoder."""
+        return image_bytes(self._run, self._itemsize or _ITEMSIZES[self._run.target.dtype])
+
+    @cached_property
+    def encoder_bytes(self) -> int:
+        """Bytes of the weights of the target's image encoder in one engine; 0 if it has none."""
+        return 0 if self.images is None else self._loaded(self.images.encoder)
+
+    def _loaded(self, tensors: Mapping[str, StoredTensor]) -> int:
+        """Return the bytes of stored tensors after an engine has loaded them."""
+        cast = self._itemsize
         return sum(
-            prod(stored.shape)
-            * (_ITEMSIZES[dtype] if dtype and stored.dtype in _CAST else _STORED.get(stored.dtype, 1))
-            for stored in stored_tensors(self._run.target.folder).values()
+            prod(stored.shape) * (cast if cast and stored.dtype in _CAST else _STORED.get(stored.dtype, 1))
+            for stored in tensors.values()
         )
+
+    @property
+    def _itemsize(self) -> int | None:
+        """Bytes of a value in the engine's dtype; None if it computes in the stored dtype, as with ``auto``."""
+        return _ITEMSIZES.get(getattr(self._config.engine, "dtype", None) or "auto")
 
     @cached_property
     def frozen_bytes(self) -> int:
@@ -174,10 +195,10 @@ def _devices(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
         return
     if not run.members():
         free = capabilities.device_bytes - capabilities.process_bytes
-        engine = [_target(run, sizes)] if run.config.data.features is None else []
+        engine = _engine_parts(run, sizes) if run.config.data.features is None else []
         yield Room("the device", free, [*engine, *rank_parts(run, sizes), _window(sizes, 1)])
     for member in run.members():
-        parts = [_target(run, sizes)] if member.role == "engine" else rank_parts(run, sizes)
+        parts = _engine_parts(run, sizes) if member.role == "engine" else rank_parts(run, sizes)
         yield Room(f"{member.name}'s part of a device", _limit(member, capabilities.device_bytes), parts)
 
 
@@ -209,16 +230,17 @@ def _host(run: RunSpec, sizes: RunSizes) -> Iterator[Room]:
         saved = 4 * sizes.num_trained
         parts.append(MemoryPart("the draft's weights while they are saved", saved, _SMALLER_DRAFT))
     else:
-        parts.append(_target(run, sizes, engines))
+        parts += _engine_parts(run, sizes, engines)
         state = sizes.training_bytes * ranks // sizes.shards.weights
         parts.append(MemoryPart(TRAINING, state, _SMALLER_DRAFT))
     yield Room("this host's memory", free_host_bytes(), parts)
 
 
-def _target(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> MemoryPart:
-    """Return the memory of the target's weights in the engines.
+def _engine_parts(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> list[MemoryPart]:
+    """Return the parts of the engines' memory.
 
-    If ``engines`` is None, it is the memory on one device; otherwise the host memory of so many engines.
+    If ``engines`` is None, it is the memory of one engine on one device; otherwise the host memory of so many
+    engines.
     """
     config, own = run.config.engine, run.engine_type
     wide = getattr(config, "dtype", None) == "float32" and run.target.dtype != "float32"
@@ -230,11 +252,20 @@ def _target(run: RunSpec, sizes: RunSizes, engines: int | None = None) -> Memory
         remedy = "raise engine.tensor_parallel or placement.engine_fraction, or choose a smaller target"
     else:
         remedy = "choose a smaller target (target)"
-    if engines is None:
-        return MemoryPart("the target's weights", sizes.target_bytes // config.tensor_parallel, remedy)
-    return MemoryPart(
-        f"the target's weights in {counted(engines, 'engine')}", sizes.target_bytes * engines, remedy
+    where = "" if engines is None else f" in {counted(engines, 'engine')}"
+    copies = engines or 1
+    ranks = config.tensor_parallel if engines is None else 1
+    weights = (sizes.target_bytes - sizes.encoder_bytes) // ranks * copies
+    parts = [MemoryPart(f"the target's weights{where}", weights, remedy)]
+    if (images := sizes.images) is None:
+        return parts
+    parts.append(
+        MemoryPart(f"the image encoder's weights{where}", sizes.encoder_bytes // ranks * copies, remedy)
     )
+    scale = "scale images down in the target's image processor, or give smaller ones"
+    parts.append(MemoryPart(f"the image encoder's activations{where}", images.activations * copies, scale))
+    parts.append(MemoryPart(f"pixels of images{where}", images.pixels * copies, scale))
+    return [part for part in parts if part.num_bytes]
 
 
 def rank_parts(run: RunSpec, sizes: RunSizes) -> list[MemoryPart]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from spec_trainer.run.activations import activations_warning
 from spec_trainer.run.end_tokens import end_token_warning
 from spec_trainer.run.few_steps import few_steps_warning
-from spec_trainer.serving import unserved_warning
+from spec_trainer.serving import unserved
 
 if TYPE_CHECKING:
     from spec_trainer.run.memory import RunSizes
@@ -20,6 +20,6 @@ def run_warnings(run: RunSpec, sizes: RunSizes) -> list[str]:
         few_steps_warning(run.config.train, run.schedule.total_steps),
         end_token_warning(run.dataset.train, run.target),
         activations_warning(run, sizes),
-        unserved_warning(run.draft),
+        unserved(run.target, run.draft),
     )
     return [warning for warning in found if warning is not None]

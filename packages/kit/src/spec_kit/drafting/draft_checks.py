@@ -7,7 +7,7 @@ way, or crash. Each engine's plugin has a table of such flaws. Importing this mo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from spec_core.errors import ArtifactError
 from spec_kit.drafting.draft_files import architectures, read_config, read_shapes
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from spec_core.draft import Draft
     from spec_core.target import TargetSpec
     from spec_kit.drafting.draft_files import Json
 
@@ -41,6 +42,15 @@ class ServedFolder:
         value: Any = self.fields.get(section)
         return value.get(key) if isinstance(value, dict) else None
 
+    @classmethod
+    def planned(cls, draft: Draft, target: TargetSpec) -> Self:
+        """Return the folder that ``draft`` will export for ``target``, without tensors."""
+        return cls(draft.exported_config(target), frozenset(), target)
+
+    def first_of(self, flaws: Iterable[Flaw]) -> Flaw | None:
+        """Return the first of the ``flaws`` that the folder has, or None."""
+        return next((flaw for flaw in flaws if flaw.found(self)), None)
+
 
 @dataclass(frozen=True)
 class Flaw:
@@ -58,7 +68,6 @@ def check_served(engine: str, flaws: Iterable[Flaw], folder: Path, target: Targe
         raise ArtifactError(f"draft {folder} cannot be served by {engine}: it has no config.json")
     # A draft inside its target's folder has the target's files, which may be many.
     tensors = stored_tensors(folder) if folder.resolve() == target.folder.resolve() else read_shapes(folder)
-    served = ServedFolder(fields, frozenset(tensors), target)
-    for flaw in flaws:
-        if flaw.found(served):
-            raise ArtifactError(f"draft {folder} cannot be served by {engine}: {flaw.problem}")
+    flaw = ServedFolder(fields, frozenset(tensors), target).first_of(flaws)
+    if flaw is not None:
+        raise ArtifactError(f"draft {folder} cannot be served by {engine}: {flaw.problem}")

@@ -20,8 +20,11 @@ def installed_version(*distributions: str) -> tuple[str, str] | None:
     return None
 
 
-def probe_version(versions: str, *distributions: str) -> Availability:
-    """Return whether a distribution is installed in one of ``versions``, such as ``>=0.26,<0.34``."""
+def probe_version(versions: str, *distributions: str, needed_by: str = "this engine") -> Availability:
+    """Return whether a distribution is installed in one of ``versions``, such as ``>=0.26,<0.34``.
+
+    ``needed_by``: the subject of the sentence that says which versions work.
+    """
     found = installed_version(*distributions)
     if found is None:
         name = distributions[0]
@@ -32,6 +35,6 @@ def probe_version(versions: str, *distributions: str) -> Availability:
     except InvalidVersion:
         fits = False
     reason = (
-        f"{name} {version} is installed, this engine works with {versions}; pip install '{name}{versions}'"
+        f"{name} {version} is installed, {needed_by} works with {versions}; pip install '{name}{versions}'"
     )
     return Availability(ok=fits, reason="" if fits else reason, versions={name: version})

@@ -1,16 +1,19 @@
 """This library reads a target's folder: configuration, weights, frozen tensors and image processor."""
 
+from spec_kit.targets.image_encoder import ImageEncoder, read_image_encoder
 from spec_kit.targets.safetensors_index import StoredTensor, stored_tensors
 from spec_kit.targets.target_images import FORMATS, TargetImages, decoded_image, media_type
 from spec_kit.targets.target_reader import check_target_tensors, read_target, read_target_tensors
 
 __all__ = [
     "FORMATS",
+    "ImageEncoder",
     "StoredTensor",
     "TargetImages",
     "check_target_tensors",
     "decoded_image",
     "media_type",
+    "read_image_encoder",
     "read_target",
     "read_target_tensors",
     "stored_tensors",
