@@ -1,4 +1,4 @@
-"""A chat template like Qwen3's, and conversations that use all of it."""
+"""ChatML, a chat template like Qwen3's, conversations that use all of it, and a tokenizer of bytes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from transformers import PreTrainedTokenizerFast
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 THINKING = """\
 {%- if tools %}{{ '<|im_start|>system\\n' + (messages[0].content + '\\n' if messages[0].role == 'system' else '') }}
 {%- for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}{{ '<|im_end|>\\n' }}
@@ -101,12 +105,12 @@ def thinking_tokenizer() -> PreTrainedTokenizerFast:
     return byte_tokenizer(("<|im_start|>", "<|im_end|>", "<think>", "</think>"), THINKING, "<|im_end|>")
 
 
-def byte_tokenizer(specials: Sequence[str], template: str, end: str) -> PreTrainedTokenizerFast:
-    """A token for each byte, from 0, and the special ones, from 256."""
-    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(
-        models.BPE(vocab={character: id_ for id_, character in enumerate(bytes_)}, merges=[])
-    )
+def byte_tokenizer(
+    specials: Sequence[str], template: str, end: str | None, merges: Sequence[tuple[str, str]] = ()
+) -> PreTrainedTokenizerFast:
+    """A token for each byte, from 0, one for each of ``merges``, and the special ones behind them."""
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    tokenizer = Tokenizer(models.BPE({word: id_ for id_, word in enumerate(words)}, list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])

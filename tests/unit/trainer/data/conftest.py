@@ -18,6 +18,8 @@ from spec_trainer.data import row_encoder
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 
+from ....chat_templates import CHATML
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -40,11 +42,6 @@ CORPUS = [
     "user assistant",
 ]
 VOCAB = 400
-
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 
 
 def byte_level() -> Tokenizer:

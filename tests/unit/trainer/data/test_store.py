@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import resource
 import shutil
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -67,15 +66,11 @@ def test_without_room_the_run_fails_with_the_reason(tmp_path: Path) -> None:
         pass
 
 
-def test_a_full_disk_is_told_in_the_system_s_words(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        with (
-            pytest.raises(RunError, match=r"was not written: File too large \(\d+ MB are free in .*; raise"),
-            saved_dataset(dataset(), tmp_path),
-        ):
-            pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def test_a_full_disk_is_told_in_the_system_s_words(tmp_path: Path, full_disk) -> None:
+    with (
+        full_disk(),
+        pytest.raises(RunError, match=r"was not written: File too large \(\d+ MB are free in .*; raise"),
+        saved_dataset(dataset(), tmp_path),
+    ):
+        pass
     assert list(tmp_path.iterdir()) == []
