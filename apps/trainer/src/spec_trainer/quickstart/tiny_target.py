@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from spec_core import Optimizer, TrainedWeight, plugins
+from spec_core import Optimizer, TrainedWeight, map_here, plugins
 from spec_trainer.disk import new_folder
 from spec_trainer.quickstart.tiny_arithmetic import bfloat16_products
 
@@ -262,13 +262,11 @@ def _optimizers(model: Qwen3ForCausalLM, config: TinyTargetConfig) -> list[torch
     others = [weight for weight in model.parameters() if all(weight is not one for one in matrices.values())]
     plugin = plugins.load(Optimizer, "muon")
     options = {"name": "muon", "matrix_scale": "original", "weight_decay": config.weight_decay}
-    muon = plugin(plugin.Config.model_validate(options)).build(
-        [
-            TrainedWeight(name=name, shape=tuple(weight.shape), values=weight)
-            for name, weight in matrices.items()
-        ],
-        lambda function, parts: {name: function(part) for name, part in parts.items()},
-    )
+    trained = [
+        TrainedWeight(name=name, shape=tuple(weight.shape), values=weight)
+        for name, weight in matrices.items()
+    ]
+    muon = plugin(plugin.Config.model_validate(options)).build(trained, map_here)
     for group in muon.param_groups:
         group["lr"] = config.matrix_lr
     return [muon, torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)]
