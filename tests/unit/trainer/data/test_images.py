@@ -582,6 +582,7 @@ def test_template_without_places_for_images_is_refused(load_seeing):
         load_seeing(asked(shown("a.png"), "What?"), chat_template=template)
 
 
+@pytest.mark.xdist_group("processes that render rows")
 def test_other_processes_read_images_alike(load_seeing, request):
     rows = [asked(shown("a.png" if number % 2 else uri()), f"What is {number}?") for number in range(40)]
     alone = load_seeing(*rows)

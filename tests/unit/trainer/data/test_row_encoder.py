@@ -24,6 +24,8 @@ from spec_trainer.data.sources import read_rows
 from ....chat_templates import CHATML, CONVERSATIONS, THINKING
 from .conftest import VOCAB
 
+pytestmark = pytest.mark.xdist_group("processes that render rows")  # one server forks them all
+
 SAID = ("Hi", "The quick fox.", "And then?", "Four, I think.")
 GOOD = {
     "messages": [
