@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
@@ -115,3 +116,9 @@ def byte_tokenizer(
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, chat_template=template)
+
+
+def stretches(ids: Iterable[int], mask: Iterable[object]) -> list[list[int]]:
+    """Return the token ids of each stretch of supervised tokens."""
+    pairs = groupby(zip(ids, mask, strict=True), key=lambda pair: bool(pair[1]))
+    return [[int(id_) for id_, _ in stretch] for supervised, stretch in pairs if supervised]

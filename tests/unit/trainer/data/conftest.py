@@ -18,7 +18,7 @@ from spec_trainer.data import row_encoder
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 
-from ....chat_templates import CHATML
+from ....chat_templates import CHATML, stretches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,13 +121,8 @@ def supervised(tmp_path):
 
     def make(sample) -> str:
         tokenizer = AutoTokenizer.from_pretrained(tmp_path / "target", local_files_only=True)
-        stretches: list[list[int]] = []
-        for position, wanted in enumerate(sample.loss_mask):
-            if wanted:
-                if position == 0 or not sample.loss_mask[position - 1]:
-                    stretches.append([])
-                stretches[-1].append(int(sample.input_ids[position]))
-        return " | ".join(tokenizer.decode(stretch) for stretch in stretches)
+        learnt = stretches(sample.input_ids, sample.loss_mask)
+        return " | ".join(map(tokenizer.decode, learnt))
 
     return make
 

@@ -13,7 +13,7 @@ from spec_trainer.data.errors import BadRow
 from spec_trainer.data.tokens import Encoder
 from spec_trainer.regeneration.conversation import open_conversation
 
-from ....chat_templates import CHATML, byte_tokenizer
+from ....chat_templates import CHATML, byte_tokenizer, stretches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,12 +77,8 @@ class Talk:
 
     def supervised(self) -> list[list[int]]:
         """Stretches of supervised tokens."""
-        row, found, before = self.written(), [], 0
-        for number, wanted in zip(row["input_ids"], row["loss_mask"], strict=True):
-            if wanted:
-                found = [*found[:-1], [*found[-1], number]] if before else [*found, [number]]
-            before = wanted
-        return found
+        row = self.written()
+        return stretches(row["input_ids"], row["loss_mask"])
 
 
 def test_turns_are_answered_in_the_context_of_new_answers(target):
