@@ -114,7 +114,7 @@ CHANGES = {
     "length": (lambda data, target: None, {"max_length": 21}),
     "held-out data": (lambda data, target: None, {"eval_path": "data/rows.jsonl"}),
 }
-"""What a user does to the data and the target, and keys of section ``data`` that are set."""
+"""A change of the data or the target, and the keys of section ``data`` that are set."""
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -97,7 +97,7 @@ def decode_warm(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Samp
 def pass_seed(*parts: object) -> int:
     """Return the seed of one pass over prompts, of 31 bits; the engine derives a seed for each prompt from it.
 
-    ``parts``: the run's seed, and what tells this pass from others.
+    ``parts``: the run's seed, and values that differ between passes.
     """
     digest = hashlib.blake2b(" ".join(map(str, parts)).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") >> 1

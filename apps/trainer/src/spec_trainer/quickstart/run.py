@@ -35,6 +35,7 @@ from spec_trainer.quickstart.stages import DRAFT, MEASURE, READ, REPORT, TARGET,
 from spec_trainer.quickstart.tiny_arithmetic import bfloat16_products, one_thread
 from spec_trainer.quickstart.tiny_target import (
     CPU,
+    OPTIMIZER,
     TinyTargetConfig,
     build_tiny_target,
     tiny_target_cache_key,
@@ -85,7 +86,7 @@ class QuickstartSize:
         # So few steps cannot wait for a slow mean (docs/decisions/014-initial-weights.md).
         "optimizer.betas=[0.8,0.95]",
         # Matrices at 0.02: the worst of five seeds is above the mean with AdamW (docs/choose-a-draft.md).
-        "optimizer.name=muon",
+        f"optimizer.name={OPTIMIZER}",
         "optimizer.matrix_rate=2.857",
         "train.eval_every=80",
         "train.save_every=80",

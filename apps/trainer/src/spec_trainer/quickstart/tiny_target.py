@@ -42,6 +42,8 @@ Progress = Callable[[int, int, torch.Tensor], None]
 """Called with the step (from 1), the number of steps, and the loss in nats per token, a tensor on the device."""
 
 CPU = torch.device("cpu")
+OPTIMIZER = "muon"
+"""Plugin that trains the matrices of target and draft."""
 END_OF_TEXT, PAD, START_OF_TURN = "<|im_end|>", "<|endoftext|>", "<|im_start|>"
 
 # The assistant's tokens, its end of turn among them, are what a draft learns from.
@@ -123,7 +125,12 @@ def tiny_target_cache_key(documents: Iterable[Document], config: TinyTargetConfi
     The number of threads and the device are not included, although they affect the rounding of the weights.
     """
     versions = {library.__name__: library.__version__ for library in (torch, transformers, tokenizers)}
-    recipe = {"config": asdict(config), "python": platform.python_version(), **versions}
+    recipe = {
+        "config": asdict(config),
+        "optimizer": OPTIMIZER,
+        "python": platform.python_version(),
+        **versions,
+    }
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode())
     for document in documents:
         digest.update(hashlib.sha256(f"{document.source}\0{document.text}".encode()).digest())
@@ -260,8 +267,8 @@ def _optimizers(model: Qwen3ForCausalLM, config: TinyTargetConfig) -> list[torch
     """Return Muon for the layers' matrices, and AdamW for all other weights."""
     matrices = {name: weight for name, weight in model.model.layers.named_parameters() if weight.ndim == 2}
     others = [weight for weight in model.parameters() if all(weight is not one for one in matrices.values())]
-    plugin = plugins.load(Optimizer, "muon")
-    options = {"name": "muon", "matrix_scale": "original", "weight_decay": config.weight_decay}
+    plugin = plugins.load(Optimizer, OPTIMIZER)
+    options = {"name": OPTIMIZER, "matrix_scale": "original", "weight_decay": config.weight_decay}
     trained = [
         TrainedWeight(name=name, shape=tuple(weight.shape), values=weight)
         for name, weight in matrices.items()
