@@ -66,6 +66,7 @@ PHASES = {
     "follow": Phase("live", everything=True, follows=True),
     "follow-budget": Phase("live", everything=True, follows=True, budget=True),
     "follow-other-gpu": Phase("live", everything=True, follows=True, elsewhere=True),
+    "states-0.1": Phase("states"),
     "states": Phase("states", everything=True),
     "follow-states": Phase("states", everything=True, follows=True, elsewhere=True),
     "plain-again": Phase("plain"),

@@ -1,7 +1,7 @@
 """Count the matrix products that a step cannot do without.
 
-Three times the forward pass for what is trained, twice for a frozen head, once for the teacher, heads on labelled
-rows only, and only those pairs of attention that are seen.
+Three times the forward pass for what is trained, twice for a frozen head, once for the teacher (at each token only
+once, however many guesses follow it), heads on labelled rows only, and only those pairs of attention that are seen.
 """
 
 from __future__ import annotations
@@ -162,25 +162,24 @@ def dflash_flops(problem: Problem) -> float:
 def dspark_flops(problem: Problem) -> float:
     """Return the floating-point operations of one DSpark step.
 
-    Every slot guesses; the last captured state is the teacher's, which costs the head once more; the Markov head's
-    product with the vocabulary is trained.
+    Every slot guesses; the last captured state is the teacher's; the Markov head's product with the vocabulary is
+    trained.
     """
-    case, shape = problem.case, problem.draft.shape(problem.target)
+    case, shape, width = problem.case, problem.draft.shape(problem.target), problem.target.hidden_size
     blocks = _blocks(problem, case.block_size)
-    rows = int(blocks.counted_A.sum()) * case.vocab_size
-    head = 3 * 2 * rows * (problem.target.hidden_size + shape.markov_rank)
+    rows = int(blocks.counted_A.sum())
+    head = 2 * case.vocab_size * ((2 * rows + _taught_tokens(blocks)) * width + 3 * rows * shape.markov_rank)
     return 3 * _backbone_flops(problem, blocks, problem.batch.hidden_TNH.shape[1] - 1) + head
 
 
 def dflash2_flops(problem: Problem) -> float:
     """Return the floating-point operations of one DFlash2 step.
 
-    The convolutions' taps are computed for every slot; the last captured state is the teacher's, which costs the head
-    once more.
+    The convolutions' taps are computed for every slot; the last captured state is the teacher's.
     """
     case, shape = problem.case, problem.draft.shape(problem.target)
     width, blocks = problem.target.hidden_size, _blocks(problem, case.block_size - 1)
-    head = 3 * 2 * int(blocks.counted_A.sum()) * case.vocab_size * width
+    head = 2 * (2 * int(blocks.counted_A.sum()) + _taught_tokens(blocks)) * case.vocab_size * width
     taps = 2 * 2 * case.num_layers * len(blocks.anchor_A) * case.block_size * shape.conv_taps * width
     selector = 2 * int(blocks.counted_A.sum()) * shape.selector_rank * (width + shape.selector_top_k)
     backbone = _backbone_flops(problem, blocks, problem.batch.hidden_TNH.shape[1] - 1)
@@ -191,6 +190,12 @@ def _blocks(problem: Problem, num_guesses: int) -> Blocks:
     from spec_kit.block_drafting import BlockRule, Blocks
 
     return Blocks.of(problem.batch, BlockRule(problem.case.num_anchors, num_guesses))
+
+
+def _taught_tokens(blocks: Blocks) -> int:
+    """Return the number of tokens whose state is the teacher's for at least one guess."""
+    pairs = zip(blocks.anchor_A.tolist(), blocks.counted_A.tolist(), strict=True)
+    return len({anchor + guess for anchor, counted in pairs for guess in range(counted)})
 
 
 def _backbone_flops(problem: Problem, blocks: Blocks, num_features: int) -> float:

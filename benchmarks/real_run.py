@@ -132,6 +132,7 @@ def steady_state(records: Sequence[dict[str, Any]], warm_up: int, cool_down: int
     steps_ms = [1e3 * (end - start) for start, end in pairwise(ends)]
     tenths = statistics.quantiles(steps_ms, n=10, method="inclusive")
     samples, half = [record["samples"] for record in timed], len(timed) // 2
+    peak = max(record.get("memory_device_bytes", 0) for record in records)
     return {
         "steps": len(timed),
         "elapsed_s": elapsed,
@@ -145,6 +146,7 @@ def steady_state(records: Sequence[dict[str, Any]], warm_up: int, cool_down: int
             sum(samples[half:]) / (ends[-1] - ends[half]),
         ],
         "losses": [records[0]["loss"], records[-1]["loss"]],
+        **({"trainer_peak_mib": peak / 2**20} if peak else {}),
     }
 
 

@@ -16,6 +16,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "eagle3": {"draft": "eagle3", "tokens": 2048, "sequences": 4},
     "dflash": {"draft": "dflash", "tokens": 2048, "sequences": 1, "passes": 4, "num_anchors": 512},
     "specforge": {"draft": "dflash", "tokens": 550, "sequences": 2, "passes": 2, "num_anchors": 256},
+    "dspark": {
+        "draft": "dspark",
+        "block_size": 7,
+        "tokens": 2048,
+        "sequences": 1,
+        "passes": 4,
+        "num_anchors": 512,
+    },
+    "dflash2": {
+        "draft": "dflash2",
+        "block_size": 8,
+        "tokens": 2048,
+        "sequences": 1,
+        "passes": 4,
+        "num_anchors": 512,
+    },
+    "mtp": {"draft": "mtp", "num_steps": 3, "tokens": 2048, "sequences": 4},
+    "peagle": {"draft": "peagle", "tokens": 2048, "sequences": 4},
 }
 TOY: dict[str, Any] = {
     "draft_vocab_size": 128,
@@ -60,7 +78,9 @@ def case_fields(setting: str, shape: str) -> dict[str, Any]:
 
 
 def beside_goals(setting: str, figures: dict[str, float]) -> dict[str, Any]:
-    """Return ``figures`` per device beside goals, limits and the peers' figures."""
+    """Return ``figures`` per device beside goals, limits and the peers' figures, where a setting has them."""
+    if setting not in GOALS:
+        return {}
     rows = [
         {"figure": name, "value": figures[name], "goal": goal, "reached": _reached(name, figures[name], goal)}
         for name, goal in GOALS[setting].items()

@@ -9,13 +9,19 @@ import torch
 
 from spec_draft_mtp.draft import MtpDraft
 from spec_testing import DraftSuite
+from spec_testing.divided_step import SIZES, divided_steps
+from spec_testing.toy_target import toy_target
+
+from ..mtp_targets import write_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from torch import Tensor
 
     from spec_core import Draft, TargetSpec
+    from spec_testing.divided_step import DividedStep
 
 
 class TestMtpDraft(DraftSuite):
@@ -32,3 +38,29 @@ class TestMtpDraft(DraftSuite):
     @pytest.fixture
     def others(self, target: TargetSpec) -> Mapping[str, Tensor]:
         return {target.norm_name: 1 + 0.1 * torch.rand(target.hidden_size)}
+
+
+class TestMtpDraftWithExperts(TestMtpDraft):
+    """A new head of the kind that the target's config.json describes."""
+
+    @pytest.fixture(params=["qwen3_5_moe", "deepseek_v3", "glm4_moe"])
+    def kind(self, request: pytest.FixtureRequest) -> str:
+        return request.param
+
+    @pytest.fixture
+    def target(self, tmp_path: Path, kind: str) -> TargetSpec:
+        target = toy_target(tmp_path / "target")
+        write_config(kind, target)
+        return target
+
+    @pytest.fixture
+    def division(
+        self,
+        draft: type[Draft],
+        options: dict[str, object],
+        others: Mapping[str, Tensor],
+        tmp_path: Path,
+        kind: str,
+    ) -> list[DividedStep]:
+        write_config(kind, toy_target(tmp_path, **SIZES))
+        return divided_steps(draft, options, others, tmp_path)

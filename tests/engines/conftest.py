@@ -63,6 +63,13 @@ _LATENT = {
 """DeepSeek V3 with dense layers alone; vLLM's latent attention on a processor takes a cache of 512 + 64 channels."""
 _WITHOUT_STATES = {**_SHAPE, "intermediate_size": 256, "layer_types": ["full_attention"] * 8}
 """Qwen3.5 without recurrent layers, which vLLM has on a processor in bfloat16 alone: texts would part at ties."""
+_EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "mtp_num_hidden_layers": 1,
+}
 DRAFTS = {
     "eagle3": [
         "draft.vocab_size=80",
@@ -102,6 +109,7 @@ DRAFTS = {
         "train.steps=150",
     ],
     "mtp": ["draft.num_steps=3", "train.lr=8e-3", "train.steps=150"],
+    "mtp, experts": ["draft.num_steps=3", "train.lr=8e-3", "train.steps=150"],
     "medusa": ["draft.num_heads=3", "train.lr=8e-3", "train.steps=150"],
 }
 MEDUSA = Path(__file__).parents[1] / "plugins" / "spec-draft-medusa"
@@ -125,6 +133,11 @@ def deepseek(make_target) -> Path:
 @pytest.fixture(scope="session")
 def qwen35(make_target) -> Path:
     return make_target("qwen3_5_text", **_WITHOUT_STATES)
+
+
+@pytest.fixture(scope="session")
+def experts(make_target) -> Path:
+    return make_target("qwen3_5_moe_text", **_WITHOUT_STATES, **_EXPERTS)
 
 
 @pytest.fixture(scope="session")
@@ -235,13 +248,18 @@ def medusa(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def trained_draft(
-    llama: Path, deepseek: Path, qwen35: Path, medusa: None, tmp_path_factory: pytest.TempPathFactory
+    llama: Path,
+    deepseek: Path,
+    qwen35: Path,
+    experts: Path,
+    medusa: None,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], Trained]:
     """``trained_draft(name)``: a draft that has learned a little of its target's own answers, exported.
 
     The target is the Llama, but for drafts that are for another one. One worker trains a draft for all.
     """
-    targets = {"eagle3, mla": deepseek, "mtp": qwen35}
+    targets = {"eagle3, mla": deepseek, "mtp": qwen35, "mtp, experts": experts}
     draw = random.Random(0)
     prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(64)]
 

@@ -10,8 +10,10 @@ and those of this machine; words behind ``--`` are added. Each prompt (a list of
 greedily. ``same_texts`` counts answers that are those without the draft; ``largest_gap`` is by how many nats tokens
 of the other answers fall short of the target's best, in float32. ``acceptance_length`` is that of the server's own
 counters, ``simulated_acceptance_length`` what our proposer reaches in float32 on the same texts, and
-``hf_acceptance_length`` that of engine ``hf`` on the same prompts, whose texts part at near ties. Rounds of vLLM are
-compared with the guesses of our proposer. ``push``: a draft with noise is pushed to the server, then the draft again.
+``hf_acceptance_length`` that of engine ``hf`` on the same prompts, whose texts part at near ties. Rounds of the
+server are compared with the guesses of our proposer. ``same_texts_prefilled`` counts answers of SGLang that are those
+without the draft if every token is asked for in a request of its own: verifying and prefill use the same kernels,
+decoding another one. ``push``: a draft with noise is pushed to the server, then the draft again.
 ``--reference``: a folder of the same target that Transformers loads, if the server's is another one.
 """
 
@@ -38,7 +40,7 @@ import torch
 from sampled_answers import kolmogorov_distances, own_distances
 from sglang_updates_on_gpu import Pushes, with_noise
 from transformers_target import Transformer
-from vllm_updates_on_gpu import RIG, STREAMS, TOKEN, ask
+from vllm_updates_on_gpu import ANSWER_S, RIG, STREAMS, TOKEN, ask
 
 from spec_core import Backend, Engine, plugins
 from spec_core.engine import EngineContext
@@ -54,12 +56,18 @@ from spec_trainer.draft_folder import check_draft
 
 log = logging.getLogger("served")
 
+RIGS = {
+    "vllm": ([RIG, STREAMS], "vllm.general_plugins", "spec_vllm_rig"),
+    "sglang": ([Path(__file__).parent / "sglang_rig"], "sglang.srt.plugins", "spec_sglang_rig"),
+}
+"""Folders of each engine's rig, the group of its entry point, and its module."""
 NEW_TOKENS = 80
 SWITCHES = ("VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER", "VLLM_USE_FLASHINFER_SAMPLER")
 """Variables of vLLM that the document names if they are set."""
 SAMPLED_TOKENS, TEMPERATURE, SAMPLES_EACH = 4, 0.4, 64
 """Tokens of a sampled answer, its temperature, and answers that are sampled at the same time. At temperature 1,
 hardly a guess is accepted."""
+SETTLING_S = 0.1
 COMPARED_PROMPTS = 4
 """Prompts whose rounds are compared one by one, and to which the pushed drafts answer."""
 FLAGS = {
@@ -103,6 +111,7 @@ def main() -> None:
     words.add_argument("--backend", default="cuda")
     words.add_argument("--transport", default="ipc")
     words.add_argument("--sampled", type=int, default=0, help="sampled answers to the first prompt")
+    words.add_argument("--sampled-s", type=float, default=600.0, help="then no more answers are asked for")
     words.add_argument("--no-push", action="store_true")
     words.add_argument("--start-s", type=float, default=250.0, help="longest start of a server")
     words.add_argument("words", nargs="*", help="of the server")
@@ -153,6 +162,8 @@ def plain(given, prompts, document) -> None:
     start += [] if given.engine == "vllm" else ["--model-path", target]
     with serving(given, start, given.output / "plain") as server:
         texts = [server.answer(prompt)[0] for prompt in prompts]
+        if given.engine == "sglang":
+            given.texts.with_suffix(".prefilled").write_text(json.dumps(server.prefilled(prompts)))
         with suppress_into(document, "sampled_error"):
             document["sampled"] = sampled(given, server, prompts[0], given.output / "plain")
     part = given.texts.with_suffix(".part")
@@ -188,7 +199,7 @@ def measure(given, folder: Path, prompts, found, keep) -> None:
                 found["push"] = push(given, server, folder, output, prompts, answers)
     keep()
     wait_for(given.texts, given.start_s)
-    compare(given, folder, prompts, answers, count, found)
+    compare(given, folder, prompts, answers, count, found, keep)
 
 
 def wait_for(texts: Path, limit_s: float) -> None:
@@ -216,7 +227,7 @@ def sampled(given, server, prompt, folder: Path) -> dict:
     """
     if not given.sampled:
         return {}
-    answers = server.sample(prompt, given.sampled)
+    answers = server.sample(prompt, given.sampled, given.sampled_s)
     (folder / "sampled.json").write_text(json.dumps(answers))
     reference = Transformer(given.reference)
     distances = kolmogorov_distances(reference, prompt, answers, TEMPERATURE)
@@ -229,8 +240,9 @@ def sampled(given, server, prompt, folder: Path) -> dict:
     }
     if given.engine == "vllm":
         time.sleep(5.0)  # the last steps are written
-        records = folder / "sampler"
-        found["own_distances"] = own_distances(reference, prompt, records, TEMPERATURE, SAMPLED_TOKENS)
+        with suppress_into(found, "own_error"):
+            records = folder / "sampler"
+            found["own_distances"] = own_distances(reference, prompt, records, TEMPERATURE, SAMPLED_TOKENS)
     return found
 
 
@@ -267,7 +279,8 @@ def push(given, server, folder: Path, output: Path, prompts, answers) -> dict:
     }
 
 
-def compare(given, folder: Path, prompts, answers, count: int, found) -> None:
+def compare(given, folder: Path, prompts, answers, count: int, found, keep) -> None:
+    """Add what follows from the answers, the longest computation last, and keep each part."""
     plain_texts = json.loads(given.texts.read_text())
     different = [
         (prompt, text)
@@ -277,23 +290,28 @@ def compare(given, folder: Path, prompts, answers, count: int, found) -> None:
     ]
     found |= {"prompts": len(prompts), "same_texts": len(prompts) - len(different) // 2}
     found["tokens"] = sum(len(text) for text, _ in answers)
+    if (file := given.texts.with_suffix(".prefilled")).exists():
+        alike = zip(answers, json.loads(file.read_text()), strict=True)
+        found["same_texts_prefilled"] = sum(drafted == without for (drafted, _), without in alike)
+    keep()
     reference = Transformer(given.reference)
     if different:
         found["largest_gap"] = max(gap(reference, prompt, text) for prompt, text in different)
-    with suppress_into(found, "hf_error"):  # engine hf drafts for no target with recurrent layers
-        compare_with_hf(given, folder, prompts, answers, count, found)
     replay = Replay(given.reference, folder, reference)
+    few = zip(prompts[:COMPARED_PROMPTS], answers, strict=False)
+    rounds = [pair for prompt, (text, guesses) in few for pair in replay(prompt, text, guesses)]
+    found["rounds"] = len(rounds)
+    found["same_guesses"] = sum(theirs == ours for theirs, ours in rounds)
+    found["same_first_guess"] = sum(theirs[:1] == ours[:1] for theirs, ours in rounds)
+    keep()
     simulated = [
         replay.simulate(prompt, text, count) for prompt, (text, _) in zip(prompts, answers, strict=True)
     ]
     accepted, rounds = map(sum, zip(*simulated, strict=True))
     found["simulated_acceptance_length"] = 1 + accepted / rounds
-    if given.engine == "vllm":
-        few = zip(prompts[:COMPARED_PROMPTS], answers, strict=False)
-        rounds = [pair for prompt, (text, guesses) in few for pair in replay(prompt, text, guesses)]
-        found["rounds"] = len(rounds)
-        found["same_guesses"] = sum(theirs == ours for theirs, ours in rounds)
-        found["same_first_guess"] = sum(theirs[:1] == ours[:1] for theirs, ours in rounds)
+    keep()
+    with suppress_into(found, "hf_error"):  # engine hf drafts for no target with recurrent layers
+        compare_with_hf(given, folder, prompts, answers, count, found)
 
 
 def compare_with_hf(given, folder: Path, prompts, answers, count: int, found) -> None:
@@ -391,14 +409,12 @@ class Server:
             )
 
     def _environment(self, output: Path) -> dict[str, str]:
-        paths = [os.environ.get("PYTHONPATH", "")]
-        if self._engine == "vllm":
-            rig = output.resolve() / "rig" / "spec_vllm_rig-1.0.dist-info"
-            rig.mkdir(parents=True)
-            (rig / "METADATA").write_text("Metadata-Version: 2.1\nName: spec-vllm-rig\nVersion: 1.0\n")
-            points = "[vllm.general_plugins]\nspec_rig = spec_vllm_rig:install\n"
-            (rig / "entry_points.txt").write_text(points)
-            paths = [str(RIG), str(STREAMS), str(rig.parent), *paths]
+        folders, group, module = RIGS[self._engine]
+        rig = output.resolve() / "rig" / f"{module}-1.0.dist-info"
+        rig.mkdir(parents=True)
+        (rig / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (rig / "entry_points.txt").write_text(f"[{group}]\nspec_rig = {module}:install\n")
+        paths = [*map(str, folders), str(rig.parent), os.environ.get("PYTHONPATH", "")]
         records = output.resolve() / "sampler"
         records.mkdir()
         return os.environ | {
@@ -421,34 +437,56 @@ class Server:
             time.sleep(0.5)
 
     def answer(self, prompt):
-        """Return the greedy text, and the guesses of each round (SGLang: how many rounds accepted 0, 1, …)."""
+        """Return the greedy text, and the guesses of each round."""
         if self._engine == "sglang":
-            sampling = {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "ignore_eos": True}
-            fields = {"input_ids": prompt, "sampling_params": sampling}
-            body = self._ask("/generate", fields)
-            return body["output_ids"], body["meta_info"].get("spec_correct_drafts_histogram")
+            return self._answer_of_sglang(prompt)
         already = len(self._noted())
         sampling = {"max_tokens": NEW_TOKENS, "temperature": 0.0, "ignore_eos": True}
         body = self._ask("/inference/v1/generate", {"token_ids": prompt, "sampling_params": sampling})
         rounds = [guessed for line in self._noted()[already:] for guessed in json.loads(line).values()]
         return body["choices"][0]["token_ids"], rounds
 
-    def sample(self, prompt, number: int):
-        """Return ``number`` sampled answers of a few tokens.
+    def _answer_of_sglang(self, prompt):
+        time.sleep(SETTLING_S)  # a last step of the answer before may still run
+        already = len(self._noted())
+        sampling = {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "ignore_eos": True}
+        body = self._ask("/generate", {"input_ids": prompt, "sampling_params": sampling})
+        return body["output_ids"], [
+            guesses for line in self._noted()[already:] for guesses in json.loads(line)
+        ]
+
+    def prefilled(self, prompts):
+        """Return the greedy texts of SGLang if each token is asked for in a request of its own."""
+        sampling = {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True}
+        texts = [[] for _ in prompts]
+        for _ in range(NEW_TOKENS):
+            known = [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)]
+            rows = self._ask("/generate", {"input_ids": known, "sampling_params": sampling})
+            for text, row in zip(texts, rows, strict=True):
+                text += row["output_ids"]
+        return texts
+
+    def sample(self, prompt, number: int, limit_s: float):
+        """Return ``number`` sampled answers of a few tokens, or fewer if ``limit_s`` is over.
 
         A request for several answers loses those that end before the last one in vLLM 0.26, so each has a request.
         """
+        end_s = time.monotonic() + limit_s
         if self._engine == "vllm":
             with ThreadPoolExecutor(SAMPLES_EACH) as pool:
-                return list(pool.map(lambda seed: self._sample_one(prompt, seed), range(number)))
+                answers = pool.map(lambda seed: self._sample_one(prompt, seed, end_s), range(number))
+                return [answer for answer in answers if answer]
         sampling = {"n": SAMPLES_EACH, "temperature": TEMPERATURE, "ignore_eos": True}
         fields = {"input_ids": prompt, "sampling_params": {**sampling, "max_new_tokens": SAMPLED_TOKENS}}
         answers = []
-        while len(answers) < number:
-            answers += [answer["output_ids"] for answer in self._ask("/generate", fields)]
+        while len(answers) < number and time.monotonic() < end_s:
+            # the first one may compile kernels
+            answers += [answer["output_ids"] for answer in self._ask("/generate", fields, limit_s=limit_s)]
         return answers[:number]
 
-    def _sample_one(self, prompt, seed: int):
+    def _sample_one(self, prompt, seed: int, end_s: float):
+        if time.monotonic() > end_s:
+            return []
         sampling = {
             "temperature": TEMPERATURE,
             "ignore_eos": True,
@@ -458,8 +496,8 @@ class Server:
         body = self._ask("/inference/v1/generate", {"token_ids": prompt, "sampling_params": sampling})
         return body["choices"][0]["token_ids"]
 
-    def _ask(self, path: str, fields):
-        status, body = ask(self.port, "POST", path, fields)
+    def _ask(self, path: str, fields, limit_s: float = ANSWER_S):
+        status, body = ask(self.port, "POST", path, fields, limit_s)
         if status != 200:
             raise EngineError(f"status {status}: {body[:200]!r}; {why(self.log)}")
         return json.loads(body)

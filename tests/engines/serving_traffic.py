@@ -1,4 +1,4 @@
-"""Requests of many kinds to a vLLM server, and the states that it keeps of them; ``serving_capture_on_gpu.py``."""
+"""Requests of many kinds to a server, and the states that it keeps of them; ``serving_capture_on_gpu.py``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,8 @@ def requests_of(number: int, sizes) -> list[dict[str, Any]]:
 class Clients:
     """Sends requests; ``answers`` are the ids, prompts included, of all that were answered."""
 
-    def __init__(self, port: int, asked: list[dict[str, Any]], end_s: float) -> None:
+    def __init__(self, port: int, asked: list[dict[str, Any]], end_s: float, route: Route) -> None:
+        self._route = route
         self._port, self._asked, self._end_s, self._lock = port, asked, end_s, threading.Lock()
         self.counts, self.answers = Counter(), set()
 
@@ -79,38 +81,84 @@ class Clients:
 
     def _answer(self, request) -> list[int] | None:
         """Return the answer, or None if the client has left before."""
-        fields = {
-            "token_ids": request["prompt"],
-            "sampling_params": request["sampling"],
-            "stream": request["stream"],
-        }
+        fields = self._route.fields(request["prompt"], request["sampling"]) | {"stream": request["stream"]}
         left_s = None if request["leaves_s"] is None else time.monotonic() + request["leaves_s"]
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=request["leaves_s"] or 120.0)
         with closing(connection):
             headers = {"Content-Type": "application/json"}
             try:
-                connection.request("POST", "/inference/v1/generate", json.dumps(fields), headers)
+                connection.request("POST", self._route.path, json.dumps(fields), headers)
                 response = connection.getresponse()
                 if response.status != 200:
                     raise RuntimeError(f"status {response.status}: {response.read()[:300]!r}")
                 if not request["stream"]:
-                    return json.loads(response.read())["choices"][0]["token_ids"]
-                return streamed(response, left_s)
+                    return self._route.all_tokens(json.loads(response.read()))
+                return streamed(response, left_s, self._route)
             except TimeoutError:
                 if left_s is None:
                     raise
                 return None
 
 
-def streamed(response: http.client.HTTPResponse, left_s: float | None) -> list[int] | None:
+def streamed(response: http.client.HTTPResponse, left_s: float | None, route: Route) -> list[int] | None:
     answer: list[int] = []
     for line in response:
         if left_s is not None and time.monotonic() > left_s:
             return None
         if line.startswith(b"data: {"):
-            for choice in json.loads(line[6:]).get("choices", ()):
-                answer += choice.get("token_ids") or ()
+            answer = route.extended(answer, json.loads(line[6:]))
     return answer
+
+
+class Route(ABC):
+    """The route of a server that takes token ids."""
+
+    path: str
+
+    @abstractmethod
+    def fields(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a request. ``sampling``: by vLLM's names."""
+
+    @abstractmethod
+    def all_tokens(self, answer: dict[str, Any]) -> list[int]:
+        """Return the tokens of an answer that is not streamed."""
+
+    @abstractmethod
+    def extended(self, tokens: list[int], part: dict[str, Any]) -> list[int]:
+        """Return the tokens of a streamed answer up to and with ``part``."""
+
+
+class VllmRoute(Route):
+    path = "/inference/v1/generate"
+
+    def fields(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        return {"token_ids": prompt, "sampling_params": sampling}
+
+    def all_tokens(self, answer: dict[str, Any]) -> list[int]:
+        return answer["choices"][0]["token_ids"]
+
+    def extended(self, tokens: list[int], part: dict[str, Any]) -> list[int]:
+        return [
+            *tokens,
+            *(token for choice in part.get("choices", ()) for token in choice.get("token_ids") or ()),
+        ]
+
+
+class SglangRoute(Route):
+    path = "/generate"
+
+    def fields(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        named = {
+            "max_new_tokens" if name == "max_tokens" else name: value for name, value in sampling.items()
+        }
+        named.pop("seed", None)  # SGLang takes a seed only at its start
+        return {"input_ids": prompt, "sampling_params": named}
+
+    def all_tokens(self, answer: dict[str, Any]) -> list[int]:
+        return answer["output_ids"]
+
+    def extended(self, tokens: list[int], part: dict[str, Any]) -> list[int]:
+        return part["output_ids"]  # all tokens so far
 
 
 class Fetcher:

@@ -17,7 +17,7 @@ MATCH = 0.25
 SHARPNESS = 0.2
 
 
-def write_models(output: Path, sizes) -> tuple[Path, Path]:
+def write_models(output: Path, sizes, engine: str = "vllm") -> tuple[Path, Path]:
     """Write a target whose states depend on all tokens before, and a draft that knows which token often follows."""
     torch.manual_seed(3)
     width, heads = sizes["width"], sizes["width"] // sizes["head"]
@@ -58,7 +58,11 @@ def write_models(output: Path, sizes) -> tuple[Path, Path]:
         "num_hidden_layers": 1,
         "draft_vocab_size": sizes["vocab"],
         "eagle_aux_hidden_state_layer_ids": sizes["drafted"],
-        "norm_before_residual": True,
+        "norm_before_residual": engine == "vllm",  # SGLang has no such draft, so it accepts fewer guesses
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in sizes["drafted"]],  # SGLang's numbers
+            "use_aux_hidden_state": True,
+        },
         "dtype": "bfloat16",
     }
     (draft / "config.json").write_text(json.dumps(fields, indent=1))

@@ -27,6 +27,7 @@ from spec_trainer.cli import run
 
 from ..made_once import made_once
 from .page_server import PageServer, shell_block
+from .served_states import answers_of, captured
 from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 PROMPT = [5, 6, 7]
 SETTING = {
     "share": 1.0,
+    "states_bytes": 16 << 20,
     "labels": ["code"],
     "routes": ["/generate", "/v1/completions", "/v1/chat/completions"],
 }
@@ -212,6 +214,19 @@ def test_other_requests_are_left_out_and_counted(server) -> None:
     assert rows == []
     expected = {"opted_out": 1, "cache_salt": 2, "several_answers": 3, "constrained": 1, "store_false": 1}
     assert causes - before == Counter(**expected, unfinished=2)
+
+
+def test_states_of_requests_at_once_are_those_of_a_fresh_prefill(server, target) -> None:
+    """The draft has learnt nothing, so every verification computes rows that the next one must overwrite."""
+    _, before = counted(server)
+    draw = random.Random(6)
+    prompts = [[draw.randrange(3, 97) for _ in range(draw.randrange(1, 60))] for _ in range(16)]
+    with ThreadPoolExecutor(16) as clients:
+        answers = list(clients.map(lambda prompt: greedy(server, prompt, **FOLLOWED), prompts))
+    with HttpReplica(server.url, server.token) as replica:
+        num_right, causes = captured(replica, target)
+    assert (num_right, causes) == (len(prompts), before)
+    assert answers == answers_of(target, prompts, NUM_TOKENS)
 
 
 def test_a_draft_follows_the_traffic_of_a_server(

@@ -33,9 +33,9 @@ SAMPLED = SamplingParams(
 )
 
 
-RARE = {"eagle3, mla", "medusa"}
-"""Drafts that are served each night only: the target of one is a third one, with a vLLM of its own, and the other
-is a third party's."""
+RARE = {"eagle3, mla", "medusa", "mtp, experts"}
+"""Drafts that are served each night only: two are for targets of their own, each with a vLLM of its own, and one is
+a third party's."""
 
 
 @pytest.fixture(

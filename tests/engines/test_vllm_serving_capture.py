@@ -6,24 +6,17 @@ import http.client
 import json
 import random
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from spec_backend_cpu.backend import CpuBackend
-from spec_core import EngineContext
-from spec_core.records import SamplingParams
-from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, HttpReplica
-from spec_kit.targets import read_target
 from spec_trainer.cli import run
 
-from ..transformers_target import Transformer
 from .page_server import PageServer, shell_block
+from .served_states import answers_of, captured
 from .vllm_here import needs_vllm
 
 if TYPE_CHECKING:
@@ -98,39 +91,6 @@ def ask(server: Server, prompt: list[int], patience_s: float = 120.0, **sampling
     return json.loads(content)["choices"][0]["token_ids"]
 
 
-def answers_of(target: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """Return the greedy answers of the target alone."""
-    context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
-    with HfEngine.create(HfConfig(), read_target(target), context) as engine:
-        answers = engine.generate(prompts, SamplingParams(max_new_tokens=NUM_TOKENS, stop_at_eos=False))
-    return [list(one.token_ids) for one in answers]
-
-
-def captured(replica: HttpReplica, target: Path) -> tuple[int, Counter[str]]:
-    """Check the states of every stored request against Transformers; return the number of right ones, and causes.
-
-    Each number is within 1e-4 of the largest one of its layer.
-    """
-    schema, reference = replica.states_schema(), Transformer(target)
-    num_right, causes = 0, Counter()
-    while True:
-        taken = replica.take_requests()
-        for request in taken.requests:
-            ids = [*request.prompt, *request.answer][:-1]
-            rows = replica.take_states(request.states, len(ids), schema)
-            if isinstance(rows, str):
-                causes[rows] += 1
-                continue
-            assert torch.frombuffer(bytearray(rows.token_ids), dtype=torch.int32).tolist() == ids
-            found_TNH = torch.frombuffer(rows.states, dtype=torch.float32).view(schema.shape(len(ids)))
-            expected_TNH = reference.hidden(ids)[:, list(schema.layers)]
-            errors_N = (found_TNH - expected_TNH).abs().amax(dim=(0, 2))
-            assert (errors_N <= 1e-4 * expected_TNH.abs().amax(dim=(0, 2))).all(), (len(ids), errors_N)
-            num_right += 1
-        if not taken.left:
-            return num_right, causes + Counter(taken.left_out)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])
@@ -160,7 +120,7 @@ def test_states_of_live_requests_are_those_of_a_fresh_prefill(name, trained_draf
         tau = replica.acceptance().acceptance_length
     print(f"{num_right} right, {dict(causes)}, {server.preemptions():g} preemptions, tau {tau:.2f}")
     answered = [number for number in range(200) if answers[number] is not None]
-    expected = answers_of(trained.target, [prompts[number] for number in answered])
+    expected = answers_of(trained.target, [prompts[number] for number in answered], NUM_TOKENS)
     assert [answers[number] for number in answered] == expected
     # A client may leave before its request begins, or as it ends.
     assert len(answered) <= num_right + causes["prefix_hit"] + causes["hole"] <= 200 - causes["unfinished"]
@@ -214,7 +174,7 @@ def test_a_draft_follows_without_a_second_target(target, fresh, start_server, tm
         after = replica.acceptance().acceptance_length
     print(f"tau {before:.2f} before, {after:.2f} after")
     assert after > before + 0.05
-    assert first == answers[:16] == answers_of(target, prompts[:16])
+    assert first == answers[:16] == answers_of(target, prompts[:16], NUM_TOKENS)
     assert again == answers[:40]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert set(summary["left_out"]) <= {"prefix_hit", "same_prompt"}

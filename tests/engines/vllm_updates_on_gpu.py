@@ -253,8 +253,8 @@ def serving(given, draft, output, *words):
         server.close()
 
 
-def ask(port, method, path, fields=None):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+def ask(port, method, path, fields=None, limit_s=ANSWER_S):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit_s)
     try:
         headers = {"Content-Type": "application/json"}
         connection.request(method, path, None if fields is None else json.dumps(fields), headers)

@@ -241,6 +241,19 @@ class Run:
         return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in logs)
 
 
+def until(condition: Callable[[], object], timeout_s: float = 90.0) -> None:
+    """Wait until the condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(0.005)
+
+
+def started(words: Sequence[str]) -> subprocess.Popen[str]:
+    """A command line in a process of its own."""
+    return subprocess.Popen([*program(), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 def program() -> list[str]:
     """The first words of a command line."""
     script = Path(sys.executable).with_name("spec-trainer")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import sys
 import threading
 from contextlib import closing, contextmanager
@@ -27,7 +28,7 @@ except ImportError:  # as a program
     import draft_server
 
 from spec_core.records import FeatureSchema
-from spec_kit.hosting import LiveRequests, LiveRequestsConfig, StatesRange
+from spec_kit.hosting import LiveRequests, LiveRequestsConfig, ServerMetrics, StateRows, StatesRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,8 +78,6 @@ class States:
     """States of requests, as a server has them that captures what it serves: by Transformers, with no guess wrong."""
 
     def __init__(self, target: Path, config: LiveRequestsConfig) -> None:
-        from spec_engine_vllm.state_rows import StateRows
-
         from ..transformers_target import Transformer
 
         self._model = Transformer(target)
@@ -165,6 +164,18 @@ def ask(url: str, prompts: list[list[int]], path: str = "/ask", **headers: str) 
         response = connection.getresponse()
         assert response.status == 200
         return json.loads(response.read())
+
+
+def scraped(address: str) -> ServerMetrics:
+    """Return the metrics of an address HOST:PORT."""
+    with closing(HTTPConnection(address, timeout=10)) as connection:
+        connection.request("GET", "/metrics")
+        return ServerMetrics(connection.getresponse().read().decode())
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
 
 
 @contextmanager

@@ -15,19 +15,17 @@ import argparse
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, closing
-from http.client import HTTPConnection
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
-from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, ServerMetrics
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE
 
 from . import draft_server, launching, live_server
 from .chaos import make_target
@@ -74,7 +72,7 @@ def main() -> int:
 
 def followed(folder: Path, cycles: int, stack: ExitStack) -> list[dict[str, float]]:
     """Return the figures after each cycle."""
-    port, metrics = free_port(), f"127.0.0.1:{free_port()}"
+    port, metrics = live_server.free_port(), f"127.0.0.1:{live_server.free_port()}"
     target, output, log = make_target(folder), folder / "run", folder / "log"
     words = ["follow", f"target={target}", f"output={output}", f"follow.metrics={metrics}", *WORDS]
     words += ["--server", f"http://127.0.0.1:{port}"]
@@ -103,17 +101,17 @@ def followed(folder: Path, cycles: int, stack: ExitStack) -> list[dict[str, floa
     steps = 0.0
     for cycle in range(cycles):
         headers = {"x-draft-label": draw.choice(["a", "b", f"made up {cycle}"])} if cycle % 2 else {}
-        while scraped(metrics, "spec_follow_steps") <= steps:
+        while live_server.scraped(metrics).total("spec_follow_steps") <= steps:
             asked = [[draw.randrange(12) for _ in range(draw.randrange(3, 9))] for _ in range(EVERY)]
             live_server.ask(url, asked, ROUTES[cycle % 2], **headers)
             assert process.poll() is None, log.read_text()[-4000:]
             time.sleep(0.05)
-        steps = scraped(metrics, "spec_follow_steps")
+        steps = live_server.scraped(metrics).total("spec_follow_steps")
         found.append(figures(output, follow=psutil.Process(process.pid), server=server))
         if cycle % 50 == 49:
             print(f"{cycle + 1} cycles: {found[-1]}", flush=True)
     for name in ("verdicts", "pushes", "requests"):
-        print(f"{name}: {scraped(metrics, f'spec_follow_{name}_total'):.0f}")
+        print(f"{name}: {live_server.scraped(metrics).total(f'spec_follow_{name}_total'):.0f}")
     return found
 
 
@@ -149,17 +147,6 @@ def report(found: Sequence[dict[str, float]]) -> int:
             grew.append(name)
     print(f"grew: {', '.join(grew) or 'nothing'}")
     return int(bool(grew))
-
-
-def scraped(address: str, name: str) -> float:
-    with closing(HTTPConnection(address, timeout=10)) as connection:
-        connection.request("GET", "/metrics")
-        return ServerMetrics(connection.getresponse().read().decode()).total(name)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spec_testing.limits import patient
+
+from .launching import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,8 +75,8 @@ class RayHosts:
                 start_new_session=True,
             )
         if number == 1:
-            _until(lambda: _connected(ray, self.address))
-        _until(lambda: any(node["Alive"] and node["NodeID"] not in known for node in ray.nodes()))
+            until(lambda: _connected(ray, self.address), _START_S)
+        until(lambda: any(node["Alive"] and node["NodeID"] not in known for node in ray.nodes()), _START_S)
 
     def stop(self, number: int) -> None:
         """Kill everything that runs on a host; nobody is told."""
@@ -156,10 +157,3 @@ def _connected(ray: object, address: str) -> bool:
     except (ConnectionError, RuntimeError, ValueError):
         return False
     return True
-
-
-def _until(condition: object) -> None:
-    deadline = time.monotonic() + _START_S
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "the cluster did not start"
-        time.sleep(0.2)

@@ -98,24 +98,19 @@ class RayNodes:
 
 
 @contextmanager
-def ray_nodes(num_nodes: int, **own: int) -> Iterator[RayNodes]:
-    """Yield a running cluster of that many nodes. ``own``: options of the own one, such as ``num_cpus``."""
+def ray_nodes(num_nodes: int) -> Iterator[RayNodes]:
+    """Yield a running cluster of that many nodes."""
+    from ray.cluster_utils import Cluster
+
     marker = uuid.uuid4().hex
     # Most of the addresses are no interface's.
     changed = {_MARKER: marker, "RAY_AUTH_MODE": "disabled", "GLOO_SOCKET_IFNAME": "lo"}
     with patch.dict(os.environ, changed):
-        yield from _running(num_nodes, marker, own)
-
-
-def _running(num_nodes: int, marker: str, own: dict[str, int]) -> Iterator[RayNodes]:
-    from ray.cluster_utils import Cluster
-
-    nodes = RayNodes(
-        Cluster(initialize_head=True, head_node_args={**_NODE, "include_dashboard": False, **own}), marker
-    )
-    try:
-        for number in range(2, num_nodes + 1):
-            nodes.start(f"127.0.0.{number}")
-        yield nodes
-    finally:
-        nodes.end()
+        head = {**_NODE, "include_dashboard": False}
+        nodes = RayNodes(Cluster(initialize_head=True, head_node_args=head), marker)
+        try:
+            for number in range(2, num_nodes + 1):
+                nodes.start(f"127.0.0.{number}")
+            yield nodes
+        finally:
+            nodes.end()

@@ -39,14 +39,9 @@ def place(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def refused(capsys, *words: str) -> str:
-    capsys.readouterr()
-    assert run(words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
-
-
-def test_plan_shows_the_samples_that_it_was_asked_for(target, place, capsys, monkeypatch) -> None:
+def test_plan_shows_the_samples_that_it_was_asked_for(
+    target, place, capsys, command_line, monkeypatch
+) -> None:
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     rows = [
         {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": f"yo {index}"}]}
@@ -62,9 +57,8 @@ def test_plan_shows_the_samples_that_it_was_asked_for(target, place, capsys, mon
     assert run([*plan, "--show", "9", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["shown"]
     assert [text["where"].rpartition(":")[2] for text in shown] == ["1", "2", "3", "4"]
-    assert "spec-trainer regenerate lets the target write them" in refused(
-        capsys, *plan, "data.path=prompts.jsonl", "--show", "1"
-    )
+    refused = command_line(*plan, "data.path=prompts.jsonl", "--show", "1")
+    assert "spec-trainer regenerate lets the target write them" in refused.error
 
 
 def test_a_tokenizer_of_another_model_is_warned_of_where_its_tokens_are_valid(target, place, capsys) -> None:
@@ -87,28 +81,31 @@ def test_a_tokenizer_of_another_model_is_warned_of_where_its_tokens_are_valid(ta
     assert "end token of the target (7)" in line
 
 
-def test_what_is_trained_regenerated_and_evaluated_is_rendered_alike(target, place, capsys) -> None:
+def test_what_is_trained_regenerated_and_evaluated_is_rendered_alike(
+    target, place, capsys, command_line
+) -> None:
     common = ["--target", str(target)]
     answer = ["regenerate", *common, "--data", "prompts.jsonl", "--max-new-tokens", "4"]
     own = "data.chat_template=own.jinja"
     assert run([*answer, "--output", "off.jsonl", OFF, own]) == 0
-    assert "chat_template_kwargs" in refused(capsys, *answer, "--output", "off.jsonl", ON, own)
+    assert "chat_template_kwargs" in command_line(*answer, "--output", "off.jsonl", ON, own).error
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
     row = json.loads(Path("off.jsonl").read_text().splitlines()[0])
     asked = [id_ for id_, trained in zip(row["input_ids"], row["loss_mask"], strict=True) if not trained]
     assert tokenizer.decode(asked).endswith("<|im_start|>assistant:\n" + EMPTY)
 
     train = ["train", *common, "--data", "off.jsonl", "--output", "run", "train.steps=1", "draft.num_steps=2"]
-    line = refused(capsys, *train, own)
+    line = command_line(*train, own).error
     assert (
         "off.jsonl' was made with data.chat_template_kwargs={'enable_thinking': False}, here it is {}" in line
     )
     assert not Path("run").exists()
-    assert "off.jsonl' was made with data.chat_template=" in refused(capsys, *train, OFF)
+    assert "off.jsonl' was made with data.chat_template=" in command_line(*train, OFF).error
     shutil.copy("off.jsonl", "alone.jsonl")  # without what says how it was made
     alone = [word.replace("off.jsonl", "alone.jsonl") for word in train]
-    assert "alone.jsonl:1: other variables of the template: the row's are {'enable" in refused(
-        capsys, *alone, own
+    assert (
+        "alone.jsonl:1: other variables of the template: the row's are {'enable"
+        in command_line(*alone, own).error
     )
     assert run([*train, OFF, own, "train.save_every=1"]) == 0
 
@@ -132,12 +129,10 @@ def test_what_is_trained_regenerated_and_evaluated_is_rendered_alike(target, pla
         "--temperature",
         "0",
     ]
-    line = refused(capsys, *measure, "--prompts", "prompts.jsonl", ON)
-    assert line.startswith(
-        "spec-trainer: error: draft run/draft was made with data.chat_template_kwargs={'enable"
-    )
+    line = command_line(*measure, "--prompts", "prompts.jsonl", ON).error
+    assert line.startswith("draft run/draft was made with data.chat_template_kwargs={'enable")
     assert run([*answer, "--output", "on.jsonl", ON]) == 0
-    assert "on.jsonl' was made with data." in refused(capsys, *measure, "--prompts", "on.jsonl")
+    assert "on.jsonl' was made with data." in command_line(*measure, "--prompts", "on.jsonl").error
     capsys.readouterr()
     assert run([*measure, "--no-untrained", "--prompts", "prompts.jsonl", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["chat_template_kwargs"] == {"enable_thinking": False}
@@ -152,9 +147,9 @@ def test_what_is_trained_regenerated_and_evaluated_is_rendered_alike(target, pla
         ("data.chat_template_kwargs=on", "chat_template_kwargs"),
     ],
 )
-def test_a_wrong_template_or_variable_is_refused(target, place, capsys, word, problem) -> None:
+def test_a_wrong_template_or_variable_is_refused(target, place, command_line, word, problem) -> None:
     words = ["plan", "--target", str(target), "--data", "prompts.jsonl", "--output", "run", word]
-    assert problem in refused(capsys, *words)
+    assert problem in command_line(*words).error
 
 
 def test_a_template_of_ones_own_serves_a_target_without_one(make_target, tmp_path) -> None:

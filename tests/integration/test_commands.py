@@ -10,8 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,10 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from spec_trainer.cli import run
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from .launching import last_step, losses, metrics, started, until
 
-PROGRAM = str(Path(sys.executable).with_name("spec-trainer"))
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
 STEPS = 12
 PROMPTS = 5
 
@@ -76,10 +76,6 @@ def prompts(rows_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied(trained: Path, tmp_path: Path) -> Path:
     """A copy of the run's directory, to go on with."""
     return shutil.copytree(trained, tmp_path / "run", symlinks=True)
-
-
-def metrics(output: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
 def summary(output: Path) -> dict[str, Any]:
@@ -255,7 +251,7 @@ def test_config_of_the_run_alone_reproduces_it(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(["--config", str(trained / "config.yaml"), "--output", "again"]) == 0
     again = tmp_path / "again"
-    assert [record["loss"] for record in metrics(again)] == [record["loss"] for record in metrics(trained)]
+    assert losses(again) == losses(trained)
     assert _draft(again) == _draft(trained)
 
 
@@ -297,7 +293,7 @@ def test_resumed_run_ends_bitwise_equal_after_sigint_and_sighup(words, tmp_path)
         assert step < 120
         assert not (broken / "summary.json").exists()
     assert run(words(broken, steps)) == 0
-    assert [record["loss"] for record in metrics(broken)] == [record["loss"] for record in metrics(whole)]
+    assert losses(broken) == losses(whole)
     assert _draft(broken) == _draft(whole)
 
 
@@ -360,8 +356,15 @@ def test_exported_checkpoint_is_the_runs_draft_bit_for_bit(command_line, trained
     assert again.error == f"output {output} exists; choose a new folder"
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped"])
-@pytest.mark.parametrize("file", ["state/rank-0.safetensors", "state/index.json", "meta.json", "config.yaml"])
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("state/rank-0.safetensors", "flipped"),
+        ("state/index.json", "cut"),
+        ("meta.json", "cut"),
+        ("config.yaml", "flipped"),
+    ],
+)
 def test_damage_in_a_checkpoint_is_noticed_by_export_and_resume(command_line, copied, words, file, damage):
     checkpoint = copied / "checkpoints" / "step-12"
     path = checkpoint / file
@@ -380,22 +383,11 @@ def test_the_checkpoint_before_a_damaged_one_is_resumed_on_demand(command_line, 
     last = copied / "checkpoints" / "step-12"
     (last / "state" / "rank-0.safetensors").write_bytes(b"")
     assert command_line(*words(copied), "--resume-from", "previous").code == 0
-    assert [record["loss"] for record in metrics(copied)] == [record["loss"] for record in metrics(trained)]
+    assert losses(copied) == losses(trained)
     assert _files(last / "state") == _files(trained / "checkpoints" / "step-12" / "state")
     assert _draft(copied) == _draft(trained)
     assert "resume_from: latest" in (copied / "config.yaml").read_text()
     assert command_line(*words(copied)).code == 0
-
-
-def test_checkpoint_that_lost_its_meta_is_written_again(command_line, copied, words, caplog):
-    """The one that ``best`` names, too."""
-    last = copied / "checkpoints" / "step-12"
-    (copied / "checkpoints" / "best").unlink()
-    (copied / "checkpoints" / "best").symlink_to(last.name)
-    (last / "meta.json").unlink()
-    assert command_line(*words(copied)).code == 0
-    assert f"{last} has no meta.json" in caplog.text
-    assert command_line("export", "--checkpoint", last, "--output", copied / "new").code == 0
 
 
 def test_export_below_a_file_is_refused(command_line, trained, rows_file):
@@ -532,12 +524,8 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def _started(words: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen([PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def _finished(words: list[str]) -> subprocess.CompletedProcess[str]:
-    with _started(words) as child:
+    with started(words) as child:
         out, err = child.communicate(timeout=90)
     return subprocess.CompletedProcess(words, child.returncode, out, err)
 
@@ -546,30 +534,16 @@ def _interrupted(
     words: list[str], output: Path, number: signal.Signals
 ) -> tuple[subprocess.CompletedProcess[str], int]:
     """Signals the run once it has trained three more steps; the step that it ended with."""
-    before = _num_lines(output / "metrics.jsonl")
-    child = _started(words)
+    before = last_step(output)
+    child = started(words)
     try:
-        for _ in _ticks(120):
-            if child.poll() is not None or _num_lines(output / "metrics.jsonl") >= before + 3:
-                break
+        until(lambda: child.poll() is not None or last_step(output) >= before + 3, 120)
         child.send_signal(number)
         out, err = child.communicate(timeout=60)
     finally:
         child.kill()
     done = subprocess.CompletedProcess(words, child.returncode, out, err)
-    return done, _num_lines(output / "metrics.jsonl")
-
-
-def _num_lines(file: Path) -> int:
-    return file.read_text().count("\n") if file.exists() else 0
-
-
-def _ticks(seconds: float) -> Iterator[None]:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        yield
-        time.sleep(0.005)
-    raise AssertionError(f"nothing within {seconds} s")
+    return done, last_step(output)
 
 
 def _with_nan(folder: Path) -> Path:

@@ -7,15 +7,12 @@ import json
 import random
 import re
 import signal
-import socket
 import stat
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from functools import cache
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +22,7 @@ import torch
 import transformers
 
 from spec_core.records import AcceptanceCounters
-from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, ServerMetrics
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE
 from spec_kit.targets import read_target
 from spec_trainer import cli
 from spec_trainer.configuration.follow import RetentionConfig
@@ -368,7 +365,7 @@ def test_a_command_killed_at_any_moment_has_its_requests_again(lab, url, tmp_pat
         before = size(output / moment)
         with log.open("wb") as errors:
             process = subprocess.Popen([*launching.program(), *words], stdout=errors, stderr=errors)
-        until(lambda moment=moment, before=before: size(output / moment) != before)
+        launching.until(lambda moment=moment, before=before: size(output / moment) != before)
         process.kill()
         process.wait()
         with RetainedRequests(output / "requests.sqlite3", RetentionConfig(rows=1000)) as retained:
@@ -465,8 +462,8 @@ def test_a_killed_command_leaves_a_server_that_serves_and_goes_on(lab, url, tmp_
     with log.open("wb") as errors:
         words = [*launching.program(), *lab.follow(url, output, *keys, "--verbose")]
         process = subprocess.Popen(words, stdout=errors, stderr=errors)
-    until(lambda: (output / "decoded" / "draft-0" / "model.safetensors").exists())
-    until(lambda: log.read_text().count("-0 is ready") == 2)
+    launching.until(lambda: (output / "decoded" / "draft-0" / "model.safetensors").exists())
+    launching.until(lambda: log.read_text().count("-0 is ready") == 2)
     workers = psutil.Process(process.pid).children(recursive=True)
     assert len(workers) >= 2
     process.kill()
@@ -484,29 +481,28 @@ def test_a_draft_begins_with_neither_data_nor_weights_and_a_server_that_returns_
     lab, tmp_path
 ) -> None:
     output, log = tmp_path / "run", tmp_path / "log"
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port, metrics = live_server.free_port(), f"127.0.0.1:{live_server.free_port()}"
     address = f"http://127.0.0.1:{port}"
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        metrics = f"127.0.0.1:{taken.getsockname()[1]}"
     words = [*launching.program(), *lab.follow_anew(address, output, f"follow.metrics={metrics}")]
     with log.open("wb") as errors:
         process = subprocess.Popen(words, stdout=errors, stderr=errors)
     try:
         start = output / "decoded" / "draft-0"
-        until(lambda: start.exists() and "does not answer" in log.read_text())
+        launching.until(lambda: start.exists() and "does not answer" in log.read_text())
         for traffic in (prompts("old", 130, 60), [CANARY]):  # the second time the server has just started
             with draft_server.serving(lab.target, start, live_server.__file__, port) as url:
                 for asked in (traffic, [CANARY]):
                     assert live_server.ask(url, asked)["answers"] == lab.answers(asked)
-                until(lambda url=url: live_server.ask(url, [CANARY])["versions"] != [None])
+                launching.until(lambda url=url: live_server.ask(url, [CANARY])["versions"] != [None])
                 assert live_server.ask(url, [CANARY])["answers"] == lab.answers([CANARY])
-                until(lambda: scraped(metrics).total("spec_follow_server_version") == 1)
-        figures = scraped(metrics)
+                launching.until(lambda: live_server.scraped(metrics).total("spec_follow_server_version") == 1)
+        figures = live_server.scraped(metrics)
         assert figures.by_label("spec_follow_left_out_total", "reason")["same_prompt"] > 0
         assert figures.total("spec_follow_requests_total") > 130
         assert figures.total("spec_follow_pushes_total") >= 2
-        until(lambda: scraped(metrics).by_label("spec_follow_server_up", "server") == {address: 0})
+        launching.until(
+            lambda: live_server.scraped(metrics).by_label("spec_follow_server_up", "server") == {address: 0}
+        )
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130, log.read_text()
     finally:
@@ -521,20 +517,6 @@ def test_neither_process_nor_the_run_directory_grows_with_the_number_of_cycles()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "grew: nothing" in done.stdout
-
-
-def scraped(address: str) -> ServerMetrics:
-    connection = HTTPConnection(address, timeout=10)
-    with closing(connection):
-        connection.request("GET", "/metrics")
-        return ServerMetrics(connection.getresponse().read().decode())
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -601,7 +583,7 @@ def test_training_waits_while_a_server_is_slower_than_the_budget(lab, url_here, 
     with ThreadPoolExecutor(1) as aside:
 
         def relieve() -> None:
-            until(lambda: "training waits" in caplog.text)
+            launching.until(lambda: "training waits" in caplog.text)
             assert not (output / "metrics.jsonl").exists() or len(launching.metrics(output)) < 2
             time.sleep(1)
             draft_server.traffic(url_here, "/latency/1")
@@ -651,7 +633,7 @@ def test_a_policy_that_changes_is_noticed(lab, command_line, tmp_path, new_targe
 
             def improve(answers: list[list[int]]) -> None:
                 """Reinforce what was answered."""
-                until(lambda: (output / "versions.jsonl").exists() and rows(output), 180)
+                launching.until(lambda: (output / "versions.jsonl").exists() and rows(output), 180)
                 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
                 ids = torch.tensor(answers)
                 model(ids, labels=ids).loss.backward()
@@ -666,7 +648,7 @@ def test_a_policy_that_changes_is_noticed(lab, command_line, tmp_path, new_targe
                 assert "has changed, and the run is for the former one" in log.read_text()
                 assert "belongs to another run" in command_line(*words).error
                 return
-            until(lambda: bool(rollout()) and rows(output)[-1]["version"] == 2, 240)
+            launching.until(lambda: bool(rollout()) and rows(output)[-1]["version"] == 2, 240)
             process.send_signal(signal.SIGINT)
             assert process.wait(180) == 130, log.read_text()
         finally:

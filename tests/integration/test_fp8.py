@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -16,6 +15,8 @@ from spec_kit.drafting import Fp8Layers, use_fp8_head
 from spec_testing.draft_workbench import LENGTHS, build
 from spec_testing.toy_target import toy_batch, toy_target
 from spec_trainer.cli import run
+
+from .launching import losses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,8 +106,3 @@ def test_a_resumed_run_ends_as_one_without_a_break(words, tmp_path, fp8, name):
     ).read_bytes()
     assert run(words(tmp_path / "without", *options, steps=1)) == 0
     assert losses(tmp_path / "without") != losses(whole)[:1]
-
-
-def losses(output: Path) -> list[Any]:
-    """Return the loss of each step of a run."""
-    return [json.loads(line)["loss"] for line in (output / "metrics.jsonl").read_text().splitlines()]

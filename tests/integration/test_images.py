@@ -118,16 +118,16 @@ def test_a_draft_with_the_targets_embeddings_of_images_trains_from_features_and_
     assert (copy / name).read_bytes() == (tmp_path / "merged" / name).read_bytes()
 
 
-def test_features_without_the_embeddings_do_not_train_a_draft_that_reads_them(words, tmp_path, capsys):
+def test_features_without_the_embeddings_do_not_train_a_draft_that_reads_them(words, tmp_path, command_line):
     features = tmp_path / "features"
     assert run(words("capture", "qwen2_5_vl", features, *DRAFTS["eagle3"])) == 0
     line = words("plan", "qwen2_5_vl", tmp_path / "run", *MERGED, f"data.features={features}")
-    assert "holds layers [2, 4, 5, 8], draft eagle3 needs [0, 2, 4, 5, 8]" in refusal(line, capsys)
+    assert "holds layers [2, 4, 5, 8], draft eagle3 needs [0, 2, 4, 5, 8]" in command_line(*line).error
 
 
-def test_targets_that_scale_their_embeddings_have_none_for_a_draft(words, tmp_path, capsys):
+def test_targets_that_scale_their_embeddings_have_none_for_a_draft(words, tmp_path, command_line):
     line = words("plan", "gemma4", tmp_path / "run", *MERGED)
-    assert "set draft.image_embeddings=placeholder" in refusal(line, capsys)
+    assert "set draft.image_embeddings=placeholder" in command_line(*line).error
 
 
 def test_engine_in_a_process_of_its_own_gets_the_images(words, tmp_path):
@@ -137,7 +137,7 @@ def test_engine_in_a_process_of_its_own_gets_the_images(words, tmp_path):
     assert losses(tmp_path / "one") == pytest.approx(losses(tmp_path / "two"), rel=1e-4)
 
 
-def test_features_of_other_images_are_refused(words, pictures, tmp_path, capsys):
+def test_features_of_other_images_are_refused(words, pictures, tmp_path, command_line):
     """The token ids are the same: only the pictures tell the samples apart."""
     features, names = tmp_path / "features", sorted(pictures.glob("*.png"))
     assert run(words("capture", "qwen2_5_vl", features, *DRAFTS["eagle3"])) == 0
@@ -149,19 +149,11 @@ def test_features_of_other_images_are_refused(words, pictures, tmp_path, capsys)
         offline = words(
             "plan", "qwen2_5_vl", tmp_path / "run", *DRAFTS["eagle3"], f"data.features={features}"
         )
-        assert f"data.features={features} holds no features of 1 of {ROWS}" in refusal(offline, capsys)
+        assert f"data.features={features} holds no features of 1 of {ROWS}" in command_line(*offline).error
         again = words("capture", "qwen2_5_vl", features, *DRAFTS["eagle3"])
-        assert "holds other features (data" in refusal(again, capsys)
+        assert "holds other features (data" in command_line(*again).error
     finally:
         names[0].write_bytes(before)
-
-
-def refusal(line: list[str], capsys) -> str:
-    """The one line of error of a command that exits with 2."""
-    capsys.readouterr()
-    assert run(line) == 2
-    (error,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("spec-trainer: ")]
-    return error
 
 
 @pytest.mark.parametrize(
@@ -173,27 +165,30 @@ def refusal(line: list[str], capsys) -> str:
         ("follow", ("follow.servers=[http://127.0.0.1:9]",), "follow trains on text alone"),
     ],
 )
-def test_what_does_not_take_images_says_so(words, tmp_path, capsys, monkeypatch, command, more, problem):
+def test_what_does_not_take_images_says_so(
+    words, tmp_path, command_line, monkeypatch, command, more, problem
+):
     # Whether it is installed or not.
     monkeypatch.setattr(SglangEngine, "probe", classmethod(lambda _: Availability(ok=True)))
     line = words(command, "qwen2_5_vl", tmp_path / "run", *DRAFTS["eagle3"], *more)
-    assert problem in refusal(line, capsys)
+    assert problem in command_line(*line).error
     assert not (tmp_path / "run").exists()
 
 
-def test_an_engine_takes_images_for_the_types_that_it_names(words, tmp_path, capsys, monkeypatch):
+def test_an_engine_takes_images_for_the_types_that_it_names(words, tmp_path, command_line, monkeypatch):
     monkeypatch.setattr(SglangEngine, "probe", classmethod(lambda _: Availability(ok=True)))
     line = words("plan", "qwen3_5", tmp_path / "run", *DRAFTS["eagle3"], "--engine", "sglang")
-    assert "takes images for targets of the types qwen2_5_vl_text, qwen3_vl_text alone" in refusal(
-        line, capsys
+    assert (
+        "takes images for targets of the types qwen2_5_vl_text, qwen3_vl_text alone"
+        in command_line(*line).error
     )
 
 
-def test_an_engine_without_images_takes_no_target_that_sees(words, tmp_path, capsys, monkeypatch):
+def test_an_engine_without_images_takes_no_target_that_sees(words, tmp_path, command_line, monkeypatch):
     monkeypatch.setattr(SglangEngine, "probe", classmethod(lambda _: Availability(ok=True)))
     monkeypatch.setattr(SglangEngine, "abilities", replace(SglangEngine.abilities, images=False))
     line = words("plan", "qwen2_5_vl", tmp_path / "run", *DRAFTS["eagle3"], "--engine", "sglang")
-    assert "sees images, which engine 'sglang' does not capture" in refusal(line, capsys)
+    assert "sees images, which engine 'sglang' does not capture" in command_line(*line).error
 
 
 @pytest.fixture(scope="module")
@@ -299,18 +294,18 @@ def test_text_alone_has_no_figures_of_images(evaluation, tmp_path, capsys):
     ],
 )
 def test_prompts_with_bad_images_are_refused_in_one_line(
-    evaluation, pictures, tmp_path, capsys, part, problem
+    evaluation, pictures, tmp_path, command_line, part, problem
 ):
     file = tmp_path / "prompts.jsonl"
     content = [part, {"type": "text", "text": "What?"}]
     file.write_text(json.dumps({"messages": [{"role": "user", "content": content}]}) + "\n")
-    assert problem in refusal(evaluation("qwen3_vl", file, f"data.media_root={pictures}"), capsys)
+    assert problem in command_line(*evaluation("qwen3_vl", file, f"data.media_root={pictures}")).error
 
 
 def test_prompts_with_images_need_the_folder_and_an_engine_that_takes_them(
-    evaluation, pictures, capsys, monkeypatch
+    evaluation, pictures, command_line, monkeypatch
 ):
     line = evaluation("qwen3_vl", pictures / "rows.jsonl")
-    assert "set data.media_root to the folder of the images" in refusal(line, capsys)
+    assert "set data.media_root to the folder of the images" in command_line(*line).error
     monkeypatch.setattr(HfEngine, "abilities", replace(HfEngine.abilities, image_prompts=False))
-    assert "with engine 'hf', prompts of text alone are answered" in refusal(line, capsys)
+    assert "with engine 'hf', prompts of text alone are answered" in command_line(*line).error

@@ -12,6 +12,8 @@ import pytest
 from spec_trainer.commands.train import run_training
 from spec_trainer.resolve import resolve
 
+from .launching import losses
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -68,7 +70,7 @@ def curve(
             (parts,) = run.schedule.shares(item)
             assert [len(part) for part in parts] == [4 // accumulation] * accumulation
         run_training(run)
-        return [json.loads(line)["loss"] for line in run.directory.metrics.read_text().splitlines()]
+        return losses(run.directory.root)
 
     return train
 
@@ -79,9 +81,9 @@ def largest_difference(one: Curve, other: Curve) -> float:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_loss_falls_by_a_third(curve, dtype):
-    losses = curve(dtype, 1, True)
-    assert len(losses) == STEPS
-    assert losses[-1] < 0.7 * losses[0]
+    found = curve(dtype, 1, True)
+    assert len(found) == STEPS
+    assert found[-1] < 0.7 * found[0]
 
 
 @pytest.mark.slow

@@ -7,23 +7,19 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from spec_trainer.cli import run
 
-from .launching import losses, metrics
+from .launching import losses, metrics, started, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-PROGRAM = str(Path(sys.executable).with_name("spec-trainer"))
 SAMPLES, HELD_OUT = 120, 12
 TOKENS = (9, 16)
 """Fewest and most of a sample."""
@@ -90,8 +86,8 @@ def interrupted(offline: Offline, tmp_path_factory: pytest.TempPathFactory) -> P
     moments = random.Random(5)
     for _ in range(2):
         done, at_least = _shards(folder), moments.randint(1, 5)
-        with _started(offline.capture(folder, ONE_PASS_EACH)) as child:
-            _until(lambda done=done, more=at_least: len(_shards(folder)) >= len(done) + more)
+        with started(offline.capture(folder, ONE_PASS_EACH)) as child:
+            until(lambda done=done, more=at_least: len(_shards(folder)) >= len(done) + more)
             child.send_signal(signal.SIGKILL)
         retained = _shards(folder)
         assert retained.keys() > done.keys()
@@ -132,8 +128,8 @@ def test_engines_of_their_own_capture_the_same(offline: Offline, captured: Path,
     """Two replicas and a writer, interrupted by Ctrl-C."""
     folder = tmp_path / "features"
     words = offline.capture(folder, ONE_PASS_EACH, "placement.kind=disaggregated", "engine.replicas=2")
-    with _started(words) as child:
-        _until(lambda: len(_shards(folder)) >= 3)
+    with started(words) as child:
+        until(lambda: len(_shards(folder)) >= 3)
         child.send_signal(signal.SIGINT)
         child.wait(60)
         assert child.returncode == 130, child.stderr.read()
@@ -174,8 +170,8 @@ def test_a_run_may_go_on_without_its_engine(
 ) -> None:
     """An engine for some steps, the folder for the others, stopped in between."""
     output = tmp_path / "run"
-    with _started(offline.train(output, ONE_PASS_EACH)) as child:
-        _until(lambda: (output / "metrics.jsonl").exists() and len(losses(output)) >= 2)
+    with started(offline.train(output, ONE_PASS_EACH)) as child:
+        until(lambda: (output / "metrics.jsonl").exists() and len(losses(output)) >= 2)
         child.send_signal(signal.SIGINT)
         child.wait(60)
     assert 2 <= len(losses(output)) < len(online)
@@ -260,14 +256,3 @@ def _shards(folder: Path) -> dict[str, int]:
 
 def _contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}
-
-
-def _started(words: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen([PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def _until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s"
-        time.sleep(0.002)

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from spec_trainer.cli import run
 
+from ..chat_templates import byte_tokenizer
 from .traps import Traps
 
 if TYPE_CHECKING:
@@ -40,12 +39,8 @@ class Payload:
 @pytest.fixture(scope="module")
 def good_target(make_target: Callable[..., Path]) -> Path:
     """A tiny Llama that speaks bytes."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({byte: place for place, byte in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     folder = make_target("llama", vocab_size=256, eos_token_id=255)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE).save_pretrained(folder)
+    byte_tokenizer((), TEMPLATE).save_pretrained(folder)
     return folder
 
 

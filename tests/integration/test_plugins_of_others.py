@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from .launching import losses, program
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OTHERS = Path(__file__).parents[1] / "plugins" / "broken"
-PROGRAM = Path(sys.executable).with_name("spec-trainer")
 LIMIT_S = 120
 IN_TURN = """
 import json, sys
@@ -54,9 +55,9 @@ def installed(tmp_path_factory) -> dict[str, str]:
 def call(installed, tmp_path):
     """``call(*words)``: code, stdout and stderr of a command beside the plugins of others."""
 
-    def call(*words: object, program: Sequence[object] = (PROGRAM,)) -> subprocess.CompletedProcess[str]:
+    def call(*words: object, begin: Sequence[str] = program()) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            list(map(str, [*program, *words])), capture_output=True, text=True, env=installed, cwd=tmp_path,
+            list(map(str, [*begin, *words])), capture_output=True, text=True, env=installed, cwd=tmp_path,
             timeout=LIMIT_S, check=False,
         )  # fmt: skip
 
@@ -69,7 +70,7 @@ def call_in_turn(call):
 
     def call_in_turn(commands: list[list[object]]) -> subprocess.CompletedProcess[str]:
         document = json.dumps([list(map(str, words)) for words in commands])
-        return call(document, program=[sys.executable, "-P", "-c", IN_TURN])
+        return call(document, begin=[sys.executable, "-P", "-c", IN_TURN])
 
     return call_in_turn
 
@@ -80,10 +81,6 @@ def run_words(peaked_target, rows_file) -> list[object]:
         "--target", peaked_target, "--data", rows_file, "train.steps=3", "train.global_batch_tokens=96",
         "draft.num_steps=2",
     ]  # fmt: skip
-
-
-def losses(folder: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.slow

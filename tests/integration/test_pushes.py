@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,13 +56,6 @@ def fresh_server(lab: launching.Lab, drafts: dict[str, Path]) -> Iterator[str]:
         yield url
 
 
-def until(condition, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def served(command_line, url: str) -> dict:
     outcome = command_line("serving", "--of", url, "--json")
     assert outcome.code == 0, outcome.err
@@ -97,7 +89,7 @@ def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, t
         assert [path.name[:3] for path in tmp_path.iterdir()] == ["v3-"]
 
         for url in (fresh_server, other):
-            until(lambda url=url: (served(command_line, url)["rounds"] or 0) > 20)
+            launching.until(lambda url=url: (served(command_line, url)["rounds"] or 0) > 20)
             now = served(command_line, url)
             assert (now["version"], now["digest"], now["state"]) == (3, document["digest"], "committed")
             assert draft_server.traffic(url)["as_without"]
@@ -128,7 +120,6 @@ def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, t
     [
         (["--to", "127.0.0.1:1"], "'127.0.0.1:1' is no address of a server; expected http://host:port"),
         (["--to", "http://127.0.0.1:1", "--timeout-s", "0"], "--timeout-s=0.0: expected seconds above 0"),
-        (["--to", "http://127.0.0.1:port"], "is no address of a server; expected http://host:port"),
         (
             ["--to", "http://127.0.0.1:1", "--address", "here"],
             "servers cannot connect to 'here': 'here' is not host:port; name host:port of this host",
@@ -141,10 +132,6 @@ def test_a_draft_is_pushed_by_command(command_line, lab, drafts, fresh_server, t
         (
             ["push.options.file.kep=5", "--to", "http://127.0.0.1:1"],
             "options: unknown key 'push.options.file.kep' (did you mean 'keep'?)",
-        ),
-        (
-            ["push.options.fil.keep=5", "--to", "http://127.0.0.1:1"],
-            "no weight_transport plugin is called 'fil' (did you mean 'file'?)",
         ),
         (["push.option.file.keep=5", "--to", "http://127.0.0.1:1"], "(did you mean 'options'?)"),
         (["--to", "http://127.0.0.1:1", "push.options.file.keep=5"], "write it before the flags"),
@@ -291,7 +278,7 @@ def test_a_canary_reverts_a_version_that_is_worse_and_no_other(command_line, lab
         "push__canary_rounds": 200,
     }
     with draft_server.serving(lab.keys["target"], drafts["trained"]) as url:
-        until(lambda: (served(command_line, url)["rounds"] or 0) > 200)
+        launching.until(lambda: (served(command_line, url)["rounds"] or 0) > 200)
         worse = {"draft__init_from": drafts["trained"], "train__lr": 0.5, "push__to": f"[{url}]"}
         lab.train_here(lab.folder / "worse", **keys, **worse)
         now = served(command_line, url)
@@ -302,7 +289,7 @@ def test_a_canary_reverts_a_version_that_is_worse_and_no_other(command_line, lab
         assert verdict["push_acceptance_after"] < verdict["push_acceptance_before"] - 0.1
 
         equal = {"draft__init_from": drafts["trained"], "train__lr": 1e-9, "push__to": f"[{url}]"}
-        until(lambda: (served(command_line, url)["rounds"] or 0) > 200)
+        launching.until(lambda: (served(command_line, url)["rounds"] or 0) > 200)
         lab.train_here(lab.folder / "equal", **keys, **equal)
         now = served(command_line, url)
         assert (now["state"], now["version"]) == ("committed", 11)  # version 10 is the one that was reverted

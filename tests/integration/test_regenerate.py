@@ -6,22 +6,20 @@ import json
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from spec_trainer.cli import run
+
+from ..chat_templates import byte_tokenizer
+from .launching import started, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PROGRAM = str(Path(sys.executable).with_name("spec-trainer"))
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -34,19 +32,10 @@ ROWS = 16
 @pytest.fixture(scope="module")
 def target(make_target: Callable[..., Path]) -> Path:
     """A tiny Llama that speaks bytes, ends its turns about once in 30 tokens, and has a chat template."""
-    tokenizer = Tokenizer(
-        models.BPE(
-            {byte: index for index, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []
-        )
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     specials = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|pad|>"]
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in specials])
     ends = [256 + specials.index("<|im_end|>"), *range(250, 256)]
     folder = make_target("llama", vocab_size=VOCAB, eos_token_id=ends, initializer_range=0.1)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=CHATML)
-    fast.save_pretrained(folder)
+    byte_tokenizer(specials, CHATML, "<|im_end|>").save_pretrained(folder)
     return folder
 
 
@@ -145,16 +134,16 @@ def test_killed_and_asked_to_stop_it_goes_on_to_the_same_file(
     """Killed at any moment, and in the middle of a line; asked to stop, it ends with whole batches."""
     output = tmp_path / "answers.jsonl"
     moments = random.Random(1)
-    with _started(words(output)) as child:
-        _until(lambda: output.exists() and "\n" in output.read_text())
+    with started(words(output)) as child:
+        until(lambda: output.exists() and "\n" in output.read_text())
         time.sleep(moments.uniform(0, 0.2))
         child.send_signal(signal.SIGKILL)
     assert len(output.read_text()) < len(answered.read_text())
     with output.open("r+b") as half:
         half.truncate(output.stat().st_size - moments.randint(1, 80))
     kept = output.read_text().count("\n")
-    with _started(words(output)) as child:
-        _until(lambda: output.read_text().count("\n") > kept)
+    with started(words(output)) as child:
+        until(lambda: output.read_text().count("\n") > kept)
         child.send_signal(signal.SIGTERM)
         _, err = child.communicate(timeout=60)
     assert child.returncode == 130, err
@@ -273,14 +262,3 @@ def test_answers_that_leave_no_room_for_a_prompt_are_refused(
     assert "leaves no room for a prompt in the 256 positions" in error(256)
     assert "prompt too long" in error(250)
     assert list(tmp_path.iterdir()) == []
-
-
-def _started(words: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen([PROGRAM, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-
-def _until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s"
-        time.sleep(0.002)

@@ -143,6 +143,7 @@ def test_steady_state_goes_by_the_clock_between_the_ends_of_steps():
             "samples": 4,
             "tokens": 100,
             "loss": 7.0 - step,
+            "memory_device_bytes": (step + 1) << 20,
         }
         for step, stamp in enumerate(stamps)
     ]
@@ -154,6 +155,21 @@ def test_steady_state_goes_by_the_clock_between_the_ends_of_steps():
     assert found["halves_samples_per_s"] == [pytest.approx(4), pytest.approx(2)]
     assert found["interval_ms"]["median"] == pytest.approx(1500)
     assert found["step_ms"] == pytest.approx(500)
+    assert found["trainer_peak_mib"] == 5
+
+
+@pytest.mark.usefixtures("on_path")
+def test_every_setting_names_options_of_its_draft_and_stands_beside_goals_if_it_has_some():
+    from run_settings import GOALS, SETTINGS, beside_goals, case_fields
+    from trainer_step import Case
+
+    from spec_core import Draft, plugins
+
+    for setting in SETTINGS:
+        case = Case(**case_fields(setting, "qwen3-8b"))
+        draft = plugins.load_available(Draft, case.draft)
+        draft.Config(name=case.draft, **case.draft_options())
+        assert bool(beside_goals(setting, {"efficiency": 1.0})) == (setting in GOALS)
 
 
 @pytest.mark.usefixtures("on_path")

@@ -2,15 +2,16 @@
 
 Each line of the file named by SPEC_TEST_SWAPS is one exchange of a draft's weights: digests of every tensor of the
 target, and of both copies of the draft, before and after it. While ``PATH.off`` exists nothing is noted, so that
-pauses can be measured. Each line of the file named by SPEC_TEST_DRAFTS is one call of an autoregressive drafter: the
-guesses of each request. In the folder named by SPEC_TEST_STREAMS the frontend opens streams about its requests
-(``spec_rig_streams``).
+pauses can be measured. Each line of the file named by SPEC_TEST_DRAFTS is one call of an autoregressive drafter or
+of DSpark's drafter: the guesses of each request. In the folder named by SPEC_TEST_STREAMS the frontend opens streams
+about its requests (``spec_rig_streams``).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 
@@ -32,9 +33,15 @@ def _note_guesses(notes: Path) -> None:
         with notes.open("a") as lines:  # the first of each is the last known token
             lines.write(json.dumps(rounds[:, 1:].tolist()) + "\n")
 
-    HookRegistry.register(
-        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft", note, HookType.AFTER
-    )
+    def note_block(proposal, *args, **kwargs) -> None:
+        with notes.open("a") as lines:
+            lines.write(json.dumps(proposal.draft_block.draft_tokens.tolist()) + "\n")
+
+    eagle = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft"
+    HookRegistry.register(eagle, note, HookType.AFTER)
+    if "DSPARK" in sys.argv:
+        dspark = "sglang.srt.speculative.dspark_components.dspark_draft.DraftBlockProposer.propose"
+        HookRegistry.register(dspark, note_block, HookType.AFTER)
 
 
 def _watch_exchanges(notes: Path) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spec_backend_cuda import attention, dense_attention
+from spec_backend_cuda import attention, dense_attention, padded_attention
 from spec_backend_cuda.attention import (
     flash_attention,
     flash_attention_backward,
@@ -22,10 +22,12 @@ def chunks(request, monkeypatch):
 
 
 @pytest.mark.parametrize("bounds", [[(0, 9)], [(0, 1), (1, 6), (7, 9)], [(2, 5)], []])
+@pytest.mark.parametrize("value_width", [24, 16])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_equals_dense_attention(bounds, dtype, chunks):
+def test_equals_dense_attention(bounds, dtype, value_width, chunks):
     generator = torch.Generator().manual_seed(0)
-    q, k, v, grad = (torch.randn(9, heads, 24, generator=generator, dtype=dtype) for heads in (4, 2, 2, 4))
+    shapes = (4, 24), (2, 24), (2, value_width), (4, value_width)
+    q, k, v, grad = (torch.randn(9, *shape, generator=generator, dtype=dtype) for shape in shapes)
     wide = tuple(tensor.double().requires_grad_() for tensor in (q, k, v))
     out, lse = _dense_attention(*wide, bounds)
     expected = torch.autograd.grad(out, wide, grad.double(), allow_unused=True, materialize_grads=True)
@@ -131,3 +133,62 @@ def test_packed_pieces_are_put_back_where_they_were(packed_kernel, pieces):
     torch.testing.assert_close(out, torch.cat(expected))
     for actual, reference in zip(got, torch.autograd.grad(torch.cat(expected), wide, grad), strict=True):
         torch.testing.assert_close(actual, reference)
+
+
+@pytest.fixture
+def padded_kernel(monkeypatch):
+    """cuDNN's operator on a batch of padded documents, computed densely: its own needs a GPU."""
+
+    def by_document(batch):
+        return [part.transpose(0, 1) for part in batch]
+
+    def forward(q, k, v, *_):
+        parts = [
+            dense_attention.dense_forward(*one) for one in zip(*map(by_document, (q, k, v)), strict=True)
+        ]
+        out, lse = (torch.stack(part).transpose(1, 2) for part in zip(*parts, strict=True))
+        return out, lse[..., None]
+
+    def backward(grad, q, k, v, out, lse, *_):
+        parts = [
+            dense_attention.dense_backward(grad, (*saved, lse.squeeze(-1)))
+            for grad, *saved, lse in zip(*map(by_document, (grad, q, k, v, out, lse)), strict=True)
+        ]
+        return tuple(torch.stack(part).transpose(1, 2) for part in zip(*parts, strict=True))
+
+    monkeypatch.setattr(padded_attention, "_forward", forward)
+    monkeypatch.setattr(padded_attention, "_backward", backward)
+    monkeypatch.setattr(padded_attention, "LENGTH_MULTIPLE", 4)
+    monkeypatch.setattr(attention, "_is_fused", lambda q: True)
+    monkeypatch.setattr(
+        attention, "padding", lambda bounds, q, v: padded_attention._padding(bounds, q.device)
+    )
+
+
+@pytest.mark.parametrize(
+    "bounds", [[(0, 6), (6, 12)], [(1, 6), (7, 12)], [(0, 8), (8, 15)], [(0, 7), (9, 16)]]
+)
+def test_padded_documents_equal_dense_attention(padded_kernel, bounds):
+    """Documents of the same length, with and without rows between them, and of other lengths, which are padded."""
+    assert padded_attention._padding(tuple(bounds), torch.device("cpu")) is not None
+    torch.manual_seed(0)
+    shapes = (4, 8), (2, 8), (2, 6), (4, 6)
+    q, k, v, grad = (torch.randn(16, *shape, dtype=torch.float64) for shape in shapes)
+    wide = tuple(tensor.requires_grad_() for tensor in (q, k, v))
+    out, lse = _dense_attention(*wide, bounds)
+    rows = [row for bound in bounds for row in range(*bound)]
+    own = tuple(tensor.detach() for tensor in (q, k, v))
+    got_out, got_lse = flash_attention(*own, bounds)
+    torch.testing.assert_close(got_out, out)
+    torch.testing.assert_close(got_lse[rows], lse[rows])
+    outside = torch.ones(16, dtype=torch.bool).index_fill(0, torch.tensor(rows), value=False)
+    assert not got_out[outside].any()
+    grad[outside] = 0
+    got = flash_attention_backward(grad, (*own, got_out, got_lse), bounds)
+    for actual, reference in zip(got, torch.autograd.grad(out, wide, grad), strict=True):
+        torch.testing.assert_close(actual, reference)
+
+
+def test_documents_of_very_different_lengths_are_not_padded():
+    for bounds in (((0, 2048), (2048, 2100)), ((0, 0),), ()):
+        assert padded_attention._padding(bounds, torch.device("cpu")) is None

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from spec_draft_dflash.kernels import scaled_softmax_
+from spec_draft_dflash2.kernels import convolve
 from spec_kit.block_drafting import BlockLayout, block_attention, norm_rotate
 from spec_kit.chain_drafting import ttt_attention, ttt_attention_backward
 from spec_kit.drafting import plain_kernels as plain
@@ -123,6 +124,23 @@ def test_norm_rotate(dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(("slots", "taps", "group"), [(5, 2, 4), (3, 1, 160), (2, 4, 2), (37, 3, 32)])
+def test_convolve(dtype, slots, taps, group):
+    width = 160
+    shapes = (7, slots, width), (taps, width), (7, slots, 2, taps, width // group)
+    tensors = [draw(*shape, dtype=dtype) for shape in shapes]
+    fused = KERNELS["convolve"]
+    if group == 160:  # not a power of two
+        assert fused(*tensors[:2], tensors[2][:, :, 1]) is NotImplemented
+        return
+    assert_same_function(
+        lambda x, base, moving: fused(x, base, moving[:, :, 1]),
+        lambda x, base, moving: convolve(x, base, moving[:, :, 1]),
+        tensors,
+    )
+
+
 def test_partly_rotated_heads_and_float64_are_declined():
     narrow, _ = angles_of(4, 8, torch.float32)
     x = draw(4, 2, 32, dtype=torch.float32)
@@ -133,12 +151,19 @@ def test_partly_rotated_heads_and_float64_are_declined():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 32), (6, 2, 16), (2, 2, 48)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "value_width"),
+    [(4, 2, 32, 32), (6, 2, 16, 16), (2, 2, 48, 48), (3, 3, 24, 16)],
+)
 @pytest.mark.parametrize("num_keys", [1, 3])
-def test_ttt_attention(dtype, heads, kv_heads, width, num_keys):
+def test_ttt_attention(dtype, heads, kv_heads, width, value_width, num_keys):
+    """Values are as wide as keys, or narrower."""
     tokens = 21
-    q, out, grad_out, grad_q = (draw(tokens, heads, width, dtype=dtype) for _ in range(4))
-    keys, values = ([draw(tokens, kv_heads, width, dtype=dtype) for _ in range(num_keys)] for _ in range(2))
+    q, grad_q = (draw(tokens, heads, width, dtype=dtype) for _ in range(2))
+    out, grad_out = (draw(tokens, heads, value_width, dtype=dtype) for _ in range(2))
+    keys, values = (
+        [draw(tokens, kv_heads, size, dtype=dtype) for _ in range(num_keys)] for size in (width, value_width)
+    )
     lse = torch.randn(tokens, heads, device=DEVICE)
     wide = [[tensor.double() for tensor in part] for part in ((q, out, grad_out, grad_q), keys, values)]
     (wide_q, wide_out, wide_grad, wide_grad_q), wide_keys, wide_values = wide

@@ -4,9 +4,13 @@ all keys, full logits, gradients by autograd alone. Imports nothing of the proje
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass
@@ -91,12 +95,15 @@ def head_inputs(weights: dict[str, Tensor], document: Document, setting: Setting
 
 
 def dense_mtp(
-    weights: dict[str, Tensor], documents: list[Document], setting: Setting
+    weights: dict[str, Tensor],
+    documents: list[Document],
+    setting: Setting,
+    inputs: Callable[[dict[str, Tensor], Document, Setting], list[Tensor]] = head_inputs,
 ) -> tuple[Tensor, list[int]]:
-    """Loss of the documents as one global batch, and the labels of each step."""
+    """Loss of the documents as one global batch, and the labels of each step. ``inputs``: another kind of head."""
     sums, counts = [torch.zeros((), dtype=torch.float64) for _ in range(setting.steps)], [0] * setting.steps
     for document in documents:
-        outputs = head_inputs(weights, document, setting)
+        outputs = inputs(weights, document, setting)
         teacher = (rms(document.states, setting.target_norm, setting.eps) @ setting.target_head.T).softmax(-1)
         for step, output in enumerate(outputs):
             for t in range(len(document.ids) - 2 - step):

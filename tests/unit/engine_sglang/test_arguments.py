@@ -19,7 +19,7 @@ import pytest
 from spec_core.errors import ArtifactError, ConfigError
 from spec_core.records import FeatureSchema
 from spec_core.validation import validate
-from spec_engine_sglang import draft_slot, hook, live_answers
+from spec_engine_sglang import draft_slot, hook, live_answers, serving_capture
 from spec_engine_sglang.arguments import server_arguments
 from spec_engine_sglang.config import RESERVED, SPREADING, SglangConfig
 from spec_engine_sglang.engine import SglangEngine
@@ -319,6 +319,34 @@ def test_sglang_has_what_live_requests_need(source):
     } <= tokenized
     sampling = set(fields_in([source / "sampling/sampling_params.py"]))
     assert {"n", *live_answers._CONSTRAINTS} - sampling <= {"watermark"}  # not in each version
+
+
+def test_sglang_has_what_states_of_live_requests_need(source):
+    known = set(fields_in([source / "server_args.py", *source.glob("arg_groups/fields/*.py")]))
+    named = {"speculative_eagle_topk", "speculative_num_draft_tokens", "cuda_graph_config", "model_path"}
+    assert {*serving_capture._DIVIDING, *serving_capture._OTHERWISE_RUN, *named} <= known
+    runner = source / "model_executor/model_runner.py"
+    assert parameters_of(runner, "load_model", "ModelRunner") == {"self"}
+    assert {"model", "dtype", "device", "is_draft_worker", "server_args", "model_config"} <= attributes_in(
+        runner
+    )
+    assert "logits_output" in set(fields_in([runner]))
+    assert {"positions", "spec_info"} <= set(fields_in([source / "model_executor/forward_batch_info.py"]))
+    requests = source / "managers/schedule_batch.py"
+    assert {"rid", "sampling_params"} <= parameters_of(requests, "__init__", "Req")
+    assert parameters_of(requests, "finished", "Req") == {"self"}
+    assert "custom_params" in set(fields_in([source / "sampling/sampling_params.py"]))
+    assert "hidden_states" in set(fields_in([source / "layers/logits_processor.py"]))
+    assert "layers_to_capture" in attributes_in(source / "models/llama.py")
+    graphs = (source / "model_executor/cuda_graph_config.py").read_text()
+    for part in (
+        '"disabled"',
+        '"tc_piecewise"',
+        "    decode: PhaseConfig",
+        "    prefill: PhaseConfig",
+        "max_bs:",
+    ):
+        assert part in graphs
 
 
 def attributes_in(file):

@@ -15,7 +15,13 @@ from spec_core.errors import ConfigError, EngineError
 from spec_engine_sglang.draft_ranks import SglangRoutes
 from spec_engine_sglang.hook import add_routes, register
 from spec_engine_sglang.live_answers import check_storing, store_answers
-from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, LiveRequests, LiveRequestsConfig
+from spec_kit.hosting import (
+    DRAFT_TOKEN_VARIABLE,
+    LIVE_REQUESTS_VARIABLE,
+    STATES_ARGUMENT,
+    LiveRequests,
+    LiveRequestsConfig,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -31,10 +37,13 @@ class Manager:
         self.server_status = SimpleNamespace(name=status)
         self.rid_to_state: dict[str, Any] = {}
         self.num_closed = 0
+        self.sampling: dict[str, Any] = {}
+        """Request -> its sampling parameters, as the scheduler gets them."""
         self._ends, self._cuts, self._fields = ends, cuts, fields
 
     def _create_tokenized_object(self, asked: Any, rid: str, prompt: list[int]) -> Any:
-        sampling = SimpleNamespace(**{"n": 1, "json_schema": None, **asked.sampling})
+        sampling = SimpleNamespace(**{"n": 1, "json_schema": None, "custom_params": None, **asked.sampling})
+        self.sampling[rid] = sampling
         fields = {"mm_inputs": None, "input_embeds": None, "lora_id": None, "extra_key": None}
         fields |= {"session_params": None, "custom_logit_processor": None, "return_logprob": False}
         ids = array("q", prompt)
@@ -107,6 +116,31 @@ def test_answers_are_kept_however_they_come(requests, rids, fields) -> None:
     assert asked(kept(requests), requests, rids, **fields) == asked(Manager(), requests, rids, **fields)
     rows = [{"prompt": PROMPTS[rid], "answer": ANSWER, "label": "/generate"} for rid in rids]
     assert requests.take()["requests"] == rows
+
+
+@pytest.mark.parametrize("fields", [{}, {"custom_params": {STATES_ARGUMENT: "f" * 16}}])
+def test_admitted_requests_are_marked_each_with_a_name_of_its_own(fields) -> None:
+    """A client cannot choose the name."""
+    requests = LiveRequests(LiveRequestsConfig(share=1.0, states_bytes=9), timed=False)
+    manager = kept(requests)
+    asked(manager, requests, "ab", **fields)
+    marks = [manager.sampling[rid].custom_params for rid in "ab"]
+    assert marks == [{STATES_ARGUMENT: row["states"]} for row in requests.take()["requests"]]
+    assert len({mark[STATES_ARGUMENT] for mark in marks} - {"f" * 16}) == 2
+
+
+def test_a_clients_mark_of_a_request_that_is_not_admitted_is_removed() -> None:
+    requests = LiveRequests(LiveRequestsConfig(share=1.0, states_bytes=9), timed=False)
+    manager = kept(requests)
+    asked(manager, requests, custom_params={STATES_ARGUMENT: "f" * 16, "thinking_budget": 9})
+    assert manager.sampling["a"].custom_params == {"thinking_budget": 9}
+    assert requests.take()["left_out"] == {"constrained": 1}
+
+
+def test_without_states_bytes_no_parameter_is_touched(requests) -> None:
+    manager = kept(requests)
+    asked(manager, requests)
+    assert manager.sampling["a"].custom_params is None
 
 
 @pytest.mark.parametrize(
@@ -198,13 +232,7 @@ def test_an_error_of_sglang_reaches_the_client(requests) -> None:
         ("", 2, object, None, ""),
         ('{"share": 1.0}', 1, Manager, None, ""),
         ('{"share": 2.0}', 1, Manager, ConfigError, "SPEC_LIVE_REQUESTS"),
-        (
-            '{"share": 1.0, "states_bytes": 9}',
-            1,
-            Manager,
-            ConfigError,
-            "captures no states; remove states_bytes",
-        ),
+        ('{"share": 1.0, "states_bytes": 9}', 1, Manager, None, ""),
         ('{"share": 1.0}', 2, Manager, ConfigError, "tokenizer-worker-num above 1 no requests are stored"),
         (
             '{"share": 1.0}',
@@ -279,4 +307,4 @@ def test_the_routes_are_those_of_every_server_and_states_are_refused_with_what_t
     statuses = [message["status"] for message in sent if message["type"] == "http.response.start"]
     assert statuses == [200, 200 if variable else 409, 409]
     assert (b"[5, 6, 7, 8]" in sent[2]["body"]) is bool(variable)
-    assert b"SGLang captures no states while it serves; set follow.capture=prefill" in sent[4]["body"]
+    assert b"captures no states; start it with states_bytes in SPEC_LIVE_REQUESTS" in sent[4]["body"]

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from spec_engine_vllm.serving_capture import capture_if_asked, states_of
-from spec_engine_vllm.state_rows import STATES_ARGUMENT
-from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, StatesRange
+from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, StatesRange
 
 LAYERS, HIDDEN = (1, 3, 4), 2
 """The draft reads the first two layers; the last one is the final norm's input."""

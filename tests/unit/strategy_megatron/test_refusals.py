@@ -9,7 +9,10 @@ from spec_core.records import ShardHints, TensorParallelHints
 from spec_core.validation import validate
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_eagle3.draft import Eagle3Draft
+from spec_draft_mtp.draft import MtpDraft
 from spec_testing.toy_target import toy_target
+
+from ...mtp_targets import write_config
 
 strategy = pytest.importorskip("spec_strategy_megatron.strategy")
 MegatronConfig, MegatronStrategy = strategy.MegatronConfig, strategy.MegatronStrategy
@@ -59,6 +62,15 @@ def test_a_draft_that_does_not_say_where_its_tokens_may_be_divided_is_refused(tm
     for hints in (ShardHints(), ShardHints(tensor_parallel=TensorParallelHints(columns={"head": 2}))):
         with pytest.raises(ConfigError, match=r"strategy.sequence_parallel=true needs a draft .*; remove it"):
             MegatronStrategy.check(config, toy_target(tmp_path), hints)
+
+
+def test_a_draft_with_a_part_that_cannot_be_divided_is_refused(tmp_path):
+    write_config("deepseek_v3", toy_target(tmp_path, **SIZES))
+    with pytest.raises(
+        ConfigError, match=r"^strategy.tensor_parallel=2: .* mixture of experts, which .*; set it to 1, or "
+    ):
+        check(tmp_path, 2, MtpDraft)
+    check(tmp_path, 1, MtpDraft)
 
 
 def test_more_parts_than_ranks_are_refused():

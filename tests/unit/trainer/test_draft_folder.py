@@ -280,12 +280,13 @@ def test_latent_attention_before_vllm_0_28(export, target):
         check_vllm_folder(folder, latent, is_before_28=True)
 
 
-def test_vllm_0_26_knows_no_text_model_of_qwen3_5(make_target, tmp_path):
-    target = read_target(make_target("qwen3_5_text"))
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text"])
+def test_vllm_0_26_knows_no_text_model_of_qwen3_5(kind, make_target, tmp_path):
+    target = read_target(make_target(kind))
     plugin = plugins.load(Draft, "mtp")
     folder = export_untrained(plugin(plugin.Config(name="mtp")), target, tmp_path / "draft")
     check_vllm_folder(folder, target)
-    with pytest.raises(ArtifactError, match=r"Qwen3_5ForCausalLM, which vLLM 0\.26 does not know"):
+    with pytest.raises(ArtifactError, match=r"Qwen3_5MoeForCausalLM, which vLLM 0\.26 does not know"):
         check_vllm_folder(folder, target, is_before_28=True)
     edit(folder, {"architectures": ["Qwen3_5ForConditionalGeneration"]})
     check_vllm_folder(folder, target, is_before_28=True)

@@ -103,6 +103,11 @@ def test_the_hubs_reason_is_said_beside_the_missing_folder(hub_that, answer, rea
         source_files("owner/name:test")
 
 
+def test_offline_nothing_is_asked():
+    with pytest.raises(TargetError, match="there is no such folder, and HF_HUB_OFFLINE forbids asking"):
+        resolve_target("nobody/nothing")
+
+
 def test_a_folder_of_a_hubs_shape_is_a_folder(tmp_path, monkeypatch):
     (tmp_path / "owner" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

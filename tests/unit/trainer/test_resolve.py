@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spec_core.errors import ArtifactError, ConfigError, TargetError
+from spec_core.errors import ArtifactError, ConfigError
 from spec_trainer.commands.plan import describe_run
-from spec_trainer.hub import resolve_target
 from spec_trainer.resolve import resolve, resolve_config, resolve_parts
 from spec_trainer.run.dispatch import sample_bytes
 
@@ -184,13 +183,6 @@ def test_fp8_is_refused_where_it_cannot_be(words, make_target, monkeypatch):
         ConfigError, match=r"train.fp8=frozen: backend 'cpu' has no fp8 products here; remove it"
     ):
         resolve(None, {}, [*divisible, *fp8])
-
-
-def test_target_that_is_neither_here_nor_on_the_hub():
-    with pytest.raises(TargetError, match="is neither a folder nor a model that the hub gives"):
-        resolve_target("nobody/nothing")
-    with pytest.raises(TargetError, match=r"^target no-such-folder is not a folder: .* owner/name"):
-        resolve_target("no-such-folder")
 
 
 def test_unreadable_files_are_bad_input(words, monkeypatch):

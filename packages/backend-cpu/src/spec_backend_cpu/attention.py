@@ -1,10 +1,14 @@
-"""Call torch's fused causal attention on the CPU, with its log-sum-exp, once for each document."""
+"""Call torch's fused causal attention on the CPU, with its log-sum-exp, once for each document.
+
+Values may be narrower than queries and keys. torch's operators need equal widths, so zeros are added.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,16 +28,16 @@ def document_attention(
 
     The dtype is float64, float32 or bfloat16.
     """
-    out = torch.zeros_like(q)
+    out, wide_v = torch.zeros_like(q), _as_wide(v, q)
     lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     for start, stop in bounds:
         rows = slice(start, stop)
         document = fused_attention(
-            heads_first(q[rows]), heads_first(k[rows]), heads_first(v[rows]), 0.0, True
+            heads_first(q[rows]), heads_first(k[rows]), heads_first(wide_v[rows]), 0.0, True
         )
         out[rows] = document[0][0].transpose(0, 1)
         lse[rows] = document[1][0].transpose(0, 1)
-    return out, lse
+    return out[..., : v.shape[-1]], lse
 
 
 def document_attention_backward(
@@ -45,13 +49,14 @@ def document_attention_backward(
 
     ``out`` and ``lse`` may belong to attention over more keys than ``k`` has.
     """
-    q, k, v, _, _ = saved
-    grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    q, k, v, out, lse = saved
+    grad_out, wide_v, out = (_as_wide(tensor, q) for tensor in (grad_out, v, out))
+    grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(wide_v)
     for start, stop in bounds:
-        inputs = [heads_first(tensor[start:stop]) for tensor in (grad_out, *saved)]
+        inputs = [heads_first(tensor[start:stop]) for tensor in (grad_out, q, k, wide_v, out, lse)]
         for grad, document in zip(grads, fused_attention_backward(*inputs, 0.0, True), strict=True):
             grad[start:stop] = document[0].transpose(0, 1)
-    return grads
+    return *grads[:2], grads[2][..., : v.shape[-1]]
 
 
 def prefixed_attention(
@@ -62,11 +67,11 @@ def prefixed_attention(
     ``q`` has the queries of these tokens, one piece after the other. A piece is (first token of its document,
     first token of the piece, last token of the piece + 1), as indices of ``k`` and ``v``.
     """
-    out = torch.zeros_like(q)
+    out, wide_v = torch.zeros_like(q), _as_wide(v, q)
     lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     for rows, keys, is_causal in _rectangles(pieces):
         part = fused_attention(
-            heads_first(q[rows]), heads_first(k[keys]), heads_first(v[keys]), 0.0, is_causal
+            heads_first(q[rows]), heads_first(k[keys]), heads_first(wide_v[keys]), 0.0, is_causal
         )
         part_out, part_lse = part[0][0].transpose(0, 1), part[1][0].transpose(0, 1)
         if is_causal:
@@ -76,7 +81,7 @@ def prefixed_attention(
             weights = [(one - merged).exp()[..., None] for one in (lse[rows], part_lse)]
             out[rows] = (out[rows] * weights[0] + part_out * weights[1]).to(q.dtype)
             lse[rows] = merged
-    return out, lse
+    return out[..., : v.shape[-1]], lse
 
 
 def prefixed_attention_backward(
@@ -89,13 +94,14 @@ def prefixed_attention_backward(
     ``out`` and ``lse`` may belong to attention over more keys than ``k`` has.
     """
     q, k, v, out, lse = saved
-    grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    grad_out, wide_v, out = (_as_wide(tensor, q) for tensor in (grad_out, v, out))
+    grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(wide_v)
     for rows, keys, is_causal in _rectangles(pieces):
-        inputs = (grad_out[rows], q[rows], k[keys], v[keys], out[rows], lse[rows])
+        inputs = (grad_out[rows], q[rows], k[keys], wide_v[keys], out[rows], lse[rows])
         parts = fused_attention_backward(*map(heads_first, inputs), 0.0, is_causal)
         for grad, place, part in zip(grads, (rows, keys, keys), parts, strict=True):
             grad[place] += part[0].transpose(0, 1)
-    return grads
+    return *grads[:2], grads[2][..., : v.shape[-1]]
 
 
 def _rectangles(pieces: Sequence[tuple[int, int, int]]) -> Iterator[tuple[slice, slice, bool]]:
@@ -111,6 +117,11 @@ def _rectangles(pieces: Sequence[tuple[int, int, int]]) -> Iterator[tuple[slice,
         if start < first:
             yield rows, slice(start, first), False
         row = rows.stop
+
+
+def _as_wide(values: Tensor, q: Tensor) -> Tensor:
+    missing = q.shape[-1] - values.shape[-1]
+    return F.pad(values, (0, missing)) if missing else values
 
 
 def heads_first(rows: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
-"""Compute torch's fused causal attention (flash attention), with all documents of a batch in one call.
+"""Compute torch's fused causal attention, with all documents of a batch in one call.
 
-It supports half precision; wider dtypes use the slower ``dense_attention``. Rows outside every document are ignored.
+In half precision, cuDNN computes documents of about equal length (``padded_attention``), and flash attention all
+others; wider dtypes use the slower ``dense_attention``. Values may be narrower than queries and keys. Rows outside
+every document are ignored.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch.nn import functional as F
 
 from spec_backend_cuda import dense_attention
+from spec_backend_cuda.padded_attention import padded_attention, padded_attention_backward, padding
 from spec_core import to_device_async
 
 if TYPE_CHECKING:
@@ -107,12 +111,14 @@ def _attend(
     The last rows of a sequence's keys are at the positions of its queries.
     """
     if queries and _is_fused(q):
+        if queries == keys and (pad := padding(tuple(queries), q, v)):
+            return padded_attention(q, k, v, pad)
         asking, seen = _packed(tuple(queries), q.device), _packed(tuple(keys), q.device)
-        inputs = q[asking.rows], k[seen.rows], v[seen.rows]
+        inputs = q[asking.rows], k[seen.rows], _as_wide(v, q)[seen.rows]
         # With fewer queries than keys, the kernel aligns the causal mask at the last query and the last key.
         out, lse, *_ = _forward(*inputs, *_lengths(asking, seen), 0.0, True, False)
-        return _spread(out, asking, len(q)), _spread(lse.T, asking, len(q))
-    out = torch.zeros_like(q)
+        return _spread(out[..., : v.shape[-1]], asking, len(q)), _spread(lse.T, asking, len(q))
+    out = q.new_zeros(*q.shape[:2], v.shape[-1])
     lse = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     for rows, read in _slices(queries, keys):
         out[rows], lse[rows] = dense_attention.dense_forward(q[rows], k[read], v[read])
@@ -130,9 +136,12 @@ def _gradients(
     The gradients of a key that belongs to several sequences are summed.
     """
     q, k, v, out, lse = saved
-    if queries and _is_fused(grad_out):
+    if queries and _is_fused(q):
+        if queries == keys and (pad := padding(tuple(queries), q, v)):
+            return padded_attention_backward(grad_out, saved, pad)
         asking, seen = _packed(tuple(queries), q.device), _packed(tuple(keys), q.device)
-        inputs = (grad_out[asking.rows], q[asking.rows], k[seen.rows], v[seen.rows], out[asking.rows])
+        grad_out, wide_v, out = (_as_wide(tensor, q) for tensor in (grad_out, v, out))
+        inputs = (grad_out[asking.rows], q[asking.rows], k[seen.rows], wide_v[seen.rows], out[asking.rows])
         dq, dk, dv = _backward(
             *inputs,
             lse[asking.rows].T.contiguous(),
@@ -141,6 +150,7 @@ def _gradients(
             True,
             *_no_dropout(q.device),
         )
+        dv = dv[..., : v.shape[-1]]
         return _spread(dq, asking, len(q)), _spread(dk, seen, len(k)), _spread(dv, seen, len(v))
     grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for rows, read in _slices(queries, keys):
@@ -150,6 +160,12 @@ def _gradients(
         for grad, place, part in zip(grads, (rows, read, read), parts, strict=True):
             grad[place] += part
     return grads
+
+
+def _as_wide(values: Tensor, q: Tensor) -> Tensor:
+    """Return ``values`` with zeros at the end of each head, as wide as ``q``, because flash attention needs that."""
+    missing = q.shape[-1] - values.shape[-1]
+    return F.pad(values, (0, missing)) if missing else values
 
 
 def _slices(queries: Sequence[Pair], keys: Sequence[Pair]) -> Iterator[tuple[slice, slice]]:

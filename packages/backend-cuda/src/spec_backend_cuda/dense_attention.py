@@ -20,11 +20,14 @@ SCORE_BYTES = 1 << 28
 
 
 def dense_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the attention within one document, shaped like ``q``, and its log-sum-exp [Q, heads].
+    """Return the attention within one document, [Q, heads, width of ``v``], and its log-sum-exp [Q, heads].
 
-    ``q`` has the shape [Q, heads, d]; ``k`` and ``v`` have the shape [L, kv_heads, d].
+    ``q`` has the shape [Q, heads, d]; ``k`` has the shape [L, kv_heads, d]. ``v`` may be narrower.
     """
-    out, lse = torch.empty_like(q), torch.empty(q.shape[:2], dtype=q.dtype, device=q.device)
+    out, lse = (
+        q.new_empty(*q.shape[:2], v.shape[-1]),
+        torch.empty(q.shape[:2], dtype=q.dtype, device=q.device),
+    )
     for rows, seen, score_hCL in _scores(q, k):
         lse[rows] = score_hCL.logsumexp(-1).T
         _, values = _by_head(q[rows], v[seen])

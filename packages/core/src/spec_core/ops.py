@@ -7,9 +7,10 @@ strategy supplies an implementation whose vocabulary axis is sharded.
 Contract:
 
 O1  ``embed`` returns rows of the target's stored embedding, in the compute dtype, without a gradient.
-O2  ``teacher_logits`` gives float32 logits of the target (final norm, head, logit scale, soft-cap) over the
-    *local* vocabulary rows ``vocab_range``, without a gradient. It allocates [R, V_local], so callers pass a few
-    rows at a time.
+O2  ``teacher_logits`` gives logits of the target (final norm, head, logit scale, soft-cap) over the *local*
+    vocabulary rows ``vocab_range``, without a gradient. They have the compute dtype, or float32 or wider if scale or
+    soft-cap change them. A softmax of them is computed in float32 or wider. It allocates [R, V_local], so callers
+    pass a few rows at a time.
 O3  ``reduce_max`` and ``reduce_sum`` combine a value per row over all vocabulary shards; on one device they
     return their argument.
 O4  ``head_VH`` has the local rows of the target's head as stored, in the compute dtype, without a gradient. A draft
@@ -94,7 +95,7 @@ class VocabularyOps(ABC):
 
     @abstractmethod
     def teacher_logits(self, hidden_RH: Tensor) -> Tensor:
-        """Return the target's logits, [R, V_local] float32, from inputs [R, H] of its final norm (O2)."""
+        """Return the target's logits, [R, V_local], from inputs [R, H] of its final norm (O2)."""
 
     @abstractmethod
     def reduce_max(self, value_R: Tensor) -> Tensor:

@@ -382,6 +382,9 @@ class ShardHints:
     The parameters of a submodule may be used in its own ``forward`` only."""
     tensor_parallel: TensorParallelHints | None = None
     """How tensor-parallel ranks divide the module; None if they do not divide it."""
+    undivided: str = ""
+    """Which part cannot be divided over tensor-parallel ranks, for the error message of a strategy that is asked
+    to. If it is empty, every rank of a tensor-parallel group computes the same."""
     vocabulary: tuple[str, ...] = ()
     """Submodules whose weight has a row for each token of the vocabulary, such as a head. Some optimizers,
     such as Muon, treat other matrices differently (``TrainedWeight.is_hidden_matrix``)."""

@@ -55,15 +55,14 @@ class BlockLoss:
                 totals.add(blocks, chunk)
         return totals.output()
 
-    def targets(self, batch: DraftBatch, label_R: Tensor) -> HardTargets | SoftTargets:
-        """Return the training targets of some slots.
+    def targets(self, batch: DraftBatch, guesses: CountedGuesses) -> HardTargets | SoftTargets:
+        """Return the training targets of some guesses.
 
-        ``label_R``: index of each slot's label token in the batch. A soft target is the target model's
-        distribution, computed from its state at the token before the label.
+        A soft target is the target model's distribution, computed from its state at the token before the label.
         """
         if soft := SOFT_LOSSES.get(self.kind):
-            return SoftTargets.of(batch.hidden_TNH[label_R - 1, -1], soft, self.ops, self.kernels)
-        return HardTargets.of(batch.input_ids_T[label_R], self.ops, self.kernels)
+            return SoftTargets.of(guesses, batch, soft, self.ops, self.kernels)
+        return HardTargets.of(batch.input_ids_T[guesses.label_R], self.ops, self.kernels)
 
     def weights(self, loss_R: Tensor, guesses: CountedGuesses) -> Tensor:
         """Return the weights [A, S] of the S guesses of each of A blocks.
@@ -98,7 +97,7 @@ class _BlockSums:
         """
         place, ops = (guesses.block_R, guesses.guess_R), self.rule.ops
         logits_RV = ops.head.forward(self.states_ASH[blocks][place])
-        compared = self.rule.targets(self.batch, guesses.label_R).compare(logits_RV)
+        compared = self.rule.targets(self.batch, guesses).compare(logits_RV)
         correct_R = compared.best_R == self.batch.input_ids_T[guesses.label_R]
         weight_R = self.rule.weights(compared.loss_R, guesses)[place] * self.scale
         self.metrics.loss += (weight_R * compared.loss_R).sum()

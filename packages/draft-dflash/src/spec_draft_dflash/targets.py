@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from spec_kit.drafting import ROW_LOSSES, LabelColumns, score, sharded_logsumexp_argmax, teach
+from spec_kit.block_drafting import teacher_of_guesses
+from spec_kit.drafting import ROW_LOSSES, LabelColumns, score, sharded_logsumexp_argmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core import VocabularyOps
+    from spec_core.records import DraftBatch
     from spec_draft_dflash.kernels import DFlashKernels
+    from spec_kit.block_drafting import CountedGuesses
     from spec_kit.drafting import DistilledLoss, Teacher
 
 
@@ -76,10 +79,16 @@ class SoftTargets:
     kernels: DFlashKernels
 
     @classmethod
-    def of(cls, hidden_RH: Tensor, loss: DistilledLoss, ops: VocabularyOps, kernels: DFlashKernels) -> Self:
-        """Return the target's distributions. ``hidden_RH``: the target's states, inputs of its final norm."""
-        ids_V = torch.arange(*ops.vocab_range, device=hidden_RH.device)
-        return cls(teach(ops, kernels, hidden_RH, ids_V, None), loss, ops, kernels)
+    def of(
+        cls,
+        guesses: CountedGuesses,
+        batch: DraftBatch,
+        loss: DistilledLoss,
+        ops: VocabularyOps,
+        kernels: DFlashKernels,
+    ) -> Self:
+        """Return the target's distributions for the guesses."""
+        return cls(teacher_of_guesses(guesses, batch, ops, kernels), loss, ops, kernels)
 
     def compare(self, logits_RV: Tensor) -> Compared:
         """Return each slot's arg-max, loss and gradient function."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from spec_core import DraftConfig, Proposer, TargetSpec, TargetTensors, VocabularyOps
     from spec_core.records import ShardHints
-    from spec_kit.block_drafting import BlockKernels
+    from spec_draft_dflash2.kernels import DFlash2Kernels
     from spec_kit.drafting import Json
 
 
@@ -83,13 +83,13 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
         return True
 
     @classmethod
-    def kernels(cls) -> type[BlockKernels]:
+    def kernels(cls) -> type[DFlash2Kernels]:
         """Return the kernels that the draft can use (D10)."""
-        from spec_kit.block_drafting import BlockKernels
+        from spec_draft_dflash2.kernels import DFlash2Kernels
 
-        return BlockKernels
+        return DFlash2Kernels
 
-    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: BlockKernels) -> nn.Module:
+    def new_module(self, target: TargetSpec, tensors: TargetTensors, kernels: DFlash2Kernels) -> nn.Module:
         """Return the network with random weights."""
         from spec_draft_dflash2.model import DFlash2Model
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spec_draft_dflash2.selector import Candidates, LocalColumns, add_rows, scores
-from spec_kit.block_drafting import GuessMetrics, loss_scale
+from spec_draft_dflash2.selector import Candidates, LocalColumns, scores, sum_rows
+from spec_kit.block_drafting import GuessMetrics, loss_scale, teacher_of_guesses
 from spec_kit.drafting import sharded_logsumexp_argmax, with_gradients
 
 if TYPE_CHECKING:
@@ -121,7 +121,11 @@ class _Sums:
         self.rule, self.inputs, self.batch = loss, inputs, batch
         self.scale = loss_scale(denominators, inputs.states_ASH)
         self.metrics = GuessMetrics(self.scale, len(loss.weight_S), _VALUES, _LENGTHS)
-        self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
+        self.grads: tuple[Tensor, Tensor] | None = None
+        self.table_grads: list[tuple[Tensor, Tensor]] = []
+        """Token ids [N] and gradients [N, r] of rows of the table, of one chunk each."""
+        if torch.is_grad_enabled():
+            self.grads = torch.zeros_like(inputs.states_ASH), torch.zeros_like(inputs.context_ASr)
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
         """Add the loss, metrics and gradients of one chunk of blocks.
@@ -150,11 +154,10 @@ class _Sums:
     def _score(self, blocks: slice, guesses: CountedGuesses) -> _Scored:
         index, ops, kernels = (guesses.block_R, guesses.guess_R), self.rule.ops, self.rule.kernels
         logits_RV = ops.head.forward(self.inputs.states_ASH[blocks][index])
-        teacher_RV = ops.teacher_logits(self.batch.hidden_TNH[guesses.label_R - 1, -1])
         ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
         log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
         head = logits_RV, log_sum_R
-        teacher = teacher_RV, sharded_logsumexp_argmax(teacher_RV, ids_V, ops, kernels)[0]
+        teacher = teacher_of_guesses(guesses, self.batch, ops, kernels).distribution
         found = Candidates.of(logits_RV, ops, self.rule.shape)
         label_R = self.batch.input_ids_T[guesses.label_R]
         successor_RCr = self.inputs.successor_Vr[found.id_RC]
@@ -190,15 +193,15 @@ class _Sums:
     ) -> None:
         """Add the gradients with respect to states, contexts and the table of candidates."""
         assert self.grads is not None
-        grad_ASH, grad_ASr, grad_Vr = self.grads
+        grad_ASH, grad_ASr = self.grads
         grad_RC = self.rule.options.selector_weight * weight_R[:, None] * scored.selector_grad_RC
         grad_RV, ops = self._logits_gradient_(scored, weight_R, grad_RC), self.rule.ops
         grad_ASH[blocks][index] = ops.reduce_sum(ops.head.backward(grad_RV))
-        grad_RC = grad_RC.to(grad_Vr.dtype)
+        grad_RC = grad_RC.to(grad_ASr.dtype)
         successor_RCr = self.inputs.successor_Vr[scored.candidate_RC]
         grad_ASr[blocks][index] = (grad_RC[:, None] @ successor_RCr).squeeze(1)
         rows_RCr = grad_RC[..., None] * self.inputs.context_ASr[blocks][index][:, None]
-        add_rows(grad_Vr, scored.candidate_RC, rows_RCr)
+        self.table_grads.append((scored.candidate_RC.flatten(), rows_RCr.flatten(0, 1)))
 
     def _logits_gradient_(self, scored: _Scored, weight_R: Tensor, grad_RC: Tensor) -> Tensor:
         """Overwrite the logits with their gradient.
@@ -229,5 +232,9 @@ class _Sums:
         """Return loss and metrics, with the gradients attached to the loss."""
         loss = self.metrics.loss
         if self.grads is not None:
-            loss = with_gradients(loss, self.grads, self.inputs.tensors)
+            table_Vr = self.inputs.successor_Vr.detach()
+            none = torch.zeros(0, dtype=torch.int64, device=table_Vr.device), table_Vr[:0]
+            id_N, rows_Nr = (torch.cat(parts) for parts in zip(none, *self.table_grads, strict=True))
+            grad_Vr = sum_rows(table_Vr, id_N, rows_Nr)
+            loss = with_gradients(loss, (*self.grads, grad_Vr), self.inputs.tensors)
         return self.metrics.output(loss)

@@ -26,18 +26,19 @@ if TYPE_CHECKING:
     from spec_core import VocabularyOps
     from spec_core.records import DraftBatch, StepOutput
     from spec_draft_dflash2.config import DFlash2Config
+    from spec_draft_dflash2.kernels import DFlash2Kernels
     from spec_draft_dflash2.shape import DFlash2Shape
-    from spec_kit.block_drafting import BlockKernels, Geometry, KeysValues
+    from spec_kit.block_drafting import Geometry, KeysValues
 
 
 class DFlash2Layer(BlockLayer):
     """A decoder layer with convolutions around its attention and around its MLP."""
 
-    def __init__(self, shape: DFlash2Shape, window: int | None, kernels: BlockKernels) -> None:
+    def __init__(self, shape: DFlash2Shape, window: int | None, kernels: DFlash2Kernels) -> None:
         """Make the layer; its convolutions start as the identity."""
         super().__init__(shape, window, kernels)
-        self.attention_conv = BlockConvolution(shape)
-        self.mlp_conv = BlockConvolution(shape)
+        self.attention_conv = BlockConvolution(shape, kernels)
+        self.mlp_conv = BlockConvolution(shape, kernels)
 
     def advance(self, x_ABH: Tensor, context: KeysValues, geometry: Geometry) -> Tensor:
         """Return the blocks' states after the layer. Only the slots are convolved, not the context."""
@@ -57,7 +58,7 @@ class DFlash2Model(BlockBackbone):
         shape: DFlash2Shape,
         config: DFlash2Config,
         embedding_scale: float,
-        kernels: BlockKernels,
+        kernels: DFlash2Kernels,
     ) -> None:
         """Make the network. ``embedding_scale``: the target's factor on embeddings before its first layer."""
         super().__init__(shape, embedding_scale, kernels)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from spec_draft_dflash2.shape import DFlash2Shape
     from spec_kit.drafting import Distribution
 
+SET = 64
+"""Number of columns of which ``largest`` takes the maximum first."""
+
 
 class CandidateSelector(nn.Module):
     """Adds ⟨A[previous token] ⊙ P · state, B[candidate]⟩ to a candidate's logit.
@@ -50,16 +53,15 @@ def scores(logits_RC: Tensor, context_Rr: Tensor, successor_RCr: Tensor) -> Tens
     return logits_RC + (successor_RCr @ context_Rr[..., None]).squeeze(-1).to(logits_RC.dtype)
 
 
-def add_rows(table_Vr: Tensor, id_RC: Tensor, rows_RCr: Tensor) -> None:
-    """Add vectors [R, C, r] to the rows of a table [V, r] that token ids [R, C] name.
+def sum_rows(table_Vr: Tensor, id_N: Tensor, rows_Nr: Tensor) -> Tensor:
+    """Return a table like ``table_Vr`` in which row v is the sum of the rows whose token id in ``id_N`` is v.
 
-    The order of the sums is fixed, so that equal runs give equal bits. On a CPU the threads of ``index_put_`` add in
-    any order; elsewhere ``index_add_`` does.
+    The order of the sums is fixed, so that equal runs give equal bits. On a CPU ``index_add_`` keeps it; elsewhere
+    the gradient of an embedding does, which sorts the ids.
     """
     if table_Vr.is_cpu:
-        table_Vr.index_add_(0, id_RC.flatten(), rows_RCr.flatten(0, 1))
-    else:
-        table_Vr.index_put_((id_RC,), rows_RCr, accumulate=True)
+        return torch.zeros_like(table_Vr).index_add_(0, id_N, rows_Nr)
+    return torch.ops.aten.embedding_dense_backward(rows_Nr, id_N, len(table_Vr), -1, False)
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,28 @@ class Candidates:
     def of(cls, logits_RV: Tensor, ops: VocabularyOps, shape: DFlash2Shape) -> Self:
         """Return the candidates of each row of logits, the likeliest first."""
         first, stop = ops.vocab_range
-        top_RC, column_RC = logits_RV.topk(min(shape.selector_top_k, stop - first), dim=-1)
+        top_RC, column_RC = largest(logits_RV, min(shape.selector_top_k, stop - first))
         top_RC = top_RC.to(torch.promote_types(top_RC.dtype, torch.float32))
         if stop - first == shape.target_vocab_size:
             return cls(column_RC, top_RC)
         return cls(*_merged(top_RC, column_RC + first, ops, shape.selector_top_k))
+
+
+def largest(logits_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the ``count`` largest logits of each row and their columns, the largest first.
+
+    Columns are divided into sets of equal size. The largest logits are in the ``count`` sets with the largest maxima.
+    Finding these takes one pass over the logits, and ``topk`` over a whole vocabulary takes several.
+    """
+    rows, width = logits_RV.shape
+    if width % SET or width < 4 * SET * count:
+        return logits_RV.topk(count)
+    # A set's columns are equally far apart, so that neighbouring columns are compared at the same time.
+    num_sets = width // SET
+    set_RC = logits_RV.view(rows, SET, num_sets).amax(1).topk(count).indices
+    column_RX = (set_RC[..., None] + num_sets * torch.arange(SET, device=set_RC.device)).flatten(1)
+    top_RC, place_RC = logits_RV.gather(1, column_RX).topk(count)
+    return top_RC, column_RX.gather(1, place_RC)
 
 
 def _merged(top_RC: Tensor, id_RC: Tensor, ops: VocabularyOps, count: int) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from spec_kit.block_drafting import GuessMetrics, loss_scale
+from spec_kit.block_drafting import GuessMetrics, loss_scale, teacher_of_guesses
 from spec_kit.drafting import LabelColumns, sharded_logsumexp_argmax, softmax, with_gradients
 
 if TYPE_CHECKING:
@@ -132,8 +132,7 @@ class _Sums:
         ids_V = torch.arange(*ops.vocab_range, device=logits_RV.device)
         log_sum_R, best_R = sharded_logsumexp_argmax(logits_RV, ids_V, ops, kernels)
         label_R = guesses.label_R
-        teacher_RV = ops.teacher_logits(self.batch.hidden_TNH[label_R - 1, -1])
-        teacher = teacher_RV, sharded_logsumexp_argmax(teacher_RV, ids_V, ops, kernels)[0]
+        teacher = teacher_of_guesses(guesses, self.batch, ops, kernels).distribution
         one_R = torch.ones_like(log_sum_R)
         terms = kernels.distill_terms(logits_RV[:, None], log_sum_R[:, None], teacher, one_R)
         overlap_R, below_R = (ops.reduce_sum(term.squeeze(1)) for term in terms[1:])

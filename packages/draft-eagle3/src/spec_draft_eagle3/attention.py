@@ -1,6 +1,6 @@
 """Define the projections of grouped-query attention, as in Llama.
 
-``mla.py`` has multi-head latent attention with the same methods. ``model.py`` computes the attention itself,
+``LatentAttention`` of the library has the same methods. ``model.py`` computes the attention itself,
 which spans the unrolled steps. These modules compute queries, keys and values from the projected input, and
 project the attention's result. Shapes: T tokens; D channels of a head.
 """

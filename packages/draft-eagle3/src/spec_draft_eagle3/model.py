@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from spec_draft_eagle3.attention import GroupedQueryAttention
-from spec_draft_eagle3.mla import LatentAttention
 from spec_kit.chain_drafting import (
     HeadLoss,
     InputTokens,
@@ -22,7 +21,7 @@ from spec_kit.chain_drafting import (
     take_rows,
     unrolled_attention,
 )
-from spec_kit.drafting import ContextRows, Mlp, Rope, checkpointed, linear
+from spec_kit.drafting import ContextRows, LatentAttention, Mlp, Rope, checkpointed, linear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

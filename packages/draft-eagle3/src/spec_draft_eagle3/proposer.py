@@ -46,8 +46,12 @@ class ChainProposer(BatchProposer):
     def __init__(self, module: Eagle3Model, ops: VocabularyOps) -> None:
         """Start with an empty cache."""
         self._network = _Network(module, ops)
-        empty = module.fc.weight.new_zeros(0, *module.shape.cache_shape)
-        self._caches: list[KeysValues] = [(empty, empty)] * module.shape.num_layers
+        heads, width = module.shape.cache_shape
+        empty = (
+            module.fc.weight.new_zeros(0, heads, width),
+            module.fc.weight.new_zeros(0, heads, module.shape.value_width),
+        )
+        self._caches: list[KeysValues] = [empty] * module.shape.num_layers
         self._last = module.fc.weight.new_zeros(module.shape.hidden_size)
 
     @classmethod

@@ -59,11 +59,6 @@ class Eagle3Shape(DecoderShape):
         return 3 if self.captured is None else len(self.captured)
 
     @property
-    def cache_shape(self) -> tuple[int, int]:
-        """Number of heads of a token's keys and values, and number of channels of each head."""
-        return self.num_kv_heads, self.head_dim
-
-    @property
     def norm_copies(self) -> dict[str, str]:
         """Map the name of each exported tensor that is a copy to the name of the original tensor.
 

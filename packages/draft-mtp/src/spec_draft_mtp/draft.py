@@ -5,22 +5,24 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from spec_core.errors import ConfigError
 from spec_core.records import FeatureSchema, ShardHints
 from spec_draft_mtp.config import MtpConfig
-from spec_draft_mtp.shape import ARCHITECTURES, COUNT, SIZES, MtpShape
-from spec_draft_mtp.stored_head import head_shapes, is_whole_target, read_head
+from spec_draft_mtp.expert_shapes import head_kind, shape_of
+from spec_draft_mtp.shape import SIZES, MtpShape
+from spec_draft_mtp.stored_head import head_shapes, is_whole_target, read_head, stored_parts
 from spec_kit.drafting import (
     FROZEN,
     TEACHER,
     TRAINED,
     ServedDraft,
     StepCost,
-    architectures,
+    as_served,
     num_weights,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -31,11 +33,9 @@ if TYPE_CHECKING:
     from spec_kit.chain_drafting import ChainKernels
     from spec_kit.drafting import DraftCheckpoint, Json, Shapes
 
-_KEYS_VALUES = ("k_proj.weight", "v_proj.weight")
-
 
 class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
-    """The multi-token-prediction (MTP) head of dense Qwen3.5 models.
+    """The multi-token-prediction (MTP) head of Qwen3.5, DeepSeek V3 and GLM models.
 
     See ``spec_core.draft`` for the contract.
     """
@@ -44,7 +44,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
     api_version: ClassVar[int] = 2
     Config: ClassVar[type[DraftConfig]] = MtpConfig
     Shape = MtpShape
-    architecture: ClassVar[str] = ARCHITECTURES[0]
+    architecture: ClassVar[str] = MtpShape.architectures[0]
     depth_option: ClassVar[str] = "num_steps"
     small_run: ClassVar[Mapping[str, object]] = {"num_steps": 3, "step_decay": 1.0}
     learns_from_guesses: ClassVar[bool] = True
@@ -53,9 +53,12 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
     @classmethod
     def is_own(cls, fields: Json) -> bool:
         """Return whether a config.json describes a model with an MTP head: a target, or an export."""
-        nested = fields.get("text_config")
-        counted = COUNT in fields or (isinstance(nested, dict) and COUNT in nested)
-        return counted and not architectures(fields).isdisjoint(ARCHITECTURES)
+        return head_kind(fields) is not None
+
+    @classmethod
+    def shape_type(cls, fields: Json) -> type[MtpShape]:
+        """Return the class of shapes for the head that this config.json describes."""
+        return head_kind(fields) or MtpShape
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
@@ -77,12 +80,12 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
 
     @classmethod
     def module_name(cls, stored_name: str) -> str:
-        """Return the name unchanged: targets and exports use the same names."""
+        """Return the name unchanged: ``stored_shapes`` has the module's names already."""
         return stored_name
 
     @classmethod
     def stored_shapes(cls, folder: Path) -> Shapes:
-        """Return the shapes of the head's tensors; a target's other tensors are ignored."""
+        """Return the shapes of the module's tensors; a target's other tensors are ignored."""
         return head_shapes(folder)
 
     def stored_state(self, checkpoint: DraftCheckpoint[MtpShape]) -> dict[str, Tensor]:
@@ -90,21 +93,23 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         return {name: tensor.float() for name, tensor in read_head(checkpoint.folder).items()}
 
     def fresh_shape(self, target: TargetSpec) -> MtpShape:
-        """Return the shape of a new head, from the options and the target's sizes."""
-        return MtpShape.for_target(self.options, target)
+        """Return the shape of a new head.
+
+        A target whose own head has experts gets a head of the same kind. For any other target it is Qwen3.5's head,
+        with sizes from the options and the target.
+        """
+        if (shape := shape_of(target)) is None:
+            return MtpShape.for_target(self.options, target)
+        for name in SIZES:
+            if (size := getattr(self.options, name)) is not None:
+                raise ConfigError(
+                    f"draft.{name}={size}: a head with experts has the target's sizes; remove it"
+                )
+        return shape
 
     def target_problem(self, target: TargetSpec) -> str | None:
-        """Return which size of the head differs from the target's size, or None.
-
-        Engines build the head with the target's sizes, and vLLM 0.32 loads the first rows of a larger matrix
-        without a warning.
-        """
-        shape = self.shape(target)
-        for name in SIZES:
-            size, expected = getattr(shape, name), getattr(target, name)
-            if size != expected:
-                return f"{name}={size}, and engines build such a head with the target's, {expected}"
-        return None
+        """Return which size of the head differs from the target's size, or None."""
+        return self.shape(target).sizes_problem(target)
 
     def target_tensors(self, target: TargetSpec) -> Sequence[str]:
         """Return the name of the final norm's weight, because the head reads states after this norm (D11)."""
@@ -128,11 +133,14 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         """
         shape, steps = self.shape(target), self.options.num_steps
         weights = shape.tensor_shapes()
-        keys = num_weights(size for name, size in weights.items() if name.endswith(_KEYS_VALUES))
-        width, head = shape.num_heads * shape.head_dim, target.vocab_size * target.hidden_size
+        keys = num_weights(
+            size for name, size in weights.items() if ".self_attn.k" in name or ".self_attn.v" in name
+        )
+        width, head = shape.num_heads * shape.cache_shape[1], target.vocab_size * target.hidden_size
+        row = num_weights(weights.values()) + shape.expert_weights
         return StepCost(
             per_token=TRAINED * (prod(weights["mtp.fc.weight"]) + keys),
-            per_row=steps * (TRAINED * num_weights(weights.values()) + FROZEN * head) + TEACHER * head,
+            per_row=steps * (TRAINED * row + FROZEN * head) + TEACHER * head,
             token_channels=width,
             row_channels=(steps - 1) * width,
         )
@@ -143,7 +151,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         The result is a lower bound. It counts only the unrolled steps of a sample's supervised tokens.
         """
         shape, options = self.shape(target), self.options
-        keys = shape.num_kv_heads * shape.head_dim
+        keys = shape.cache_shape[0] * shape.cache_shape[1]
         inner = (2 * shape.hidden_size + shape.inner_values) * (not options.checkpoint_activations)
         row = options.num_steps * (shape.hidden_size + 2 * keys + inner)
         return lambda _, num_supervised: row * num_supervised
@@ -172,9 +180,24 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
 
         scale_initial_weights(module, tensors.norm_H)
 
+    def exported_tensors(
+        self, weights: Mapping[str, Tensor], target: TargetSpec
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and tensor of each weight, as the target names them; each expert is stored by itself (D8).
+
+        The constants of a router keep float32, as in published targets.
+        """
+        shape = self.shape(target)
+        own = {name: weights[name] for name in (*shape.tensor_shapes(), *shape.mapping_shapes()[0])}
+        for name, place in stored_parts(own, target.num_layers if shape.is_layer else None):
+            tensor = place.view(own[place.name])
+            yield name, tensor.detach().float() if place.is_constant else as_served(tensor, target)
+
     def shard_hints(self, target: TargetSpec) -> ShardHints:
         """Return how tensor-parallel ranks divide the layer; context-parallel ranks divide the tokens' rows."""
-        return ShardHints(tensor_parallel=self.shape(target).parallel_hints(), context_parallel=True)
+        hints = self.shape(target).parallel_hints()
+        undivided = "the draft has a mixture of experts" if hints is None else ""
+        return ShardHints(tensor_parallel=hints, undivided=undivided, context_parallel=True)
 
     def proposer(self, module: nn.Module, ops: VocabularyOps) -> Proposer:
         """Return a new proposer for one sequence (D9)."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
+from spec_draft_mtp.layer import MtpHead, wide_rms_norm
 from spec_kit.chain_drafting import (
     HeadLoss,
     InputTokens,
@@ -22,7 +22,7 @@ from spec_kit.chain_drafting import (
     take_rows,
     unrolled_attention,
 )
-from spec_kit.drafting import INIT_STD, ContextRows, Mlp, Rope, checkpointed, linear
+from spec_kit.drafting import INIT_STD, ContextRows, Rope, checkpointed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,25 +36,6 @@ if TYPE_CHECKING:
 MATRIX_GAIN = 0.5
 """Standard deviation of a matrix's initial weights, multiplied by the root of its number of inputs. The scale
 of the matrix's output then does not depend on its width."""
-
-
-def wide_rms_norm(x: Tensor, weight: Tensor, shift: float, eps: float) -> Tensor:
-    """Return the RMS norm x̂ · (weight + shift), computed in float32 or wider, in the dtype of ``x``."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return F.rms_norm(wide, weight.shape, weight.to(wide.dtype) + shift, eps).to(x.dtype)
-
-
-class CentredNorm(nn.Module):
-    """An RMS norm that stores its weight minus 1."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        """Start with weight 1."""
-        super().__init__()
-        self.weight, self._eps = nn.Parameter(torch.zeros(width)), eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the normed channels, shaped like ``x`` [..., width]."""
-        return wide_rms_norm(x, self.weight, 1.0, self._eps)
 
 
 class TargetNorm(nn.Module):
@@ -71,74 +52,6 @@ class TargetNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the normed state, shaped like ``x`` [..., H]."""
         return wide_rms_norm(x, self.weight, self._shift, self._eps)
-
-
-class GatedAttention(nn.Module):
-    """The projections of an attention that multiplies each head's output by a separate gate."""
-
-    def __init__(self, shape: MtpShape) -> None:
-        """Make the projections, and the norms of each head's query and key."""
-        super().__init__()
-        h, d, eps = shape.hidden_size, shape.head_dim, shape.norm_eps
-        self.q_proj = linear(h, 2 * shape.num_heads * d)
-        self.k_proj = linear(h, shape.num_kv_heads * d)
-        self.v_proj = linear(h, shape.num_kv_heads * d)
-        self.o_proj = linear(shape.num_heads * d, h)
-        self.q_norm, self.k_norm = CentredNorm(d, eps), CentredNorm(d, eps)
-
-    def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return queries, keys and values before rotary embedding, and gates, each [T, N, D]."""
-        d = len(self.q_norm.weight)
-        q, gate = self.q_proj(x_TH).unflatten(-1, (-1, 2 * d)).chunk(2, dim=-1)
-        k, v = (project(x_TH).unflatten(-1, (-1, d)) for project in (self.k_proj, self.v_proj))
-        return self.q_norm(q), self.k_norm(k), v, gate
-
-
-class MtpLayer(nn.Module):
-    """One decoder layer without the attention itself, which ``MtpModel`` computes over the unrolled steps."""
-
-    def __init__(self, shape: MtpShape, kernels: ChainKernels) -> None:
-        """Make the layer; its MLP uses the backend's kernel."""
-        super().__init__()
-        self.input_layernorm = CentredNorm(shape.hidden_size, shape.norm_eps)
-        self.self_attn = GatedAttention(shape)
-        self.post_attention_layernorm = CentredNorm(shape.hidden_size, shape.norm_eps)
-        self.mlp = Mlp(shape.hidden_size, shape.intermediate_size, kernels.swiglu_mlp)
-
-    def qkv_gate(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the queries, keys, values and gates that the layer computes from its input."""
-        return self.self_attn(self.input_layernorm(x_TH))
-
-    def finish(self, x_TH: Tensor, attended_TND: Tensor, gate_TND: Tensor) -> Tensor:
-        """Apply gate, output projection and MLP with their residual connections, and return the output."""
-        gated = (attended_TND * gate_TND.sigmoid()).flatten(1)
-        x_TH = x_TH + self.self_attn.o_proj(gated)
-        return x_TH + self.mlp(self.post_attention_layernorm(x_TH))
-
-
-class MtpHead(nn.Module):
-    """The modules whose tensor names begin with ``mtp``."""
-
-    def __init__(self, shape: MtpShape, kernels: ChainKernels) -> None:
-        """Make the decoder layer, its input projection and the norms."""
-        super().__init__()
-        width, eps = shape.hidden_size, shape.norm_eps
-        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = CentredNorm(width, eps), CentredNorm(width, eps)
-        self.fc = linear(2 * width, width)
-        self.layers = nn.ModuleList([MtpLayer(shape, kernels)])
-        self.norm = CentredNorm(width, eps)
-
-    @property
-    def layer(self) -> MtpLayer:
-        """The only decoder layer."""
-        layer = self.layers[0]
-        assert isinstance(layer, MtpLayer)
-        return layer
-
-    def join(self, embedded_TH: Tensor, state_TH: Tensor) -> Tensor:
-        """Return the layer's input, from a token's embedding and the state at the previous token."""
-        both = [self.pre_fc_norm_embedding(embedded_TH), self.pre_fc_norm_hidden(state_TH)]
-        return self.fc(torch.cat(both, dim=-1))
 
 
 @dataclass(frozen=True)
@@ -224,14 +137,13 @@ class MtpModel(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return a step's output, keys and values. ``past``: previous steps' keys, then their values."""
         layer, position_K = self.mtp.layer, rows.position_K
-        x_KH = self.mtp.join(embedded[rows.token_K], state[: len(position_K)])
-        q, k, v, gate = layer.qkv_gate(x_KH)
-        angles = self.rope.angles(position_K, q.dtype)
-        q, k = self.kernels.rotate(q, angles), self.kernels.rotate(k, angles)
+        x_KH = self.mtp.join(embedded[rows.token_K], state[: len(position_K)], position_K)
+        angles = self.rope.angles(position_K, x_KH.dtype)
+        q, k, v, *rest = layer.qkv(x_KH, lambda heads: self.kernels.rotate(heads, angles))
         if not past:
             k, v = rows.own.gather(k, v)
             if rows.local_N is not None:
-                q, gate, x_KH = (take_rows(part, rows.local_N) for part in (q, gate, x_KH))
+                q, x_KH, *rest = (take_rows(part, rows.local_N) for part in (q, x_KH, *rest))
         steps = len(past) // 2
         keys, values = (
             [first, *(part[: len(q)] for part in later)]
@@ -239,7 +151,7 @@ class MtpModel(nn.Module):
         )
         indices = rows.index_N, rows.own, rows.local_N
         attended = unrolled_attention(self.kernels, q, keys, values, rows.bounds, *indices)
-        return self.mtp.norm(layer.finish(x_KH, attended, gate)), k, v
+        return self.mtp.norm(layer.finish(x_KH, attended, *rest)), k, v
 
     def first_state(self, hidden_TNH: Tensor) -> Tensor:
         """Return step 0's states [T, H]: the target's states *after* its final norm, which engines also use.
@@ -254,6 +166,6 @@ class MtpModel(nn.Module):
 def scale_initial_weights(module: MtpModel, norm_H: Tensor) -> None:
     """Scale the module's random matrices, and copy its last norm from the target's weight ``norm_H``."""
     for weight in module.parameters():
-        if weight.ndim == 2:
-            weight.mul_(MATRIX_GAIN / math.sqrt(weight.shape[1]) / INIT_STD)
-    module.mtp.norm.weight.copy_(norm_H.float() - 1)
+        if weight.ndim > 1:
+            weight.mul_(MATRIX_GAIN / math.sqrt(weight.shape[-1]) / INIT_STD)
+    module.mtp.norm.weight.copy_(norm_H.float() - float(not module.shape.is_layer))

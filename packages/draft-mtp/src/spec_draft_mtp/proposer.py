@@ -44,8 +44,11 @@ class MtpProposer(BatchProposer):
         """Start with an empty cache."""
         self._module, self._ops = module, ops
         weight, shape = module.mtp.fc.weight, module.shape
-        empty = weight.new_zeros(0, shape.num_kv_heads, shape.head_dim)
-        self._cache: Cache = (empty, empty)
+        heads, width = shape.cache_shape
+        self._cache: Cache = (
+            weight.new_zeros(0, heads, width),
+            weight.new_zeros(0, heads, shape.value_width),
+        )
         self._last_H = weight.new_zeros(shape.hidden_size)
 
     @classmethod
@@ -96,10 +99,10 @@ class MtpProposer(BatchProposer):
 
         Sequence i has ``counts[i]`` new tokens, which follow the positions in cache i.
         """
-        mtp = self._module.mtp
-        x_TH = mtp.join(self._ops.embed(ids_T), state_TH)
-        q, k, v, gate = mtp.layer.qkv_gate(x_TH)
-        angles = self._module.rope.angles(new_positions(caches, counts), q.dtype)
-        caches = extended_caches(caches, rotate(k, angles), v, counts)
-        attended = cached_attention(rotate(q, angles), caches, counts)
-        return mtp.norm(mtp.layer.finish(x_TH, attended, gate)), caches
+        mtp, position_T = self._module.mtp, new_positions(caches, counts)
+        x_TH = mtp.join(self._ops.embed(ids_T), state_TH, position_T)
+        angles = self._module.rope.angles(position_T, x_TH.dtype)
+        q, k, v, *rest = mtp.layer.qkv(x_TH, lambda heads: rotate(heads, angles))
+        caches = extended_caches(caches, k, v, counts)
+        attended = cached_attention(q, caches, counts)
+        return mtp.norm(mtp.layer.finish(x_TH, attended, *rest)), caches

@@ -1,22 +1,23 @@
-"""Define MtpShape: an MTP head's sizes and options, read from and written to config.json."""
+"""Define MtpShape: an MTP head's sizes and options, read from and written to config.json.
+
+``expert_shapes.py`` has the shapes of heads with experts.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from spec_kit.drafting import DecoderShape, decoder_fields, end_fields, head_fields, section
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from spec_core import TargetSpec
     from spec_core.records import TensorParallelHints
     from spec_kit.drafting import Json, Shapes
 
-ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
-"""Architectures of targets that ship this head; exports use the first name."""
-COUNT = "mtp_num_hidden_layers"
 SIZES = ("intermediate_size", "num_heads", "num_kv_heads", "head_dim")
 """Sizes that engines take from the target's configuration."""
 LAYER = "mtp.layers.0"
@@ -24,7 +25,26 @@ _PARTIAL = "partial_rotary_factor"
 
 
 class MtpShape(DecoderShape):
-    """The sizes of one MTP head."""
+    """The sizes of one MTP head. This class is for dense Qwen3.5, and the base of the other heads' shapes.
+
+    The class variables describe the head: they choose the modules of its layer (``layer.py``), and how the
+    target's files store it.
+    """
+
+    architectures: ClassVar[tuple[str, ...]] = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
+    """Architectures of targets that ship this head; exports use the first name."""
+    model_type: ClassVar[str] = "qwen3_5_text"
+    count: ClassVar[str] = "mtp_num_hidden_layers"
+    """Field of config.json with the number of MTP layers."""
+    fixed: ClassVar[Mapping[str, object]] = {"attn_output_gate": True, "mtp_use_dedicated_embeddings": False}
+    """Fields of config.json for which this kind of head supports only the given value; exports have them, too."""
+    attention: ClassVar[str] = "gated"
+    feed_forward: ClassVar[str] = "dense"
+    is_layer: ClassVar[bool] = False
+    """Whether the target's files store the head as one more decoder layer (DeepSeek V3, GLM). Norms of such a
+    head store their weight itself, other norms store their weight minus 1."""
+    rotated: ClassVar[float] = 0.25
+    """Share of a head's channels that rotate if config.json does not say it."""
 
     @classmethod
     def for_target(cls, config: Any, target: TargetSpec, **own: object) -> Self:
@@ -42,31 +62,41 @@ class MtpShape(DecoderShape):
 
     @classmethod
     def read_own(cls, fields: Json, own: Json, folder: Path) -> Json:
-        """Return the rotary settings. If config.json does not say how many channels rotate, a quarter do."""
+        """Return the rotary settings, with the share of rotated channels."""
         read = super().read_own(fields, own, folder)
-        return read | {"rope": {_PARTIAL: 0.25, **read["rope"]}}
+        return read | {"rope": {_PARTIAL: cls.rotated, **read["rope"]}}
 
-    def tensor_shapes(self) -> Shapes:
-        """Return name and shape of every tensor, under the target's names.
+    @property
+    def expert_weights(self) -> int:
+        """Number of the experts' weights that one token is multiplied by."""
+        return 0
+
+    def attention_shapes(self, inputs: int) -> Shapes:
+        """Return name and shape of each tensor of the attention; ``inputs``: its input channels.
 
         ``q_proj`` computes a query and a gate for each head.
         """
-        h, d = self.hidden_size, self.head_dim
-        layer = self.layer_shapes(h) | {
-            "self_attn.q_proj.weight": (2 * self.num_heads * d, h),
-            "self_attn.q_norm.weight": (d,),
-            "self_attn.k_norm.weight": (d,),
+        d = self.head_dim
+        own = {
+            "q_proj.weight": (2 * self.num_heads * d, inputs),
+            "q_norm.weight": (d,),
+            "k_norm.weight": (d,),
         }
+        return super().attention_shapes(inputs) | own
+
+    def tensor_shapes(self) -> Shapes:
+        """Return name and shape of every trained tensor, under Qwen3.5's names."""
+        h = self.hidden_size
         return {
             "mtp.fc.weight": (h, 2 * h),
             "mtp.pre_fc_norm_embedding.weight": (h,),
             "mtp.pre_fc_norm_hidden.weight": (h,),
-            **{f"{LAYER}.{name}": shape for name, shape in layer.items()},
+            **{f"{LAYER}.{name}": shape for name, shape in self.layer_shapes(h).items()},
             "mtp.norm.weight": (h,),
         }
 
-    def parallel_hints(self) -> TensorParallelHints:
-        """Return how tensor-parallel ranks divide the layer.
+    def parallel_hints(self) -> TensorParallelHints | None:
+        """Return how tensor-parallel ranks divide the layer, or None if they cannot divide it.
 
         Every rank has all other modules undivided, and processes all tokens.
         """
@@ -75,26 +105,37 @@ class MtpShape(DecoderShape):
 
     def fixed_fields(self) -> Json:
         """Return fields of config.json for which only the given value is supported."""
-        return super().fixed_fields() | {
-            COUNT: 1,
-            "mtp_use_dedicated_embeddings": False,
-            "attn_output_gate": True,
-        }
+        return super().fixed_fields() | {self.count: 1, **self.fixed}
+
+    def sizes_problem(self, target: TargetSpec) -> str | None:
+        """Return which size of the head differs from the target's size, or None.
+
+        Engines build the head with the target's sizes, and vLLM 0.32 loads the first rows of a larger matrix
+        without a warning.
+        """
+        for name in SIZES:
+            size, expected = getattr(self, name), getattr(target, name)
+            if size != expected:
+                return f"{name}={size}, and engines build such a head with the target's, {expected}"
+        return None
+
+    def layer_fields(self, target: TargetSpec) -> Json:
+        """Return the fields of config.json that only this kind of layer has."""
+        return {"intermediate_size": self.intermediate_size}
 
     def to_json(self, target: TargetSpec) -> Json:
-        """Return the config.json fields of a text-only Qwen3.5.
+        """Return the config.json fields of a text-only target.
 
         vLLM derives the MTP head's configuration from these fields.
         """
         return {
-            **head_fields(ARCHITECTURES[0], "qwen3_5_text", target),
+            **head_fields(self.architectures[0], self.model_type, target),
             "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
             "num_hidden_layers": target.num_layers,
             **decoder_fields(self),
-            "attn_output_gate": True,
-            COUNT: 1,
-            "mtp_use_dedicated_embeddings": False,
+            **self.layer_fields(target),
+            **self.fixed,
+            self.count: 1,
             "tie_word_embeddings": target.tied,
             **end_fields(self, target),
         }

@@ -7,8 +7,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError
-from spec_draft_mtp.stored_head import read_head
-from spec_kit.targets import stored_tensors
+from spec_draft_mtp.stored_head import head_places, head_shapes, read_head
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LENGTH_BYTES = 8
+_DTYPES = {"F32": "torch.float32", "BF16": "torch.bfloat16", "F16": "torch.float16"}
 
 
 def stitch(target: Path, head: Path, output: Path) -> None:
@@ -26,24 +26,26 @@ def stitch(target: Path, head: Path, output: Path) -> None:
     """
     if output.exists():
         raise ArtifactError(f"{output} exists; name a new folder")
-    old, new = read_head(target), read_head(head)
+    old, new = head_places(target), read_head(head)
     if not old:
         raise ArtifactError(
             f"target {target} has no MTP head that {head} could replace; export the head alone"
         )
-    if _forms(old) != _forms(new):
-        names = sorted(
-            name for name in old.keys() | new.keys() if _forms(old).get(name) != _forms(new).get(name)
+    shapes, others = head_shapes(target), {name: tuple(tensor.shape) for name, tensor in new.items()}
+    names = {name for name in shapes.keys() | others.keys() if shapes.get(name) != others.get(name)}
+    if not names:
+        trained = {name: found for name, found in old.items() if not found[0].is_constant}
+        names = {
+            name for name, (place, at) in trained.items() if str(new[place.name].dtype) != _DTYPES[at.dtype]
+        }
+    if names:
+        raise ArtifactError(
+            f"{head} does not fit into {target}: {', '.join(sorted(names))} not alike in both"
         )
-        raise ArtifactError(f"{head} does not fit into {target}: {', '.join(names)} not alike in both")
     shutil.copytree(target, output, copy_function=shutil.copyfile)
-    for name, at in stored_tensors(output).items():
-        if name in new:
-            _overwrite(at.file, name, new[name])
-
-
-def _forms(head: dict[str, Tensor]) -> dict[str, object]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in head.items()}
+    for name, (place, at) in old.items():
+        if not place.is_constant:
+            _overwrite(output / at.file.relative_to(target), name, place.view(new[place.name]))
 
 
 def _overwrite(file: Path, name: str, tensor: Tensor) -> None:

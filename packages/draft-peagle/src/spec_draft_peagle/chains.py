@@ -14,15 +14,18 @@ tokens, E guesses that count in the loss.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
 import torch
 
+from spec_core import to_device_async
 from spec_core.records import Supervision
-from spec_kit.block_drafting import sample_generator
+from spec_kit.block_drafting import BlockLayout, sample_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -82,11 +85,14 @@ class Segment:
     bounds: tuple[tuple[int, int], ...]
     """Each document's first row, and the row after its last row."""
     anchor_A: Tensor
-    """int64 [A], ascending: row at which each chain with mask tokens starts."""
+    """int64 [A]: row at which each chain with mask tokens starts. Short chains come first; the rows of chains of
+    the same length ascend."""
     start_A: Tensor
     """int64 [A]: first row of the chain's document."""
     count_A: Tensor
-    """int64 [A]: number of mask tokens of the chain, at least 1."""
+    """int64 [A], ascending: number of mask tokens of the chain, at least 1."""
+    device: torch.device
+    """The device of the draft; the tensors above are on the CPU."""
 
     @property
     def chain_C(self) -> Tensor:
@@ -98,6 +104,19 @@ class Segment:
         """Index of each mask token in its chain, from 0 on, int64 [C]."""
         chain_C = self.chain_C
         return torch.arange(len(chain_C)) - (self.count_A.cumsum(0) - self.count_A)[chain_C]
+
+    @property
+    def pieces(self) -> Sequence[tuple[int, int, int]]:
+        """The documents in the segment: first row of the document, and the segment's range of its rows."""
+        parts = ((start, max(start, self.first), min(stop, self.stop)) for start, stop in self.bounds)
+        return [(start, first, stop) for start, first, stop in parts if first < stop]
+
+    @cached_property
+    def layouts(self) -> Sequence[tuple[int, BlockLayout]]:
+        """The lengths that chains have, and the layout of the chains of each length as blocks."""
+        lengths, sizes = (column.tolist() for column in self.count_A.unique_consecutive(return_counts=True))
+        columns = zip(lengths, self.anchor_A.split(sizes), self.start_A.split(sizes), strict=True)
+        return [(length, BlockLayout(row + 1, start, self.device)) for length, row, start in columns]
 
     @property
     def position(self) -> Tensor:
@@ -120,6 +139,8 @@ class Chains:
     """int64 [R]: number of the row's guesses that count in the loss."""
     reach_R: Tensor
     """int64 [R]: number of the row's guesses that would count if none were dropped."""
+    device: torch.device
+    """The device of the draft; the tensors above are on the CPU."""
 
     @classmethod
     def of(cls, batch: DraftBatch, rule: ChainRule) -> Self:
@@ -139,7 +160,13 @@ class Chains:
             bounds.append((cursor, cursor + len(count_R)))
             cursor += len(count_R)
         token_R, count_R, reach_R = torch.cat(columns, dim=1)
-        return cls(token_R=token_R, bounds=tuple(bounds), count_R=count_R, reach_R=reach_R)
+        return cls(
+            token_R=token_R,
+            bounds=tuple(bounds),
+            count_R=count_R,
+            reach_R=reach_R,
+            device=batch.input_ids_T.device,
+        )
 
     def segments(self, num_rows: int | None) -> Iterator[Segment]:
         """Yield the batch in segments of ``num_rows`` rows; None means one segment.
@@ -154,6 +181,7 @@ class Chains:
         for first in range(0, max(1, total), size):
             stop = min(first + size, total)
             anchor_A = first + (self.count_R[first:stop] > 1).nonzero().squeeze(1)
+            anchor_A = anchor_A[self.count_R[anchor_A].argsort(stable=True)]
             yield Segment(
                 first=first,
                 stop=stop,
@@ -161,6 +189,7 @@ class Chains:
                 anchor_A=anchor_A,
                 start_A=start_R[anchor_A],
                 count_A=self.count_R[anchor_A] - 1,
+                device=self.device,
             )
 
     def guesses(self, num_rows: int | None) -> Tensor:
@@ -176,3 +205,46 @@ class Chains:
             guess = torch.cat([torch.zeros_like(row), segment.slot_C + 1])
             columns.append(torch.stack([chain, guess, self.token_R[chain] + 1 + guess]))
         return torch.cat(columns, dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuessesByToken:
+    """The guesses that count in the loss, ordered by the token before the guess, whose state is the teacher's.
+
+    About as many guesses as a chain has share a token, so they also share the teacher's distribution. Shapes: U
+    tokens.
+    """
+
+    token_U: Tensor
+    """int64, ascending, on the device like all tensors of this class but ``count_U``."""
+    count_U: Tensor
+    """int64, on the CPU: number of guesses after the token."""
+    state_E: Tensor
+    """int64: index of the guess in ``Chains.guesses``."""
+    chain_E: Tensor
+    guess_E: Tensor
+    teacher_E: Tensor
+    """int64: index of the guess's token in ``token_U``."""
+
+    @classmethod
+    def of(cls, guesses_3E: Tensor, device: torch.device) -> Self:
+        """Order the guesses that ``Chains.guesses`` returns."""
+        order_E = guesses_3E[2].argsort(stable=True)
+        chain_E, guess_E, token_E = guesses_3E[:, order_E]
+        token_U, teacher_E, count_U = token_E.unique_consecutive(return_inverse=True, return_counts=True)
+        columns = to_device_async(torch.stack([order_E, chain_E, guess_E, teacher_E]), device)
+        names = ("state_E", "chain_E", "guess_E", "teacher_E")
+        return cls(
+            token_U=to_device_async(token_U, device),
+            count_U=count_U,
+            **dict(zip(names, columns, strict=True)),
+        )
+
+    def chunks(self, most: int, token_cost: int, guess_cost: int) -> Iterator[tuple[slice, slice]]:
+        """Yield ranges of tokens and of their guesses, each of a cost of about ``most`` at the most."""
+        reached_U = (token_cost + guess_cost * self.count_U).cumsum(0)
+        sizes = ((reached_U - 1) // most).unique_consecutive(return_counts=True)[1]
+        tokens = [0, *sizes.cumsum(0).tolist()]
+        guesses = [0, *self.count_U.cumsum(0).tolist()]
+        for first, stop in pairwise(tokens):
+            yield slice(first, stop), slice(guesses[first], guesses[stop])

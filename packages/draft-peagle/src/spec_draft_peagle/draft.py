@@ -179,14 +179,17 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         """Return a function that computes how many values a forward pass saves for the backward pass.
 
         The result is a lower bound. If ``segment_tokens`` is None, it counts every layer's activations for
-        the sample's tokens and mask tokens (only the layers' inputs with ``checkpoint_activations``).
-        Otherwise it counts the keys and values of the sample's tokens, and the inputs of the head.
+        the sample's tokens and mask tokens, and in the last layer only for those that guess (only the layers'
+        inputs with ``checkpoint_activations``). Otherwise it counts the keys and values of the sample's tokens,
+        and the inputs of the head.
         """
         shape, masks, again = self.shape(target), self._masks(), self.options.checkpoint_activations
         keys = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
-        row = shape.num_layers * (shape.hidden_size + shape.inner_values * (not again))
+        row, earlier = shape.hidden_size + shape.inner_values * (not again), shape.num_layers - 1
         if self.options.segment_tokens is None:
-            return lambda num_tokens, num_supervised: round(row * (num_tokens + masks * num_supervised))
+            return lambda num_tokens, num_supervised: round(
+                row * (earlier * (num_tokens + masks * num_supervised) + (1 + masks) * num_supervised)
+            )
         guess = (1 + masks) * shape.hidden_size
         return lambda num_tokens, num_supervised: round(keys * num_tokens + guess * num_supervised)
 

@@ -26,6 +26,9 @@ class PEagleKernels(DecoderKernels):
     block_attention: Callable[[Tensor, KeysValues, KeysValues, BlockLayout, int | None], Tensor] = (
         block_attention
     )
+    prefixed_attention: Callable[..., tuple[Tensor, Tensor]] | None = None
+    """See ``spec_kit.chain_drafting.ChainKernels``, also for the backward pass."""
+    prefixed_attention_backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
 
     @classmethod
     def examples(cls, draw: Callable[..., Tensor]) -> Mapping[str, tuple[object, ...]]:

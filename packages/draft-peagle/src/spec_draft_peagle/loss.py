@@ -1,10 +1,10 @@
 """Compute loss, metrics and gradients of the guesses that count in the loss, some guesses at a time.
 
-One pass over chunks of guesses computes all three, so only one chunk's logits are in memory. Every guess has
-the same weight.
+One pass over chunks of guesses computes all three, so only one chunk's logits are in memory. All guesses after the
+same token share the teacher's distribution, so they are in the same chunk. Every guess has the same weight.
 
-Shapes: E guesses that count in the loss, K guesses of a chain, V rows of the draft's head on this shard (see
-``spec_core.ops``).
+Shapes: E guesses that count in the loss, K guesses of a chain, R guesses of a chunk, U tokens before them, V rows of
+the draft's head on this shard (see ``spec_core.ops``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from spec_core.records import StepOutput
+from spec_draft_peagle.chains import GuessesByToken
 from spec_kit.drafting import ROW_LOSSES, score, teach, with_gradients
 
 if TYPE_CHECKING:
@@ -46,26 +47,28 @@ class PEagleLoss:
     ) -> StepOutput:
         """Return loss and metrics of the guesses.
 
-        ``hidden_TH``: inputs of the target's final norm. ``guesses_3E``: see ``Chains.guesses``.
+        ``hidden_TH``: inputs of the target's final norm. ``guesses_3E``: see ``Chains.guesses``, on the CPU.
         ``denominators``: float64 [2 K], the global batch's number of guesses that count at each index of a
         chain, then the numbers before the drop.
         """
-        totals = _Sums(self, states_EH, guesses_3E, denominators)
-        row_bytes = 4 * self.ops.shard_rows + self.head.weight.element_size() * len(self.head.weight)
-        size = max(1, self.ops.chunk_bytes // row_bytes)
+        guesses = GuessesByToken.of(guesses_3E, states_EH.device)
+        totals = _Sums(self, states_EH, guesses, denominators)
+        # Teacher logits in float32, of a token over all ids and then of a guess over the draft's.
+        guess_bytes = (self.head.weight.element_size() + 4) * len(self.head.weight)
         with torch.no_grad():
-            for first in range(0, len(states_EH), size):
-                chunk = slice(first, first + size)
-                totals.add(chunk, hidden_TH[guesses_3E[2, chunk]])
+            chunks = guesses.chunks(self.ops.chunk_bytes, 4 * self.ops.shard_rows, guess_bytes)
+            for tokens, chunk in chunks:
+                totals.add(tokens, chunk, hidden_TH[guesses.token_U[tokens]])
         return totals.output(len(hidden_TH))
 
 
 class _Sums:
     """Sums of one forward pass over all chunks: loss, metrics, and gradients if they are enabled."""
 
-    def __init__(self, rule: PEagleLoss, states_EH: Tensor, guesses_3E: Tensor, denominators: Tensor) -> None:
-        self.rule, self.states_EH = rule, states_EH
-        self.chain_E, self.guess_E, _ = guesses_3E
+    def __init__(
+        self, rule: PEagleLoss, states_EH: Tensor, guesses: GuessesByToken, denominators: Tensor
+    ) -> None:
+        self.rule, self.states_EH, self.guesses = rule, states_EH, guesses
         wide = torch.promote_types(states_EH.dtype, torch.float32)
         self.kept_K, self.reached_K = denominators.to(states_EH.device).chunk(2)
         total = self.kept_K.sum()
@@ -77,11 +80,16 @@ class _Sums:
         if torch.is_grad_enabled():
             self.grads = torch.zeros_like(states_EH), zeros(rule.head.weight.shape)
 
-    def add(self, chunk: slice, hidden_RH: Tensor) -> None:
-        """Add loss, metrics and gradients of the guesses of a chunk."""
-        rule, guess_R, input_RH = self.rule, self.guess_E[chunk], self.states_EH[chunk]
-        logits_RV, ops, kernels = rule.head.forward(input_RH), rule.ops, rule.kernels
-        teacher = teach(ops, kernels, hidden_RH, rule.ids_V, rule.vocab_mask_V)
+    def add(self, tokens: slice, chunk: slice, hidden_UH: Tensor) -> None:
+        """Add loss, metrics and gradients of the guesses of a chunk.
+
+        ``tokens``: the tokens before these guesses. ``hidden_UH``: inputs of the target's final norm there.
+        """
+        rule, guess_R, state_R = self.rule, self.guesses.guess_E[chunk], self.guesses.state_E[chunk]
+        input_RH, ops, kernels = self.states_EH[state_R], rule.ops, rule.kernels
+        teacher = teach(ops, kernels, hidden_UH, rule.ids_V, rule.vocab_mask_V)
+        teacher = teacher.take(self.guesses.teacher_E[chunk] - tokens.start)
+        logits_RV = rule.head.forward(input_RH)
         scored = score(logits_RV[:, None], rule.ids_V, teacher, ops, kernels)
         value_R1, factors = ROW_LOSSES[rule.kind](scored, teacher, ops, kernels)
         trained_R1 = teacher.trained_R[:, None].to(self.scale.dtype)
@@ -96,7 +104,7 @@ class _Sums:
         grad_RV = kernels.distill_grad_(
             logits_RV[:, None], scored.log_sum_RS, (a, b, c), teacher.distribution, teacher.in_vocab_mass_R
         )[:, 0]
-        self.grads[0][chunk] = ops.reduce_sum(rule.head.backward(grad_RV))
+        self.grads[0].index_copy_(0, state_R, ops.reduce_sum(rule.head.backward(grad_RV)))
         self.grads[1].add_(grad_RV.T @ input_RH)
 
     def output(self, most_chains: int) -> StepOutput:
@@ -108,7 +116,7 @@ class _Sums:
         after the drop.
         """
         counts_K = torch.zeros_like(self.kept_K, dtype=torch.int64)
-        counts_K.index_add_(0, self.guess_E, torch.ones_like(self.guess_E))
+        counts_K.index_add_(0, self.guesses.guess_E, torch.ones_like(self.guesses.guess_E))
         weight_K = torch.where(self.kept_K > 0, self.reached_K / self.kept_K.clamp(min=1), 0)
         lengths = counts_K[0] + (self._prefixes(most_chains) * weight_K.to(self.scale.dtype)).sum()
         loss = self.loss
@@ -123,4 +131,5 @@ class _Sums:
     def _prefixes(self, most_chains: int) -> Tensor:
         """Return for each index, [K], the number of chains that agree with the teacher up to this index."""
         agreed = self.scale.new_zeros(most_chains, len(self.kept_K))
-        return agreed.index_put((self.chain_E, self.guess_E), self.agreed_E).cumprod(1).sum(0)
+        places = self.guesses.chain_E, self.guesses.guess_E
+        return agreed.index_put(places, self.agreed_E).cumprod(1).sum(0)

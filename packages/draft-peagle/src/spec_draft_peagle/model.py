@@ -16,6 +16,7 @@ from spec_core import to_device_async
 from spec_draft_peagle.attention import chain_attention, row_attention
 from spec_draft_peagle.chains import ChainRule, Chains
 from spec_draft_peagle.loss import PEagleLoss
+from spec_kit.chain_drafting import take_rows
 from spec_kit.drafting import AttentionProjections, Mlp, Rope, checkpointed, linear
 
 if TYPE_CHECKING:
@@ -58,22 +59,25 @@ class PEagleLayer(nn.Module):
         angles: tuple[Tensor, Tensor],
         segment: Segment,
         past: Sequence[KeysValues],
+        asking: Tensor | None = None,
         *,
         recompute: bool = False,
     ) -> tuple[Tensor, KeysValues]:
         """Return the segment's states [X, H] after the layer, and the keys and values of its rows.
 
-        ``states``: hidden states [X, H], and embeddings [X, H], which only the first layer uses.
-        ``recompute``: whether to compute activations again in the backward pass.
+        ``states``: hidden states and embeddings, as for ``qkv``. ``asking``: int64, the rows and mask tokens whose
+        states are returned; None means all. ``recompute``: whether to compute activations again in the backward
+        pass.
         """
         compute = checkpointed(self._compute, enabled=recompute)
         keys, values = ([one[part] for one in past] for part in range(2))
-        hidden_XH, *own = compute(segment, *states, *angles, *keys, *values)
+        hidden_XH, *own = compute(segment, asking, *states, *angles, *keys, *values)
         return hidden_XH, (own[0], own[1])
 
     def _compute(
         self,
         segment: Segment,
+        asking: Tensor | None,
         hidden_XH: Tensor,
         embedded_XH: Tensor,
         cos: Tensor,
@@ -82,40 +86,57 @@ class PEagleLayer(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return states, keys and values. ``past``: keys of earlier segments, then their values."""
         rows, earlier = segment.stop - segment.first, len(past) // 2
-        q, k, v = self.qkv((hidden_XH, embedded_XH), (cos, sin))
-        own = k[:rows], v[:rows]
-        known = torch.cat([*past[:earlier], own[0]]), torch.cat([*past[earlier:], own[1]])
+        masks = len(cos) - rows
+        q, *keys_values = self.qkv((hidden_XH, embedded_XH), (cos, sin), asking)
+        row_q, mask_q = q.split([len(q) - masks, masks])
+        (k, mask_k), (v, mask_v) = (tensor.split([rows, masks]) for tensor in keys_values)
+        known = torch.cat([*past[:earlier], k]), torch.cat([*past[earlier:], v])
+        row_N = None if asking is None else asking[: len(row_q)]
         attended = torch.cat(
             [
-                row_attention(q[:rows], known, segment),
-                chain_attention(self._kernels, (q[rows:], k[rows:], v[rows:]), known, segment),
+                row_attention(self._kernels, row_q, known, segment, row_N),
+                chain_attention(self._kernels, (mask_q, mask_k, mask_v), known, segment),
             ]
         )
-        return self.finish(hidden_XH, attended), *own
+        hidden_XH = _repeat_last(hidden_XH, len(cos)) if asking is None else take_rows(hidden_XH, asking)
+        return self.finish(hidden_XH, attended), k, v
 
     def qkv(
-        self, states: tuple[Tensor, Tensor], angles: tuple[Tensor, Tensor]
+        self, states: tuple[Tensor, Tensor], angles: tuple[Tensor, Tensor], asking: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values [X, heads, D] with rotary embeddings.
 
-        ``states``: hidden states [X, H], and embeddings [X, H], which only the first layer uses.
+        ``states``: hidden states [X, H], and embeddings [X, H], which only the first layer uses. Equal states at
+        the end may be given once; then they are projected once. ``asking``: int64, the rows and mask tokens that
+        have a query; None means all.
         """
         hidden_XH, embedded_XH = states
         if self.hidden_norm is None:
             normed = self.input_layernorm(hidden_XH)
         else:
             normed = torch.cat([self.input_layernorm(embedded_XH), self.hidden_norm(hidden_XH)], dim=-1)
-        attention = self.self_attn
+        attention, asked, query_angles = self.self_attn, normed, angles
+        if asking is not None:
+            asked, query_angles = take_rows(normed, asking), (angles[0][asking], angles[1][asking])
+        projections = (attention.q_proj, asked), (attention.k_proj, normed), (attention.v_proj, normed)
+        counts = len(query_angles[0]), len(angles[0]), len(angles[0])
         q, k, v = (
-            project(normed).unflatten(-1, (-1, self._head_dim))
-            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+            _repeat_last(project(rows), count).unflatten(-1, (-1, self._head_dim))
+            for (project, rows), count in zip(projections, counts, strict=True)
         )
-        return self._kernels.rotate(q, angles), self._kernels.rotate(k, angles), v
+        return self._kernels.rotate(q, query_angles), self._kernels.rotate(k, angles), v
 
     def finish(self, hidden_XH: Tensor, attended: Tensor) -> Tensor:
         """Apply output projection and MLP, each with its residual connection, and return the output."""
         hidden_XH = hidden_XH + self.self_attn.o_proj(attended.flatten(1))
         return hidden_XH + self.mlp(self.post_attention_layernorm(hidden_XH))
+
+
+def _repeat_last(rows: Tensor, count: int) -> Tensor:
+    """Return ``count`` rows: ``rows``, with the last row as often as needed, maybe never."""
+    if len(rows) == count:
+        return rows
+    return torch.cat([rows[:-1], rows[-1:].expand(count - len(rows) + 1, *rows.shape[1:])])
 
 
 class PEagleModel(nn.Module):
@@ -178,8 +199,9 @@ class PEagleModel(nn.Module):
             ops=ops,
             kernels=self.kernels,
         )
-        guesses = to_device_async(chains.guesses(config.segment_tokens), batch.input_ids_T.device)
-        return loss(self.states(batch, chains, ops), batch.hidden_TNH[:, -1], guesses, denominators)
+        states_EH = self.states(batch, chains, ops)
+        guesses_3E = chains.guesses(config.segment_tokens)  # on the CPU, while a device computes the states
+        return loss(states_EH, batch.hidden_TNH[:, -1], guesses_3E, denominators)
 
     def states(self, batch: DraftBatch, chains: Chains, ops: VocabularyOps) -> Tensor:
         """Return the head's inputs [E, H] for the guesses that count in the loss.
@@ -196,32 +218,44 @@ class PEagleModel(nn.Module):
             inputs = batch.input_ids_T[token_R + 1], batch.hidden_TNH[token_R, :-1]
             counted_R = (chains.count_R[rows] > 0).nonzero().squeeze(1)
             mask_X = torch.arange(int(segment.count_A.sum())) + segment.stop - segment.first
-            chosen = to_device_async(torch.cat([counted_R, mask_X]), device)
+            asking = to_device_async(torch.cat([counted_R, mask_X]), device)
             advance = checkpointed(self.advance, enabled=len(segments) > 1)
-            normed_XH, own = advance(segment, inputs, [list(layer) for layer in past], ops)
+            normed, own = advance(segment, inputs, [list(layer) for layer in past], asking, ops)
             for layer, (keys, values) in zip(past, own, strict=True):
                 layer.append((keys.clone(), values.clone()))  # a view would keep the mask tokens' values
-            pieces.append(normed_XH[chosen])
+            pieces.append(normed)
         return torch.cat(pieces)
 
     def advance(
-        self, segment: Segment, inputs: tuple[Tensor, Tensor], past: Past, ops: VocabularyOps
+        self,
+        segment: Segment,
+        inputs: tuple[Tensor, Tensor],
+        past: Past,
+        asking: Tensor,
+        ops: VocabularyOps,
     ) -> tuple[Tensor, list[KeysValues]]:
-        """Return states [X, H] after the final norm, and each layer's keys and values of the segment's rows.
+        """Return states after the final norm, and each layer's keys and values of the segment's rows.
 
-        ``inputs``: for each row, the next token's id, int64 [R], and the captured states [R, N, H].
+        ``inputs``: for each row, the next token's id, int64 [R], and the captured states [R, N, H]. ``asking``:
+        int64, the rows and mask tokens whose states are returned; the last layer computes no others.
         """
         next_R, hidden_RNH = inputs
-        mask_C = next_R.new_full((int(segment.count_A.sum()),), self.shape.mask_token_id)
-        embedded_XH = ops.embed(torch.cat([next_R, mask_C]))
-        hidden_XH = torch.cat([self.fuse(hidden_RNH), self.mask_states(len(mask_C))])
-        angles = self.rope.angles(to_device_async(segment.position, next_R.device), hidden_XH.dtype)
+        mask_1 = next_R.new_full((1,), self.shape.mask_token_id)
+        # All mask tokens are equal before the first attention.
+        embedded = ops.embed(torch.cat([next_R, mask_1]))
+        hidden = torch.cat([self.fuse(hidden_RNH), self.mask_states(1)])
+        angles = self.rope.angles(to_device_async(segment.position, next_R.device), hidden.dtype)
         kept: list[KeysValues] = []
         for layer, known in zip(self.decoder_layers, past, strict=True):
-            states, recompute = (hidden_XH, embedded_XH), self.config.checkpoint_activations
-            hidden_XH, own = layer(states, angles, segment, known, recompute=recompute)
+            narrows = layer is self.decoder_layers[-1] and len(kept) > 0
+            states, recompute = (hidden, embedded), self.config.checkpoint_activations
+            hidden, own = layer(
+                states, angles, segment, known, asking if narrows else None, recompute=recompute
+            )
             kept.append(own)
-        return self.norm(hidden_XH), kept
+        if len(kept) == 1:
+            hidden = take_rows(hidden, asking)
+        return self.norm(hidden), kept
 
     def fuse(self, hidden_RNH: Tensor) -> Tensor:
         """Return the rows' hidden states for the first layer, [R, H], from the captured states."""

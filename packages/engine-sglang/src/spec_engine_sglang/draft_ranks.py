@@ -12,6 +12,7 @@ from spec_core.errors import EngineError
 from spec_core.records import AcceptanceCounters
 from spec_engine_sglang.live_answers import store_answers
 from spec_engine_sglang.scheduler_updates import ANSWER, request_id
+from spec_engine_sglang.serving_capture import STATES, states_request_id
 from spec_kit.hosting import DraftMiddleware, DraftRanks
 
 if TYPE_CHECKING:
@@ -29,24 +30,38 @@ class SglangRanks(DraftRanks):
 
     async def answers(self, name: str, argument: str) -> list[Fields]:
         """Return the answers of all ranks, and store the acceptance counters that they report."""
+        state = await self._internal_state(request_id(name, argument), ANSWER)
+        if not state["answers"]:
+            raise EngineError(
+                "this SGLang serves no draft with weights; start it with --speculative-algorithm"
+            )
+        self._counted = state["acceptance"]
+        return state["answers"]
+
+    async def states(self, asked: str) -> Fields | bytes:
+        """Return the first rank's answer about captured states: their layout, some bytes, or a StatesLeftOut.
+
+        ``asked``: a StatesRange as JSON, or an empty string for the layout.
+        """
+        answer = await self._internal_state(states_request_id(asked), STATES)
+        if "refused" in answer:
+            raise EngineError(answer["refused"])
+        return answer.get("piece", answer)
+
+    async def _internal_state(self, name: str, key: str) -> Any:
+        """Return the part ``key`` of the scheduler's answer to a request for its state, whose id is ``name``."""
         from sglang.srt.managers.io_struct import GetInternalStateReq
 
         self._manager.auto_create_handle_loop()
-        request = GetInternalStateReq(rid=request_id(name, argument))
         states = [
-            output.internal_state.get(ANSWER)
-            for output in await self._manager.get_internal_state_communicator(request)
+            output.internal_state.get(key)
+            for output in await self._manager.get_internal_state_communicator(GetInternalStateReq(rid=name))
         ]
         if len(states) != 1:
             raise EngineError("this SGLang is data-parallel; start one server for each replica")
         if states[0] is None:
             raise EngineError("SGLang's scheduler runs without the plugin of spec-engine-sglang")
-        if not states[0]["answers"]:
-            raise EngineError(
-                "this SGLang serves no draft with weights; start it with --speculative-algorithm"
-            )
-        self._counted = states[0]["acceptance"]
-        return states[0]["answers"]
+        return states[0]
 
     def acceptance(self) -> Fields:
         """Return the first rank's acceptance counters since the draft changed, as of the last call."""
@@ -61,7 +76,6 @@ class SglangRoutes(DraftMiddleware):
 
     sleep_path: ClassVar[str] = "/release_memory_occupation"
     keeps_requests: ClassVar[bool] = True
-    no_states: ClassVar[str] = "SGLang captures no states while it serves; set follow.capture=prefill"
 
     def __init__(self, app: Any, tokenizer_manager: Any) -> None:
         """Wrap ``app``."""

@@ -1,10 +1,11 @@
 """Define ``register``, which each process of SGLang calls at its start.
 
-The entry point ``sglang.srt.plugins`` names it. ``register`` does nothing and imports nothing, except in two
+The entry point ``sglang.srt.plugins`` names it. ``register`` does nothing and imports nothing, except in three
 cases that environment variables indicate. In the first case, an ``SglangEngine`` that captures has started
 this SGLang: the scheduler, which holds the model, gets a ``StateCapture``. In the second case, the draft
 takes fresh weights: the scheduler answers calls about the draft, and a server gets HTTP routes for these
-calls.
+calls. In the third case, such a server also captures the states of requests: the scheduler gets a
+``PassCapture``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
 """``spec_kit.hosting.DRAFT_TOKEN_VARIABLE``: set if the draft takes fresh weights."""
 _LIVE_VARIABLE = "SPEC_LIVE_REQUESTS"
 """``spec_kit.hosting.LIVE_REQUESTS_VARIABLE``: set if a server stores requests."""
+_STATES_FIELD = "states_bytes"
+"""Field of that variable which makes the server capture states."""
 _WHITELIST = "SGLANG_PLUGINS"
 """SGLang's own variable: if it is set, SGLang loads only the plugins that it lists. The plugin of a platform
 must be listed, too."""
@@ -68,6 +71,8 @@ def register() -> None:
         _register_capture()
     if os.environ.get(_TOKEN_VARIABLE):
         _register_updates()
+        if _STATES_FIELD in os.environ.get(_LIVE_VARIABLE, ""):
+            _register_states()
     elif os.environ.get(_LIVE_VARIABLE):
         log.warning("no requests are stored: %s needs %s, too", _LIVE_VARIABLE, _TOKEN_VARIABLE)
 
@@ -107,6 +112,29 @@ def _register_updates() -> None:
             HookType.AROUND,
         ),
         ("sglang.srt.entrypoints.engine.Engine._launch_subprocesses", add_routes, HookType.AROUND),
+    ):
+        HookRegistry.register(name, hook, kind)
+
+
+def _register_states() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from spec_engine_sglang import serving_capture
+
+    managers = "sglang.srt.managers"
+    for name, hook, kind in (
+        (
+            "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
+            serving_capture.attach_tap,
+            HookType.AFTER,
+        ),
+        (f"{managers}.scheduler.Scheduler.__init__", serving_capture.begin_capture, HookType.AFTER),
+        (f"{managers}.schedule_batch.Req.__init__", serving_capture.begin_request, HookType.AFTER),
+        (
+            f"{managers}.scheduler.Scheduler.get_internal_state",
+            serving_capture.answer_states,
+            HookType.AROUND,
+        ),
     ):
         HookRegistry.register(name, hook, kind)
 

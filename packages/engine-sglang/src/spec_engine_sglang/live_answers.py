@@ -7,12 +7,19 @@ One call may have several prompts. Versions 0.5.16 to 0.5.23 have these methods,
 
 from __future__ import annotations
 
+import secrets
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ConfigError, EngineError
-from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, LiveAnswer, LiveRequestsConfig, passed_on
+from spec_kit.hosting import (
+    LIVE_REQUESTS_VARIABLE,
+    STATES_ARGUMENT,
+    LiveAnswer,
+    LiveRequestsConfig,
+    passed_on,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -41,8 +48,6 @@ def check_storing(manager_type: type, server_args: Any) -> None:
     config = LiveRequestsConfig.from_environment()
     if config is None:
         return
-    if config.states_bytes:
-        raise ConfigError(f"SGLang captures no states; remove states_bytes from {LIVE_REQUESTS_VARIABLE}")
     if server_args.tokenizer_worker_num > 1:
         raise ConfigError(
             f"with --tokenizer-worker-num above 1 no requests are stored; remove it or {LIVE_REQUESTS_VARIABLE}"
@@ -67,12 +72,35 @@ def store_answers(manager: Any, requests: LiveRequests) -> None:
     def admitting(asked: Any, *args: Any, **kwargs: Any) -> Any:
         tokenized = tokenized_of(asked, *args, **kwargs)
         with requests.guarded():
-            if hasattr(tokenized, "return_logprob") and _admits(manager, requests, tokenized):
+            if not hasattr(tokenized, "return_logprob"):
+                return tokenized
+            if requests.captures_states:
+                _remove_mark(tokenized.sampling_params)
+            if _admits(manager, requests, tokenized):
                 state = manager.rid_to_state[tokenized.rid]
-                _RUNNING.get()[tokenized.rid] = _Answer(requests, tokenized.input_ids, state)
+                states = _marked(tokenized.sampling_params) if requests.captures_states else None
+                _RUNNING.get()[tokenized.rid] = _Answer(requests, tokenized.input_ids, state, states)
         return tokenized
 
     manager.generate_request, manager._create_tokenized_object = watched, admitting
+
+
+def _remove_mark(sampling: Any) -> None:
+    """Remove a mark of a request that its client has set, because only this process chooses requests."""
+    params = sampling.custom_params
+    if isinstance(params, dict) and STATES_ARGUMENT in params:
+        left = {name: value for name, value in params.items() if name != STATES_ARGUMENT}
+        sampling.custom_params = left or None
+
+
+def _marked(sampling: Any) -> str:
+    """Mark a request so that the scheduler captures its states; return the name of the states.
+
+    An admitted request has no ``custom_params`` of its own, which may change the target's distribution.
+    """
+    states = secrets.token_hex(8)
+    sampling.custom_params = {STATES_ARGUMENT: states}
+    return states
 
 
 def _admits(manager: Any, requests: LiveRequests, tokenized: Any) -> bool:
@@ -114,8 +142,9 @@ def _note(running: Mapping[str, _Answer], message: Any) -> None:
 class _Answer(LiveAnswer):
     """The prompt of a request, and SGLang's state of the request, which has the tokens of the answer."""
 
-    def __init__(self, requests: LiveRequests, prompt: Any, state: Any) -> None:
-        super().__init__(requests)
+    def __init__(self, requests: LiveRequests, prompt: Any, state: Any, states: str | None) -> None:
+        """Begin an answer. ``states``: name of the request's states, if the scheduler captures them."""
+        super().__init__(requests, states)
         self._prompt, self._state = prompt, state
 
     def note(self, about: Any) -> None:

@@ -137,15 +137,18 @@ def _slot(scheduler: Any) -> SglangDraftSlot:
     from spec_kit.weight_sync import DraftLayout
 
     arguments = scheduler.server_args
-    target = read_target(_folder(arguments.model_path))
+    target = read_target(model_folder(arguments.model_path))
     return SglangDraftSlot(
-        scheduler, DraftLayout.of_folder(_folder(arguments.speculative_draft_model_path), target)
+        scheduler, DraftLayout.of_folder(model_folder(arguments.speculative_draft_model_path), target)
     )
 
 
-def _folder(name: str) -> Path:
+def model_folder(name: str) -> Path:
+    """Return the folder from which SGLang has loaded a model; raise EngineError if it was given by a hub id."""
     if not Path(name).is_dir():
-        raise EngineError(f"SGLang was started with {name}; fresh weights need a model in a folder")
+        raise EngineError(
+            f"SGLang was started with {name}; fresh weights and states need a model in a folder"
+        )
     return Path(name)
 
 

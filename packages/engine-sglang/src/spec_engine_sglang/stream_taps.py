@@ -52,14 +52,14 @@ class StreamTaps:
         self._buffer_RNH: Tensor | None = None
         self._missing: set[int] = set()
         self._problem: str | None = None
-        name, decoder = _find_decoder(model, norm)
+        name, decoder = find_decoder(model, norm)
         self.description = (
             f"{type(model).__name__}.{name}, {len(decoder.layers)} x {_kind(decoder.layers[0])}"
         )
         for index, layer in enumerate(schema.layers):
             tap = partial(self._take, index)
             if layer == len(decoder.layers):
-                getattr(decoder, norm).register_forward_pre_hook(_before_norm(tap), with_kwargs=True)
+                getattr(decoder, norm).register_forward_pre_hook(before_norm(tap), with_kwargs=True)
             else:
                 hook = _before_layer(decoder.layers[layer], tap)
                 decoder.layers[layer].register_forward_pre_hook(hook, with_kwargs=True)
@@ -103,7 +103,9 @@ class StreamTaps:
         if self._buffer_RNH is None:
             return
         self._missing.discard(index)
-        self._problem = self._problem or _what_is_wrong(hidden, residual, self._buffer_RNH)
+        self._problem = self._problem or what_is_wrong(
+            hidden, residual, len(self._buffer_RNH), self._buffer_RNH.shape[-1]
+        )
         if self._problem is None:
             rows = len(self._buffer_RNH)  # further rows are padding
             out_RH = self._buffer_RNH[:, index]
@@ -115,7 +117,7 @@ class StreamTaps:
                 out_RH += late[:rows]
 
 
-def _find_decoder(model: nn.Module, norm: str) -> tuple[str, Any]:
+def find_decoder(model: nn.Module, norm: str) -> tuple[str, Any]:
     """Return the module that holds ``layers`` and the final norm, and the module's name.
 
     If there are several such modules, as in a target with a vision tower, return the module with the most
@@ -165,7 +167,9 @@ def _pass_callback(
     return args, {**kwargs, "capture_output": both}
 
 
-def _before_norm(tap: Tap) -> PreHook:
+def before_norm(tap: Tap) -> PreHook:
+    """Return a pre-hook of the final norm that calls ``tap`` with the two summands of the norm's input."""
+
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         residual = args[1] if len(args) > 1 else kwargs.get("residual")
         tap(args[0], residual, late=kwargs.get(_LATE))
@@ -173,8 +177,8 @@ def _before_norm(tap: Tap) -> PreHook:
     return hook
 
 
-def _what_is_wrong(hidden: Any, residual: Any, buffer_RNH: Tensor) -> str | None:
-    num_rows, _, width = buffer_RNH.shape
+def what_is_wrong(hidden: Any, residual: Any, num_rows: int, width: int) -> str | None:
+    """Return why two summands of the stream cannot be captured; None if they can."""
     for part in (hidden, residual):
         if part is None:
             continue

@@ -11,8 +11,7 @@ import inspect
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from spec_engine_vllm.state_rows import STATES_ARGUMENT
-from spec_kit.hosting import LiveAnswer, passed_on
+from spec_kit.hosting import STATES_ARGUMENT, LiveAnswer, passed_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

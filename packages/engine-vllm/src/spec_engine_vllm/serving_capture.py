@@ -12,24 +12,17 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from spec_core.records import FeatureSchema
-from spec_engine_vllm.state_rows import StateRows, marked
-from spec_engine_vllm.step_batch import StepBatch, drafted_layers
-from spec_kit.hosting import LiveRequestsConfig, StatesRange
+from spec_engine_vllm.step_batch import drafted_layers, step_batch
+from spec_kit.hosting import LiveRequestsConfig, StateCopies, StateRows, states_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from torch import Tensor
-
     from spec_kit.hosting import Fields
 
 log = logging.getLogger(__name__)
@@ -44,9 +37,6 @@ _SET_UPS = (
 returns. The method runs once, after the target was loaded and before anything is compiled."""
 _CACHE_KEY = "spec_states_layers"
 """A key in vLLM's ``additional_config``, whose content determines the file name of compiled code."""
-_MOST_PENDING = 8
-"""Maximum number of steps whose rows are being copied from the device at the same time. The rows of further
-steps are left out."""
 
 
 def capture_if_asked() -> None:
@@ -112,13 +102,12 @@ class ServingCapture:
         runner.model.set_aux_hidden_state_layers(tuple(layers))
         _name_compiled_code(runner, layers)
         self._runner, self._num_drafted = runner, len(set(drafted))
-        self._rows: StateRows | None = None
+        self._copies: StateCopies | None = None
         if get_tensor_model_parallel_rank() == 0:  # every rank has the complete states
             dtype = str(runner.model_config.dtype).removeprefix("torch.")
             hidden_size = runner.model_config.get_hidden_size()
             schema = FeatureSchema(layers=tuple(layers), hidden_size=hidden_size, dtype=dtype)
-            self._rows = StateRows(schema, config.states_bytes, config.age_s)
-        self._pending: deque[_Step] = deque()
+            self._copies = StateCopies(StateRows(schema, config.states_bytes, config.age_s))
         self._preempted: set[str] = set()
         self._execute = runner.execute_model
         runner.execute_model = self.execute_model
@@ -131,46 +120,33 @@ class ServingCapture:
         if has_states:
             drafted = state.aux_hidden_states[: self._num_drafted]
             self._runner.execute_model_state = state._replace(aux_hidden_states=drafted)
-        if self._rows is not None and not kwargs.get("dummy_run"):
+        if self._copies is not None and not kwargs.get("dummy_run"):
             try:
-                self._note(self._rows, scheduler_output, state if has_states else None)
+                self._note(self._copies, scheduler_output, state if has_states else None)
             except Exception:
                 log.exception("states of a step were not captured")
-                self._rows.leave_out(list(scheduler_output.num_scheduled_tokens), "error")
+                self._copies.rows.leave_out(list(scheduler_output.num_scheduled_tokens), "error")
         return result
 
     def answer(self, asked: str) -> Fields:
         """Return the layout of states, or a piece of a request's states. ``asked``: see ``states_of``."""
-        assert self._rows is not None
-        if not asked:
-            return self._rows.layout()
-        self._write_arrived(self._rows, is_late=True)
-        return self._rows.read(StatesRange.decode(asked))
+        assert self._copies is not None
+        return self._copies.answer(asked)
 
-    def _note(self, rows: StateRows, scheduler_output: Any, state: Any) -> None:
+    def _note(self, copies: StateCopies, scheduler_output: Any, state: Any) -> None:
         """Record which requests begin and end, and copy this step's rows.
 
         ``state``: the runner's state of this step; None if there are no rows to copy.
         """
-        self._note_ends(rows, scheduler_output.finished_req_ids)
-        self._note_beginnings(rows, scheduler_output)
-        self._write_arrived(rows)
-        if state is not None:
-            batch = StepBatch.of(self._runner, state, scheduler_output.num_scheduled_tokens)
-            spans = list(_spans(rows, batch))
-            if spans and len(self._pending) >= _MOST_PENDING:
-                rows.leave_out([span.request_id for span in spans], "slow_copy")
-            elif spans:
-                self._pending.append(self._copied(spans, batch, state.aux_hidden_states))
-                self._write_arrived(rows)
-        rows.expire()
-
-    def _note_ends(self, rows: StateRows, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
-            if any(request_id == span.request_id for step in self._pending for span in step.spans):
-                self._write_arrived(rows, is_late=True)
+        for request_id in scheduler_output.finished_req_ids:
             self._preempted.discard(request_id)
-            rows.end(request_id)
+            copies.end(request_id)
+        self._note_beginnings(copies.rows, scheduler_output)
+        if state is not None:
+            batch = step_batch(self._runner, state, scheduler_output.num_scheduled_tokens)
+            copies.add(batch, state.aux_hidden_states)
+        copies.write_arrived()
+        copies.rows.expire()
 
     def _note_beginnings(self, rows: StateRows, scheduler_output: Any) -> None:
         """Record new requests. The second model runner also gets resumed requests as new: skip them."""
@@ -178,70 +154,9 @@ class ServingCapture:
         for new in scheduler_output.scheduled_new_reqs:
             if new.req_id in self._preempted:
                 self._preempted.discard(new.req_id)
-            elif key := marked(getattr(new.sampling_params, "extra_args", None)):
+            elif key := states_key(getattr(new.sampling_params, "extra_args", None)):
                 rows.begin(new.req_id, key)
         self._preempted.difference_update(scheduler_output.num_scheduled_tokens)
-
-    def _copied(self, spans: list[_Span], batch: StepBatch, aux_hidden_states: Sequence[Tensor]) -> _Step:
-        """Begin to copy the rows of ``spans`` to the host, without waiting for the device."""
-        stop = spans[-1].stop
-        inputs = torch.stack([part[:stop].to(torch.int64) for part in (batch.positions, batch.token_ids)])
-        parts = [
-            torch.stack([part[first:last] for part in aux_hidden_states], 1) for first, last in _runs(spans)
-        ]
-        hidden_TNH = parts[0] if len(parts) == 1 else torch.cat(parts)
-        ready = None
-        if not hidden_TNH.is_cpu:
-            # Without ``non_blocking`` this thread would wait; with it, host memory is pinned.
-            hidden_TNH, inputs = (one.to("cpu", non_blocking=True) for one in (hidden_TNH, inputs))
-            ready = torch.Event(self._runner.device)
-            ready.record()
-        return _Step(spans, inputs, hidden_TNH, ready)
-
-    def _write_arrived(self, rows: StateRows, is_late: bool = False) -> None:
-        """Write the rows of steps whose copies are complete, in order.
-
-        ``is_late``: whether to wait for copies that are not complete.
-        """
-        while self._pending:
-            ready = self._pending[0].ready
-            if ready is not None and not ready.query():
-                if not is_late:
-                    return
-                ready.synchronize()
-            self._pending.popleft().write(rows)
-
-
-@dataclass(frozen=True)
-class _Span:
-    """A range of rows of one request in a step's batch."""
-
-    request_id: str
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class _Step:
-    """Copies of a step's rows on the host, which may not be complete yet."""
-
-    spans: list[_Span]
-    inputs: Tensor
-    """int64 [2, T]: positions and token ids of the whole batch."""
-    hidden_TNH: Tensor
-    """The rows of all spans, one after the other."""
-    ready: torch.Event | None
-    """Event that follows the copy on its stream; None on a CPU."""
-
-    def write(self, rows: StateRows) -> None:
-        """Write the rows of each request."""
-        positions, token_ids = self.inputs.tolist()
-        start = 0
-        for span in self.spans:
-            stop = start + span.stop - span.start
-            ids = token_ids[span.start : span.stop]
-            rows.write(span.request_id, positions[span.start], ids, self.hidden_TNH[start:stop])
-            start = stop
 
 
 def _name_compiled_code(runner: Any, layers: list[int]) -> None:
@@ -253,24 +168,6 @@ def _name_compiled_code(runner: Any, layers: list[int]) -> None:
     for part in (runner, *runner.model.modules()):
         if (config := getattr(part, "vllm_config", None)) is not None:
             config.additional_config[_CACHE_KEY] = layers
-
-
-def _spans(rows: StateRows, batch: StepBatch) -> Iterator[_Span]:
-    """Yield the rows of a step that must be captured, in the order of the batch."""
-    start = 0
-    for request_id, length in zip(batch.request_ids, batch.lengths, strict=True):
-        if rows.wants(request_id):
-            yield _Span(request_id, start, start + length)
-        start += length
-
-
-def _runs(spans: list[_Span]) -> list[tuple[int, int]]:
-    """Return the rows of spans as few ranges, in which adjacent spans are merged."""
-    runs: list[tuple[int, int]] = []
-    for span in spans:
-        first = runs.pop()[0] if runs and runs[-1][1] == span.start else span.start
-        runs.append((first, span.stop))
-    return runs
 
 
 def _reason_against(runner: Any) -> str:

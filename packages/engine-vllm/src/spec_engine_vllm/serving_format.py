@@ -38,7 +38,7 @@ _MARKOV_BLOCKS = frozenset({"Qwen3DSparkModel"})
 """Architecture names of block drafts whose guesses depend on each other through a Markov head."""
 _SELECTOR_BLOCKS = frozenset({"DFlash2DraftModel"})
 """Architecture names of block drafts whose guesses are chosen one after the other by a selector."""
-_TEXT_HEADS = frozenset({"Qwen3_5ForCausalLM"})
+_TEXT_HEADS = frozenset({"Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"})
 """Architecture names of text-only targets with an MTP head."""
 _UNNAMED_MARKOV_BLOCKS = frozenset({"DSparkDraftModel"})
 """SpecForge's name for a block draft with a Markov head; vLLM mistakes it for a part of a DeepSeek-V4 target."""
@@ -260,8 +260,8 @@ _FOREIGN_SIZES = Flaw(
     lambda draft: _is_latent_chain(draft) and draft.target.latent is None,
 )
 _UNKNOWN_TEXT_MODEL = Flaw(
-    "its architecture is Qwen3_5ForCausalLM, which vLLM 0.26 does not know: it has Qwen3.5 in the multimodal layout "
-    "alone",
+    "its architecture is Qwen3_5ForCausalLM or Qwen3_5MoeForCausalLM, which vLLM 0.26 does not know: it has "
+    "Qwen3.5 in the multimodal layout alone",
     lambda draft: not draft.architectures.isdisjoint(_TEXT_HEADS),
 )
 _BEFORE_28 = (_UNKNOWN_SELECTOR, _PLAIN_ROTATION, _FOREIGN_SIZES, _UNKNOWN_TEXT_MODEL)

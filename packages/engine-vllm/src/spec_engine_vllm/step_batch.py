@@ -1,47 +1,28 @@
-"""StepBatch maps the rows of a step's hidden states to requests, for both of vLLM's model runners.
+"""``step_batch`` maps the rows of a step's hidden states to requests, for both of vLLM's model runners.
 
 vLLM has two model runners with the same calls. The first one is ``vllm.v1.worker.gpu_model_runner``; the second one,
 ``vllm.v1.worker.gpu.model_runner``, runs if the variable ``VLLM_USE_V2_MODEL_RUNNER`` is 1 and, on GPUs, by default
 for most targets. Both keep a step's states in ``execute_model_state`` until tokens are sampled.
-
-Shapes: T rows of a step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
+from spec_kit.hosting import StepBatch
 
 
-@dataclass(frozen=True)
-class StepBatch:
-    """Rows of a step, request after request. Padding rows, which CUDA graphs need, follow them."""
-
-    request_ids: Sequence[str]
-    lengths: Sequence[int]
-    """Number of rows of each request."""
-    positions: Tensor
-    """Position of each row, on the device. Positions on the host may be ahead of the accepted tokens."""
-    token_ids: Tensor
-    """Token of each row, on the device. The host does not know sampled tokens and guesses yet."""
-
-    @classmethod
-    def of(cls, runner: Any, state: Any, num_scheduled_tokens: dict[str, int]) -> StepBatch:
-        """Return the batch of the step that ``runner`` has just run. ``state``: its ``execute_model_state``."""
-        if _is_second(runner):
-            batch = state.input_batch
-            lengths = [int(number) for number in batch.num_scheduled_tokens]
-            return cls(batch.req_ids, lengths, batch.positions, batch.input_ids)
-        request_ids = list(runner.input_batch.req_ids)
-        lengths = [num_scheduled_tokens[request_id] for request_id in request_ids]
-        positions, token_ids = runner._get_positions(sum(lengths)), runner.input_ids.gpu
-        # Multimodal rotary embeddings have three positions, which are equal for text.
-        return cls(request_ids, lengths, positions if positions.dim() == 1 else positions[0], token_ids)
+def step_batch(runner: Any, state: Any, num_scheduled_tokens: dict[str, int]) -> StepBatch:
+    """Return the batch of the step that ``runner`` has just run. ``state``: its ``execute_model_state``."""
+    if _is_second(runner):
+        batch = state.input_batch
+        lengths = [int(number) for number in batch.num_scheduled_tokens]
+        return StepBatch(batch.req_ids, lengths, batch.positions, batch.input_ids)
+    request_ids = list(runner.input_batch.req_ids)
+    lengths = [num_scheduled_tokens[request_id] for request_id in request_ids]
+    positions, token_ids = runner._get_positions(sum(lengths)), runner.input_ids.gpu
+    # Multimodal rotary embeddings have three positions, which are equal for text.
+    return StepBatch(request_ids, lengths, positions if positions.dim() == 1 else positions[0], token_ids)
 
 
 def drafted_layers(runner: Any) -> tuple[int, ...]:

@@ -57,9 +57,8 @@ class _Place:
 
 @dataclass(eq=False, kw_only=True)
 class RayWorker(ChannelWorker):
-    """A worker, its actor, and the reference to its return code."""
+    """A worker, and the reference to the return code of its actor."""
 
-    actor: Any
     code: Any
     host: Host
     cluster: Cluster
@@ -335,14 +334,12 @@ class RayLauncher(Launcher):
                 end.close()  # its actor was given up
                 continue
             missing.remove(name)
-            actor, code = self._actors[name]
             channel = ControlChannel(end, self.context.peer_s)
             place = self._places[name]
             worker = RayWorker(
                 name,
                 channel,
-                actor=actor,
-                code=code,
+                code=self._actors[name][1],
                 host=place.host,
                 cluster=self._cluster,
                 alone=place.address == LOOPBACK,

@@ -90,6 +90,11 @@ class MegatronStrategy(Strategy):
                 "strategy.sequence_parallel=true needs a draft that says which of its modules work on each token by "
                 "itself (TensorParallelHints.each_token), and this one does not; remove it"
             )
+        if hints.undivided and parts > 1:
+            raise ConfigError(
+                f"strategy.tensor_parallel={parts}: {hints.undivided}, which cannot be divided; set it to 1, or "
+                "strategy.name=fsdp"
+            )
         if divided is None:
             return
         replicated = {name for name in divided.replicated if parts % divided.columns[name] == 0}

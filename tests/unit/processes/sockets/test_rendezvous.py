@@ -194,20 +194,6 @@ for stranger in crowd:
 """
 
 
-def test_a_byte_now_and_then_does_not_extend_the_deadline(waiting_rank_0, monkeypatch):
-    """R2."""
-    monkeypatch.setattr("spec_processes.sockets.peer_admission.FIRST_PACKET_S", 0.3)
-    rendezvous, outcome, _ = waiting_rank_0
-    with socket.create_connection(parse_address(rendezvous.address)) as stranger:
-        ended_s = time.monotonic() + LONG_S
-        with contextlib.suppress(ConnectionError):
-            while time.monotonic() < ended_s:
-                stranger.sendall(b"\0")
-                time.sleep(0.05)
-        assert time.monotonic() < ended_s
-    assert outcome == []
-
-
 def test_nobody_listens_once_all_have_joined(waiting_rank_0):
     """R3."""
     rendezvous, outcome, thread = waiting_rank_0

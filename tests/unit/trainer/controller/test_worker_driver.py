@@ -13,7 +13,7 @@ from spec_core import WorkerEnded, WorkerMessage
 from spec_core.errors import DeadlineExceeded, HostLost, NoDevices, PeerLost, RunError
 from spec_trainer.command_line.progress import StepProgress
 from spec_trainer.command_line.stop_request import StopRequest
-from spec_trainer.controller.protocol import Captured, Exported, Failed, Finished, Ready, StepDone
+from spec_trainer.controller.protocol import Captured, Exported, Failed, Finished, Ready, StepDone, Trained
 from spec_trainer.controller.worker_driver import WorkerDriver
 from spec_trainer.controller.worker_specs import worker_specs
 from spec_trainer.decode.run_driver import RankTask
@@ -36,9 +36,11 @@ class Worker:
 
 
 class StoppedWorker(Worker):
+    """Reads nothing, if it is an engine."""
+
     def send(self, message) -> None:
         super().send(message)
-        if message["kind"] == "Capture":
+        if self.name == "engine-0":
             raise DeadlineExceeded(f"{self.name}: the control channel was not read within 3 s")
 
 
@@ -126,6 +128,20 @@ def test_what_a_lost_engine_was_given_is_captured_anew_by_the_one_in_its_place(
     assert entry["cause"] == "engine-0 was killed by signal 9; see LOG"
 
 
+def test_the_samples_of_a_rank_that_does_not_see_the_run_directory_are_written_for_it(resolved, tmp_path):
+    file = tmp_path / "out/logs/trained-1.jsonl"
+    rows = [{"step": step, "samples": [step]} for step in (1, 2, 3)]
+
+    def script(launcher):
+        file.write_text(json.dumps(rows[0]) + "\n")
+        for row in rows[1:]:
+            yield said(launcher.workers["trainer-0"], Trained(1, row))
+        yield from the_end(launcher)
+
+    run(resolved, tmp_path, Launcher(script))
+    assert [json.loads(line) for line in file.read_text().splitlines()] == rows
+
+
 def test_a_rank_hears_of_every_draft_that_it_has_exported_also_when_the_run_is_to_stop(resolved, tmp_path):
     stop, versions = StopRequest(), []
 
@@ -183,14 +199,17 @@ def following(resolved):
     return resolve
 
 
-def test_a_task_is_performed_on_tokens_that_messages_carry_also_where_an_engine_is_lost(resolved, tmp_path):
+@pytest.mark.parametrize("worker_type", [Worker, StoppedWorker])
+def test_a_task_is_performed_on_tokens_that_messages_carry_also_where_an_engine_is_lost(
+    resolved, tmp_path, worker_type
+):
     steps, paused, results = [], [], []
 
     def script(launcher):
         rank, old = launcher.workers["trainer-0"], launcher.workers["engine-0"]
         assert rank.kinds == ["Perform"]
         yield said(rank, Ready(address="trainer-0"))
-        assert old.kinds[0] == "CaptureTokens"
+        assert old.kinds[:2] == ["Perform", "Capture"]
         yield killed(old)
         yield said(launcher.workers["engine-0"], Ready())
         assert launcher.workers["engine-0"].kinds == old.kinds
@@ -214,8 +233,31 @@ def test_a_task_is_performed_on_tokens_that_messages_carry_also_where_an_engine_
         driver.wait(60.0)
 
     with pytest.raises(PeerLost, match="trainer-0 was killed"):
-        run(following(resolved), tmp_path, Launcher(script), work=work)
+        run(following(resolved), tmp_path, Launcher(script, worker_type), work=work)
     assert (results, steps) == ([{"found": [3]}], [1])
+
+
+def test_an_engine_that_is_lost_as_the_rank_loads_a_task_gets_captures_only_once_it_is_ready(
+    resolved, tmp_path
+):
+    def script(launcher):
+        rank = launcher.workers["trainer-0"]
+        yield said(rank, Ready(address="trainer-0"))
+        yield said(rank, Finished())
+        yield killed(launcher.workers["engine-0"])
+        yield said(rank, Ready(address="trainer-0"))
+        new = launcher.workers["engine-0"]
+        assert new.kinds == []
+        yield said(new, Ready())
+        assert (new.kinds[:2], rank.kinds[-1]) == (["Perform", "Capture"], "Start")
+        yield killed(rank)
+
+    def work(spec, driver):
+        for _ in range(2):
+            driver.perform(RankTask(entry="package.module:name"), spec.cycle(spec.dataset, range(2)))
+
+    with pytest.raises(PeerLost, match="trainer-0 was killed"):
+        run(following(resolved), tmp_path, Launcher(script), work=work)
 
 
 def test_an_engine_that_reports_an_error_is_replaced_and_its_end_is_no_failure(resolved, tmp_path):

@@ -10,9 +10,9 @@ import pytest
 from spec_core.errors import ConfigError, EngineError
 from spec_core.records import CaptureRequest, FeatureSchema
 from spec_trainer.run.dispatch import (
-    DatasetCapturer,
     Dispatcher,
     SampleReference,
+    capture_from,
     check_sizes,
     sample_bytes,
 )
@@ -49,14 +49,16 @@ def never(error: BaseException) -> None:
 
 def dispatcher(schedule, engines, window_tokens, ranks=1) -> Dispatcher:
     addresses = [f"rank-{rank}" for rank in range(ranks)]
-    return Dispatcher(schedule, SCHEMA, engines, addresses, window_tokens * TOKEN)
+    return Dispatcher(
+        schedule, SCHEMA, [engine.capture for engine in engines], addresses, window_tokens * TOKEN
+    )
 
 
 def test_sample_bytes():
     assert sample_bytes(SCHEMA, 3) == 3 * TOKEN
 
 
-def test_a_capturer_reads_the_tokens_of_samples_from_the_dataset(make_schedule):
+def test_the_tokens_of_samples_are_read_from_the_dataset(make_schedule):
     asked = []
 
     class Engine:
@@ -64,8 +66,8 @@ def test_a_capturer_reads_the_tokens_of_samples_from_the_dataset(make_schedule):
             asked.append((requests, schema))
             return Future()
 
-    capturer = DatasetCapturer(Engine(), make_schedule([4, 6]).dataset, SCHEMA)
-    capturer.capture([SampleReference(70, 1, ("a",)), SampleReference(71, 0, ("b",))])
+    samples = [SampleReference(70, 1, ("a",)), SampleReference(71, 0, ("b",))]
+    capture_from(make_schedule([4, 6]).dataset, Engine(), SCHEMA, samples)
     wanted = [
         CaptureRequest(request_id=70, input_ids=(100, 101, 102, 103, 104, 105), destinations=("a",)),
         CaptureRequest(request_id=71, input_ids=(0, 1, 2, 3), destinations=("b",)),

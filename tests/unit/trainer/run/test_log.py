@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +13,7 @@ from spec_trainer.data.packing import empty_batch
 from spec_trainer.draft_trainer import BatchShare
 from spec_trainer.run.batch_schedule import BatchSchedule
 from spec_trainer.run.directory import RunDirectory
-from spec_trainer.run.log import RemoteRankFiles, RunLog, cut_records
+from spec_trainer.run.log import RunLog, cut_records
 from spec_trainer.run.metrics import read_metrics
 from spec_trainer.run.records import Row, TrainedRow, read_records
 
@@ -102,18 +101,35 @@ def test_records_that_were_cut_short_are_told(directory, caplog, name, told):
     assert f"{told} of the 3 steps that are done" in caplog.text
 
 
-def test_a_rank_that_does_not_see_the_run_directory_has_its_samples_written_by_another(resolved):
+def test_a_rank_that_does_not_see_the_run_directory_passes_its_samples_on(resolved):
     run = resolved("train.ranks=2", "placement.kind=disaggregated")
     run.directory.logs.mkdir(parents=True)
-    (run.directory.logs / "trained-1.jsonl").write_text('{"step": 1, "samples": []}\n')
-    with (
-        RemoteRankFiles(run.directory.logs) as files,
-        RunLog(run, 1, lambda record: None, partial(files.write, 1)) as log,
-    ):
+    rows: list[dict] = []
+    with RunLog(run, 1, lambda record: None, rows.append) as log:
         log.trained(2, share(run, 3))
-        log.trained(3, share(run, 5))
-    assert read_records(run.directory.logs / "trained-1.jsonl", TrainedRow) == [
-        {"step": 1, "samples": []},
-        {"step": 2, "samples": [3]},
-        {"step": 3, "samples": [5]},
-    ]
+    assert rows == [{"step": 2, "samples": [3]}]
+    assert not list(run.directory.logs.iterdir())
+
+
+class Notebook:
+    def __init__(self) -> None:
+        self.pages: list[tuple[int, dict[str, float]]] = []
+        self.closed = 0
+
+    def log(self, step, scalars):
+        self.pages.append((step, scalars))
+
+    def close(self):
+        self.closed += 1
+
+
+def test_trackers_get_every_number_by_a_flat_name_and_are_closed(resolved, monkeypatch):
+    books = [Notebook(), Notebook()]
+    monkeypatch.setattr("spec_trainer.run.log.build_trackers", lambda track, directory: books)
+    run = resolved()
+    run.directory.logs.mkdir(parents=True)
+    record = {"step": 4, "loss": 2.5, "tokens": 100, "accuracy": [0.5, 0.25], "note": "words"}
+    with RunLog(run, 0, lambda record: None) as log:
+        log.step(record)
+    page = (4, {"loss": 2.5, "tokens": 100, "accuracy/0": 0.5, "accuracy/1": 0.25})
+    assert [(book.pages, book.closed) for book in books] == 2 * [([page], 1)]

@@ -1,26 +1,12 @@
-"""metrics.jsonl: every step once, whatever happened; trackers get numbers."""
+"""metrics.jsonl: every step once, whatever happened."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
 from spec_core.errors import RunError
-from spec_trainer.run.metrics import MetricsLog, StepLines, drop_after
+from spec_trainer.run.metrics import StepLines, drop_after
 from spec_trainer.run.records import Row, StepRow, read_records
-
-
-class Notebook:
-    def __init__(self) -> None:
-        self.pages: list[tuple[int, dict[str, float]]] = []
-        self.closed = 0
-
-    def log(self, step, scalars):
-        self.pages.append((step, scalars))
-
-    def close(self):
-        self.closed += 1
 
 
 def test_records_come_back_with_floats_in_full(tmp_path):
@@ -48,15 +34,6 @@ def test_a_full_disk_is_told_with_the_file(tmp_path, full_disk):
     ):
         lines.write({"step": 1})
     assert read_records(file, Row) == []
-
-
-def test_drop_after(tmp_path):
-    file = tmp_path / "lines"
-    drop_after(file, 3, Row)
-    assert not file.exists()
-    file.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(6)))
-    drop_after(file, 3, Row)
-    assert [record["step"] for record in read_records(file, Row)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -89,25 +66,3 @@ def test_a_link_to_nothing_is_removed(tmp_path):
 
 def test_no_file_is_no_records(tmp_path):
     assert read_records(tmp_path / "nowhere", Row) == []
-
-
-def test_trackers_get_every_number_by_a_flat_name(tmp_path):
-    notebook = Notebook()
-    record = {"step": 4, "loss": 2.5, "tokens": 100, "accuracy": [0.5, 0.25], "note": "words"}
-    with MetricsLog(tmp_path / "m", [notebook]) as log:
-        log.log(record)
-    scalars = {"loss": 2.5, "tokens": 100, "accuracy/0": 0.5, "accuracy/1": 0.25}
-    assert notebook.pages == [(4, scalars)]
-    assert read_records(tmp_path / "m", Row) == [record]
-
-
-def test_every_tracker_is_closed_although_one_fails(tmp_path):
-    class Broken(Notebook):
-        def close(self):
-            super().close()
-            raise OSError("network is down")
-
-    books = [Notebook(), Broken(), Notebook()]
-    with pytest.raises(OSError, match="network is down"), MetricsLog(tmp_path / "m", books):
-        pass
-    assert [book.closed for book in books] == [1, 1, 1]

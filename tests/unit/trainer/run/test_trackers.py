@@ -11,12 +11,11 @@ import pytest
 from pydantic import ValidationError
 
 from spec_core import Tracker, plugins
-from spec_core.errors import ConfigError, PluginImportFailed, RunError
+from spec_core.errors import ConfigError, PluginImportFailed
 from spec_core.records import Availability
 from spec_trainer.configuration.track import track_config_type
 from spec_trainer.run import trackers
 from spec_trainer.run.directory import RunDirectory
-from spec_trainer.run.metrics import MetricsLog
 from spec_trainer.run.trackers import build_trackers, check_trackers
 
 
@@ -162,12 +161,3 @@ def test_a_tracker_that_hangs_keeps_no_endless_queue(installed, tmp_path, monkey
     freed.set()
     tracker.close()
     assert tracker.failure == "has not taken 5 steps"
-
-
-def test_the_first_error_of_a_run_is_its_own(installed, tmp_path, monkeypatch):
-    monkeypatch.setattr(Noting, "act", lambda self, doing: 1 / 0)
-    with (
-        pytest.raises(RunError, match="the disk is full"),
-        MetricsLog(tmp_path / "m", build_trackers(installed(noting="project"), RunDirectory(tmp_path))),
-    ):
-        raise RunError("the disk is full")

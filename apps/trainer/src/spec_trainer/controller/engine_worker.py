@@ -6,13 +6,13 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
-from spec_core.records import CaptureRequest
 from spec_trainer.controller.dataset_copy import check_sees_run_directory, run_dataset
 from spec_trainer.controller.health_watch import HealthWatch
-from spec_trainer.controller.protocol import Capture, Captured, CaptureTokens, Ready, TrainCycle
+from spec_trainer.controller.protocol import Capture, Captured, Perform, Ready, TrainCycle
+from spec_trainer.controller.task_messages import task_dataset
 from spec_trainer.decode.folder import cycle_dataset
 from spec_trainer.resolve import resolve_parts
-from spec_trainer.run.dispatch import DatasetCapturer, SampleReference
+from spec_trainer.run.dispatch import SampleReference, capture_from
 from spec_trainer.training.wiring import create_engine
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def run_engine(stack: ExitStack, controller: ControllerLink, order: WorkerOrder)
     engine.start(parts.schema)
     engine.health()
     stack.enter_context(HealthWatch(engine, controller, parts.config.timeouts.peer_s))
-    capturer = DatasetCapturer(engine, run_dataset(order, controller.ask), parts.schema)
+    dataset = run_dataset(order, controller.ask)
     controller.send(Ready())
     while True:
         match controller.receive():
@@ -50,19 +50,12 @@ def run_engine(stack: ExitStack, controller: ControllerLink, order: WorkerOrder)
                     SampleReference(request_id, sample_id, tuple(destinations))
                     for request_id, sample_id, destinations in samples
                 ]
-                done = capturer.capture(references)
-                done.add_done_callback(functools.partial(_report, controller, batch))
-            case CaptureTokens(batch, samples):
-                requests = [
-                    CaptureRequest(
-                        request_id=request_id, input_ids=tuple(input_ids), destinations=tuple(destinations)
-                    )
-                    for request_id, input_ids, destinations in samples
-                ]
-                done = engine.capture(requests, parts.schema)
+                done = capture_from(dataset, engine, parts.schema, references)
                 done.add_done_callback(functools.partial(_report, controller, batch))
             case TrainCycle(number):
-                capturer = DatasetCapturer(engine, cycle_dataset(parts.config, number), parts.schema)
+                dataset = cycle_dataset(parts.config, number)
+            case Perform() as task:
+                dataset = task_dataset(task)
             case _:
                 return
 

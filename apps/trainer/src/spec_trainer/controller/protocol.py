@@ -31,8 +31,7 @@ A run that decodes goes through cycles. For each one::
 
 A run that follows live requests goes through tasks. For each one::
 
-      ◄──────────────────── Perform        to the trainer rank, which answers Ready; then as above until Finished
-      ◄──────────────────── CaptureTokens  to engines, instead of Capture; answered by Captured
+      ◄──────────────────── Perform     to engines and the rank, which answers Ready; then as above until Finished
 """
 
 from __future__ import annotations
@@ -129,20 +128,11 @@ class Start(ControlMessage):
 
 @dataclass(frozen=True)
 class Capture(ControlMessage):
-    """Asks an engine to capture a batch of samples; the engine reads their token ids from the dataset."""
+    """Asks an engine to capture a batch of samples of the dataset, cycle or task that it has loaded last."""
 
     batch: int
     samples: list[tuple[int, int, list[str]]]
     """Request id, sample id and destination addresses of each sample."""
-
-
-@dataclass(frozen=True)
-class CaptureTokens(ControlMessage):
-    """Asks an engine to capture a batch of samples whose token ids are in this message, not on disk."""
-
-    batch: int
-    samples: list[tuple[int, list[int], list[str]]]
-    """Request id, token ids and destination addresses of each sample."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +206,7 @@ class TrainCycle(ControlMessage):
 
 @dataclass(frozen=True)
 class Perform(ControlMessage):
-    """Asks a trainer rank to perform a task on samples that are in memory only."""
+    """Asks a trainer rank to perform a task on samples that are in memory only; engines capture them."""
 
     entry: str
     """The task's function (``RankTask.entry``)."""

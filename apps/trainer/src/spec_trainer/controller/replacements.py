@@ -5,13 +5,13 @@ A trainer is not replaced, because the other ranks wait for it in a collective.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from spec_core.errors import HostLost, RunError, UsageError
+from spec_trainer.run.metrics import StepLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -58,8 +58,8 @@ class Replacements:
                 failure.error, failure.worker, len(self._recent[failure.worker]), self._limit,
             )  # fmt: skip
             entry = {"time": time.time(), "step": step, "worker": failure.worker, "cause": str(failure.error)}
-            with self._file.open("a") as lines:
-                lines.write(json.dumps(entry) + "\n")
+            with StepLines(self._file) as lines:
+                lines.write(entry)
 
     def _forget_old(self, worker: str) -> None:
         earliest = self._now() - DAY_S

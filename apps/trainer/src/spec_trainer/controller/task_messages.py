@@ -43,9 +43,14 @@ def task_part(spec: RunSpec, message: Perform) -> RunSpec:
 
     ``task_message`` made the message.
     """
-    samples = tuple(_sample(number, *arrays) for number, arrays in enumerate(message.samples))
-    part = spec.cycle(Dataset(samples, (), DataReport()), range(*message.steps), **message.settings)
+    part = spec.cycle(task_dataset(message), range(*message.steps), **message.settings)
     return part.resuming(message.resume_from)
+
+
+def task_dataset(message: Perform) -> Dataset:
+    """Return the samples of a ``Perform`` message."""
+    samples = tuple(_sample(number, *arrays) for number, arrays in enumerate(message.samples))
+    return Dataset(samples, (), DataReport())
 
 
 def _sample(number: int, ids: str, mask: str) -> Sample:

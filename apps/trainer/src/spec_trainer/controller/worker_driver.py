@@ -26,7 +26,7 @@ from spec_trainer.controller.workers import Workers
 from spec_trainer.data.store import saved_dataset
 from spec_trainer.decode.run_driver import RunDriver
 from spec_trainer.run.dispatch import Dispatcher
-from spec_trainer.run.log import RemoteRankFiles
+from spec_trainer.run.metrics import StepLines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -92,14 +92,14 @@ class WorkerDriver(RunDriver):
         self._workers = Workers(spec, launcher, self)
         self._dataset = Path()
         """Folder of the tokenised dataset."""
-        self._rank_files = RemoteRankFiles(spec.directory.logs)
+        self._logs = spec.directory.logs
         self.engines: dict[str, RemoteEngine] = {}
         """Name -> engine that captures."""
         self._decoders = RemoteDecoders(self._workers, stop)
         self._ranks: dict[str, protocol.Ready] = {}
         """Rank's name -> its newest Ready message."""
-        self._cycle: protocol.TrainCycle | None = None
-        """Message of the newest cycle in a run that decodes."""
+        self._loaded: protocol.TrainCycle | protocol.Perform | None = None
+        """Message of the newest cycle of a run that decodes, or of the newest task."""
         self._follows = bool(spec.config.follow.servers)
         """Whether the run follows live requests: its rank performs tasks, and does not exit after
         ``Finished``."""
@@ -117,16 +117,15 @@ class WorkerDriver(RunDriver):
                 self.engines[spec.name] = RemoteEngine(spec.name, self._workers)
             else:
                 self._ranks[spec.name] = protocol.Ready()
-        with self._rank_files:
-            self._workers.start(workers)
-            if not self._workers.await_ready(lambda: self._stop.requested):
-                raise Interrupted("interrupted before the first step; the same command starts again")
-            try:
-                yield self
-            except Interrupted:
-                self._workers.stop()
-                raise
+        self._workers.start(workers)
+        if not self._workers.await_ready(lambda: self._stop.requested):
+            raise Interrupted("interrupted before the first step; the same command starts again")
+        try:
+            yield self
+        except Interrupted:
             self._workers.stop()
+            raise
+        self._workers.stop()
 
     def train(
         self, part: RunSpec, notes: Mapping[str, Any] | None = None, measure: MeasureDraft | None = None
@@ -152,9 +151,7 @@ class WorkerDriver(RunDriver):
 
         Messages carry the samples.
         """
-        self._load([*self._ranks], task_message(task, part, notes or {}))
-        for engine in self.engines.values():
-            engine.carried = part.dataset
+        self._load(task_message(task, part, notes or {}))
         performing = self._part = self._dispatch(part)
         performing.pause = pause
         self._complete(performing)
@@ -204,8 +201,8 @@ class WorkerDriver(RunDriver):
         """Send capture batches again to an engine that was lost and has been replaced."""
         assert self._part is not None
         self.engines[engine].expect_nothing()
-        if self._cycle is not None:
-            self._workers.send(engine, self._cycle)
+        if self._loaded is not None:
+            self.engines[engine].send(self._loaded)
         self._part.dispatcher.regained(self._number_of(engine))
 
     def handle(self, worker: str, message: protocol.ControlMessage) -> None:
@@ -244,7 +241,8 @@ class WorkerDriver(RunDriver):
             case protocol.StepShown(record):
                 self._progress.show(record)
             case protocol.Trained(number, row):
-                self._rank_files.write(number, row)
+                with StepLines(self._logs / f"trained-{number}.jsonl") as lines:
+                    lines.write(row)
             case protocol.Exported():
                 part.exported = rank, message
             case protocol.Finished(interrupted, result):
@@ -275,19 +273,22 @@ class WorkerDriver(RunDriver):
     def _begin_cycle(self, part: RunSpec, notes: Mapping[str, Any]) -> None:
         """Let ranks and engines load the answers of a cycle."""
         steps, resume_from = part.schedule.steps, part.config.train.resume_from
-        self._cycle = protocol.TrainCycle(notes["cycle"], (steps.start, steps.stop), resume_from, dict(notes))
-        self._load([*self.engines, *self._ranks], self._cycle)
+        self._load(protocol.TrainCycle(notes["cycle"], (steps.start, steps.stop), resume_from, dict(notes)))
 
-    def _load(self, names: Sequence[str], message: protocol.TrainCycle | protocol.Perform) -> None:
-        """Let the workers ``names`` load the data of ``message``; wait until the trainer ranks are ready.
+    def _load(self, message: protocol.TrainCycle | protocol.Perform) -> None:
+        """Let engines and trainer ranks load the data of ``message``; wait until the ranks are ready.
 
-        Before that, wait until every engine that replaces a failed engine is ready.
+        Before that and after it, wait until every engine that replaces a failed engine is ready.
         """
         self._workers.await_replaced()
         self._workers.expect_ready(self._ranks)
-        for name in names:
-            self._workers.send(name, message)
+        self._loaded = message
+        for engine in self.engines.values():
+            engine.send(message)
+        for rank in self._ranks:
+            self._workers.send(rank, message)
         self._workers.await_ready()
+        self._workers.await_replaced()
 
     def _dispatch(self, part: RunSpec) -> _PartInTraining:
         """Start every rank, and begin to dispatch captures for its training."""
@@ -296,9 +297,8 @@ class WorkerDriver(RunDriver):
             raise RunError(f"trainer ranks resumed at different steps: {sorted(found)}")
         (done_steps,) = found
         addresses = [ready.address for ready in self._ranks.values()]
-        dispatcher = Dispatcher(
-            part.schedule, part.schema, list(self.engines.values()), addresses, part.window_bytes
-        )
+        engines = [engine.capture for engine in self.engines.values()]
+        dispatcher = Dispatcher(part.schedule, part.schema, engines, addresses, part.window_bytes)
         for name in self._workers.without_devices:
             dispatcher.lost(self._number_of(name))
         for name in self._ranks:

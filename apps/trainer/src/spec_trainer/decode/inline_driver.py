@@ -7,12 +7,13 @@ import time
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spec_trainer.decode.decoder import EngineDecoder, interrupted_decoding, portions
 from spec_trainer.decode.passes import Pass
 from spec_trainer.decode.run_driver import RunDriver
-from spec_trainer.run.dispatch import DatasetCapturer, Dispatcher
+from spec_trainer.run.dispatch import Dispatcher, capture_from
 from spec_trainer.run.timer import Timer
 from spec_trainer.training.wiring import RankLinks, create_engine, rank_features, train_rank
 
@@ -137,7 +138,7 @@ class InlineDriver(RunDriver):
         import torch.distributed as dist
 
         engines = [
-            *(DatasetCapturer(engine, part.dataset, part.schema) for engine in self.engines),
+            *(partial(capture_from, part.dataset, engine, part.schema) for engine in self.engines),
             *(source.capturer(part) for source in self.sources),
         ]
         dispatcher = Dispatcher(

@@ -33,26 +33,13 @@ def run_metrics(
     servers: Sequence[str], traffic: Traffic, reservoir: Reservoir, progress: Progress
 ) -> list[Metric]:
     """Return every metric of a run."""
-    return [
-        *_request_metrics(traffic, reservoir),
-        *_progress_metrics(progress),
-        *_server_metrics(servers, traffic),
-    ]
-
-
-def _request_metrics(traffic: Traffic, reservoir: Reservoir) -> list[Metric]:
-    left_out = traffic.left_out + reservoir.left_out
+    left_out, versions = traffic.left_out + reservoir.left_out, traffic.versions
     return [
         Metric("requests_total", "counter", "Live requests that came.", reservoir.num_new),
         Metric(
             "label_requests_total", "counter", "Live requests that came, by label.",
             reservoir.labels.requests, "label"),
         Metric("left_out_total", "counter", "Requests that nothing is learnt from.", left_out, "reason"),
-    ]  # fmt: skip
-
-
-def _progress_metrics(progress: Progress) -> list[Metric]:
-    return [
         Metric("steps", "gauge", "Optimizer steps of the run.", progress.steps),
         Metric("verdicts_total", "counter", "Comparisons of drafts.", progress.verdicts),
         Metric("pushes_total", "counter", "Drafts that servers took.", progress.pushes),
@@ -66,12 +53,6 @@ def _progress_metrics(progress: Progress) -> list[Metric]:
         Metric(
             "label_acceptance_length", "gauge", "Simulated tokens per verification of the served draft, by label.",
             progress.by_label, "label"),
-    ]  # fmt: skip
-
-
-def _server_metrics(servers: Sequence[str], traffic: Traffic) -> list[Metric]:
-    versions = traffic.versions
-    return [
         Metric(
             "server_up", "gauge", "Whether the server answered last.",
             {url: int(url in versions) for url in servers}, "server"),

@@ -63,15 +63,30 @@ class KeptStates(CapturerSource):
     def capturer(self, part: RunSpec) -> Capturer:
         """Return a Capturer that sends samples of ``part`` with their kept hidden states to trainer ranks.
 
-        This method calls the constructor's function ``states``, and the Capturer uses its result.
+        This method calls the constructor's function ``states``, and the Capturer uses its result. The Capturer sends
+        in the calling thread, so its future is already done.
         """
-        return _StatesCapturer(partial(self._send, part, self._states()))
+        return partial(self._capture, part, self._states())
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
         for sender in self._senders.values():
             sender.close()
         self._senders.clear()
+
+    def _capture(
+        self, part: RunSpec, states: Mapping[int, Tensor], samples: Sequence[SampleReference]
+    ) -> Future[None]:
+        sent: Future[None] = Future()
+        try:
+            for sample in samples:
+                self._send(part, states, sample)
+            sent.set_result(None)
+        except (SpecError, KeyError) as error:
+            sent.set_exception(
+                error if isinstance(error, SpecError) else EngineError("a sample has no states")
+            )
+        return sent
 
     def _send(self, part: RunSpec, states: Mapping[int, Tensor], sample: SampleReference) -> None:
         ids = part.dataset.sample(sample.sample_id).input_ids
@@ -84,24 +99,3 @@ class KeptStates(CapturerSource):
             if address not in self._senders:
                 self._senders[address] = self._transport.connect(address, part.schema, self._timeout_s)
             self._senders[address].send(features, self._timeout_s)
-
-
-class _StatesCapturer:
-    """A Capturer that sends samples at once, in the calling thread."""
-
-    def __init__(self, send: Callable[[SampleReference], None]) -> None:
-        """Create a Capturer that calls ``send`` for each sample."""
-        self._send = send
-
-    def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
-        """Send a batch of samples, and return a future that is already done."""
-        sent: Future[None] = Future()
-        try:
-            for sample in samples:
-                self._send(sample)
-            sent.set_result(None)
-        except (SpecError, KeyError) as error:
-            sent.set_exception(
-                error if isinstance(error, SpecError) else EngineError("a sample has no states")
-            )
-        return sent

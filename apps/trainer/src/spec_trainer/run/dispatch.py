@@ -19,7 +19,7 @@ from abc import abstractmethod
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError, SpecError
 from spec_core.records import CaptureRequest
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from spec_trainer.data.dataset import Dataset
     from spec_trainer.run.batch_schedule import BatchSchedule, GlobalBatch
     from spec_trainer.run.spec import RunSpec
+
+    Capturer = Callable[[Sequence["SampleReference"]], Future[None]]
+    """Begins to capture a batch with one engine, which may be in another process. The future is done when every
+    sample was sent."""
 
 _QUEUED_PER_ENGINE = 2
 """Capture batches per engine: one in computation and one queued, so that the engine never idles."""
@@ -66,13 +70,6 @@ class _Batch:
     """Whether the engine has captured and sent the batch; it may not have arrived completely."""
 
 
-class Capturer(Protocol):
-    """Interface through which the dispatcher uses an engine; the engine may be in another process."""
-
-    def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
-        """Begin to capture a batch; the future is done when every sample was sent."""
-
-
 class CapturerSource(Resource):
     """Interface of a source of features that replaces the engine, for runs in one process."""
 
@@ -81,30 +78,23 @@ class CapturerSource(Resource):
         """Return the Capturer of the samples of ``part``, a run or one of its cycles."""
 
 
-class DatasetCapturer:
-    """Captures samples with an engine in this process; takes their token ids from a dataset."""
+def capture_from(
+    dataset: Dataset, engine: Engine, schema: FeatureSchema, samples: Sequence[SampleReference]
+) -> Future[None]:
+    """Begin to capture a batch with an engine in this process; the future is done when every sample was sent.
 
-    def __init__(self, engine: Engine, dataset: Dataset, schema: FeatureSchema) -> None:
-        """Prepare to capture samples of ``dataset`` with ``engine``.
-
-        ``schema`` says which features to capture.
-        """
-        self._engine = engine
-        self._dataset = dataset
-        self._schema = schema
-
-    def capture(self, samples: Sequence[SampleReference]) -> Future[None]:
-        """Begin to capture a batch; the future is done when every sample was sent."""
-        requests = [
-            CaptureRequest(
-                request_id=sample.request_id,
-                input_ids=tuple(self._dataset.sample(sample.sample_id).input_ids.tolist()),
-                destinations=sample.destinations,
-                images=self._dataset.sample(sample.sample_id).images,
-            )
-            for sample in samples
-        ]
-        return self._engine.capture(requests, self._schema)
+    The token ids are taken from ``dataset``; ``schema`` says which features to capture.
+    """
+    requests = [
+        CaptureRequest(
+            request_id=sample.request_id,
+            input_ids=tuple(dataset.sample(sample.sample_id).input_ids.tolist()),
+            destinations=sample.destinations,
+            images=dataset.sample(sample.sample_id).images,
+        )
+        for sample in samples
+    ]
+    return engine.capture(requests, schema)
 
 
 def sample_bytes(schema: FeatureSchema, num_tokens: int) -> int:
@@ -268,7 +258,7 @@ class Dispatcher:
         The caller may be the thread of another engine, in which an exception would be lost.
         """
         try:
-            return self._engines[engine].capture(samples)
+            return self._engines[engine](samples)
         except SpecError as error:
             refused: Future[None] = Future()
             refused.set_exception(error)

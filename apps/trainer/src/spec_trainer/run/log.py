@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
-from spec_trainer.run.metrics import MetricsLog, StepLines, drop_after
+from spec_trainer.run.metrics import StepLines, drop_after
 from spec_trainer.run.records import MeasurementRow, ReplacementRow, StepRow, TrainedRow, VersionRow
 from spec_trainer.run.trackers import build_trackers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from spec_trainer.draft_trainer import BatchShare
     from spec_trainer.run.directory import RunDirectory
@@ -76,7 +75,9 @@ class RunLog:
                     self._write_trained = stack.enter_context(StepLines(file)).write
             if self._reports:
                 self._trackers = build_trackers(run.config.track, run.directory)
-                self._metrics = stack.enter_context(MetricsLog(run.directory.metrics, self._trackers))
+                self._metrics = stack.enter_context(StepLines(run.directory.metrics))
+                for tracker in self._trackers:
+                    stack.callback(tracker.close)
             self._stack = stack.pop_all()
 
     def trained(self, step: int, share: BatchShare) -> None:
@@ -86,9 +87,12 @@ class RunLog:
             self._write_trained({"step": step, "samples": samples})
 
     def step(self, record: dict[str, Any]) -> None:
-        """Write and show a step's metrics on process 0; do nothing on other processes."""
+        """Write and show a step's metrics, and give its numbers to the trackers, on process 0 only."""
         if self._reports:
-            self._metrics.log(record)
+            self._metrics.write(record)
+            scalars = _scalars(record)
+            for tracker in self._trackers:
+                tracker.log(record["step"], scalars)
             self._show(record)
 
     def close_trackers(self) -> dict[str, str]:
@@ -106,22 +110,12 @@ class RunLog:
         self._stack.close()
 
 
-class RemoteRankFiles(AbstractContextManager["RemoteRankFiles"]):
-    """Writes ``trained-RANK.jsonl`` of data-parallel ranks that cannot access the run directory."""
-
-    def __init__(self, logs: Path) -> None:
-        """Prepare to write into the folder ``logs``; a file is created with its first row."""
-        self._logs = logs
-        self._files: dict[int, StepLines] = {}
-
-    def write(self, rank: int, row: dict[str, Any]) -> None:
-        """Write a row into the file of a data-parallel rank."""
-        if rank not in self._files:
-            self._files[rank] = StepLines(self._logs / f"trained-{rank}.jsonl")
-        self._files[rank].write(row)
-
-    def __exit__(self, *exc: object) -> None:
-        """Close every file."""
-        with ExitStack() as stack:
-            for file in self._files.values():
-                stack.enter_context(file)
+def _scalars(row: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of a row by name; a list (one per draft position) becomes name/0, name/1, …."""
+    flat: dict[str, float] = {}
+    for name, value in row.items():
+        if isinstance(value, list):
+            flat |= {f"{name}/{index}": item for index, item in enumerate(value)}
+        elif isinstance(value, int | float) and name != "step":
+            flat[name] = value
+    return flat

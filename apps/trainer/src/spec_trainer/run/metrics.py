@@ -1,20 +1,15 @@
-"""Write metrics.jsonl and pass metrics to trackers: a row per optimizer step, floats at full precision."""
+"""Read and write files of JSON rows, such as metrics.jsonl: a row per optimizer step, floats at full precision."""
 
 from __future__ import annotations
 
 import json
 import logging
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spec_trainer.disk import not_written, write_atomically
 from spec_trainer.run.records import Row, StepRow, read_records, whole_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from spec_trainer.run.trackers import GuardedTracker
 
 log = logging.getLogger(__name__)
 
@@ -57,40 +52,6 @@ def drop_after(file: Path, step: float, kind: type[Row]) -> dict[int, dict[str, 
     return {row["step"]: row for _, row in retained}
 
 
-class MetricsLog(AbstractContextManager["MetricsLog"]):
-    """Writes each row of metrics to metrics.jsonl and to the trackers of one run."""
-
-    def __init__(self, file: Path, trackers: Sequence[GuardedTracker]) -> None:
-        """Write to ``file`` and to ``trackers``."""
-        self._lines = StepLines(file)
-        self._trackers = trackers
-
-    def log(self, row: dict[str, Any]) -> None:
-        """Write a row, and give its scalars to the trackers."""
-        self._lines.write(row)
-        scalars = dict(_scalars(row))
-        for tracker in self._trackers:
-            tracker.log(row["step"], scalars)
-
-    def __exit__(self, *exc: object) -> None:
-        """Close the file and the trackers."""
-        with ExitStack() as stack:
-            stack.enter_context(self._lines)
-            for tracker in self._trackers:
-                stack.callback(tracker.close)
-
-
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """Return every row of metrics.jsonl."""
     return read_records(file, StepRow)
-
-
-def _scalars(row: dict[str, Any]) -> list[tuple[str, float]]:
-    """Return the numbers of a row by name; a list (one per draft position) becomes name/0, name/1, …."""
-    flat: list[tuple[str, float]] = []
-    for name, value in row.items():
-        if isinstance(value, list):
-            flat += [(f"{name}/{index}", item) for index, item in enumerate(value)]
-        elif isinstance(value, int | float) and name != "step":
-            flat.append((name, value))
-    return flat

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spec_backend_cuda.kernels.block_attention import fused_block_attention, takes_blocks
+from spec_backend_cuda.kernels.convolution import fused_convolve, takes_slots
 from spec_backend_cuda.kernels.fp8_rows import fused_quantize_rows, takes_rows
 from spec_backend_cuda.kernels.rotary import fused_norm_rotate, fused_rotate, takes_heads
 from spec_backend_cuda.kernels.swiglu_mlp import fused_swiglu, fused_swiglu_mlp, takes_mlp
@@ -48,6 +49,7 @@ KERNELS: Mapping[str, Kernel] = {
     "ttt_attention": _where(takes_queries, fused_ttt_attention),
     "ttt_attention_backward": _where(takes_queries, fused_ttt_attention_backward),
     "block_attention": _where(takes_blocks, fused_block_attention),
+    "convolve": _where(takes_slots, fused_convolve),
     "logsumexp_argmax": _where(takes_logits, fused_logsumexp_argmax),
     "distill_terms": _where(takes_logits, fused_distill_terms),
     "distill_grad_": _where(takes_logits, fused_distill_grad_),

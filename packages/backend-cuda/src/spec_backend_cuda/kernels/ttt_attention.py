@@ -1,7 +1,7 @@
 """Merge a few further keys per query into finished attention, for training-time test.
 
 The further keys are at the query's own index, one key for each unrolled step. A program handles some tokens
-and one key-value head; its tiles are [query head of the group, token, channel].
+and one key-value head; its tiles are [query head of the group, token, channel]. Values may be narrower than keys.
 """
 
 # ruff: noqa: ANN001, ANN202 (a kernel's arguments are device pointers and numbers)
@@ -36,7 +36,7 @@ def fused_ttt_attention(q: Tensor, attended: Attended, keys: list[Tensor], value
     The result overwrites ``attended``. ``keys`` and ``values`` have one tensor for each of the S keys.
     """
     out, lse = (tensor.contiguous() for tensor in attended)
-    grid, shape = _launch(q, keys[0])
+    grid, shape = _launch(q, keys[0], values[0])
     _merge_rows[grid](
         q, out, lse, torch.stack(keys), torch.stack(values), len(keys), *q.stride()[:2], **shape
     )
@@ -55,7 +55,7 @@ def fused_ttt_attention_backward(
     ``saved``: q and the merged result. The memory of ``grad_q`` is reused.
     """
     q, out, lse = saved
-    grid, shape = _launch(q, keys[0])
+    grid, shape = _launch(q, keys[0], values[0])
     stacked = torch.stack(keys), torch.stack(values)
     grad_q, grad_keys, grad_values = grad_q.contiguous(), *map(torch.empty_like, stacked)
     inputs = grad_out.contiguous(), q, out, lse, *stacked
@@ -64,99 +64,115 @@ def fused_ttt_attention_backward(
     return grad_q, list(grad_keys.unbind()), list(grad_values.unbind())
 
 
-def _launch(q: Tensor, key: Tensor) -> tuple[tuple[int, int], dict[str, int | float]]:
-    (tokens, heads, width), kv_heads = q.shape, key.shape[1]
+def _launch(q: Tensor, key: Tensor, value: Tensor) -> tuple[tuple[int, int], dict[str, int | float]]:
+    (tokens, heads, width), kv_heads, value_width = q.shape, key.shape[1], value.shape[2]
     group = heads // kv_heads
-    padded = triton.next_power_of_2(group)
-    shape = {"tokens": tokens, "kv_heads": kv_heads, "step_stride": key.numel(), "scale": width**-0.5}
-    constants = {"GROUP": group, "PADDED": padded, "TOKENS": TOKENS, "num_warps": WARPS, "WIDTH": width}
-    return (triton.cdiv(tokens, TOKENS), kv_heads), {
-        **shape,
-        **constants,
-        "PADDED_WIDTH": triton.next_power_of_2(width),
+    shape = {
+        "tokens": tokens,
+        "kv_heads": kv_heads,
+        "key_step_stride": key.numel(),
+        "value_step_stride": value.numel(),
+        "scale": width**-0.5,
     }
+    constants = {
+        "GROUP": group,
+        "PADDED": triton.next_power_of_2(group),
+        "TOKENS": TOKENS,
+        "WIDTH": width,
+        "PADDED_WIDTH": triton.next_power_of_2(width),
+        "VALUE_WIDTH": value_width,
+        "PADDED_VALUE_WIDTH": triton.next_power_of_2(value_width),
+    }
+    return (triton.cdiv(tokens, TOKENS), kv_heads), {**shape, **constants, "num_warps": WARPS}
 
 
 @triton.jit
-def _tile_indices(
-    tokens, kv_heads,
-    GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr,
-    WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Return the indices of the tile's query rows and of its key elements, with masks of valid indices.
+def _tile_rows(tokens, kv_heads, GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr):
+    """Return token and query head of the tile's rows, and which rows exist; all broadcast to [PADDED, TOKENS, 1].
 
-    The rows' token, query head and mask broadcast to [PADDED, TOKENS, 1], where PADDED is the padded size of
-    a group of query heads. The elements have the shape [TOKENS, PADDED_WIDTH].
+    PADDED is the padded size of a group of query heads.
     """
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     member = tl.arange(0, PADDED)
-    channel = tl.arange(0, PADDED_WIDTH)[None, :]
-    key_index = (token * kv_heads + tl.program_id(1))[:, None] * WIDTH + channel
-    key_mask = (token < tokens)[:, None] & (channel < WIDTH)
     head = tl.program_id(1) * GROUP + member[:, None, None]
     inside = (token < tokens)[None, :, None] & (member < GROUP)[:, None, None]
-    return token[None, :, None], head, inside, key_index, key_mask
+    return token[None, :, None], head, inside
+
+
+@triton.jit
+def _tile_elements(tokens, kv_heads, TOKENS: tl.constexpr, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr):
+    """Return the indices of the tile's key or value elements, [TOKENS, PADDED_WIDTH], and which elements exist."""
+    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    channel = tl.arange(0, PADDED_WIDTH)[None, :]
+    index = (token * kv_heads + tl.program_id(1))[:, None] * WIDTH + channel
+    return index, (token < tokens)[:, None] & (channel < WIDTH)
 
 
 @triton.jit
 def _merge_rows(
-    q, out, lse, keys, values, steps, q_token_stride, q_head_stride, tokens, kv_heads, step_stride, scale,
-    GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr,
-    WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
+    q, out, lse, keys, values, steps, q_token_stride, q_head_stride,
+    tokens, kv_heads, key_step_stride, value_step_stride, scale,
+    GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+    PADDED_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, PADDED_VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    token, head, inside, key_index, key_mask = _tile_indices(
-        tokens, kv_heads, GROUP, PADDED, TOKENS, WIDTH, PADDED_WIDTH
-    )
+    token, head, inside = _tile_rows(tokens, kv_heads, GROUP, PADDED, TOKENS)
+    key_index, key_mask = _tile_elements(tokens, kv_heads, TOKENS, WIDTH, PADDED_WIDTH)
+    value_index, value_mask = _tile_elements(tokens, kv_heads, TOKENS, VALUE_WIDTH, PADDED_VALUE_WIDTH)
     channel = tl.arange(0, PADDED_WIDTH)[None, None, :]
-    mask = inside & (channel < WIDTH)
+    value_channel = tl.arange(0, PADDED_VALUE_WIDTH)[None, None, :]
     row = token * (kv_heads * GROUP) + head
-    query = tl.load(q + token * q_token_stride + head * q_head_stride + channel, mask=mask, other=0.0)
-    query = query.to(tl.float32) * scale
-    total = tl.load(out + row * WIDTH + channel, mask=mask, other=0.0).to(tl.float32)
+    source = q + token * q_token_stride + head * q_head_stride + channel
+    query = tl.load(source, mask=inside & (channel < WIDTH), other=0.0).to(tl.float32) * scale
+    target, out_mask = out + row * VALUE_WIDTH + value_channel, inside & (value_channel < VALUE_WIDTH)
+    total = tl.load(target, mask=out_mask, other=0.0).to(tl.float32)
     merged = tl.load(lse + row, mask=inside, other=0.0)
     for _ in range(steps):
         key = tl.load(keys + key_index, mask=key_mask, other=0.0).to(tl.float32)
-        value = tl.load(values + key_index, mask=key_mask, other=0.0).to(tl.float32)
+        value = tl.load(values + value_index, mask=value_mask, other=0.0).to(tl.float32)
         score = tl.sum(query * key[None, :, :], 2)[:, :, None]
         top = tl.maximum(merged, score)
         wider = top + tl.log(tl.exp(merged - top) + tl.exp(score - top))
         total = total * tl.exp(merged - wider) + value[None, :, :] * tl.exp(score - wider)
         merged = wider
-        key_index += step_stride
-    tl.store(out + row * WIDTH + channel, total, mask=mask)
+        key_index += key_step_stride
+        value_index += value_step_stride
+    tl.store(target, total, mask=out_mask)
     tl.store(lse + row, merged, mask=inside)
 
 
 @triton.jit
 def _gradient_rows(
     grad_out, q, out, lse, keys, values, grad_q, grad_keys, grad_values, steps,
-    q_token_stride, q_head_stride, tokens, kv_heads, step_stride, scale,
-    GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr,
-    WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
+    q_token_stride, q_head_stride, tokens, kv_heads, key_step_stride, value_step_stride, scale,
+    GROUP: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+    PADDED_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, PADDED_VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    token, head, inside, key_index, key_mask = _tile_indices(
-        tokens, kv_heads, GROUP, PADDED, TOKENS, WIDTH, PADDED_WIDTH
-    )
+    token, head, inside = _tile_rows(tokens, kv_heads, GROUP, PADDED, TOKENS)
+    key_index, key_mask = _tile_elements(tokens, kv_heads, TOKENS, WIDTH, PADDED_WIDTH)
+    value_index, value_mask = _tile_elements(tokens, kv_heads, TOKENS, VALUE_WIDTH, PADDED_VALUE_WIDTH)
     channel = tl.arange(0, PADDED_WIDTH)[None, None, :]
-    mask = inside & (channel < WIDTH)
+    value_channel = tl.arange(0, PADDED_VALUE_WIDTH)[None, None, :]
+    mask, out_mask = inside & (channel < WIDTH), inside & (value_channel < VALUE_WIDTH)
     row = token * (kv_heads * GROUP) + head
-    index = row * WIDTH + channel
     query = tl.load(q + token * q_token_stride + head * q_head_stride + channel, mask=mask, other=0.0)
     query = query.to(tl.float32)
-    grad = tl.load(grad_out + index, mask=mask, other=0.0).to(tl.float32)
-    result = tl.load(out + index, mask=mask, other=0.0).to(tl.float32)
+    out_index = row * VALUE_WIDTH + value_channel
+    grad = tl.load(grad_out + out_index, mask=out_mask, other=0.0).to(tl.float32)
+    result = tl.load(out + out_index, mask=out_mask, other=0.0).to(tl.float32)
     drift = tl.sum(grad * result, 2)[:, :, None]
     merged = tl.load(lse + row, mask=inside, other=0.0)
+    index = row * WIDTH + channel
     total = tl.load(grad_q + index, mask=mask, other=0.0).to(tl.float32)
     for _ in range(steps):
         key = tl.load(keys + key_index, mask=key_mask, other=0.0).to(tl.float32)
-        value = tl.load(values + key_index, mask=key_mask, other=0.0).to(tl.float32)
+        value = tl.load(values + value_index, mask=value_mask, other=0.0).to(tl.float32)
         logit = tl.sum(query * key[None, :, :], 2)[:, :, None] * scale
         weight = tl.where(inside, tl.exp(logit - merged), 0.0)
         from_value = tl.sum(grad * value[None, :, :], 2)[:, :, None]
         score = weight * (from_value - drift) * scale
         total += score * key[None, :, :]
         tl.store(grad_keys + key_index, tl.sum(score * query, 0), mask=key_mask)
-        tl.store(grad_values + key_index, tl.sum(weight * grad, 0), mask=key_mask)
-        key_index += step_stride
+        tl.store(grad_values + value_index, tl.sum(weight * grad, 0), mask=value_mask)
+        key_index += key_step_stride
+        value_index += value_step_stride
     tl.store(grad_q + index, total, mask=mask)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from spec_kit.block_drafting.kernels import BlockKernels, norm_rotate
     from spec_kit.block_drafting.metrics import GuessMetrics, loss_scale
     from spec_kit.block_drafting.proposer import BlockProposer
+    from spec_kit.block_drafting.teacher import teacher_of_guesses
 else:
     __getattr__ = lazy_names(
         __name__,
@@ -29,6 +30,7 @@ else:
         kernels="BlockKernels norm_rotate",
         proposer="BlockProposer",
         metrics="GuessMetrics loss_scale",
+        teacher="teacher_of_guesses",
     )
 
 __all__ = [
@@ -54,4 +56,5 @@ __all__ = [
     "loss_scale",
     "norm_rotate",
     "sample_generator",
+    "teacher_of_guesses",
 ]

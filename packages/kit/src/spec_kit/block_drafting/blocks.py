@@ -128,6 +128,8 @@ class CountedGuesses:
     """int64 [R], on the device: index of the guess in its block, from 0 on."""
     anchor_R: Tensor
     """int64 [R], on the device: index of the anchor in the flat batch."""
+    before_R: Tensor
+    """int64 [R], on the CPU: index, in the flat batch, of the token before the guess."""
 
     @classmethod
     def of(cls, blocks: Blocks, device: torch.device) -> Self:
@@ -135,13 +137,23 @@ class CountedGuesses:
         counted_A = blocks.counted_A
         block_R = torch.arange(len(counted_A)).repeat_interleave(counted_A)
         guess_R = torch.arange(len(block_R)) - (counted_A.cumsum(0) - counted_A)[block_R]
-        columns = torch.stack([block_R, guess_R, blocks.anchor_A[block_R]])
-        return cls(counted_A, *to_device_async(columns, device))
+        anchor_R = blocks.anchor_A[block_R]
+        columns = torch.stack([block_R, guess_R, anchor_R])
+        return cls(counted_A, *to_device_async(columns, device), before_R=anchor_R + guess_R)
 
     @property
     def label_R(self) -> Tensor:
         """Indices, in the flat batch, of the tokens that are guessed, int64 [R]."""
         return self.anchor_R + 1 + self.guess_R
+
+    def tokens_before(self) -> tuple[Tensor, Tensor]:
+        """Return the distinct tokens before the guesses, int64 [U], and each guess's index among them, int64 [R].
+
+        Blocks overlap, so several guesses have the same token before them, and share what is computed from it.
+        """
+        token_U, index_R = self.before_R.unique(return_inverse=True)
+        device = self.anchor_R.device
+        return to_device_async(token_U, device), to_device_async(index_R, device)
 
     def chunks(self, num_rows: int, num_guesses: int) -> list[tuple[slice, CountedGuesses]]:
         """Return the blocks of each chunk, and their counted guesses, with blocks numbered within the chunk.
@@ -168,6 +180,7 @@ class CountedGuesses:
             self.block_R[rows] - blocks.start,
             self.guess_R[rows],
             self.anchor_R[rows],
+            self.before_R[rows],
         )
 
 

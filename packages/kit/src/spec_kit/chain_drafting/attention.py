@@ -39,10 +39,11 @@ def unrolled_attention(
     rows: ContextRows | None = None,
     local_R: Tensor | None = None,
 ) -> Tensor:
-    """Return the attention [R, heads, head_dim] of R queries over the keys of all unrolled steps so far.
+    """Return the attention [R, heads, width of values] of R queries over the keys of all unrolled steps so far.
 
     ``keys[0]`` [T, kv_heads, head_dim]: the keys of step 0, one for each of T rows (tokens); ``keys[s]`` [R,
-    kv_heads, head_dim]: the keys of step s, one for each query. ``values`` has the same shapes. ``bounds``: first
+    kv_heads, head_dim]: the keys of step s, one for each query. ``values`` has the same shapes, but its heads may
+    be narrower. ``bounds``: first
     row of each document, and the row after its last; queries outside the documents get finite values without
     meaning. ``row_R``: int64, distinct indices of the queries' rows among the T rows; None if all rows have a
     query. ``rows``: the rows that this rank computes, if ranks divide the rows. ``local_R``: int64, indices of the
@@ -182,7 +183,7 @@ def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], boun
     cursor = 0
     # Without a document, one row of padding is computed, so that every parameter gets a (zero) gradient.
     for start, stop in bounds or [(0, min(1, len(q)))]:
-        pieces.append(torch.zeros_like(q[cursor:start]))
+        pieces.append(q.new_zeros(max(0, start - cursor), q.shape[1], values[0].shape[-1]))
         rows = max(1, SCORE_BYTES // (4 * q.shape[1] * max(1, stop - start)))
         for first in range(start, max(stop, start + 1), rows):
             last = min(first + rows, stop)
@@ -190,7 +191,7 @@ def _chunked_attention(q: Tensor, keys: list[Tensor], values: list[Tensor], boun
             causal = keys[0][start:last], values[0][start:last]
             pieces.append(checkpoint(_dense_chunk, q[first:last], *causal, *local, use_reentrant=False))
         cursor = stop
-    return torch.cat([*pieces, torch.zeros_like(q[cursor:])])
+    return torch.cat([*pieces, q.new_zeros(max(0, len(q) - cursor), q.shape[1], values[0].shape[-1])])
 
 
 def _dense_chunk(q: Tensor, key: Tensor, value: Tensor, *own_keys_values: Tensor) -> Tensor:
@@ -212,7 +213,7 @@ def _dense_chunk(q: Tensor, key: Tensor, value: Tensor, *own_keys_values: Tensor
     out = torch.einsum("tkgu,ukd->tkgd", causal_probs, value.to(causal_probs.dtype))
     for weight, own in zip(own_probs, values, strict=True):
         out = out + weight * own[:, :, None]
-    return out.reshape(q.shape).to(q.dtype)
+    return out.reshape(*q.shape[:2], -1).to(q.dtype)
 
 
 def _take(rows: Tensor, row_R: Tensor | None) -> Tensor:

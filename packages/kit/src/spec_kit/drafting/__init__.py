@@ -28,6 +28,7 @@ from spec_kit.drafting.draft_files import (
 )
 from spec_kit.drafting.draft_folder import recognise
 from spec_kit.drafting.draft_shape import DraftShape, head_fields, layer_range_problem, read_layers
+from spec_kit.drafting.latent_shape import LatentShape
 from spec_kit.drafting.served_draft import EMBEDDING, DraftCheckpoint, ServedDraft, head_problem
 from spec_kit.drafting.step_cost import FROZEN, TEACHER, TRAINED, StepCost, num_weights
 from spec_kit.lazy import lazy_names
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from spec_kit.drafting.drawing import draw, uniform_numbers
     from spec_kit.drafting.fp8 import Fp8Kernels, Fp8Layers, Fp8Weight, use_fp8_head
     from spec_kit.drafting.initial_weights import start_from_target
+    from spec_kit.drafting.latent_attention import LatentAttention
     from spec_kit.drafting.loss_parts import LabelColumns, sharded_logsumexp_argmax, with_gradients
     from spec_kit.drafting.plain_kernels import DecoderKernels, Distribution, softmax
     from spec_kit.drafting.rope import Rope, rotate
@@ -59,6 +61,7 @@ else:
         drawing="draw uniform_numbers",
         fp8="Fp8Kernels Fp8Layers Fp8Weight use_fp8_head",
         initial_weights="start_from_target",
+        latent_attention="LatentAttention",
         loss_parts="LabelColumns sharded_logsumexp_argmax with_gradients",
         plain_kernels="DecoderKernels Distribution softmax",
         rope="Rope rotate",
@@ -94,6 +97,8 @@ __all__ = [
     "Fp8Weight",
     "Json",
     "LabelColumns",
+    "LatentAttention",
+    "LatentShape",
     "Mlp",
     "Rope",
     "ServedDraft",

@@ -95,6 +95,16 @@ class DecoderShape(DraftShape):
         """
         return 2 * self.num_heads * self.head_dim + 3 * self.intermediate_size
 
+    @property
+    def cache_shape(self) -> tuple[int, int]:
+        """Number of heads of a token's keys and values, and number of channels of each key."""
+        return self.num_kv_heads, self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Number of channels of each head of values."""
+        return self.head_dim
+
     def layer_shapes(self, inputs: int) -> Shapes:
         """Return the name and shape of each tensor of a decoder layer: attention, Mlp, and their input norms.
 

@@ -43,6 +43,16 @@ class Teacher:
     trained_R: Tensor
     """bool: whether the arg-max has a row in the draft's head; only such positions are trained."""
 
+    def take(self, row_X: Tensor) -> Teacher:
+        """Return the distributions at X positions. ``row_X``: int64, indices among the R positions."""
+        logits_RV, log_sum_R = self.distribution
+        return Teacher(
+            (logits_RV[row_X], log_sum_R[row_X]),
+            self.in_vocab_mass_R[row_X],
+            self.best_R[row_X],
+            self.trained_R[row_X],
+        )
+
 
 @dataclass(frozen=True)
 class Scored:

@@ -47,16 +47,15 @@ class TargetOps(VocabularyOps):
 
     @torch.no_grad()
     def teacher_logits(self, hidden_RH: Tensor) -> Tensor:
-        """Return the target's logits, [R, V], float32 or wider, from the inputs of its final norm (O2)."""
+        """Return the target's logits, [R, V], from the inputs of its final norm (O2)."""
         wide = hidden_RH.to(torch.promote_types(self._norm_H.dtype, torch.float32))
         normed = (
             F.rms_norm(wide, wide.shape[-1:], eps=self._target.norm_eps).to(self._norm_H.dtype) * self._norm_H
         )
-        # Float32 from here on: soft-cap, scale and softmax in bf16 would lose small probabilities.
-        logits = self.head.forward(normed).to(wide.dtype)
-        if self._target.logit_scale != 1:
-            logits = logits * self._target.logit_scale
-        cap = self._target.logit_softcap
+        logits, scale, cap = self.head.forward(normed), self._target.logit_scale, self._target.logit_softcap
+        if scale == 1 and cap is None:
+            return logits
+        logits = logits.to(wide.dtype) * scale  # rounded once more in bf16, small probabilities would be lost
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def reduce_max(self, value_R: Tensor) -> Tensor:

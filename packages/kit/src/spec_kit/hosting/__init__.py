@@ -1,5 +1,7 @@
 """This library is for engines that run the target in separate processes (docs/libraries/hosting.md)."""
 
+from typing import TYPE_CHECKING
+
 from spec_kit.hosting.answer_counts import AnswerCounts, AnswerRounds
 from spec_kit.hosting.backend_search import backend_for
 from spec_kit.hosting.capture_controller import CAPTURE_VARIABLE
@@ -24,10 +26,24 @@ from spec_kit.hosting.modes import CaptureMode, Fields, Mode, PlainMode, Specula
 from spec_kit.hosting.program_arguments import unreserved
 from spec_kit.hosting.program_version import installed_version, probe_version
 from spec_kit.hosting.replicas import DRAFT_TOKEN_VARIABLE, CapturedRows, HttpReplica, ProgramReplica
-from spec_kit.hosting.served_states import MOST_STATE_ROWS, StatesLayout, StatesRange, piece_rows
+from spec_kit.hosting.served_states import (
+    MOST_STATE_ROWS,
+    STATES_ARGUMENT,
+    StatesLayout,
+    StatesRange,
+    piece_rows,
+    states_key,
+)
 from spec_kit.hosting.server_metrics import ServerMetrics
 from spec_kit.hosting.subprocess_engine import SubprocessEngine
 from spec_kit.hosting.subprocess_main import EngineLink
+from spec_kit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from spec_kit.hosting.state_copies import StateCopies, StepBatch
+    from spec_kit.hosting.state_rows import StateRows
+else:
+    __getattr__ = lazy_names(__name__, state_copies="StateCopies StepBatch", state_rows="StateRows")
 
 __all__ = [
     "CAPTURE_VARIABLE",
@@ -35,6 +51,7 @@ __all__ = [
     "LIVE_REQUESTS_VARIABLE",
     "MOST_STATE_ROWS",
     "OTHER_LABEL",
+    "STATES_ARGUMENT",
     "AnswerCounts",
     "AnswerRounds",
     "CaptureMode",
@@ -57,8 +74,11 @@ __all__ = [
     "ProgramReplica",
     "ServerMetrics",
     "SpeculativeMode",
+    "StateCopies",
+    "StateRows",
     "StatesLayout",
     "StatesRange",
+    "StepBatch",
     "SubprocessEngine",
     "TakenRequests",
     "backend_for",
@@ -69,5 +89,6 @@ __all__ = [
     "passed_on",
     "piece_rows",
     "probe_version",
+    "states_key",
     "unreserved",
 ]

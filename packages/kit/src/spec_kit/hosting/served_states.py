@@ -7,13 +7,16 @@ states.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import pydantic
 
 from spec_core.records import FeatureSchema
 from spec_core.wire_record import WireRecord
 
+STATES_ARGUMENT = "spec_states"
+"""Key in a request's further sampling parameters (vLLM: ``extra_args``, SGLang: ``custom_params``). Its value is
+the name under which the request's states are captured."""
 MOST_STATE_ROWS = 16_384
 """Largest number of rows of a request: the tokens of the longest request that a server stores."""
 PIECE_BYTES = 8 << 20
@@ -64,3 +67,12 @@ class StatesLeftOut(WireRecord):
 def piece_rows(schema: FeatureSchema) -> int:
     """Return the largest number of rows of a piece."""
     return max(1, PIECE_BYTES // (schema.bytes_per_token() + ID_BYTES))
+
+
+def states_key(parameters: Any) -> str | None:
+    """Return the key under which a request must be captured; None if it must not be captured.
+
+    ``parameters``: the request's further sampling parameters, or None.
+    """
+    key = (parameters or {}).get(STATES_ARGUMENT)
+    return key if isinstance(key, str) else None

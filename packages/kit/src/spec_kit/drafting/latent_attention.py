@@ -11,24 +11,27 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from spec_kit.drafting import linear
+from spec_kit.drafting.decoder_parts import linear
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
-    from spec_draft_eagle3.attention import Turn
-    from spec_draft_eagle3.mla_shape import MlaShape
+    from spec_kit.drafting.latent_shape import LatentShape
+
+    Turn = Callable[[Tensor], Tensor]
+    """Rotates the heads [T, heads, D] of some tokens by the rotary angles of their positions."""
 
 
 class LatentAttention(nn.Module):
     """The attention of DeepSeek V3 and Kimi K2, with their tensor names.
 
-    It has the same methods as ``GroupedQueryAttention``.
+    A draft computes the attention itself, between ``queries``, ``keys_values`` and ``output``.
     """
 
-    def __init__(self, shape: MlaShape, inputs: int) -> None:
+    def __init__(self, shape: LatentShape, inputs: int) -> None:
         """Make the projections; ``inputs``: width of their input."""
         super().__init__()
         heads, self._nope, self._rope = shape.num_heads, shape.qk_nope_head_dim, shape.qk_rope_head_dim
@@ -59,21 +62,20 @@ class LatentAttention(nn.Module):
         return torch.cat([turn(_in_halves(rope)), nope], dim=-1)
 
     def keys_values(self, projected: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
-        """Return keys, rotated channels first, and values, each [T, heads, D].
+        """Return keys [T, heads, D], rotated channels first, and values, which are narrower.
 
-        ``projected`` has the output of the second projection. Kernels need queries, keys and values of equal
-        width, so values are padded with zeros at the end.
+        ``projected`` has the output of the second projection.
         """
         latent, rope = projected.split([self._latent, self._rope], dim=-1)
         heads = self.kv_b_proj(self.kv_a_layernorm(latent)).unflatten(-1, (-1, self._nope + self._value))
         nope, v = heads.split([self._nope, self._value], dim=-1)
         shared = turn(_in_halves(self.rotated_key(rope))[:, None]).expand(-1, nope.shape[1], -1)
         k = torch.cat([shared, nope], dim=-1)
-        return k, F.pad(v, (0, k.shape[-1] - self._value))
+        return k, v
 
     def output(self, attended: Tensor) -> Tensor:
-        """Apply the output projection to the attention's result [T, heads, D]; return [T, H]."""
-        return self.o_proj(attended[..., : self._value].flatten(1))
+        """Apply the output projection to the attention's result, as wide as values; return [T, H]."""
+        return self.o_proj(attended.flatten(1))
 
 
 def _in_halves(channels: Tensor) -> Tensor:

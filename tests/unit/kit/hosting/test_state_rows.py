@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from spec_core.records import FeatureSchema
-from spec_engine_vllm.state_rows import PAGE_ROWS, STATES_ARGUMENT, StateRows, marked
-from spec_kit.hosting import MOST_STATE_ROWS, StatesRange
+from spec_kit.hosting import MOST_STATE_ROWS, STATES_ARGUMENT, StateRows, StatesRange, states_key
+from spec_kit.hosting.state_rows import PAGE_ROWS
 
 SCHEMA = FeatureSchema(layers=(1, 3), hidden_size=4, dtype="bfloat16")
 KEYS = [f"{number:016x}" for number in range(64)]
@@ -189,5 +189,5 @@ def test_sessions_and_texts_beyond_the_longest_are_left_out() -> None:
 
 
 def test_only_a_key_of_this_project_marks_a_request() -> None:
-    assert marked({STATES_ARGUMENT: KEYS[0], "other": 1}) == KEYS[0]
-    assert [marked(one) for one in (None, {}, {STATES_ARGUMENT: 3})] == [None] * 3
+    assert states_key({STATES_ARGUMENT: KEYS[0], "other": 1}) == KEYS[0]
+    assert [states_key(one) for one in (None, {}, {STATES_ARGUMENT: 3})] == [None] * 3

@@ -12,11 +12,11 @@ from __future__ import annotations
 import time
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from spec_kit.hosting import MOST_STATE_ROWS, StatesLayout, piece_rows
+from spec_kit.hosting.served_states import MOST_STATE_ROWS, StatesLayout, piece_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core.records import FeatureSchema
-    from spec_kit.hosting import Fields, StatesRange
+    from spec_kit.hosting.modes import Fields
+    from spec_kit.hosting.served_states import StatesRange
 
-STATES_ARGUMENT = "spec_states"
-"""Key in vLLM's ``SamplingParams.extra_args``, whose value is the name under which the request's states are
-captured."""
 PAGE_ROWS = 32
 """Number of rows that a request gets at once."""
 _MOST_ENDED = 4096
@@ -71,7 +69,7 @@ class StateRows:
         """uint8 [rows, bytes of a row]. NumPy copies a few rows in a fraction of the time that torch takes."""
         self._free = list(range(num_pages))
         self._running: dict[str, _Request] = {}
-        """vLLM's request id → request that the target runs."""
+        """The program's request id → request that the target runs."""
         self._ended: dict[str, _Request] = {}
         """Key → request that has ended, oldest first."""
         self._by_key: dict[str, _Request] = {}
@@ -93,6 +91,11 @@ class StateRows:
     def has(self, request_id: str) -> bool:
         """Return whether the request was begun and still runs, even if it is left out."""
         return request_id in self._running
+
+    def has_ended(self, key: str) -> bool:
+        """Return whether no further rows of the request ``key`` will be written."""
+        request = self._by_key.get(key)
+        return request is None or request.ended_s is not None
 
     def wants(self, request_id: str) -> bool:
         """Return whether the rows of this request's next step must be written."""
@@ -205,9 +208,3 @@ class StateRows:
         self._leave_out(request, request.problem or "states_dropped")
         if self._ended.pop(request.key, None) is not None:
             del self._by_key[request.key]
-
-
-def marked(extra_args: Any) -> str | None:
-    """Return the key under which a request must be captured; None if it must not be captured."""
-    key = (extra_args or {}).get(STATES_ARGUMENT)
-    return key if isinstance(key, str) else None
