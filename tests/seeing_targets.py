@@ -239,6 +239,20 @@ def num_rows_of(prepared: Mapping[str, Any]) -> int:
     return int(prepared["num_soft_tokens_per_image"][0])
 
 
+def arrays_of(
+    folder: Path, ids: Tensor, pictures: Sequence[tuple[ImageSource, Image.Image]]
+) -> dict[str, Tensor]:
+    """Return the arguments of a model's forward pass that come of the pictures."""
+    import transformers
+
+    if not pictures:
+        return {}
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    arrays = dict(processor([image for _, image in pictures], return_tensors="pt"))
+    arrays.pop("num_soft_tokens_per_image", None)
+    return {**arrays, "mm_token_type_ids": (ids == IMAGE_ID).int()}
+
+
 def reference_states(
     folder: Path,
     request: CaptureRequest,
@@ -261,14 +275,8 @@ def reference_states(
             with_kwargs=True,
         )
     ids = torch.tensor([request.input_ids])
-    arrays: dict[str, Any] = {}
-    if pictures:
-        processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-        arrays = dict(processor([image for _, image in pictures], return_tensors="pt"))
-        arrays.pop("num_soft_tokens_per_image", None)
-        arrays["mm_token_type_ids"] = (ids == IMAGE_ID).int()
     with torch.no_grad():
-        model(ids, **arrays, **arguments)
+        model(ids, **arrays_of(folder, ids, pictures), **arguments)
     return torch.stack(seen, dim=1)
 
 

@@ -81,6 +81,17 @@ MUTATIONS = [
         ),
         ("U7", UPDATES, "_Transfer._checked", FALSE, "digest != expected_digests[name]", NO_DAMAGE),
         ("U7", UPDATES, "_Transfer._checked", FALSE, "missing", NO_DAMAGE),
+        (
+            *(
+                "U8",
+                UPDATES,
+                "UpdateReceiver._quarantine",
+                REPLACE,
+                'self._set("quarantined", reason=reason)',
+            ),
+            UPDATE_TEST + "update_that_fails_after_a_failed_swap_leaves_the_quarantine",
+            'self._set("aborted", reason=reason)',
+        ),
         # Weight transport
         ("W7", PUBLISHER, "Publisher._remove", DELETE, "transport.forget(name)", LET_GO),
         ("W7", PUBLISHER, "Publisher.close", DELETE, "transport.close()", LET_GO),

@@ -9,11 +9,11 @@ import fake_cann
 import pytest
 import torch
 from cards import free_card
+from late_work import deliver, overwrite_once_done, send_late_work
 
 from spec_backend_ascend.backend import AscendBackend
 from spec_backend_ascend.hccl_pool import HcclPoolFactory
 from spec_core.errors import PeerLost, RunError
-from spec_core.records import FeatureSample
 from spec_testing import TransportSuite
 from spec_testing.processes import Fault, run_ranks, watch_ranks
 from spec_testing.transport_stage import LONG_S, SCHEMA, Stage, take
@@ -35,50 +35,12 @@ class TestHcclTransport(TransportSuite):
         return "npu"
 
 
-def send_late_work(me, stage):
-    """The sample is written by a task of the sender's stream that has not run when ``send`` is called."""
-    if me.rank == 0:
-        with stage.receiver(me) as receiver:
-            stage.check(receiver.receive(LONG_S), 3)
-        return
-    with stage.sender(me) as sender:
-        real = stage.sample(3)
-        late = FeatureSample(
-            request_id=3,
-            input_ids=torch.zeros_like(real.input_ids),
-            hidden_TNH=torch.zeros_like(real.hidden_TNH),
-        )
-        fake_cann.stall(torch.npu.current_stream(), 0.15)
-        late.input_ids.copy_(real.input_ids)
-        late.hidden_TNH.copy_(real.hidden_TNH)
-        sender.send(late, LONG_S)
-        sender.flush(LONG_S)
-
-
 def test_a_sample_follows_the_work_that_makes_it():
-    run_ranks(send_late_work, 2, Stage(build, "npu"))
-
-
-def overwrite_once_done(me, stage):
-    """As soon as its ticket is done the sample's memory is overwritten, from a stream that waits for nothing."""
-    if me.rank == 0:
-        with stage.receiver(me) as receiver:
-            stage.check(receiver.receive(LONG_S), 3)
-        return
-    with stage.sender(me) as sender:
-        sample = stage.sample(3)
-        nothing = torch.zeros_like(sample.hidden_TNH)
-        elsewhere = torch.npu.Stream()
-        fake_cann.stall(torch.npu.current_stream(), 0.15)
-        sender.send(sample, LONG_S).result(LONG_S)
-        with torch.npu.stream(elsewhere):
-            sample.hidden_TNH.copy_(nothing)
-        elsewhere.synchronize()
-        sender.flush(LONG_S)
+    run_ranks(deliver, 2, Stage(build, "npu"), send_late_work)
 
 
 def test_a_ticket_is_done_when_the_device_has_copied():
-    run_ranks(overwrite_once_done, 2, Stage(build, "npu"))
+    run_ranks(deliver, 2, Stage(build, "npu"), overwrite_once_done)
 
 
 def send_ahead(me, stage):
@@ -108,14 +70,7 @@ def test_samples_that_wait_with_a_closed_sender_arrive_as_they_were():
 def two_on_one_card(me):
     backend = AscendBackend(AscendBackend.Config(name="ascend"))
     backend.device(0)
-    stage = Stage(lambda: backend.transport("disaggregated"), "npu")
-    if me.rank == 0:
-        with stage.receiver(me) as receiver:
-            stage.check(receiver.receive(LONG_S), 5)
-        return
-    with stage.sender(me) as sender:
-        sender.send(stage.sample(5), LONG_S)
-        sender.flush(LONG_S)
+    deliver(me, Stage(lambda: backend.transport("disaggregated"), "npu"))
     assert fake_cann.calls("HcclCommInitRootInfo") == 0
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 
 import fake_cann
 import pytest
 import torch
+from late_work import STALL_S, deliver, overwrite_once_done, send_late_work
 
 from spec_backend_ascend.backend import AscendBackend
 from spec_backend_ascend.npu_sharing import NpuBuffer, NpuSharing
@@ -20,8 +22,6 @@ from spec_kit.streams.wire import Packet, PacketKind, SampleLayout
 from spec_testing import TransportSuite
 from spec_testing.processes import run_ranks
 from spec_testing.transport_stage import LONG_S, SCHEMA, UNIT, UNIT_BYTES, Stage
-
-STALL_S = 0.15
 
 
 def build(ipc):
@@ -61,52 +61,14 @@ class TestHostFallback(TransportSuite):
 BOTH = pytest.mark.parametrize("build", [over_the_card, over_the_host])
 
 
-def send_late_work(me, stage):
-    """The sample is written by a task of the sender's stream that has not run when ``send`` is called."""
-    if me.rank == 0:
-        with stage.receiver(me) as receiver:
-            stage.check(receiver.receive(LONG_S), 3)
-        return
-    with stage.sender(me) as sender:
-        real = stage.sample(3)
-        late = FeatureSample(
-            request_id=3,
-            input_ids=torch.zeros_like(real.input_ids),
-            hidden_TNH=torch.zeros_like(real.hidden_TNH),
-        )
-        fake_cann.stall(torch.npu.current_stream(), STALL_S)
-        late.input_ids.copy_(real.input_ids)
-        late.hidden_TNH.copy_(real.hidden_TNH)
-        sender.send(late, LONG_S)
-        sender.flush(LONG_S)
-
-
 @BOTH
 def test_a_sample_follows_the_work_that_makes_it(build):
-    run_ranks(send_late_work, 2, Stage(build, "npu"))
-
-
-def overwrite_once_done(me, stage):
-    """As soon as its ticket is done the sample's memory is overwritten, from a stream that waits for nothing."""
-    if me.rank == 0:
-        with stage.receiver(me) as receiver:
-            stage.check(receiver.receive(LONG_S), 3)
-        return
-    with stage.sender(me) as sender:
-        sample = stage.sample(3)
-        nothing = torch.zeros_like(sample.hidden_TNH)
-        elsewhere = torch.npu.Stream()
-        fake_cann.stall(torch.npu.current_stream(), STALL_S)
-        sender.send(sample, LONG_S).result(LONG_S)
-        with torch.npu.stream(elsewhere):
-            sample.hidden_TNH.copy_(nothing)
-        elsewhere.synchronize()
-        sender.flush(LONG_S)
+    run_ranks(deliver, 2, Stage(build, "npu"), send_late_work)
 
 
 @BOTH
 def test_a_ticket_is_done_when_the_device_has_copied(build):
-    run_ranks(overwrite_once_done, 2, Stage(build, "npu"))
+    run_ranks(deliver, 2, Stage(build, "npu"), overwrite_once_done)
 
 
 def release_before_reading(me, stage, record_s=0.0):
@@ -142,59 +104,34 @@ def test_an_event_that_still_lies_in_torch_npus_queue_is_waited_for():
     run_ranks(release_before_reading, 2, Stage(over_the_card, "npu"), STALL_S / 3)
 
 
-def send_strided(me, stage):
-    real = stage.sample(5)
-    if me.rank == 0:
-        with stage.receiver(me) as receiver:
-            stage.check(receiver.receive(LONG_S), 5)
-        return
-    with stage.sender(me) as sender:
-        hidden = real.hidden_TNH.permute(2, 0, 1).contiguous().permute(1, 2, 0)
-        ids = torch.stack([real.input_ids, real.input_ids], dim=1)[:, 0]
-        assert not hidden.is_contiguous()
-        assert not ids.is_contiguous()
-        sender.send(FeatureSample(request_id=5, input_ids=ids, hidden_TNH=hidden), LONG_S)
-        sender.flush(LONG_S)
+def send_strided(sender, real):
+    hidden = real.hidden_TNH.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    ids = torch.stack([real.input_ids, real.input_ids], dim=1)[:, 0]
+    assert not hidden.is_contiguous()
+    assert not ids.is_contiguous()
+    sender.send(replace(real, input_ids=ids, hidden_TNH=hidden), LONG_S)
 
 
 @BOTH
 def test_a_strided_sample_arrives_as_it_is(build):
-    run_ranks(send_strided, 2, Stage(build, "npu"))
+    run_ranks(deliver, 2, Stage(build, "npu"), send_strided)
 
 
-def send_from_the_host(me, stage):
-    if me.rank == 0:
-        with stage.receiver(me) as receiver:
-            stage.check(receiver.receive(LONG_S), 5)
-        return
-    with stage.sender(me) as sender:
-        real = stage.sample(5)
-        on_host = FeatureSample(
-            request_id=5, input_ids=real.input_ids.cpu(), hidden_TNH=real.hidden_TNH.cpu()
-        )
-        sender.send(on_host, LONG_S)
-        sender.flush(LONG_S)
+def send_from_the_host(sender, real):
+    sender.send(replace(real, input_ids=real.input_ids.cpu(), hidden_TNH=real.hidden_TNH.cpu()), LONG_S)
 
 
 @BOTH
 def test_a_sample_in_the_hosts_memory_arrives_on_the_card(build):
-    run_ranks(send_from_the_host, 2, Stage(build, "npu"))
+    run_ranks(deliver, 2, Stage(build, "npu"), send_from_the_host)
 
 
 def from_another_card(me):
     backend = AscendBackend(AscendBackend.Config(name="ascend", ipc="required"))
     backend.device(me.rank)
-    stage = Stage(lambda: backend.transport("colocated"), "npu")
-    if me.rank == 0:
-        with stage.receiver(me) as receiver:
-            got = receiver.receive(LONG_S)
-            assert got.hidden_TNH.device == torch.device("npu", 0)
-            stage.check(got, 5)
-        return
-    with stage.sender(me) as sender:
-        sender.send(stage.sample(5), LONG_S)
-        sender.flush(LONG_S)
-    assert fake_cann.calls("aclrtIpcMemImportByKey") == 0
+    device = deliver(me, Stage(lambda: backend.transport("colocated"), "npu"))
+    assert device == (None if me.rank else "npu:0")
+    assert not me.rank or fake_cann.calls("aclrtIpcMemImportByKey") == 0
 
 
 def test_a_sender_on_another_card_goes_through_the_host():

@@ -19,7 +19,24 @@ from spec_kit.streams.inline_transport import InlineTransport
 from spec_kit.targets import read_target, read_target_tensors
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from spec_core import Draft
+
+
+def assert_follows_the_joint_distribution(
+    answers: Sequence[Sequence[int]], folder: Path, prompt: Sequence[int]
+) -> None:
+    """Answers of three tokens by a target of four words are distributed as Transformers says."""
+    counts, total, statistic = Counter(map(tuple, answers)), len(answers), 0.0
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    for cell in itertools.product(range(4), repeat=3):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *cell]])).logits[0, 2:-1].double()
+        p = torch.softmax(logits, -1)[range(3), list(cell)].prod()
+        statistic += float((counts[cell] - total * p) ** 2 / (total * p))
+    assert statistic < 112.0  # upper 1e-4 quantile of chi-square with 63 degrees of freedom
 
 
 class DraftDecodingSuite:
@@ -73,13 +90,6 @@ class DraftDecodingSuite:
         sampling = SamplingParams(
             max_new_tokens=3, temperature=1.0, num_draft_tokens=2, stop_at_eos=False, seed=3
         )
-        counts = Counter(tuple(answer.token_ids) for answer in engine.generate([prompt] * total, sampling))
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-        statistic = 0.0
-        for cell in itertools.product(range(4), repeat=3):
-            with torch.no_grad():
-                logits = model(torch.tensor([[*prompt, *cell]])).logits[0, 2:-1].double()
-            p = torch.softmax(logits, -1)[range(3), list(cell)].prod()
-            statistic += float((counts[cell] - total * p) ** 2 / (total * p))
+        answers = [answer.token_ids for answer in engine.generate([prompt] * total, sampling)]
+        assert_follows_the_joint_distribution(answers, folder, prompt)
         assert 0.1 < engine.acceptance().acceptance_per_position[0] < 0.98
-        assert statistic < 112.0  # upper 1e-4 quantile of chi-square with 63 degrees of freedom

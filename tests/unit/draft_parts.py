@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,8 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from spec_core import TargetSpec, TargetTensors
+from spec_core import Draft, FindKernel, TargetSpec, TargetTensors, no_kernel
 from spec_kit.drafting import TargetOps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from spec_core.records import StepOutput
 
 CPU = torch.device("cpu")
 
@@ -56,6 +63,19 @@ def make_tensors(target: TargetSpec) -> TargetTensors:
 
 def make_ops(target: TargetSpec, dtype: torch.dtype = torch.float32) -> TargetOps:
     return TargetOps(target, make_tensors(target), CPU, dtype)
+
+
+def build_large(
+    draft: Draft,
+    target: TargetSpec,
+    dtype: torch.dtype = torch.float32,
+    kernel: FindKernel = no_kernel,
+    loud: str = "\n",
+) -> torch.nn.Module:
+    """A draft whose weights are large enough that every part of it matters; see ``enlarge``."""
+    torch.manual_seed(2)
+    counts = torch.randint(0, 5, (target.vocab_size,))
+    return enlarge(draft.build(target, make_tensors(target), counts, kernel), loud).to(dtype)
 
 
 def enlarge(module: torch.nn.Module, loud: str = "\n") -> torch.nn.Module:
@@ -159,6 +179,17 @@ class LiveBytes(TorchDispatchMode):
         self._now -= num_bytes
 
 
+class CountingOps(TargetOps):
+    """Counts rows that are multiplied by the target's head, and the most of them at a time."""
+
+    rows = largest = 0
+
+    def teacher_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        self.rows += len(hidden_RH)
+        self.largest = max(self.largest, len(hidden_RH))
+        return super().teacher_logits(hidden_RH)
+
+
 class Exchange:
     """Lets two threads reduce a value each."""
 
@@ -194,3 +225,26 @@ class ShardOps(TargetOps):
 
     def reduce_sum(self, value_R):
         return self.exchange(self.rank, value_R, torch.add)
+
+
+def assert_shards_agree(
+    run: Callable[[TargetOps], tuple[StepOutput, list[torch.Tensor]]],
+    cut: int = 17,
+    rows: Collection[int] = (),
+) -> None:
+    """Two shards of the vocabulary, cut before the token ``cut``, give the whole vocabulary's step.
+
+    ``run`` returns a step and gradients with given ops; of the tensors with the indices ``rows`` each shard has its
+    own rows alone.
+    """
+    target, exchange = make_target(), Exchange()
+    whole, expected = run(make_ops(target, torch.float64))
+    assert all(grad.any() for grad in expected)
+    with ThreadPoolExecutor(2) as pool:
+        shards = [ShardOps(target, make_tensors(target), rank, cut, exchange) for rank in (0, 1)]
+        results = list(pool.map(run, shards))
+    for (output, grads), (start, stop) in zip(results, [(0, cut), (cut, None)], strict=True):
+        torch.testing.assert_close(output.loss, whole.loss)
+        torch.testing.assert_close(output.metrics(), whole.metrics())
+        own = [grad[start:stop] if index in rows else grad for index, grad in enumerate(expected)]
+        torch.testing.assert_close(grads, own)

@@ -158,7 +158,7 @@ def padded_kernel(monkeypatch):
 
     monkeypatch.setattr(padded_attention, "_forward", forward)
     monkeypatch.setattr(padded_attention, "_backward", backward)
-    monkeypatch.setattr(padded_attention, "LENGTH_MULTIPLE", 4)
+    monkeypatch.setattr(padded_attention, "LENGTH_MULTIPLE", 1)
     monkeypatch.setattr(attention, "_is_fused", lambda q: True)
     monkeypatch.setattr(
         attention, "padding", lambda bounds, q, v: padded_attention._padding(bounds, q.device)
@@ -187,6 +187,14 @@ def test_padded_documents_equal_dense_attention(padded_kernel, bounds):
     got = flash_attention_backward(grad, (*own, got_out, got_lse), bounds)
     for actual, reference in zip(got, torch.autograd.grad(out, wide, grad), strict=True):
         torch.testing.assert_close(actual, reference)
+
+
+def test_lengths_are_rounded_up_so_that_there_are_few_plans():
+    device = torch.device("cpu")
+    for length in (2000, 2047, 2048):
+        padding = padded_attention._padding(((0, length),), device)
+        assert padding.length == 2048
+        assert (padding.places is None) == (length == 2048)
 
 
 def test_documents_of_very_different_lengths_are_not_padded():

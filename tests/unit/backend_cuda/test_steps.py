@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from spec_backend_cpu.kernels import KERNELS as CPU_KERNELS
-from spec_core.records import Supervision
-from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_kit.drafting.target_ops import TargetOps
 
+from ..draft_batches import random_documents, step_arguments
 from ..draft_dflash import cases as dflash
 from ..draft_eagle3 import cases as eagle3
+from ..draft_parts import make_target, make_tensors
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -76,28 +76,17 @@ def assert_same_step(draft, weights, arguments):
 @pytest.mark.parametrize("loss", ["ce", "lk_alpha", "lk_lambda"])
 @pytest.mark.parametrize("vocab_size", [None, 11])
 def test_eagle3(loss, vocab_size):
-    target = eagle3.make_target(head_dim=32)
-    config = Eagle3Config(num_steps=3, loss=loss, vocab_size=vocab_size)
-    documents = eagle3.random_documents(target, LENGTHS, seed=7)
-    samples = [Supervision(sample_id=0, epoch=0, loss_mask=document.mask) for document in documents]
-    arguments = (
-        target,
-        eagle3.make_tensors(target),
-        eagle3.make_batch(documents, [0, 2, 0]),
-        Eagle3Draft(config).denominators(samples),
-    )
+    target, config = make_target(head_dim=32), Eagle3Config(num_steps=3, loss=loss, vocab_size=vocab_size)
+    documents = random_documents(target, LENGTHS, seed=7)
+    batch, counts, _ = step_arguments(Eagle3Draft(config), target, documents, [0, 2, 0])
+    arguments = target, make_tensors(target), batch, counts
     assert_same_step(Eagle3Draft(config), eagle3.make_model(target, config), arguments)
 
 
 @pytest.mark.parametrize("loss", ["ce", "dpace", "soft"])
 def test_dflash(loss):
-    target = dflash.make_target(head_dim=32)
-    config = DFlashConfig(block_size=5, num_layers=2, num_anchors=8, loss=loss)
-    documents = dflash.random_documents(target, LENGTHS, 7, 6)
-    arguments = (
-        target,
-        dflash.make_tensors(target),
-        dflash.make_batch(documents, [0, 2, 0]),
-        dflash.denominators(config, documents),
-    )
+    target, config = make_target(head_dim=32), dflash.make_config(num_anchors=8, loss=loss)
+    documents = random_documents(target, LENGTHS, 7, 6)
+    batch, counts, _ = step_arguments(DFlashDraft(config), target, documents, [0, 2, 0])
+    arguments = target, make_tensors(target), batch, counts
     assert_same_step(DFlashDraft(config), dflash.make_model(target, config), arguments)

@@ -119,34 +119,11 @@ def test_unknown_name_of_each_kind_names_the_kind(interface, kind):
     )
 
 
-def test_two_distributions_with_one_name_are_both_named(install):
-    install("spec-planted")
-    install("another-planted")
-    message = refusal(PluginConflict)
-    assert message == (
-        "backend 'planted' is provided by another-planted 3.1 and spec-planted 3.1; uninstall one of them"
-    )
-
-
 def test_one_distribution_seen_twice_is_no_conflict(install, monkeypatch):
     folder = install("spec-planted")
     (folder.parent / "again").symlink_to(folder)
     monkeypatch.syspath_prepend(folder.parent / "again")
     assert plugins.load(Backend, "planted").name == "planted"
-
-
-def test_module_that_does_not_import_is_quoted(install):
-    install("spec-planted", "import a_vendors_sdk_that_nobody_has")
-    message = refusal(PluginImportFailed)
-    assert message.startswith(
-        "backend 'planted' of spec-planted 3.1 does not import (spec_planted:Planted): "
-    )
-    assert message.endswith("ModuleNotFoundError: No module named 'a_vendors_sdk_that_nobody_has'")
-
-
-def test_module_may_fail_with_any_error_of_many_lines(install):
-    install("spec-planted", "raise RuntimeError('no driver\\nsee the manual')")
-    assert refusal(PluginImportFailed).endswith("RuntimeError: no driver")
 
 
 @pytest.mark.parametrize(
@@ -159,11 +136,16 @@ def test_module_may_fail_with_any_error_of_many_lines(install):
         ("raise ValueError('no number')", "ValueError: no number"),
         ("import warnings; warnings.warn('old')", "UserWarning: old"),
         ("import absent", "ModuleNotFoundError: No module named 'absent'"),
+        ("raise RuntimeError('no driver\\nsee the manual')", "RuntimeError: no driver"),
+        ("Plantd = 1", "AttributeError: module 'spec_planted' has no attribute 'Planted'"),
     ],
 )
-def test_module_that_would_end_the_process_is_broken(install, source, cause):
+def test_module_that_does_not_import_is_broken(install, source, cause):
+    """Also one that would end the process."""
     install("spec-planted", source)
-    assert refusal(PluginImportFailed).endswith(f"does not import (spec_planted:Planted): {cause}")
+    assert refusal(PluginImportFailed) == (
+        f"backend 'planted' of spec-planted 3.1 does not import (spec_planted:Planted): {cause}"
+    )
 
 
 @pytest.mark.parametrize("line", ["import spec_core.streams", "from spec_core import SharedMemoryTransport"])
@@ -257,11 +239,6 @@ def test_cause_of_a_failed_import_is_kept(install):
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
-def test_missing_class_is_a_failed_import(install):
-    install("spec-planted", "Plantd = 1")
-    assert "AttributeError" in refusal(PluginImportFailed)
-
-
 @pytest.mark.parametrize("source", ["class Planted: ...", "Planted = 7", "def Planted(): ..."])
 def test_wrong_base_class_is_named(install, source):
     install("spec-planted", source)
@@ -288,20 +265,18 @@ def test_abstract_methods_that_are_left_are_listed(install):
     assert "probe" not in message
 
 
-def test_other_api_version_names_both_and_the_package(install):
-    install("spec-planted", GOOD + "        api_version = 7\n")
-    message = refusal(PluginApiMismatch)
-    assert "was written for version 7 of spec_core.Backend, this spec-core accepts 2" in message
-    assert message.endswith(
-        "which is older: pip install --upgrade spec-core spec-trainer, or install an older spec-planted"
-    )
-
-
-def test_older_api_version_is_the_plugins_to_upgrade(install):
-    install("spec-planted", GOOD + "        api_version = 1\n")
+@pytest.mark.parametrize(
+    ("version", "what_to_do"),
+    [
+        (7, "older: pip install --upgrade spec-core spec-trainer, or install an older spec-planted"),
+        (1, "newer: pip install --upgrade spec-planted"),
+    ],
+)
+def test_another_api_version_is_named_with_what_to_upgrade(install, version, what_to_do):
+    install("spec-planted", GOOD + f"        api_version = {version}\n")
     assert refusal(PluginApiMismatch) == (
-        "backend 'planted' of spec-planted 3.1 was written for version 1 of spec_core.Backend, this spec-core "
-        "accepts 2, which is newer: pip install --upgrade spec-planted"
+        f"backend 'planted' of spec-planted 3.1 was written for version {version} of spec_core.Backend, this "
+        f"spec-core accepts 2, which is {what_to_do}"
     )
 
 
@@ -348,14 +323,12 @@ def test_config_must_be_a_subclass_of_the_kinds_own(install, config):
     assert refusal(PluginInvalid).endswith("Planted.Config is not a subclass of BackendConfig")
 
 
-def test_probe_that_exits_is_the_plugins_fault(install):
-    install("spec-planted", GOOD + "        probe = classmethod(lambda cls: exit(3))\n")
-    assert refusal(PluginInvalid).endswith("its probe raised SystemExit: 3")
-
-
-def test_probe_that_raises_is_the_plugins_fault(install):
-    install("spec-planted", GOOD + "        probe = classmethod(lambda cls: 1 / 0)\n")
-    assert refusal(PluginInvalid).endswith("its probe raised ZeroDivisionError: division by zero")
+@pytest.mark.parametrize(
+    ("source", "cause"), [("exit(3)", "SystemExit: 3"), ("1 / 0", "ZeroDivisionError: division by zero")]
+)
+def test_probe_that_raises_is_the_plugins_fault(install, source, cause):
+    install("spec-planted", GOOD + f"        probe = classmethod(lambda cls: {source})\n")
+    assert refusal(PluginInvalid).endswith(f"its probe raised {cause}")
 
 
 def test_probe_that_says_no_is_quoted(install):
@@ -449,13 +422,6 @@ def test_a_kernel_that_is_none_is_named(install, source, error, message):
     assert str(raised.value).startswith(f"kernel 'cpu:twice' of spec-planted 3.1{message}")
 
 
-def test_two_kernels_of_one_name_are_both_named(install):
-    install("spec-planted", DOUBLE, name="cpu:twice", group="kernels")
-    install("another-planted", DOUBLE, name="cpu:twice", group="kernels")
-    with pytest.raises(PluginConflict, match=r"by another-planted 3\.1 and spec-planted 3\.1; uninstall one"):
-        kernel_of("twice")
-
-
 GIANT = """
     from spec_core import TargetType
 
@@ -539,11 +505,22 @@ def test_a_type_of_target_that_is_known_already_is_refused(install):
         target_type_of("giant", giant=TargetType())
 
 
-def test_two_types_of_target_of_one_name_are_both_named(install):
-    install("spec-planted", GIANT, name="giant", group="target_types")
-    install("another-planted", GIANT, name="giant", group="target_types")
-    with pytest.raises(PluginConflict, match=r"by another-planted 3\.1 and spec-planted 3\.1; uninstall one"):
-        target_type_of("giant")
+@pytest.mark.parametrize(
+    ("kind", "name", "source", "find"),
+    [
+        ("backend", "planted", GOOD, lambda: plugins.load(Backend, "planted")),
+        ("kernel", "cpu:twice", DOUBLE, lambda: kernel_of("twice")),
+        ("target_type", "giant", GIANT, lambda: target_type_of("giant")),
+    ],
+)
+def test_two_distributions_with_one_name_are_both_named(install, kind, name, source, find):
+    for distribution in ("spec-planted", "another-planted"):
+        install(distribution, source, name=name, group=f"{kind}s")
+    with pytest.raises(PluginConflict) as raised:
+        find()
+    assert str(raised.value) == (
+        f"{kind} '{name}' is provided by another-planted 3.1 and spec-planted 3.1; uninstall one of them"
+    )
 
 
 def test_what_was_installed_since_the_last_look_is_found(install):

@@ -7,25 +7,18 @@ It is given the anchors: which ones are drawn is another question, with tests of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..dense_parts import Document, TargetSetting, attend, mlp, rms, rope, weights_of
 
-@dataclass
-class Setting:
+
+@dataclass(kw_only=True)
+class Setting(TargetSetting):
     """Everything besides the draft's weights and the documents."""
 
-    embedding: Tensor  # [V, H]
-    target_head: Tensor  # [V, H]
-    target_norm: Tensor  # [H]
-    inv_freq: Tensor  # [head_dim / 2]
-    rope_scale: float
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    eps: float
     windows: list[int | None]  # per layer; None: full
     block_size: int
     mask_token_id: int
@@ -36,36 +29,13 @@ class Setting:
 
 
 @dataclass
-class Document:
-    ids: Tensor  # [T]
-    states: Tensor  # [T, n (+ 1), H]: n captured layers (then, for soft targets, the input of the final norm)
-    mask: Tensor  # [T]
-    anchors: list[int] = field(default_factory=list)
-    rounds: dict[int, int] | None = None  # on policy: last known token of each round -> accepted guesses
-    proposed: int = 0  # guesses of a round
-
-
-@dataclass
 class Result:
     loss: Tensor
-    denominator: float
+    denominators: list[float]  # one
     counted: list[int]  # per slot 1 .. B - 1
     correct: list[int]
     slot_loss: list[float]
     lengths: list[int]  # per block: 1 + length of the correct prefix
-
-
-def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
-
-
-def rope(x: Tensor, positions: list[int], setting: Setting) -> Tensor:
-    """x [rows, heads, head_dim]; the textbook form: x · cos + rotate_half(x) · sin."""
-    angle = torch.tensor(positions, dtype=x.dtype)[:, None] * setting.inv_freq.to(x.dtype)
-    angle = torch.cat([angle, angle], -1)[:, None]
-    half = x.shape[-1] // 2
-    turned = torch.cat([-x[..., half:], x[..., :half]], -1)
-    return (x * angle.cos() + turned * angle.sin()) * setting.rope_scale
 
 
 def visible(anchor: int, num_tokens: int, window: int | None, block_size: int) -> Tensor:
@@ -80,33 +50,38 @@ def visible(anchor: int, num_tokens: int, window: int | None, block_size: int) -
     return mask
 
 
-def block_states(weights: dict[str, Tensor], document: Document, anchor: int, setting: Setting) -> Tensor:
-    """[B, H]: the head's inputs for one block."""
-    block, num_tokens = setting.block_size, len(document.ids)
+def block_attention(own, context, y, anchor, window, setting: Setting) -> Tensor:
+    """[B, H]: keys and values of the block are made of ``y``, those of the context of the features alone."""
+    both, num_tokens = torch.cat([context, y]), len(context)
+    positions = list(range(num_tokens)) + [anchor + k for k in range(len(y))]
+    q, k, v = (
+        (rows @ own[f"self_attn.{name}_proj.weight"].T).unflatten(1, (-1, setting.head_dim))
+        for name, rows in (("q", y), ("k", both), ("v", both))
+    )
+    q = rope(rms(q, own["self_attn.q_norm.weight"], setting.eps), positions[num_tokens:], setting)
+    k = rope(rms(k, own["self_attn.k_norm.weight"], setting.eps), positions, setting)
+    attended = attend(q, k, v, visible(anchor, num_tokens, window, len(y)))
+    return attended @ own["self_attn.o_proj.weight"].T
+
+
+def block_inputs(
+    weights: dict[str, Tensor], document: Document, anchor: int, setting: Setting
+) -> tuple[Tensor, Tensor]:
+    """[T, H] of the context's features, and [B, H] of the embedded slots."""
     features = document.states[:, : setting.num_features].flatten(1)
     context = rms(features @ weights["fc.weight"].T, weights["hidden_norm.weight"], setting.eps)
-    ids = [int(document.ids[anchor])] + [setting.mask_token_id] * (block - 1)
-    x = setting.embedding[ids]
+    ids = [int(document.ids[anchor])] + [setting.mask_token_id] * (setting.block_size - 1)
+    return context, setting.embedding[ids]
+
+
+def block_states(weights: dict[str, Tensor], document: Document, anchor: int, setting: Setting) -> Tensor:
+    """[B, H]: the head's inputs for one block."""
+    context, x = block_inputs(weights, document, anchor, setting)
     for index, window in enumerate(setting.windows):
-        own = {k.removeprefix(f"layers.{index}."): v for k, v in weights.items() if f"layers.{index}." in k}
+        own = weights_of(weights, f"layers.{index}.")
         normed = rms(x, own["input_layernorm.weight"], setting.eps)
-        both = torch.cat([context, normed])
-        positions = list(range(num_tokens)) + [anchor + k for k in range(block)]
-
-        def heads(rows, name, own=own):
-            return (rows @ own[f"self_attn.{name}_proj.weight"].T).unflatten(1, (-1, setting.head_dim))
-
-        q = rms(heads(normed, "q"), own["self_attn.q_norm.weight"], setting.eps)
-        k = rms(heads(both, "k"), own["self_attn.k_norm.weight"], setting.eps)
-        q, k, v = rope(q, positions[num_tokens:], setting), rope(k, positions, setting), heads(both, "v")
-        group = setting.num_heads // setting.num_kv_heads
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        scores = torch.einsum("bhd,uhd->hbu", q, k) / setting.head_dim**0.5
-        probs = scores.masked_fill(~visible(anchor, num_tokens, window, block), -torch.inf).softmax(-1)
-        x = x + torch.einsum("hbu,uhd->bhd", probs, v).flatten(1) @ own["self_attn.o_proj.weight"].T
-        y = rms(x, own["post_attention_layernorm.weight"], setting.eps)
-        gate = torch.nn.functional.silu(y @ own["mlp.gate_proj.weight"].T)
-        x = x + (gate * (y @ own["mlp.up_proj.weight"].T)) @ own["mlp.down_proj.weight"].T
+        x = x + block_attention(own, context, normed, anchor, window, setting)
+        x = x + mlp(own, rms(x, own["post_attention_layernorm.weight"], setting.eps))
     return rms(x, weights["norm.weight"], setting.eps)
 
 
@@ -152,16 +127,16 @@ def dense_dflash(weights: dict[str, Tensor], documents: list[Document], setting:
     """Loss of the documents as one global batch, with metrics."""
     slots = setting.block_size - 1
     numerator = torch.zeros((), dtype=setting.embedding.dtype)
-    result = Result(numerator, 0.0, [0] * slots, [0] * slots, [0.0] * slots, [])
+    result = Result(numerator, [0.0], [0] * slots, [0] * slots, [0.0] * slots, [])
     for document in documents:
+        teacher = setting.teacher_logits(document)
         for anchor in document.anchors:
             states = block_states(weights, document, anchor, setting)
             crosses, length, alive = [], 1, True
             for k in range(1, counted_slots(document, anchor, setting.block_size) + 1):
                 logits, label = states[k] @ setting.target_head.T, int(document.ids[anchor + k])
                 if setting.loss in SOFT:
-                    state = rms(document.states[anchor + k - 1, -1], setting.target_norm, setting.eps)
-                    probs = (setting.target_head @ state).softmax(-1)
+                    probs = teacher[anchor + k - 1].softmax(-1)
                     crosses.append(SOFT[setting.loss](probs, logits.log_softmax(-1)))
                 else:
                     crosses.append(-logits.log_softmax(-1)[label])
@@ -174,6 +149,6 @@ def dense_dflash(weights: dict[str, Tensor], documents: list[Document], setting:
             result.lengths.append(length)
             for weight, cross in zip(block_weights(setting, crosses), crosses, strict=True):
                 numerator = numerator + weight * cross
-                result.denominator += 1.0 if setting.loss == "dpace" else weight
-    result.loss = numerator / result.denominator if result.denominator else numerator
+                result.denominators[0] += 1.0 if setting.loss == "dpace" else weight
+    result.loss = numerator / (result.denominators[0] or 1)
     return result

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import re
+from functools import partial
 from hashlib import sha256
+from typing import ClassVar
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from spec_core.errors import ArtifactError, ConfigError, TargetError
+from spec_core.errors import ArtifactError
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
 from spec_kit.drafting import write_draft
 from spec_kit.targets import read_target, read_target_tensors
 
-from ..draft_parts import make_ops, make_target, make_tensors
-from .cases import LLAMA3, denominators, make_batch, make_model, random_documents
+from .. import draft_folders
+from ..draft_batches import LLAMA3
+from ..draft_folders import (
+    QWEN3_FIELDS,
+    DraftFolderSuite,
+    assert_damaged,
+    assert_same_weights,
+    edit_tensors,
+    read_fields,
+    rename_tensors,
+    write_fields,
+    write_ramps,
+)
+from ..draft_parts import make_target
+from . import cases
 
 LAYER = [
     "input_layernorm",
@@ -39,28 +52,61 @@ EVERY_OPTION = {
 }
 
 
-def export(folder, target=None, **options):
-    """Trains nothing: writes a random draft; returns it."""
-    target, config = target or make_target(), DFlashConfig(**(options or SMALL))
-    module = make_model(target, config)
-    folder.mkdir(exist_ok=True)
-    write_draft(DFlashDraft(config), module.state_dict(), target, folder)
-    return module
+export = partial(draft_folders.export, cases)
 
 
-def read_fields(folder):
-    return json.loads((folder / "config.json").read_text())
-
-
-def edit_config(folder, **changes):
-    (folder / "config.json").write_text(json.dumps(read_fields(folder) | changes))
-
-
-def edit_tensors(folder, edit):
-    """``edit`` changes the dictionary of tensors in place."""
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors")
+class TestDFlashFolder(DraftFolderSuite):
+    cases = cases
+    plain_options = SMALL
+    exports = (SMALL, MIXED, EVERY_OPTION)
+    contradictions = (
+        ("block_size", 8),
+        ("num_layers", 3),
+        ("mask_token_id", 1),
+        ("layers", (1, 2)),
+        ("num_features", 4),
+        ("sliding_window", 9),
+        ("layer_types", (FULL,)),
+        ("num_heads", 2),
+    )
+    agreements: ClassVar = {"block_size": 4, "num_layers": 2, "layers": (2, 3, 4, 5, 6), "loss": "dpace"}
+    other_targets = (
+        ({"hidden_size": 32}, "it was made for hidden size 16, this target has 32"),
+        ({"vocab_size": 31}, "made for vocabulary size 29, this target has 31"),
+        ({"num_layers": 9}, "made for number of layers 8, this target has 9"),
+    )
+    foreign = tuple(
+        {"architectures": names} for names in (["LlamaForCausalLMEagle3"], ["Qwen3ForCausalLM"], None)
+    )
+    damaged = (
+        ({"hidden_size": None}, "hidden_size=None"),
+        ({"hidden_size": "wide"}, "hidden_size='wide'"),
+        ({"hidden_size": 32}, "config.json says"),
+        ({"num_hidden_layers": 3}, "num_hidden_layers=3"),
+        ({"dflash_config": {"target_layer_ids": [1, 2, 3, 4, 5]}}, "mask_token_id=None"),
+        ({"dflash_config": {"mask_token_id": 29}}, "not below the vocabulary's 29"),
+        ({"dflash_config": {"mask_token_id": 2, "target_layer_ids": [1, 2]}}, "do not name the same layers"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [2, 3, 4, 6, 5], "dflash_config": {"mask_token_id": 2}},
+            "ascending",
+        ),
+        ({"eagle_aux_hidden_state_layer_ids": "2"}, "expected a valid array"),
+        ({"block_size": 1, "dflash_config": {"mask_token_id": 2}}, "block_size=1 leaves no slot"),
+        ({"dflash_config": {"mask_token_id": 2, "block_size": 0}}, "block_size=0"),
+        ({"is_causal": True}, "is_causal=True"),
+        ({"is_causal": None, "dflash_config": {"mask_token_id": 2, "causal": True}}, "causal=True"),
+        ({"layer_types": [SLIDING, FULL]}, "sliding_window=None"),
+        ({"layer_types": [SLIDING] * 2, "sliding_window": 3, "is_causal": True}, "at least a block, 4"),
+        ({"layer_types": ["chunked", FULL]}, "'chunked'"),
+        ({"layer_types": 5}, "layer_types=5"),
+        ({"dflash_config": 5}, "dflash_config=5"),
+        ({"draft_vocab_size": 7}, "draft_vocab_size=7"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"dflash_config": {"mask_token_id": 2, "attention_sink_bias": True}}, "attention_sink_bias=True"),
+        ({"num_key_value_heads": 3}, "no multiple"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps='small'"),
+    )
 
 
 def test_folder_holds_exactly_the_serving_formats_files_and_tensors(tmp_path):
@@ -74,22 +120,17 @@ def test_folder_holds_exactly_the_serving_formats_files_and_tensors(tmp_path):
     assert tensors["layers.0.self_attn.k_norm.weight"].shape == (8,)
 
 
-def ramp(tensor):
-    """Numbers that depend on nothing but the shape."""
-    return torch.arange(tensor.numel()).reshape(tensor.shape).remainder(251).sub(125).to(tensor.dtype) / 64
-
-
 def test_an_exports_bytes_do_not_change(tmp_path):
     """The format is in use: a change here must be meant."""
-    target, draft = make_target(dtype="bfloat16", rope=LLAMA3), DFlashDraft(DFlashConfig(**EVERY_OPTION))
-    state = draft.build(target, make_tensors(target), None).state_dict()
-    write_draft(draft, {name: ramp(tensor) for name, tensor in state.items()}, target, tmp_path)
+    target = make_target(dtype="bfloat16", rope=LLAMA3)
+    write_ramps(DFlashDraft(DFlashConfig(**EVERY_OPTION)), target, tmp_path)
     digests = {file.name: sha256(file.read_bytes()).hexdigest()[:16] for file in tmp_path.iterdir()}
     assert digests == {"config.json": "dac6a3d7f172a50c", "model.safetensors": "f37d9185da0e78a7"}
 
 
 def test_config_fields_satisfy_both_engines(tmp_path):
-    export(tmp_path, make_target(num_layers=36, head_name="model.embed_tokens.weight"), num_layers=3)
+    target = make_target(num_layers=36, head_name="model.embed_tokens.weight")
+    export(tmp_path, target, num_layers=3, block_size=None)
     expected = {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
@@ -153,104 +194,16 @@ def test_transformers_reads_the_same_rotary_embeddings(tmp_path):
     assert cos.shape == (3, 1, 4)
 
 
-@pytest.mark.parametrize("options", [SMALL, MIXED, EVERY_OPTION], ids=["full", "mixed", "every option"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_round_trip_is_exact_in_the_stored_dtype(tmp_path, options, dtype):
-    target = make_target(dtype=dtype, rope=LLAMA3)
-    module = export(tmp_path, target, **options)
-    again = DFlashDraft.from_folder(tmp_path).build(target, make_tensors(target), None)
-    assert again.shape == module.shape
-    assert again.state_dict().keys() == module.state_dict().keys()
-    for name, tensor in again.state_dict().items():
-        assert torch.equal(tensor, module.state_dict()[name].to(getattr(torch, dtype)).float()), name
-
-
-def test_init_from_continues_with_the_same_loss_and_bytes(tmp_path):
-    target = make_target()
-    module = export(tmp_path, target, **EVERY_OPTION)
-    config = DFlashConfig(init_from=tmp_path)
-    draft, same = DFlashDraft(config), DFlashConfig(**EVERY_OPTION)
-    again = draft.build(target, make_tensors(target), None)
-    documents = random_documents(target, [12, 9], seed=1, num_states=3)
-    arguments = make_batch(documents, [0, 0]), denominators(config, documents), make_ops(target)
-    assert arguments[1].equal(denominators(same, documents))
-    assert torch.equal(again(*arguments).loss, module(*arguments).loss)
-    assert draft.required_features(target).layers == (1, 3, 6)
-    assert draft.shard_hints(target).blocks == ("layers.0", "layers.1")
-    second = tmp_path / "second"
-    second.mkdir()
-    write_draft(draft, again.state_dict(), target, second)
-    for name in ("config.json", "model.safetensors"):
-        assert (second / name).read_bytes() == (tmp_path / name).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("block_size", 8),
-        ("num_layers", 3),
-        ("mask_token_id", 1),
-        ("layers", (1, 2)),
-        ("num_features", 4),
-        ("sliding_window", 9),
-        ("layer_types", (FULL,)),
-        ("num_heads", 2),
-    ],
-)
-def test_init_from_refuses_an_option_that_contradicts_it(tmp_path, option, value):
-    export(tmp_path)
-    with pytest.raises(ConfigError, match=f"draft.{option}="):
-        DFlashDraft(DFlashConfig(init_from=tmp_path, **{option: value}))
-
-
-def test_init_from_takes_options_that_agree_and_those_of_training(tmp_path):
-    export(tmp_path)
-    options = {"block_size": 4, "num_layers": 2, "layers": (2, 3, 4, 5, 6), "loss": "dpace", "num_anchors": 3}
-    DFlashDraft(DFlashConfig(init_from=tmp_path, **options)).check_target(make_target())
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"hidden_size": 32}, "it was made for hidden size 16, this target has 32"),
-        ({"vocab_size": 31}, "made for vocabulary size 29, this target has 31"),
-        ({"num_layers": 9}, "made for number of layers 8, this target has 9"),
-    ],
-)
-def test_draft_of_another_target_is_refused(tmp_path, changes, reason):
-    export(tmp_path)
-    with pytest.raises(TargetError, match=reason) as caught:
-        DFlashDraft.from_folder(tmp_path).check_target(make_target(**changes))
-    assert "\n" not in str(caught.value)
-
-
-def publish(folder, fields, target, **options):
-    """A folder as others publish it: their config, tensors of a draft with the same shape."""
-    module = export(folder, target, **options)
-    (folder / "config.json").write_text(json.dumps(fields))
-    return module
-
-
 COMMON = {
+    **QWEN3_FIELDS,
     "architectures": ["DFlashDraftModel"],
-    "model_type": "qwen3",
     "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
-    "attention_bias": False,
     "attention_dropout": 0.0,
     "bos_token_id": 0,
     "eos_token_id": 3,
-    "head_dim": 8,
-    "hidden_act": "silu",
-    "hidden_size": 16,
     "initializer_range": 0.02,
-    "intermediate_size": 24,
-    "max_position_embeddings": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "num_target_layers": 36,
-    "rms_norm_eps": 1e-06,
     "use_cache": True,
-    "vocab_size": 29,
 }
 
 
@@ -271,13 +224,12 @@ def test_published_draft_of_the_old_style_is_read(tmp_path):
         "dtype": "bfloat16",
     }
     target = make_target(num_layers=36)
-    module = publish(tmp_path, fields, target, num_layers=5)
-    draft = DFlashDraft.from_folder(tmp_path)
-    again = draft.build(target, make_tensors(target), None)
+    module = export(tmp_path, target, num_layers=5, block_size=16)
+    write_fields(tmp_path, fields)
+    again = assert_same_weights(DFlashDraft, tmp_path, module, target)
     assert (again.shape.block_size, again.shape.mask_token_id, again.shape.windows) == (16, 20, (None,) * 5)
     assert again.shape.rope == {"rope_type": "default", "rope_theta": 1000000}
-    assert draft.required_features(target).layers == (2, 10, 18, 26, 34)
-    assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in again.state_dict().items())
+    assert DFlashDraft.from_folder(tmp_path).required_features(target).layers == (2, 10, 18, 26, 34)
 
 
 def test_published_draft_of_the_new_style_is_read(tmp_path):
@@ -299,26 +251,21 @@ def test_published_draft_of_the_new_style_is_read(tmp_path):
     }
     layers = tuple(range(2, 31, 4))
     target = make_target(num_layers=36)
-    options = {"layer_types": tuple(types), "sliding_window": 4096, "layers": layers}
-    module = publish(tmp_path, fields, target, **options)
-
-    def prefix(tensors):
-        renamed = {f"model.{name}": tensor for name, tensor in tensors.items()}
-        tensors.clear()
-        tensors.update(renamed)
-
-    edit_tensors(tmp_path, prefix)
-    draft = DFlashDraft.from_folder(tmp_path)
-    again = draft.build(target, make_tensors(target), None)
+    module = export(
+        tmp_path, target, layer_types=tuple(types), sliding_window=4096, layers=layers, num_layers=4
+    )
+    write_fields(tmp_path, fields)
+    rename_tensors(tmp_path, lambda name: f"model.{name}")
+    again = assert_same_weights(DFlashDraft, tmp_path, module, target)
     assert again.shape.windows == (4096, 4096, 4096, None)
     assert (again.shape.block_size, again.shape.mask_token_id) == (16, 27)
-    assert draft.required_features(target).layers == layers
-    assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in again.state_dict().items())
+    assert DFlashDraft.from_folder(tmp_path).required_features(target).layers == layers
 
 
 def test_draft_without_layer_ids_has_as_many_default_features_as_layers(tmp_path):
     export(tmp_path, make_target(num_layers=36), num_layers=3, num_features=3)
-    edit_config(tmp_path, eagle_aux_hidden_state_layer_ids=None, dflash_config={"mask_token_id": 4})
+    fields = {"eagle_aux_hidden_state_layer_ids": None, "dflash_config": {"mask_token_id": 4}}
+    write_fields(tmp_path, read_fields(tmp_path) | fields)
     draft = DFlashDraft.from_folder(tmp_path)
     assert draft.required_features(make_target(num_layers=36)).layers == (2, 18, 34)
 
@@ -351,19 +298,7 @@ def test_scaled_embedding_travels_along_for_vllm(make_target_folder, tmp_path):
 def test_a_tensor_stored_twice_is_named(tmp_path):
     export(tmp_path)
     edit_tensors(tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.ones(16)}))
-    assert_damaged(tmp_path, "the same tensor, stored twice")
-
-
-def test_other_folders_are_not_recognised(tmp_path):
-    assert DFlashDraft.from_folder(tmp_path) is None
-    assert DFlashDraft.from_folder(tmp_path / "absent") is None
-    for architectures in (["LlamaForCausalLMEagle3"], ["Qwen3ForCausalLM"], None):
-        (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
-        assert DFlashDraft.from_folder(tmp_path) is None
-    with pytest.raises(
-        ArtifactError, match=r"is not an exported dflash draft: its config\.json names another"
-    ):
-        DFlashDraft(DFlashConfig(init_from=tmp_path))
+    assert_damaged(DFlashDraft, tmp_path, "the same tensor, stored twice")
 
 
 NAMES = [f"layers.1.{name}.weight" for name in LAYER] + ["fc.weight", "hidden_norm.weight", "norm.weight"]
@@ -373,64 +308,19 @@ NAMES = [f"layers.1.{name}.weight" for name in LAYER] + ["fc.weight", "hidden_no
 def test_every_missing_or_misshapen_tensor_is_named(tmp_path, name):
     export(tmp_path)
     edit_tensors(tmp_path, lambda tensors: tensors.update({name: torch.zeros(3, 2)}))
-    assert_damaged(tmp_path, re.escape(f"{name} has shape [3, 2]"))
+    assert_damaged(DFlashDraft, tmp_path, f"{name} has shape [3, 2]")
     edit_tensors(tmp_path, lambda tensors: tensors.pop(name))
-    assert_damaged(tmp_path, re.escape(f"lacks {name}"))
+    assert_damaged(DFlashDraft, tmp_path, f"lacks {name}")
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "mask_hidden", "layers.2.mlp.up_proj.weight", "fc.bias"])
 def test_every_unknown_tensor_is_named(tmp_path, name):
     export(tmp_path)
     edit_tensors(tmp_path, lambda tensors: tensors.update({name: torch.zeros(3)}))
-    assert_damaged(tmp_path, f"unknown tensors {name}")
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"hidden_size": None}, "hidden_size=None"),
-        ({"hidden_size": "wide"}, "hidden_size='wide'"),
-        ({"hidden_size": 32}, "config.json says"),
-        ({"num_hidden_layers": 3}, "num_hidden_layers=3"),
-        ({"dflash_config": {"target_layer_ids": [1, 2, 3, 4, 5]}}, "mask_token_id=None"),
-        ({"dflash_config": {"mask_token_id": 29}}, "not below the vocabulary's 29"),
-        ({"dflash_config": {"mask_token_id": 2, "target_layer_ids": [1, 2]}}, "do not name the same layers"),
-        (
-            {"eagle_aux_hidden_state_layer_ids": [2, 3, 4, 6, 5], "dflash_config": {"mask_token_id": 2}},
-            "ascending",
-        ),
-        ({"eagle_aux_hidden_state_layer_ids": "2"}, "expected a valid array"),
-        ({"block_size": 1, "dflash_config": {"mask_token_id": 2}}, "block_size=1 leaves no slot"),
-        ({"dflash_config": {"mask_token_id": 2, "block_size": 0}}, "block_size=0"),
-        ({"is_causal": True}, "is_causal=True"),
-        ({"is_causal": None, "dflash_config": {"mask_token_id": 2, "causal": True}}, "causal=True"),
-        ({"layer_types": [SLIDING, FULL]}, "sliding_window=None"),
-        ({"layer_types": [SLIDING] * 2, "sliding_window": 3, "is_causal": True}, "at least a block, 4"),
-        ({"layer_types": ["chunked", FULL]}, "'chunked'"),
-        ({"layer_types": 5}, "layer_types=5"),
-        ({"dflash_config": 5}, "dflash_config=5"),
-        ({"draft_vocab_size": 7}, "draft_vocab_size=7"),
-        ({"attention_bias": True}, "attention_bias=True"),
-        ({"dflash_config": {"mask_token_id": 2, "attention_sink_bias": True}}, "attention_sink_bias=True"),
-        ({"num_key_value_heads": 3}, "no multiple"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
-        ({"rms_norm_eps": "small"}, "rms_norm_eps='small'"),
-    ],
-    ids=str,
-)
-def test_config_that_cannot_be_followed_is_an_artifact_error(tmp_path, changes, reason):
-    export(tmp_path)
-    edit_config(tmp_path, **changes)
-    assert_damaged(tmp_path, reason)
+    assert_damaged(DFlashDraft, tmp_path, f"unknown tensors {name}")
 
 
 def test_trained_mask_vector_is_refused(tmp_path):
     export(tmp_path)
     (tmp_path / "mask_embedding.pt").write_bytes(b"")
-    assert_damaged(tmp_path, "mask_embedding.pt")
-
-
-def assert_damaged(folder, reason):
-    with pytest.raises(ArtifactError, match=reason) as caught:
-        DFlashDraft.from_folder(folder)
-    assert "\n" not in str(caught.value)
+    assert_damaged(DFlashDraft, tmp_path, "mask_embedding.pt")

@@ -7,11 +7,20 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from spec_draft_dflash.config import DFlashConfig
+from spec_draft_dflash.draft import DFlashDraft
 from spec_kit.block_drafting import BlockLayout, BlockRule, Blocks, block_attention
-from spec_kit.drafting import TargetOps
 
-from ..draft_parts import CPU, LargestOutput, make_ops, make_target, make_tensors
-from .cases import denominators, make_batch, make_model, random_documents
+from ..draft_batches import denominators, make_batch, random_documents, step_arguments
+from ..draft_parts import (
+    CPU,
+    CountingOps,
+    KeptForBackward,
+    LargestOutput,
+    make_ops,
+    make_target,
+    make_tensors,
+)
+from .cases import make_model
 
 VOCAB, BLOCK = 2003, 8
 
@@ -20,7 +29,7 @@ def largest_tensor(num_tokens: int, kind: str) -> int:
     target = make_target(vocab_size=VOCAB)
     config = DFlashConfig(block_size=BLOCK, num_layers=1, num_anchors=10_000, loss=kind)
     module, documents = make_model(target, config), random_documents(target, [num_tokens], 1, 6)
-    arguments = make_batch(documents, [0]), denominators(config, documents), make_ops(target)
+    arguments = step_arguments(DFlashDraft(config), target, documents)
     with LargestOutput() as largest:
         module(*arguments).loss.backward()
     return largest.numel
@@ -32,30 +41,9 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr("spec_kit.block_drafting.attention.CHUNK_BLOCKS", 4)
 
 
-# One that compares with labels, and the one that has all parts of those that compare distributions.
-@pytest.mark.parametrize("kind", ["dpace", "lk_lambda"])
-@pytest.mark.usefixtures("small_chunks")
-def test_no_tensor_is_as_large_as_slots_times_vocabulary_or_times_context(kind, monkeypatch):
-    monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 18)
-    num_tokens = 400
-    slots, largest = num_tokens * BLOCK, largest_tensor(num_tokens, kind)
-    assert largest < slots * VOCAB / 20
-    assert largest < slots * num_tokens / 10
-
-
 @pytest.mark.usefixtures("small_chunks")
 def test_memory_of_the_largest_tensor_is_linear_in_tokens():
     assert largest_tensor(400, "ce") == pytest.approx(2 * largest_tensor(200, "ce"), rel=0.02)
-
-
-class CountingOps(TargetOps):
-    """Counts rows that are multiplied by the target's head."""
-
-    rows = 0
-
-    def teacher_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        self.rows += len(hidden_RH)
-        return super().teacher_logits(hidden_RH)
 
 
 def test_teacher_is_computed_once_for_each_token_before_a_guess_that_counts():
@@ -63,7 +51,7 @@ def test_teacher_is_computed_once_for_each_token_before_a_guess_that_counts():
     ops = CountingOps(target, make_tensors(target), CPU, torch.float32)
     documents = random_documents(target, [20, 3, 1, 31], 7, 6)
     module = make_model(target, config)
-    output = module(make_batch(documents, [0, 2, 0, 0]), denominators(config, documents), ops)
+    output = module(make_batch(documents, [0, 2, 0, 0]), denominators(DFlashDraft(config), documents), ops)
     drawn = Blocks.of(make_batch(documents, [0, 2, 0, 0]), BlockRule(config.num_anchors, 4))
     counted = zip(drawn.anchor_A.tolist(), drawn.counted_A.tolist(), strict=True)
     tokens = {anchor + guess for anchor, guesses in counted for guess in range(guesses)}
@@ -80,7 +68,7 @@ def test_context_that_no_block_sees_costs_nothing(tail, padding, rows):
     document.mask[:] = torch.arange(50) < 50 - tail
     batch = make_batch([document], [0], padding=padding)
     with FlopCounterMode(display=False) as counter:
-        module(batch, denominators(config, [document]), make_ops(target)).loss.backward()
+        module(batch, denominators(DFlashDraft(config), [document]), make_ops(target)).loss.backward()
     anchors = 49 - tail
     width, inner, queries, pairs = 16, 24, 4 * 8, 2 * 2 * 8
     per_row = 2 * 3 * width * width + 2 * 3 * width * pairs  # features get no gradient
@@ -96,18 +84,12 @@ def test_attention_keeps_no_scores_for_the_backward_pass(window):
     kept = {}
 
     for num_tokens in (256, 512):
-        sizes = {}  # by storage: several views of one tensor are kept once
-
-        def pack(tensor, sizes=sizes):
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
         anchors = torch.arange(1, num_tokens, 2)
         layout = BlockLayout(anchors, torch.zeros_like(anchors), CPU)
         q = torch.randn(len(anchors), 4, 2, 8, requires_grad=True)
         own = [torch.randn(len(anchors), 4, 1, 8, requires_grad=True) for _ in range(2)]
         context = [torch.randn(num_tokens, 1, 8, requires_grad=True) for _ in range(2)]
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with KeptForBackward() as counted:
             block_attention(q, tuple(context), tuple(own), layout, window)
-        kept[num_tokens] = sum(sizes.values())
+        kept[num_tokens] = counted.num_bytes
     assert kept[512] <= 2.05 * kept[256]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -11,10 +11,10 @@ from spec_draft_dflash.kernels import DFlashKernels
 from spec_draft_dflash.loss import BlockLoss
 from spec_kit.block_drafting import BlockRule, Blocks, CountedGuesses, guess_weights
 
-from ..draft_parts import CPU, Exchange, ShardOps, make_ops, make_target, make_tensors
-from .cases import make_batch, random_documents
+from ..draft_batches import make_batch, random_documents
+from ..draft_parts import CPU, assert_shards_agree, make_target
 
-CUT, BLOCK = 17, 5
+BLOCK = 5
 
 
 def run(ops, kind):
@@ -29,21 +29,9 @@ def run(ops, kind):
     loss = BlockLoss(ops=ops, kernels=DFlashKernels(), kind=kind, weight_S=weight_S, alpha=0.5)
     output = loss(states, batch, CountedGuesses.of(blocks, CPU), torch.tensor([7.0], dtype=torch.float64))
     output.loss.backward()
-    return output, states.grad
+    return output, [states.grad]
 
 
 @pytest.mark.parametrize("kind", ["ce", "dpace", "soft", "lk_alpha", "lk_lambda"])
 def test_shards_agree_with_the_whole(kind):
-    target, exchange = make_target(), Exchange()
-    whole, expected = run(make_ops(target, torch.float64), kind)
-    assert expected.any()
-    with ThreadPoolExecutor(2) as pool:
-        calls = [
-            pool.submit(run, ShardOps(target, make_tensors(target), rank, CUT, exchange), kind)
-            for rank in (0, 1)
-        ]
-        results = [call.result() for call in calls]
-    for output, grad in results:
-        torch.testing.assert_close(output.loss, whole.loss)
-        torch.testing.assert_close(output.metrics(), whole.metrics())
-        torch.testing.assert_close(grad, expected)
+    assert_shards_agree(partial(run, kind=kind))

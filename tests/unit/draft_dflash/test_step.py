@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from ..block_steps import BlockStepSuite
+from ..draft_batches import LLAMA3, YARN, random_documents
+from ..draft_parts import make_target
 from . import cases
-from .cases import LLAMA3, random_documents
-from .dense_reference import SOFT, dense_dflash
+from .dense_reference import SOFT
 
-YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
 FULL, SLIDING = "full_attention", "sliding_attention"
 CASES = {
     "full": ({}, {}),
@@ -44,19 +44,18 @@ KINDS = ["ce", "dpace", *SOFT]
 
 class TestDFlashStep(BlockStepSuite):
     cases = cases
-
-    @staticmethod
-    def dense(weights, documents, setting, parts):
-        return dense_dflash(weights, documents, setting)
+    # One that compares with labels, and the one that has all parts of those that compare distributions.
+    measured = ({"loss": "dpace"}, {"loss": "lk_lambda"})
+    checkpointed = ({}, {"sliding_window": 6}, {"loss": "soft", "num_features": 3})
 
     @pytest.fixture(params=KINDS)
     def options(self, request):
         return {"loss": request.param, "sliding_window": 6}
 
-    def documents(self, config, target, lengths, seed, dtype=torch.float64):
+    def documents(self, config, lengths, seed, dtype=torch.float64, **changes):
         """Have the input of the final norm where the loss compares distributions."""
-        features = len(config.layers or ()) or config.num_features or 5
-        return random_documents(target, list(lengths), seed, features + (config.loss in SOFT), dtype)
+        num_states = (len(config.layers or ()) or config.num_features or 5) + (config.loss in SOFT)
+        return random_documents(make_target(**changes), lengths, seed, num_states, dtype)
 
     def random_options(self, draw, guesses):
         return {
@@ -67,8 +66,8 @@ class TestDFlashStep(BlockStepSuite):
         }
 
     def expected_metrics(self, result):
-        sums = {"accuracy": result.correct, "slot_loss": result.slot_loss}
-        return sums, {"acceptance_length": result.lengths}
+        sums, numbers = super().expected_metrics(result)
+        return {**sums, "slot_loss": result.slot_loss}, numbers
 
     @pytest.mark.parametrize(("options", "changes"), CASES.values(), ids=CASES.keys())
     @pytest.mark.usefixtures("small_chunks")

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..draft_dflash.dense_reference import Document, Setting, counted_slots, rms, rope, visible
+from ..dense_parts import Document, mlp, rms, weights_of
+from ..draft_dflash.dense_reference import Setting, block_attention, block_inputs, counted_slots
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Selector:
 @dataclass
 class Result:
     loss: Tensor
-    denominator: float
+    denominators: list[float]  # one
     counted: list[int]  # per guess
     correct: list[int]  # by the selector's choice
     head_correct: list[int]
@@ -56,42 +57,16 @@ def convolved(x: Tensor, taps: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def attention(own, context, y, anchor, setting, window):
-    """[B, H]: keys and values of the block are made of ``y``, those of the context of the features alone."""
-    both, num_tokens = torch.cat([context, y]), len(context)
-    positions = list(range(num_tokens)) + [anchor + k for k in range(len(y))]
-
-    def heads(rows, name):
-        return (rows @ own[f"self_attn.{name}_proj.weight"].T).unflatten(1, (-1, setting.head_dim))
-
-    q = rms(heads(y, "q"), own["self_attn.q_norm.weight"], setting.eps)
-    k = rms(heads(both, "k"), own["self_attn.k_norm.weight"], setting.eps)
-    q, k, v = rope(q, positions[num_tokens:], setting), rope(k, positions, setting), heads(both, "v")
-    group = setting.num_heads // setting.num_kv_heads
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = torch.einsum("bhd,uhd->hbu", q, k) / setting.head_dim**0.5
-    probs = scores.masked_fill(~visible(anchor, num_tokens, window, len(y)), -torch.inf).softmax(-1)
-    return torch.einsum("hbu,uhd->bhd", probs, v).flatten(1) @ own["self_attn.o_proj.weight"].T
-
-
-def mlp(own, y):
-    gate = torch.nn.functional.silu(y @ own["mlp.gate_proj.weight"].T)
-    return (gate * (y @ own["mlp.up_proj.weight"].T)) @ own["mlp.down_proj.weight"].T
-
-
 def block_states(
     weights: dict[str, Tensor], document: Document, anchor: int, setting: Setting, sizes: Selector
 ) -> Tensor:
     """[B, H]: the head's inputs for one block."""
-    features = document.states[:, : setting.num_features].flatten(1)
-    context = rms(features @ weights["fc.weight"].T, weights["hidden_norm.weight"], setting.eps)
-    ids = [int(document.ids[anchor])] + [setting.mask_token_id] * (setting.block_size - 1)
-    x = setting.embedding[ids]
+    context, x = block_inputs(weights, document, anchor, setting)
     for index, window in enumerate(setting.windows):
-        own = {k.removeprefix(f"layers.{index}."): v for k, v in weights.items() if f"layers.{index}." in k}
+        own = weights_of(weights, f"layers.{index}.")
         normed = rms(x, own["input_layernorm.weight"], setting.eps)
         taps = taps_of(normed, own, "attention_conv", sizes)
-        attended = attention(own, context, convolved(normed, taps[:, 0]), anchor, setting, window)
+        attended = block_attention(own, context, convolved(normed, taps[:, 0]), anchor, window, setting)
         x = x + convolved(attended, taps[:, 1])
         normed = rms(x, own["post_attention_layernorm.weight"], setting.eps)
         taps = taps_of(normed, own, "mlp_conv", sizes)
@@ -103,7 +78,7 @@ def candidate_scores(
     weights: dict[str, Tensor], state: Tensor, logits: Tensor, before: int, sizes: Selector
 ) -> dict[int, Tensor]:
     """The score of each candidate."""
-    own = {k.removeprefix("candidate_selector."): v for k, v in weights.items() if "candidate_selector." in k}
+    own = weights_of(weights, "candidate_selector.")
     projected = own["hidden_projection.weight"] @ state
     context = own["predecessor_codebook"][before] * projected
     likeliest = sorted(range(len(logits)), key=lambda token: -float(logits[token].detach()))[: sizes.top_k]
@@ -116,15 +91,15 @@ def dense_dflash2(
     """Loss of the documents as one global batch, with metrics. Slot k guesses the k-th token behind the anchor."""
     guesses = setting.block_size - 1
     numerator = torch.zeros((), dtype=setting.embedding.dtype)
-    result = Result(numerator, 0.0, *([0] * guesses for _ in range(4)), [])
+    result = Result(numerator, [0.0], *([0] * guesses for _ in range(4)), [])
     for document in documents:
+        teacher = setting.teacher_logits(document)
         for anchor in document.anchors:
             states, length, alive = block_states(weights, document, anchor, setting, sizes), 1, True
             for k in range(1, counted_slots(document, anchor, setting.block_size) + 1):
                 before, label = int(document.ids[anchor + k - 1]), int(document.ids[anchor + k])
                 logits = setting.target_head @ states[k]
-                teacher = rms(document.states[anchor + k - 1, -1], setting.target_norm, setting.eps)
-                wanted = sizes.soft * (setting.target_head @ teacher).softmax(-1)
+                wanted = sizes.soft * teacher[anchor + k - 1].softmax(-1)
                 label_alone = torch.nn.functional.one_hot(torch.tensor(label), len(logits))
                 wanted = wanted + sizes.ce * label_alone.to(wanted)
                 scores = candidate_scores(weights, states[k], logits, before, sizes)
@@ -135,7 +110,7 @@ def dense_dflash2(
                 )
                 weight = math.exp(-(k - 1) / sizes.gamma)
                 numerator = numerator + weight * cost
-                result.denominator += weight
+                result.denominators[0] += weight
                 correct = max(scores, key=lambda token: float(scores[token].detach())) == label
                 alive = alive and correct
                 length += alive
@@ -144,5 +119,5 @@ def dense_dflash2(
                 result.head_correct[k - 1] += int(logits.argmax()) == label
                 result.recalled[k - 1] += label in scores
             result.lengths.append(length)
-    result.loss = numerator / result.denominator if result.denominator else numerator
+    result.loss = numerator / (result.denominators[0] or 1)
     return result

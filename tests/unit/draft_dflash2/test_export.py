@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from spec_core.errors import ArtifactError, ConfigError, TargetError
-from spec_draft_dflash2.config import DFlash2Config
 from spec_draft_dflash2.draft import DFlash2Draft
-from spec_kit.drafting import write_draft
 
-from ..draft_dflash.cases import LLAMA3, make_batch, random_documents
-from ..draft_parts import make_ops, make_target, make_tensors
-from .cases import SIZES, denominators, make_config, make_model
+from .. import draft_folders
+from ..draft_folders import (
+    QWEN3_FIELDS,
+    DraftFolderSuite,
+    assert_damaged,
+    assert_same_weights,
+    merge_fields,
+    read_fields,
+    write_fields,
+)
+from ..draft_parts import make_target
+from . import cases
+from .cases import SIZES
 
-OWN = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 5}
 LAYERS = [1, 9, 17, 25, 33]
 
 
-def export(folder, target=None, **options):
-    """Trains nothing: writes a random draft; returns it."""
-    target, config = target or make_target(), make_config(**options)
-    module = make_model(target, config)
-    folder.mkdir(exist_ok=True)
-    write_draft(DFlash2Draft(config), module.state_dict(), target, folder)
-    return module
+export = partial(draft_folders.export, cases)
 
 
-def read_fields(folder):
-    return json.loads((folder / "config.json").read_text())
-
-
-def write_fields(folder, fields):
-    (folder / "config.json").write_text(json.dumps(fields))
+class TestDFlash2Folder(DraftFolderSuite):
+    cases = cases
+    contradictions = (("block_size", 8), *((key, 1) for key in SIZES))
+    other_targets = (
+        ({"hidden_size": 32}, "made for hidden size 16, this target has 32"),
+        ({"num_layers": 9}, "made for number of layers 8, this target has 9"),
+        ({"logit_scale": 0.5}, "scaled"),
+    )
+    foreign = ({"architectures": ["DFlashDraftModel"]}, {"speculators_model_type": "dflash"})
+    damaged = (
+        ({"layer_types": ["sliding_attention"] * 2}, "layer_types='sliding_attention', expected 'full"),
+        ({"is_causal": True}, "is_causal=True: expected False"),
+        ({"num_hidden_layers": 3, "layer_types": None}, "lacks layers.2."),
+    )
 
 
 def test_tensors_are_the_serving_formats(tmp_path):
@@ -68,51 +75,18 @@ def test_config_has_the_nested_fields_that_engines_read(tmp_path):
         "layer_types": ["full_attention"] * 3,
         "is_causal": False,
         "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in LAYERS],
-        "dflash_config": {"block_size": 4, "mask_token_id": 28, "target_layer_ids": LAYERS, **OWN},
+        "dflash_config": {"block_size": 4, "mask_token_id": 28, "target_layer_ids": LAYERS, **SIZES},
     }
     assert {key: fields[key] for key in expected} == expected
     assert AutoConfig.from_pretrained(tmp_path).dflash_config == fields["dflash_config"]
 
 
-def test_init_from_continues_with_the_same_loss_and_bytes(tmp_path):
-    target = make_target(rope=LLAMA3)
-    module = export(tmp_path / "first", target)
-    draft = DFlash2Draft(DFlash2Config(init_from=tmp_path / "first", num_anchors=6))
-    again = draft.build(target, make_tensors(target), None)
-    assert again.shape == module.shape
-    documents = random_documents(target, [12, 30], 3, 6)
-    arguments = make_batch(documents, [0, 1]), denominators(make_config(), documents), make_ops(target)
-    assert torch.equal(again(*arguments).loss, module(*arguments).loss)
-    assert draft.required_features(target).layers == (2, 3, 4, 5, 6, 8)
-    (tmp_path / "second").mkdir()
-    write_draft(draft, again.state_dict(), target, tmp_path / "second")
-    for name in ("config.json", "model.safetensors"):
-        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
-
-
-@pytest.mark.parametrize(("option", "value"), [("block_size", 8), *((key, 1) for key in SIZES)])
-def test_init_from_refuses_an_option_that_contradicts_it(tmp_path, option, value):
-    export(tmp_path)
-    with pytest.raises(ConfigError, match=f"draft.{option}="):
-        DFlash2Draft(DFlash2Config(init_from=tmp_path, **{option: value}))
-
-
 LAYER_FIELDS = {
-    "attention_bias": False,
-    "head_dim": 8,
-    "hidden_act": "silu",
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "max_position_embeddings": 64,
-    "model_type": "qwen3",
-    "num_attention_heads": 4,
+    **QWEN3_FIELDS,
     "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-06,
     "rope_theta": 100.0,
-    "vocab_size": 29,
 }
-NESTED = {"mask_token_id": 20, "target_layer_ids": LAYERS, "block_size": 4, **OWN}
+NESTED = {"mask_token_id": 20, "target_layer_ids": LAYERS, "block_size": 4, **SIZES}
 ZLAB = LAYER_FIELDS | {
     "architectures": ["DFlash2DraftModel"],
     "is_causal": False,
@@ -130,7 +104,7 @@ SPECULATORS = {
     "sample_from_anchor": False,
     "sliding_window_non_causal": True,
     "transformer_layer_config": LAYER_FIELDS,
-    **OWN,
+    **SIZES,
 }
 
 
@@ -139,17 +113,14 @@ def test_folders_of_other_trainers_are_read(tmp_path, fields):
     target = make_target(num_layers=36)
     module = export(tmp_path, target, mask_token_id=20)
     write_fields(tmp_path, fields)
-    again = DFlash2Draft.from_folder(tmp_path).build(target, make_tensors(target), None)
+    again = assert_same_weights(DFlash2Draft, tmp_path, module, target)
     depth = fields.get("num_target_layers")
     assert again.shape == module.shape.model_copy(update={"num_target_layers": depth})
-    assert all(torch.equal(value, module.state_dict()[name]) for name, value in again.state_dict().items())
 
 
 @pytest.mark.parametrize(
     ("fields", "changes", "reason"),
     [
-        (ZLAB, {"layer_types": ["sliding_attention"] * 2}, "layer_types='sliding_attention', expected 'full"),
-        (ZLAB, {"is_causal": True}, "is_causal=True: expected False"),
         (ZLAB, {"dflash_config": {"output_multiplier": 2.0}}, "output_multiplier=2.0: expected 1.0"),
         (ZLAB, {"dflash_config": {"input_embedding_scale": 4.0}}, "input_embedding_scale=4.0: expected 1.0"),
         (ZLAB, {"dflash_config": {"final_logit_softcapping": 30.0}}, "final_logit_softcapping=30.0"),
@@ -175,7 +146,6 @@ def test_folders_of_other_trainers_are_read(tmp_path, fields):
             "candidate_selector.hidden_projection.weight has shape",
         ),
         (ZLAB, {"dflash_config": {"block_size": 1}}, "block_size=1 leaves no slot to guess"),
-        (ZLAB, {"num_hidden_layers": 3, "layer_types": None}, "lacks layers.2."),
         (SPECULATORS, {"sample_from_anchor": True}, "sample_from_anchor=True: expected False"),
         (SPECULATORS, {"draft_vocab_size": 20}, "draft_vocab_size=20: expected 29"),
     ],
@@ -183,32 +153,6 @@ def test_folders_of_other_trainers_are_read(tmp_path, fields):
 )
 def test_what_cannot_be_expressed_is_refused_by_name_in_one_line(tmp_path, fields, changes, reason):
     export(tmp_path, make_target(num_layers=36), mask_token_id=20)
-    merged = dict(fields)
-    for key, value in changes.items():
-        merged[key] = merged[key] | value if isinstance(value, dict) else value
-    write_fields(tmp_path, merged)
-    with pytest.raises(ArtifactError) as caught:
-        DFlash2Draft.from_folder(tmp_path)
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_other_folders_are_not_recognised(tmp_path):
-    assert DFlash2Draft.from_folder(tmp_path) is None
-    for fields in ({"architectures": ["DFlashDraftModel"]}, {"speculators_model_type": "dflash"}):
-        write_fields(tmp_path, fields)
-        assert DFlash2Draft.from_folder(tmp_path) is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"hidden_size": 32}, "made for hidden size 16, this target has 32"),
-        ({"num_layers": 9}, "made for number of layers 8, this target has 9"),
-        ({"logit_scale": 0.5}, "scaled"),
-    ],
-)
-def test_targets_that_it_cannot_go_with_are_refused(tmp_path, changes, reason):
-    export(tmp_path)
-    with pytest.raises(TargetError, match=reason):
-        DFlash2Draft.from_folder(tmp_path).check_target(make_target(**changes))
+    write_fields(tmp_path, fields)
+    merge_fields(tmp_path, **changes)
+    assert_damaged(DFlash2Draft, tmp_path, reason)

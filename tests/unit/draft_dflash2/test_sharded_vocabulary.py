@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from spec_draft_dflash2.draft import DFlash2Draft
 from spec_draft_dflash2.loss import SelectorInputs, SelectorLoss
 from spec_kit.block_drafting import BlockKernels, BlockRule, Blocks, CountedGuesses, guess_weights
 
-from ..draft_dflash.cases import make_batch, random_documents
-from ..draft_parts import CPU, Exchange, ShardOps, make_ops, make_target, make_tensors
+from ..draft_batches import make_batch, random_documents
+from ..draft_parts import CPU, assert_shards_agree, make_target
 from .cases import SIZES, make_config
 
 GUESSES = 3
@@ -46,15 +46,4 @@ def run(ops, top_k):
 @pytest.mark.parametrize(("cut", "top_k"), [(17, 5), (26, 5), (17, 29)], ids=str)
 def test_shards_agree_with_the_whole(cut, top_k):
     """Also where a shard has fewer tokens than there are candidates."""
-    target, exchange = make_target(), Exchange()
-    whole, expected = run(make_ops(target, torch.float64), top_k)
-    with ThreadPoolExecutor(2) as pool:
-        calls = [
-            pool.submit(run, ShardOps(target, make_tensors(target), rank, cut, exchange), top_k)
-            for rank in (0, 1)
-        ]
-        results = [call.result() for call in calls]
-    for output, grads in results:
-        torch.testing.assert_close(output.loss, whole.loss)
-        torch.testing.assert_close(output.metrics(), whole.metrics())
-        torch.testing.assert_close(grads, expected)
+    assert_shards_agree(partial(run, top_k=top_k), cut)

@@ -7,10 +7,9 @@ from typing import ClassVar
 import pytest
 
 from ..block_steps import BlockStepSuite
-from ..draft_dflash.cases import LLAMA3
+from ..draft_batches import LLAMA3
 from ..draft_parts import gradients
 from . import cases
-from .dense_reference import dense_dflash2
 
 CASES = {
     "soft": ({}, {}),
@@ -29,17 +28,12 @@ CASES = {
 
 class TestDFlash2Step(BlockStepSuite):
     cases = cases
-    dense = staticmethod(dense_dflash2)
-    of_few_tokens: ClassVar[dict[str, object]] = {"selector_top_k": 2}
+    of_few_tokens: ClassVar[dict[str, object]] = {**BlockStepSuite.of_few_tokens, "selector_top_k": 2}
 
     def expected_metrics(self, result):
         assert result.correct != result.head_correct
-        sums = {
-            "accuracy": result.correct,
-            "head_accuracy": result.head_correct,
-            "recall": result.recalled,
-        }
-        return sums, {"acceptance_length": result.lengths}
+        sums, numbers = super().expected_metrics(result)
+        return {**sums, "head_accuracy": result.head_correct, "recall": result.recalled}, numbers
 
     @pytest.mark.parametrize(("options", "changes"), CASES.values(), ids=CASES.keys())
     @pytest.mark.usefixtures("small_chunks")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -9,30 +11,16 @@ from spec_draft_dflash2.draft import DFlash2Draft
 from spec_draft_dflash2.model import predecessors
 from spec_kit.block_drafting import Blocks
 
-from ..draft_dflash.cases import make_batch, random_documents, supervision
-from ..draft_parts import make_ops, make_target, make_tensors
-from .cases import denominators, make_config, make_model
+from ..block_steps import one_block, train_on
+from ..draft_batches import denominators, make_batch, random_documents
+from ..draft_parts import make_ops, make_target
+from . import cases
+from .cases import make_config, make_model
 
 TOKENS = {"ce_weight": 1.0, "soft_weight": 0.0}
 
 
-def step(documents, config, module=None):
-    """The output of one step in float64, and the module with its gradients."""
-    target = make_target()
-    module = module or make_model(target, config, torch.float64)
-    module.zero_grad()
-    batch = make_batch(documents, [0] * len(documents))
-    output = module(batch, denominators(config, documents), make_ops(target, torch.float64))
-    output.loss.backward()
-    return output, module
-
-
-def one_block(mask, length=9, seed=4):
-    """A document whose mask leaves one anchor, at 2."""
-    (document,) = random_documents(make_target(), [length], seed, 6, torch.float64)
-    document.mask[:] = False
-    document.mask[mask] = True
-    return document
+step = partial(train_on, cases)
 
 
 def test_defaults_are_speculators():
@@ -108,7 +96,7 @@ def test_the_divisor_is_the_sum_of_the_weights_of_all_guesses():
     document = one_block([2, 3, 4])
     config = make_config(gamma=2.0)
     expected = 2 + torch.tensor(-0.5).double().exp().item()  # anchor 2 has two guesses, anchor 3 one
-    assert denominators(config, [document]).item() == pytest.approx(expected, rel=1e-7)
+    assert denominators(DFlash2Draft(config), [document]).item() == pytest.approx(expected, rel=1e-7)
 
 
 def test_the_slot_of_the_last_known_token_guesses_nothing():
@@ -116,20 +104,6 @@ def test_the_slot_of_the_last_known_token_guesses_nothing():
     output, module = step([one_block([2, 3])], make_config())
     assert output.counts["accuracy"].tolist() == [1, 0, 0]
     assert module.shape.block_size == 4
-
-
-def test_a_guess_counts_while_all_labels_before_it_are_supervised():
-    """As our other blocks; speculators takes the mask of the slot's input."""
-    output, _ = step([one_block([2, 3, 4, 6])], make_config())
-    assert output.counts["accuracy"].tolist() == [2, 1, 0]
-
-
-def test_labels_lie_in_the_document():
-    """In a packed row speculators' labels may lie in the next document."""
-    documents = [one_block([2, 3, 4], length=5), one_block([], seed=5)]
-    documents[1].mask[:] = False
-    output, _ = step(documents, make_config())
-    assert output.counts["accuracy"].tolist() == [2, 1, 0]
 
 
 def test_no_tap_crosses_a_block_and_the_context_is_not_convolved():
@@ -143,13 +117,6 @@ def test_no_tap_crosses_a_block_and_the_context_is_not_convolved():
     torch.testing.assert_close(both[1:], alone)
 
 
-def test_embedding_and_head_are_the_targets_and_not_trained():
-    target = make_target()
-    module = make_model(target, make_config())
-    shapes = {tuple(parameter.shape) for parameter in module.parameters()}
-    assert tuple(make_tensors(target).head_VH.shape) not in shapes
-
-
 def test_the_selectors_tables_are_no_hidden_matrices():
     """An optimizer for hidden matrices leaves them to another, as z-lab's embeddings are."""
     hints = DFlash2Draft(make_config()).shard_hints(make_target())
@@ -157,9 +124,3 @@ def test_the_selectors_tables_are_no_hidden_matrices():
     assert hints.is_vocabulary(f"{selector}.predecessor_codebook")
     assert hints.is_vocabulary(f"{selector}.successor_codebook")
     assert not hints.is_vocabulary(f"{selector}.hidden_projection.weight")
-
-
-def test_anchors_may_stand_at_the_end():
-    """speculators drops those of a pack's last slots."""
-    document = one_block([7, 8])
-    assert DFlash2Draft(make_config()).rule.draw(supervision([document])[0])[0].tolist() == [7]

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..draft_dflash.dense_reference import Document, Setting, block_states, counted_slots, rms
+from ..dense_parts import Document, weights_of
+from ..draft_dflash.dense_reference import Setting, block_states, counted_slots
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Heads:
 @dataclass
 class Result:
     loss: Tensor
-    denominator: float
+    denominators: list[float]  # one
     counted: list[int]  # per guess
     correct: list[int]
     overlap: list[float]
@@ -41,11 +42,7 @@ def markov_bias(
     weights: dict[str, Tensor], kind: str, z: Tensor, e: Tensor, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
     """[V]: what is added to the logits; and the recurrent state behind it."""
-    own = {
-        name.removeprefix("markov_head."): value
-        for name, value in weights.items()
-        if name.startswith("markov_head.")
-    }
+    own = weights_of(weights, "markov_head.")
     if kind == "vanilla":
         return own["markov_w2.weight"] @ e, memory
     if kind == "gated":
@@ -68,8 +65,9 @@ def dense_dspark(
     """Loss of the documents as one global batch, with metrics. Slot j guesses the token j + 1 behind the anchor."""
     guesses = setting.block_size
     numerator = torch.zeros((), dtype=setting.embedding.dtype)
-    result = Result(numerator, 0.0, [0] * guesses, [0] * guesses, [0.0] * guesses, [], [])
+    result = Result(numerator, [0.0], [0] * guesses, [0] * guesses, [0.0] * guesses, [], [])
     for document in documents:
+        teacher = setting.teacher_logits(document)
         for anchor in document.anchors:
             states = block_states(weights, document, anchor, setting)
             memory = torch.zeros(weights["markov_head.markov_w1.weight"].shape[1], dtype=states.dtype)
@@ -79,8 +77,7 @@ def dense_dspark(
                 e = weights["markov_head.markov_w1.weight"][before]
                 bias, memory = markov_bias(weights, heads.markov, states[j], e, memory)
                 q = (setting.target_head @ states[j] + bias).softmax(-1)
-                teacher = rms(document.states[anchor + j, -1], setting.target_norm, setting.eps)
-                p = (setting.target_head @ teacher).softmax(-1)
+                p = teacher[anchor + j].softmax(-1)
                 distance = (p - q).abs().sum()
                 cost = heads.ce * -q[label].log() + heads.l1 * distance
                 accepted = (1 - distance / 2).detach()
@@ -93,7 +90,7 @@ def dense_dspark(
                     cost = cost + heads.bce * binary_cross_entropy(torch.sigmoid(raw), accepted)
                 weight = math.exp(-j / heads.gamma)
                 numerator = numerator + weight * cost
-                result.denominator += weight
+                result.denominators[0] += weight
                 correct = int(q.argmax()) == label
                 alive = alive and correct
                 reached *= float(accepted)
@@ -103,5 +100,5 @@ def dense_dspark(
                 result.overlap[j] += float(accepted)
             result.lengths.append(length)
             result.expected.append(expected)
-    result.loss = numerator / result.denominator if result.denominator else numerator
+    result.loss = numerator / (result.denominators[0] or 1)
     return result

@@ -2,55 +2,70 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from spec_core.errors import ArtifactError, ConfigError, TargetError
-from spec_draft_dspark.config import DSparkConfig
+from spec_core.errors import ArtifactError
 from spec_draft_dspark.draft import DSparkDraft
 from spec_kit.drafting import write_draft
 from spec_kit.targets import read_target, read_target_tensors
 
-from ..draft_dflash.cases import LLAMA3, make_batch, random_documents
-from ..draft_parts import make_ops, make_target, make_tensors
-from .cases import RANK, denominators, make_config, make_model
+from .. import draft_folders
+from ..draft_folders import (
+    QWEN3_FIELDS,
+    DraftFolderSuite,
+    assert_damaged,
+    assert_same_weights,
+    edit_tensors,
+    merge_fields,
+    read_fields,
+    write_fields,
+)
+from ..draft_parts import make_target
+from . import cases
+from .cases import RANK, make_config
 
 HEADS = ["vanilla", "gated", "rnn"]
 BACKBONE = {"fc.weight", "hidden_norm.weight", "norm.weight"}
 
 
-def export(folder, target=None, **options):
-    """Trains nothing: writes a random draft; returns it."""
-    target, config = target or make_target(), make_config(**options)
-    module = make_model(target, config)
-    folder.mkdir(exist_ok=True)
-    write_draft(DSparkDraft(config), module.state_dict(), target, folder)
-    return module
+export = partial(draft_folders.export, cases)
 
 
-def read_fields(folder):
-    return json.loads((folder / "config.json").read_text())
-
-
-def write_fields(folder, fields):
-    (folder / "config.json").write_text(json.dumps(fields))
-
-
-def edit_tensors(folder, edit):
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
-def assert_same_weights(folder, module, target):
-    again = DSparkDraft.from_folder(folder).build(target, make_tensors(target), None)
-    assert again.shape == module.shape
-    assert again.state_dict().keys() == module.state_dict().keys()
-    assert all(torch.equal(value, module.state_dict()[name]) for name, value in again.state_dict().items())
+class TestDSparkFolder(DraftFolderSuite):
+    cases = cases
+    exports = (
+        {},
+        {"markov_head": "gated", "confidence_with_markov": False},
+        {"markov_head": "rnn", "confidence": False},
+    )
+    contradictions = (
+        *(("block_size", 8), ("num_layers", 3)),
+        *(("markov_head", "rnn"), ("markov_rank", 7), ("confidence", False)),
+    )
+    other_targets = (
+        ({"hidden_size": 32}, "made for hidden size 16, this target has 32"),
+        ({"num_layers": 9}, "made for number of layers 8, this target has 9"),
+        ({"logit_scale": 0.5}, "scaled"),
+    )
+    foreign = (
+        *({"architectures": names} for names in (["DFlashDraftModel"], ["Qwen3ForCausalLM"], None)),
+        {"speculators_model_type": "dflash"},
+    )
+    damaged = (
+        ({"markov_rank": None}, "markov_rank=None, expected a valid integer"),
+        ({"markov_rank": 0}, "markov_rank=0, expected"),
+        ({"markov_head_type": "lstm"}, "markov_head_type='lstm', expected"),
+        ({"block_size": None}, "block_size=None"),
+        ({"mask_token_id": 29, "dflash_config": None}, "mask_token_id=29 is not below"),
+        ({"is_causal": True}, "is_causal=True: expected False"),
+        ({"markov_head_type": "rnn"}, "lacks markov_head.joint_proj.bias"),
+        ({"enable_confidence_head": False}, "unknown tensors confidence_head.proj.bias"),
+        ({"confidence_head_with_markov": False}, "confidence_head.proj.weight has shape"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,48 +118,9 @@ def test_config_has_deepspecs_fields_and_the_nested_ones(tmp_path):
     assert (seen.dflash_config, seen.markov_rank) == (fields["dflash_config"], RANK)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"markov_head": "gated", "confidence_with_markov": False},
-        {"markov_head": "rnn", "confidence": False},
-    ],
-    ids=HEADS,
-)
-def test_init_from_continues_with_the_same_loss_and_bytes(tmp_path, options):
-    target = make_target(rope=LLAMA3)
-    module = export(tmp_path / "first", target, **options)
-    config = DSparkConfig(init_from=tmp_path / "first", num_anchors=6)
-    draft = DSparkDraft(config)
-    again = draft.build(target, make_tensors(target), None)
-    assert again.shape == module.shape
-    documents = random_documents(target, [12, 9], 1, 6)
-    arguments = make_batch(documents, [0, 0]), denominators(config, documents), make_ops(target)
-    assert arguments[1].equal(denominators(make_config(**options), documents))
-    assert torch.equal(again(*arguments).loss, module(*arguments).loss)
-    assert draft.required_features(target).layers == (2, 3, 4, 5, 6, 8)
-    assert draft.serving_methods == DSparkDraft(make_config(**options)).serving_methods
-    (tmp_path / "second").mkdir()
-    write_draft(draft, again.state_dict(), target, tmp_path / "second")
-    for name in ("config.json", "model.safetensors"):
-        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("block_size", 8), ("markov_head", "rnn"), ("markov_rank", 7), ("confidence", False), ("num_layers", 3)],
-)
-def test_init_from_refuses_an_option_that_contradicts_it(tmp_path, option, value):
-    export(tmp_path)
-    with pytest.raises(ConfigError, match=f"draft.{option}="):
-        DSparkDraft(DSparkConfig(init_from=tmp_path, **{option: value}))
-
-
 DEEPSPEC = {
+    **QWEN3_FIELDS,
     "architectures": ["Qwen3DSparkModel"],
-    "model_type": "qwen3",
-    "attention_bias": False,
     "attention_dropout": 0.0,
     "block_size": 7,
     "bos_token_id": 0,
@@ -152,23 +128,15 @@ DEEPSPEC = {
     "dtype": "bfloat16",
     "enable_confidence_head": True,
     "eos_token_id": 3,
-    "head_dim": 8,
-    "hidden_act": "silu",
-    "hidden_size": 16,
     "initializer_range": 0.02,
-    "intermediate_size": 24,
     "layer_types": ["full_attention"] * 2,
     "markov_head_type": "vanilla",
     "markov_rank": RANK,
     "mask_token_id": 20,
-    "max_position_embeddings": 64,
     "max_window_layers": 2,
     "num_anchors": 512,
-    "num_attention_heads": 4,
     "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
     "num_target_layers": 36,
-    "rms_norm_eps": 1e-06,
     "rope_scaling": None,
     "rope_theta": 100.0,
     "sliding_window": None,
@@ -176,7 +144,6 @@ DEEPSPEC = {
     "tie_word_embeddings": False,
     "use_cache": True,
     "use_sliding_window": False,
-    "vocab_size": 29,
 }
 HEAD_FIELDS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 
@@ -191,7 +158,7 @@ def test_deepspecs_folder_is_read(tmp_path):
     target = make_target(num_layers=36)
     module = export(tmp_path, target, block_size=7, mask_token_id=20)
     write_fields(tmp_path, DEEPSPEC)
-    assert_same_weights(tmp_path, module, target)
+    assert assert_same_weights(DSparkDraft, tmp_path, module, target).shape == module.shape
     assert DSparkDraft.from_folder(tmp_path).required_features(target).layers == (2, 10, 18, 26, 34, 36)
 
 
@@ -226,7 +193,7 @@ def test_specforges_folder_is_read(tmp_path, head):
     target = make_target(num_layers=36)
     module = export(tmp_path, target, block_size=7, mask_token_id=20, markov_head=head)
     write_fields(tmp_path, specforge(DEEPSPEC | {"markov_head_type": head}))
-    assert_same_weights(tmp_path, module, target)
+    assert assert_same_weights(DSparkDraft, tmp_path, module, target).shape == module.shape
 
 
 def speculators(fields, **changes):
@@ -270,58 +237,6 @@ def test_speculators_folder_is_read(tmp_path):
 )
 def test_speculators_folders_that_compute_something_else_are_refused_by_name(tmp_path, changes, reason):
     export(tmp_path, make_target(num_layers=36), block_size=7, mask_token_id=20)
-    fields = speculators(DEEPSPEC)
-    for key, value in changes.items():
-        fields[key] = fields[key] | value if isinstance(value, dict) else value
-    write_fields(tmp_path, fields)
-    with pytest.raises(ArtifactError) as caught:
-        DSparkDraft.from_folder(tmp_path)
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"markov_rank": None}, "markov_rank=None, expected a valid integer"),
-        ({"markov_rank": 0}, "markov_rank=0, expected"),
-        ({"markov_head_type": "lstm"}, "markov_head_type='lstm', expected"),
-        ({"block_size": None}, "block_size=None"),
-        ({"mask_token_id": 29}, "mask_token_id=29 is not below"),
-        ({"is_causal": True}, "is_causal=True: expected False"),
-        ({"markov_head_type": "rnn"}, "lacks markov_head.joint_proj.bias"),
-        ({"enable_confidence_head": False}, "unknown tensors confidence_head.proj.bias"),
-        ({"confidence_head_with_markov": False}, "confidence_head.proj.weight has shape"),
-    ],
-    ids=str,
-)
-def test_damage_is_named_in_one_line(tmp_path, changes, reason):
-    export(tmp_path, make_target(num_layers=36), block_size=7, mask_token_id=20)
-    write_fields(tmp_path, DEEPSPEC | changes)
-    with pytest.raises(ArtifactError) as caught:
-        DSparkDraft.from_folder(tmp_path)
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_other_folders_are_not_recognised(tmp_path):
-    assert DSparkDraft.from_folder(tmp_path) is None
-    for architectures in (["DFlashDraftModel"], ["Qwen3ForCausalLM"], None):
-        write_fields(tmp_path, {"architectures": architectures})
-        assert DSparkDraft.from_folder(tmp_path) is None
-    write_fields(tmp_path, {"speculators_model_type": "dflash"})
-    assert DSparkDraft.from_folder(tmp_path) is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"hidden_size": 32}, "made for hidden size 16, this target has 32"),
-        ({"num_layers": 9}, "made for number of layers 8, this target has 9"),
-        ({"logit_scale": 0.5}, "scaled"),
-    ],
-)
-def test_targets_that_it_cannot_go_with_are_refused(tmp_path, changes, reason):
-    export(tmp_path)
-    with pytest.raises(TargetError, match=reason):
-        DSparkDraft.from_folder(tmp_path).check_target(make_target(**changes))
+    write_fields(tmp_path, speculators(DEEPSPEC))
+    merge_fields(tmp_path, **changes)
+    assert_damaged(DSparkDraft, tmp_path, reason)

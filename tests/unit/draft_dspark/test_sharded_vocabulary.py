@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -10,11 +10,11 @@ import torch
 from spec_draft_dspark.loss import GuessLoss, HeadInputs
 from spec_kit.block_drafting import BlockKernels, BlockRule, Blocks, CountedGuesses, guess_weights
 
-from ..draft_dflash.cases import make_batch, random_documents
-from ..draft_parts import CPU, Exchange, ShardOps, make_ops, make_target, make_tensors
+from ..draft_batches import make_batch, random_documents
+from ..draft_parts import CPU, assert_shards_agree, make_target
 from .cases import RANK, make_config
 
-CUT, GUESSES = 17, 4
+GUESSES = 4
 
 
 def run(ops, confidence):
@@ -44,16 +44,4 @@ def run(ops, confidence):
 
 @pytest.mark.parametrize("confidence", [True, False])
 def test_shards_agree_with_the_whole(confidence):
-    target, exchange = make_target(), Exchange()
-    whole, expected = run(make_ops(target, torch.float64), confidence)
-    with ThreadPoolExecutor(2) as pool:
-        calls = [
-            pool.submit(run, ShardOps(target, make_tensors(target), rank, CUT, exchange), confidence)
-            for rank in (0, 1)
-        ]
-        results = [call.result() for call in calls]
-    rows = slice(0, CUT), slice(CUT, None)
-    for (output, grads), own in zip(results, rows, strict=True):
-        torch.testing.assert_close(output.loss, whole.loss)
-        torch.testing.assert_close(output.metrics(), whole.metrics())
-        torch.testing.assert_close(grads, [*expected[:2], expected[2][own], *expected[3:]])
+    assert_shards_agree(partial(run, confidence=confidence), rows=[2])

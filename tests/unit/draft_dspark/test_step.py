@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ..block_steps import BlockStepSuite
-from ..draft_dflash.cases import LLAMA3
+from ..draft_batches import LLAMA3
 from ..draft_parts import gradients
 from . import cases
-from .dense_reference import dense_dspark
 
 CASES = {
     "vanilla": ({}, {}),
@@ -25,16 +24,13 @@ CASES = {
     "llama3 rope": ({}, {"rope": LLAMA3}),
     "scaled embedding": ({}, {"embedding_scale": 3.0}),
 }
-
-
 HEADS = ["vanilla", "gated", "rnn"]
 
 
 class TestDSparkStep(BlockStepSuite):
     cases = cases
-    dense = staticmethod(dense_dspark)
-
     first_guess = 0
+    measured = ({"markov_head": "vanilla"}, {"markov_head": "rnn"})
 
     @pytest.fixture(params=HEADS)
     def options(self, request):
@@ -44,8 +40,9 @@ class TestDSparkStep(BlockStepSuite):
         return {"markov_head": draw.choice(HEADS)}
 
     def expected_metrics(self, result):
-        sums = {"accuracy": result.correct, "acceptance": result.overlap}
-        return sums, {"acceptance_length": result.lengths, "expected_length": result.expected}
+        sums, numbers = super().expected_metrics(result)
+        numbers["expected_length"] = sum(result.expected) / len(result.expected)
+        return {**sums, "acceptance": result.overlap}, numbers
 
     @pytest.mark.parametrize(("options", "changes"), CASES.values(), ids=CASES.keys())
     @pytest.mark.usefixtures("small_chunks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,25 +11,13 @@ import torch
 from spec_draft_dspark.draft import DSparkDraft
 from spec_kit.block_drafting import Blocks
 
-from ..draft_dflash.cases import make_batch, random_documents, supervision
-from ..draft_parts import make_ops, make_target, make_tensors
-from .cases import denominators, make_config, make_model
+from ..block_steps import one_block, train_on
+from ..draft_batches import denominators, make_batch, random_documents, supervision
+from ..draft_parts import make_ops, make_target
+from . import cases
+from .cases import make_config, make_model
 
-
-def step(documents, config, target=None):
-    """The output of one step in float64, and the module."""
-    target = target or make_target()
-    module = make_model(target, config, torch.float64)
-    batch = make_batch(documents, [0] * len(documents))
-    return module(batch, denominators(config, documents), make_ops(target, torch.float64)), module
-
-
-def one_block(mask, length=9, seed=4):
-    """A document whose mask leaves one anchor, at 2."""
-    (document,) = random_documents(make_target(), [length], seed, 6, torch.float64)
-    document.mask[:] = False
-    document.mask[mask] = True
-    return document
+step = partial(train_on, cases)
 
 
 def test_defaults_are_deepspecs():
@@ -92,22 +81,7 @@ def test_the_divisor_is_the_sum_of_the_weights_over_the_global_batch():
             for guess in range(count):
                 counted[guess] += 1
     expected = sum(count * math.exp(-guess / 2) for guess, count in enumerate(counted))
-    assert denominators(config, documents).item() == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_guess_counts_while_all_labels_before_it_are_supervised():
-    """DeepSpec's product over the labels' mask; speculators takes the mask of the slot's input, ModelOpt the label's
-    alone: both count guess 4 here."""
-    output, _ = step([one_block([2, 3, 4, 6])], make_config())
-    assert output.counts["accuracy"].tolist() == [2, 1, 0, 0]
-
-
-def test_labels_lie_in_the_document():
-    """In a packed row speculators' labels may lie in the next document."""
-    documents = [one_block([2, 3, 4], length=5), one_block([], seed=5)]
-    documents[1].mask[:] = False
-    output, _ = step(documents, make_config())
-    assert output.counts["accuracy"].tolist() == [2, 1, 0, 0]
+    assert denominators(DSparkDraft(config), documents).item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_slots_look_both_ways_and_at_the_whole_context():
@@ -134,25 +108,12 @@ def test_confidence_moves_the_states_but_not_by_its_target():
     with torch.no_grad():
         module.confidence_head.proj.weight.zero_()
     batch, ops = make_batch([document], [0]), make_ops(target, torch.float64)
-    module(batch, denominators(config, [document]), ops).loss.backward()
+    module(batch, denominators(DSparkDraft(config), [document]), ops).loss.backward()
     assert module.confidence_head.proj.weight.grad.abs().max() > 1e-3
     assert module.fc.weight.grad.abs().max() < 1e-20
     assert module.markov_head.markov_w1.weight.grad.abs().max() < 1e-20
     with torch.no_grad():
         module.confidence_head.proj.weight.fill_(1.0)
-    module(batch, denominators(config, [document]), ops).loss.backward()
+    module(batch, denominators(DSparkDraft(config), [document]), ops).loss.backward()
     assert module.fc.weight.grad.abs().max() > 1e-6
     assert module.markov_head.markov_w1.weight.grad.abs().max() > 1e-6
-
-
-def test_anchors_may_stand_at_the_end():
-    """DeepSpec excludes no anchor whose block is cut short; speculators drops those of a pack's last K tokens."""
-    document = one_block([7, 8])
-    assert DSparkDraft(make_config()).rule.draw(supervision([document])[0])[0].tolist() == [7]
-
-
-def test_embedding_and_head_are_the_targets_and_not_trained():
-    target = make_target()
-    module = make_model(target, make_config())
-    shapes = {tuple(parameter.shape) for parameter in module.parameters()}
-    assert tuple(make_tensors(target).head_VH.shape) not in shapes

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..dense_parts import Document, TargetSetting, attend, mlp, rms, rope, row_loss, weights_of
+
 
 @dataclass
 class Latent:
@@ -20,21 +22,11 @@ class Latent:
     score_scale: float
 
 
-@dataclass
-class Setting:
+@dataclass(kw_only=True)
+class Setting(TargetSetting):
     """Everything besides the draft's weights and the documents."""
 
-    embedding: Tensor  # [V, H]
-    target_head: Tensor  # [V, H]
-    target_norm: Tensor  # [H]
     kept: list[int]  # ids of the draft's vocabulary
-    inv_freq: Tensor  # [rotated / 2]
-    rope_scale: float
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    eps: float
-    logit_scale: float = 1.0
     num_steps: int = 7
     decay: float = 0.8
     loss: str = "ce"
@@ -47,48 +39,27 @@ class Setting:
     )
 
 
-@dataclass
-class Document:
-    ids: Tensor  # [T]
-    states: Tensor  # [T, n + 1, H]: n captured layers, then the input of the target's final norm; see Setting.image
-    mask: Tensor  # [T]
-    rounds: list[tuple[int, int]] | None = (
-        None  # on policy: (last known token, accepted guesses) of each round
-    )
-    proposed: int = 0  # guesses of a round
-
-    def is_labelled(self, t: int, s: int) -> bool:
-        if t + 2 + s >= len(self.ids) or not self.mask[t + 2 + s]:
-            return False
-        if self.rounds is None:
-            return True
-        # Guess s + 1 of a round that began at token t + 1: accepted, or the first that was not.
-        return any(a == t + 1 and s < min(accepted + 1, self.proposed) for a, accepted in self.rounds)
+def is_labelled(document: Document, t: int, s: int) -> bool:
+    if t + 2 + s >= len(document.ids) or not document.mask[t + 2 + s]:
+        return False
+    if document.rounds is None:
+        return True
+    # Guess s + 1 of a round that began at token t + 1: accepted, or the first that was not.
+    return s < min(document.rounds.get(t + 1, -1) + 1, document.proposed)
 
 
 @dataclass
 class Result:
     loss: Tensor
-    labelled: list[int] = field(default_factory=list)  # per step
+    counted: list[int] = field(default_factory=list)  # per step
     agreed: list[float] = field(default_factory=list)
     acceptance: list[float] = field(default_factory=list)
     step_loss: list[float] = field(default_factory=list)
     chain_sum: float = 0.0  # Σ over rows labelled at step 0 of 1 + length of the agreeing prefix
 
-
-def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
-
-
-def rope(x: Tensor, positions: Tensor, setting: Setting) -> Tensor:
-    """x [T, heads, head_dim]; the textbook form: x · cos + rotate_half(x) · sin over the rotated channels."""
-    angle = positions.to(x.dtype)[:, None] * setting.inv_freq.to(x.dtype)
-    angle = torch.cat([angle, angle], -1)[:, None]
-    rotated = x[..., : angle.shape[-1]]
-    half = rotated.shape[-1] // 2
-    turned = torch.cat([-rotated[..., half:], rotated[..., :half]], -1)
-    mixed = (rotated * angle.cos() + turned * angle.sin()) * setting.rope_scale
-    return torch.cat([mixed, x[..., angle.shape[-1] :]], -1)
+    @property
+    def denominators(self) -> list[int]:
+        return self.counted
 
 
 def hidden_states(weights: dict[str, Tensor], document: Document, setting: Setting) -> list[Tensor]:
@@ -121,26 +92,24 @@ def hidden_states(weights: dict[str, Tensor], document: Document, setting: Setti
 def run_layer(weights, index, inputs, positions, cache, setting: Setting) -> Tensor:
     """One layer at one step; layer 0 sees the token beside the state. ``cache``: its keys and values of all steps."""
     (u, token), (keys, values) = inputs, cache
-    layer = f"layers.{index}." if index else "midlayer."
-    x = rms(u if index else token, weights[layer + "input_layernorm.weight"], setting.eps)
+    own = weights_of(weights, f"layers.{index}." if index else "midlayer.")
+    x = rms(u if index else token, own["input_layernorm.weight"], setting.eps)
     if not index:
-        x = torch.cat([x, rms(u, weights[layer + "hidden_norm.weight"], setting.eps)], -1)
+        x = torch.cat([x, rms(u, own["hidden_norm.weight"], setting.eps)], -1)
     heads = grouped_heads if setting.latent is None else latent_heads
-    q, k, v = heads(weights, layer + "self_attn.", x, positions, setting)
+    q, k, v = heads(own, x, positions, setting)
     keys.append(k)
     values.append(v)
-    attended = attend(q, keys, values)
-    u = u + attended.flatten(1) @ weights[layer + "self_attn.o_proj.weight"].T
-    y = rms(u, weights[layer + "post_attention_layernorm.weight"], setting.eps)
-    gate = torch.nn.functional.silu(y @ weights[layer + "mlp.gate_proj.weight"].T)
-    return (
-        u + (gate * (y @ weights[layer + "mlp.up_proj.weight"].T)) @ weights[layer + "mlp.down_proj.weight"].T
-    )
+    # Query t sees keys ≤ t of step 0 and, of each later step, its own index only.
+    causal, same = torch.ones(len(x), len(x)).tril().bool(), torch.eye(len(x)).bool()
+    mask = torch.cat([causal] + [same] * (len(keys) - 1), -1)
+    u = u + attend(q, torch.cat(keys), torch.cat(values), mask) @ own["self_attn.o_proj.weight"].T
+    return u + mlp(own, rms(u, own["post_attention_layernorm.weight"], setting.eps))
 
 
-def grouped_heads(weights, attention, x, positions, setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
+def grouped_heads(own, x, positions, setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = (
-        (x @ weights[f"{attention}{name}_proj.weight"].T).view(len(x), heads, setting.head_dim)
+        (x @ own[f"self_attn.{name}_proj.weight"].T).view(len(x), heads, setting.head_dim)
         for name, heads in (
             ("q", setting.num_heads),
             ("k", setting.num_kv_heads),
@@ -150,17 +119,15 @@ def grouped_heads(weights, attention, x, positions, setting: Setting) -> tuple[T
     return rope(q, positions, setting), rope(k, positions, setting), v
 
 
-def latent_heads(weights, attention, x, positions, setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
+def latent_heads(own, x, positions, setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
     """DeepSeek-V2's equations 37 to 47, head by head; the scale of the scores is in the queries."""
     sizes, queries, keys, values = setting.latent, [], [], []
-    normed_q = rms(
-        x @ weights[attention + "q_a_proj.weight"].T, weights[attention + "q_a_layernorm.weight"], setting.eps
-    )
-    compressed = x @ weights[attention + "kv_a_proj_with_mqa.weight"].T
-    latent = rms(compressed[:, : sizes.kv_rank], weights[attention + "kv_a_layernorm.weight"], setting.eps)
+    normed_q = rms(x @ own["self_attn.q_a_proj.weight"].T, own["self_attn.q_a_layernorm.weight"], setting.eps)
+    compressed = x @ own["self_attn.kv_a_proj_with_mqa.weight"].T
+    latent = rms(compressed[:, : sizes.kv_rank], own["self_attn.kv_a_layernorm.weight"], setting.eps)
     shared = rotate_pairs(compressed[:, sizes.kv_rank :], positions, setting)
-    up_q = weights[attention + "q_b_proj.weight"].view(setting.num_heads, sizes.nope + sizes.rope, -1)
-    up_kv = weights[attention + "kv_b_proj.weight"].view(setting.num_heads, sizes.nope + sizes.value, -1)
+    up_q = own["self_attn.q_b_proj.weight"].view(setting.num_heads, sizes.nope + sizes.rope, -1)
+    up_kv = own["self_attn.kv_b_proj.weight"].view(setting.num_heads, sizes.nope + sizes.value, -1)
     for head in range(setting.num_heads):
         q = normed_q @ up_q[head].T
         rotated = rotate_pairs(q[:, sizes.nope :], positions, setting)
@@ -177,31 +144,6 @@ def rotate_pairs(x: Tensor, positions: Tensor, setting: Setting) -> Tensor:
     return torch.view_as_real(turned).flatten(1) * setting.rope_scale
 
 
-def attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Query t sees keys ≤ t of step 0 and, of each later step, its own index only: one explicit mask."""
-    num_tokens, heads, dim = q.shape
-    group = heads // keys[0].shape[1]
-    all_keys = torch.cat(keys).repeat_interleave(group, 1)
-    all_values = torch.cat(values).repeat_interleave(group, 1)
-    causal, own = torch.ones(num_tokens, num_tokens).tril().bool(), torch.eye(num_tokens).bool()
-    mask = torch.cat([causal] + [own] * (len(keys) - 1), -1)
-    scores = torch.einsum("thd,uhd->htu", q, all_keys) / dim**0.5
-    probs = scores.masked_fill(~mask, -torch.inf).softmax(-1)
-    return torch.einsum("htu,uhd->thd", probs, all_values)
-
-
-def row_loss(kind: str, logits: Tensor, teacher_logits: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """(loss, α) of one labelled row."""
-    q, p = logits.softmax(-1), teacher_logits[kept].softmax(-1)
-    alpha = torch.minimum(teacher_logits.softmax(-1)[kept], q).sum()
-    if kind == "ce":
-        return -(p * q.log()).sum(), alpha
-    if kind == "lk_alpha":
-        return -alpha.log(), alpha
-    share = torch.exp(-3 * alpha.detach())
-    return share * (p * (p.log() - q.log())).sum() + (1 - share) * (1 - alpha), alpha
-
-
 def dense_eagle3(weights: dict[str, Tensor], documents: list[Document], setting: Setting) -> Result:
     """Loss of the documents as one global batch, with metrics."""
     steps, kept = setting.num_steps, torch.tensor(setting.kept)
@@ -209,12 +151,11 @@ def dense_eagle3(weights: dict[str, Tensor], documents: list[Document], setting:
     result = Result(numerators[0], [0] * steps, [0.0] * steps, [0.0] * steps, [0.0] * steps)
     for document in documents:
         states = hidden_states(weights, document, setting)
-        teacher = rms(document.states[:, -1], setting.target_norm, setting.eps) @ setting.target_head.T
-        teacher = teacher * setting.logit_scale
+        teacher = setting.teacher_logits(document)
         for t in range(len(document.ids)):
             chain = 1
             for s in range(steps):
-                if not document.is_labelled(t, s):
+                if not is_labelled(document, t, s):
                     chain = 0
                     continue
                 logits, z = states[s][t] @ weights["lm_head.weight"].T, teacher[t + 1 + s]
@@ -223,11 +164,11 @@ def dense_eagle3(weights: dict[str, Tensor], documents: list[Document], setting:
                 chain *= agreed
                 if int(z.argmax()) in setting.kept:
                     numerators[s] = numerators[s] + value
-                result.labelled[s] += 1
+                result.counted[s] += 1
                 result.agreed[s] += agreed
                 result.acceptance[s] += float(alpha.detach())
                 result.chain_sum += chain + (s == 0)
-    counted = [(s, n) for s, n in enumerate(result.labelled) if n]
+    counted = [(s, n) for s, n in enumerate(result.counted) if n]
     result.step_loss = [float(value.detach()) for value in numerators]
     result.loss = sum((setting.decay**s * numerators[s] / n for s, n in counted), numerators[0] * 0)
     return result

@@ -10,9 +10,8 @@ from spec_core.validation import validate
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
-from ..draft_parts import make_ops, make_tensors
-from .cases import make_batch, make_target, random_documents
-from .test_step import denominators
+from ..draft_batches import random_documents, step_arguments
+from ..draft_parts import make_target, make_tensors
 
 
 def test_a_run_directory_from_before_the_norms_keeps_its_identity():
@@ -105,6 +104,6 @@ def test_overridden_sizes_are_used():
     assert module.midlayer.self_attn.k_proj.weight.shape == (12, 32)
     assert module.midlayer.mlp.up_proj.weight.shape == (40, 16)
     assert module.fc.weight.shape == (16, 32)
-    documents = random_documents(target, [9], seed=1, num_captured=2)
-    output = module(make_batch(documents, [0]), denominators(config, documents), make_ops(target))
+    documents = random_documents(target, [9], seed=1, num_states=3)
+    output = module(*step_arguments(Eagle3Draft(config), target, documents))
     assert output.loss.item() > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,12 +10,16 @@ import torch
 from spec_core.errors import ArtifactError, TargetError
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
-from spec_kit.drafting import write_draft
 
-from ..draft_parts import gradients, make_ops, make_tensors
-from .cases import MLA, decode, make_batch, make_model, make_setting, make_target, random_documents
-from .dense_reference import Document, dense_eagle3
-from .test_step import ATTENTIONS, GAPS, LENGTHS, assert_equals_the_reference, denominators
+from ..draft_batches import GAPS, LENGTHS, decode, random_documents, step_arguments
+from ..draft_folders import export, read_fields, write_fields
+from ..draft_parts import gradients, make_ops, make_target
+from ..draft_steps import assert_each_precision
+from . import cases
+from .cases import MLA, make_model, make_setting
+from .dense_reference import dense_eagle3
+from .test_proposer import assert_proposals_are_the_unrolled_forwards
+from .test_step import KERNEL_AND_CHUNKED
 
 IMAGE = 7
 MERGED = {"image_embeddings": "merged"}
@@ -35,7 +38,7 @@ def seeing_target(**changes):
 
 def seen_documents(target, lengths, seed):
     """Documents of which about half of the tokens are an image's, their ends among them."""
-    documents = random_documents(target, lengths, seed, num_captured=4)
+    documents = random_documents(target, lengths, seed, num_states=5)
     for number, document in enumerate(documents):
         draw = torch.rand(len(document.ids), generator=torch.Generator().manual_seed(number))
         document.ids[draw < 0.5] = IMAGE
@@ -47,12 +50,12 @@ def seen_documents(target, lengths, seed):
 def test_loss_and_every_gradient_equal_the_dense_reference(options, gaps):
     target, config = seeing_target(), Eagle3Config(num_steps=4, **MERGED, **options)
     documents = seen_documents(target, LENGTHS, seed=5)
-    result = assert_equals_the_reference(target, config, documents, ATTENTIONS.values(), gaps)
+    result = assert_each_precision(cases, config, target, documents, gaps, KERNEL_AND_CHUNKED)[0]
     module = make_model(target, config)
     weights = {name: p.detach().double() for name, p in module.named_parameters()}
-    setting = make_setting(target, module, torch.float64)
+    setting = make_setting(target, module)
     for document in documents:
-        document.states = document.states[:, 1:]
+        document.states = document.states[:, 1:].double()
     other = dense_eagle3(weights, documents, replace(setting, image=None))
     assert abs(other.loss - result.loss) > 1e-3 * result.loss
 
@@ -61,22 +64,22 @@ def test_guesses_that_were_judged_equal_the_dense_reference():
     target, config = seeing_target(), Eagle3Config(num_steps=3, **MERGED)
     documents = seen_documents(target, LENGTHS, seed=5)
     decode(documents, seed=3)
-    assert_equals_the_reference(target, config, documents, ATTENTIONS.values())
+    assert_each_precision(cases, config, target, documents, kernels=KERNEL_AND_CHUNKED)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_text_alone_trains_bit_for_bit_as_without_the_key(dtype):
     target, config = seeing_target(), Eagle3Config(num_steps=3, **MERGED)
-    documents = random_documents(target, LENGTHS, seed=5, num_captured=4)
+    documents = random_documents(target, LENGTHS, seed=5, num_states=5)
     for document in documents:
         document.ids[document.ids == IMAGE] = IMAGE + 1
-    batch = make_batch(documents, GAPS)
+    batch, counts, _ = step_arguments(Eagle3Draft(config), target, documents, GAPS)
     batch = replace(batch, hidden_TNH=batch.hidden_TNH.to(dtype))
     plain = replace(batch, hidden_TNH=batch.hidden_TNH[:, 1:])
     steps = []
     for given, options in ((batch, MERGED), (plain, {})):
         module = make_model(target, config.model_copy(update={"image_embeddings": None, **options}), dtype)
-        output = module(given, denominators(config, documents), make_ops(target, dtype))
+        output = module(given, counts, make_ops(target, dtype))
         output.loss.backward()
         steps.append((output.loss.detach(), output.metrics(), gradients(module)))
     (loss, metrics, grads), (plain_loss, plain_metrics, plain_grads) = steps
@@ -89,26 +92,12 @@ def test_text_alone_trains_bit_for_bit_as_without_the_key(dtype):
 @pytest.mark.parametrize("cuts", [[10], [6, 10], [6, 8, 9, 10]], ids=str)
 def test_proposals_are_those_of_the_unrolled_forward(options, cuts):
     """The prompt has two images; later tokens that look like an image's have their embedding as their state."""
-    config = Eagle3Config(num_steps=4, **MERGED, **options)
-    target = seeing_target()
-    module, ops = make_model(target, config), make_ops(target)
-    (document,) = random_documents(target, [11], seed=4, num_captured=4)
+    target, config = seeing_target(), Eagle3Config(num_steps=4, **MERGED, **options)
+    (document,) = random_documents(target, [11], seed=4, num_states=5)
     document.ids[torch.tensor([1, 2, 4, 7])] = IMAGE
     document.ids[torch.tensor([6, 9, 10])] = 3
-    document.states[7, 0] = ops.embed(torch.tensor(IMAGE))
-    proposer = Eagle3Draft(config).proposer(module, ops)
-    for start, stop in zip([0, *cuts], cuts, strict=False):
-        proposer.extend(document.ids[start + 1 : stop + 1].tolist(), document.states[start:stop])
-    guesses = proposer.propose(4, 0.7, torch.Generator().manual_seed(0))
-    ids = torch.cat([document.ids, torch.tensor(guesses.token_ids)])
-    states = torch.cat([document.states[:10], torch.randn(5, *document.states.shape[1:])])
-    states[10:, 0] = ops.embed(ids[10:])
-    longer = Document(ids=ids, states=states, mask=torch.ones(15, dtype=torch.bool))
-    unrolled, needed = module.unroll(make_batch([longer], [0]), ops)
-    for step, state_NH in enumerate(unrolled):
-        probs = (module.lm_head(state_NH[needed.index_T[9]]) / 0.7).softmax(-1)
-        expected = torch.zeros(29).index_copy(0, module.ids_V, probs)
-        torch.testing.assert_close(guesses.probs_KV[step], expected, rtol=1e-4, atol=1e-6)
+    document.states[7, 0] = make_ops(target).embed(torch.tensor(IMAGE))
+    assert_proposals_are_the_unrolled_forwards(config, target, document, cuts)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +116,8 @@ def test_targets_without_such_embeddings_are_refused_in_one_line(changes, reason
 
 
 def exported(folder, target, **options):
-    draft = Eagle3Draft(Eagle3Config(num_steps=3, **options))
-    module = draft.build(target, make_tensors(target), None)
-    folder.mkdir(exist_ok=True)
-    write_draft(draft, module.state_dict(), target, folder)
-    return json.loads((folder / "config.json").read_text())
+    export(cases, folder, target, **options)
+    return read_fields(folder)
 
 
 def test_folder_says_how_it_was_trained_and_an_option_says_how_it_is_trained_on(tmp_path):
@@ -162,7 +148,7 @@ def test_folder_of_a_target_of_text_has_no_such_key(tmp_path):
 
 def test_folder_with_another_value_is_damaged(tmp_path):
     fields = exported(tmp_path, seeing_target(), **MERGED)
-    (tmp_path / "config.json").write_text(json.dumps(fields | {"image_embeddings": "blended"}))
+    write_fields(tmp_path, fields | {"image_embeddings": "blended"})
     with pytest.raises(
         ArtifactError, match=r"image_embeddings=.*blended.*expected 'placeholder' or 'merged'"
     ):

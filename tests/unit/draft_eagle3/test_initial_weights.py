@@ -10,8 +10,7 @@ import torch
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
-from ..draft_parts import make_tensors
-from .cases import make_target
+from ..draft_parts import make_target, make_tensors
 
 
 def build(seed=0, **options):

@@ -8,29 +8,23 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from spec_backend_cpu.kernels import KERNELS
 from spec_core import FindKernel, no_kernel
-from spec_core.records import Supervision
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_kit.chain_drafting import attention
-from spec_kit.drafting import TargetOps
 
-from ..draft_parts import CPU, LargestOutput, make_ops, make_tensors
-from .cases import make_batch, make_model, make_target, random_documents
+from ..draft_batches import make_batch, random_documents, step_arguments
+from ..draft_parts import CPU, CountingOps, LargestOutput, make_ops, make_target, make_tensors
+from .cases import make_model
 
 NUM_STEPS = 3
 
 
 def largest_tensor(num_tokens: int, kernel: FindKernel) -> int:
-    target = make_target(vocab_size=509)
-    config = Eagle3Config(num_steps=NUM_STEPS)
-    module = make_model(target, config, kernel=kernel)
-    documents = random_documents(target, [num_tokens], seed=1)
-    documents[0].mask[:] = True
-    samples = [Supervision(sample_id=0, epoch=0, loss_mask=documents[0].mask)]
-    arguments = (
-        make_batch(documents, [0]),
-        Eagle3Draft(config).denominators(samples),
-        make_ops(target),
+    target, config = make_target(vocab_size=509), Eagle3Config(num_steps=NUM_STEPS)
+    documents = random_documents(target, [num_tokens], seed=1, supervised=1.0)
+    module, arguments = (
+        make_model(target, config, kernel=kernel),
+        step_arguments(Eagle3Draft(config), target, documents),
     )
     with LargestOutput() as largest:
         module(*arguments).loss.backward()
@@ -52,25 +46,14 @@ def test_memory_of_the_largest_tensor_is_linear_in_tokens(monkeypatch):
     assert largest_tensor(400, KERNELS.get) == pytest.approx(2 * largest_tensor(200, KERNELS.get), rel=0.02)
 
 
-class CountingOps(TargetOps):
-    rows = 0
-    largest = 0
-
-    def teacher_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        self.rows += len(hidden_RH)
-        self.largest = max(self.largest, len(hidden_RH))
-        return super().teacher_logits(hidden_RH)
-
-
 def test_teacher_is_computed_once_per_supervised_position(monkeypatch):
     target, config = make_target(), Eagle3Config(num_steps=4)
     chunk_rows = 5
     monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", chunk_rows * 4 * (29 + 4 * 29))
     ops = CountingOps(target, make_tensors(target), CPU, torch.float32)
     documents = random_documents(target, [20, 3, 1, 31], seed=7)
-    samples = [Supervision(sample_id=0, epoch=0, loss_mask=document.mask) for document in documents]
-    counts = Eagle3Draft(config).denominators(samples)
-    make_model(target, config)(make_batch(documents, [0, 2, 0, 0]), counts, ops)
+    batch, counts, _ = step_arguments(Eagle3Draft(config), target, documents, [0, 2, 0, 0])
+    make_model(target, config)(batch, counts, ops)
     assert ops.rows == int(counts[0])
     assert ops.largest == chunk_rows
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
@@ -14,16 +12,26 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3RotaryEmbedding,
 )
 
-from spec_core.errors import ArtifactError, ConfigError, TargetError
+from spec_core.errors import ConfigError, TargetError
 from spec_core.target import LatentSizes
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_kit.drafting import Rope, rotate
 
-from ..draft_parts import make_ops, make_tensors
-from .cases import MLA, latent_rope, make_batch, make_model, make_target, random_documents
-from .test_export import assert_damaged, assert_same_angles, edit_config, edit_tensors, export
-from .test_step import LLAMA3, YARN, denominators
+from ..draft_batches import LLAMA3
+from ..draft_folders import (
+    assert_damaged,
+    assert_same_angles,
+    assert_same_weights,
+    edit_fields,
+    edit_tensors,
+    read_fields,
+    rename_tensors,
+)
+from ..draft_parts import make_target
+from .cases import MLA, latent_rope, make_model
+from .test_export import export
+from .test_step import YARN
 
 DEEPSEEK_V3 = (1536, 512, 128, 64, 128)
 SIZES = [key for key in MLA if key != "attention"]
@@ -157,7 +165,7 @@ def test_the_folder_has_deepseeks_tensors_and_fields(tmp_path):
         "kv_b_proj.weight": (4 * 13, 10),
         "o_proj.weight": (16, 28),
     }
-    fields = json.loads((tmp_path / "config.json").read_text())
+    fields = read_fields(tmp_path)
     expected = {
         "architectures": ["Eagle3DeepseekV2ForCausalLM"],
         "model_type": "deepseek_v2",
@@ -184,35 +192,13 @@ def test_the_folder_has_deepseeks_tensors_and_fields(tmp_path):
     assert "head_dim" not in fields
 
 
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "vocab_size": 11}], ids=["one layer", "two"])
-def test_init_from_continues_with_the_same_loss_and_writes_the_same_folder(tmp_path, options):
-    target = make_target(rope=YARN)
-    module = export(tmp_path, target, **MLA, **options)
-    config = Eagle3Config(init_from=tmp_path, num_steps=3)
-    draft = Eagle3Draft(config)
-    assert (draft.options.attention, draft.options.kv_lora_rank) == ("mla", 10)
-    again = draft.build(target, make_tensors(target), None)
-    documents = random_documents(target, [12, 9], seed=1)
-    arguments = make_batch(documents, [0, 0]), denominators(config, documents), make_ops(target)
-    expected = make_model(target, Eagle3Config(**MLA, **options, num_steps=3))
-    assert torch.equal(again(*arguments).loss, expected(*arguments).loss)
-    worker = Eagle3Draft(Eagle3Config.model_validate(draft.config.model_dump()))
-    assert worker.shape(target) == draft.shape(target)
-    assert sizes_of(draft.shape(target)) == sizes_of(module.shape)
-    second = tmp_path / "second"
-    export_again = export(second, target, **MLA, **options)
-    assert_same_angles(again, export_again)
-    for name in ("config.json", "model.safetensors"):
-        assert (second / name).read_bytes() == (tmp_path / name).read_bytes()
-
-
 @pytest.mark.parametrize(
-    ("folder", "option", "value"),
-    [(MLA, "attention", "gqa"), (MLA, "q_lora_rank", 13), ({}, "attention", "mla"), ({}, "v_head_dim", 8)],
+    ("option", "value"),
+    [("attention", "gqa"), ("q_lora_rank", 13)],
     ids=str,
 )
-def test_init_from_refuses_an_option_that_contradicts_it(tmp_path, folder, option, value):
-    export(tmp_path, **folder)
+def test_init_from_refuses_an_option_that_contradicts_it(tmp_path, option, value):
+    export(tmp_path, **MLA)
     with pytest.raises(ConfigError, match=f"draft.{option}="):
         Eagle3Draft(Eagle3Config(init_from=tmp_path, **{option: value}))
 
@@ -221,13 +207,11 @@ def test_published_variants_are_read(tmp_path):
     """Kimi's have the first layer by its number, the older form of rotary embeddings, and another head_dim."""
     target = make_target(rope=YARN)
     module = export(tmp_path, target, **MLA)
-    tensors = load_file(tmp_path / "model.safetensors")
-    renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
-    save_file(renamed, tmp_path / "model.safetensors")
+    rename_tensors(tmp_path, lambda name: name.replace("midlayer.", "layers.0."))
     scaling = {
         key: value for key, value in module.shape.rope.items() if key not in ("rope_type", "rope_theta")
     }
-    edit_config(
+    edit_fields(
         tmp_path,
         architectures=["Eagle3DeepseekV3ForCausalLM"],
         model_type="kimi_k2",
@@ -236,8 +220,7 @@ def test_published_variants_are_read(tmp_path):
         rope_parameters=None,
         rope_scaling={"type": "yarn", **scaling},
     )
-    again = Eagle3Draft.from_folder(tmp_path).build(target, make_tensors(target), None)
-    assert all(torch.equal(again.state_dict()[name], value) for name, value in module.state_dict().items())
+    again = assert_same_weights(Eagle3Draft, tmp_path, module, target)
     assert_same_angles(again, module)
     assert again.shape.score_scale == module.shape.score_scale
 
@@ -245,14 +228,11 @@ def test_published_variants_are_read(tmp_path):
 def test_plain_rotary_embeddings_of_a_folder_are_written_as_yarn_of_factor_one(tmp_path):
     target = make_target()
     export(tmp_path, target, **MLA)
-    written = json.loads((tmp_path / "config.json").read_text())
-    edit_config(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 100.0}, rope_scaling=None)
+    written = read_fields(tmp_path)
+    edit_fields(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 100.0}, rope_scaling=None)
     draft = Eagle3Draft.from_folder(tmp_path)
     assert draft.shape(target).rope == {"rope_type": "default", "rope_theta": 100.0}
     assert draft.exported_config(target) == written
-
-
-ROPE = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
 
 
 @pytest.mark.parametrize(
@@ -265,17 +245,17 @@ ROPE = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_p
         ({"rope_interleave": False}, "rope_interleave=False: expected True"),
         ({"index_topk": 8}, "index_topk=8: expected no such field"),
         ({"rope_parameters": LLAMA3}, "'llama3': expected default or yarn for latent attention"),
-        ({"rope_parameters": {**ROPE, "factor": None}}, "yarn without factor"),
-        ({"rope_parameters": {**ROPE, "attention_factor": 1.0}}, "attention_factor=1.0 of rotary embeddings"),
-        ({"rope_parameters": {**ROPE, "truncate": False}}, "truncate=False of rotary embeddings"),
-        ({"rope_parameters": {**ROPE, "mscale": 0.7}}, "mscale=0.7 without mscale_all_dim"),
+        ({"rope_parameters": {**YARN, "factor": None}}, "yarn without factor"),
+        ({"rope_parameters": {**YARN, "attention_factor": 1.0}}, "attention_factor=1.0 of rotary embeddings"),
+        ({"rope_parameters": {**YARN, "truncate": False}}, "truncate=False of rotary embeddings"),
+        ({"rope_parameters": {**YARN, "mscale": 0.7}}, "mscale=0.7 without mscale_all_dim"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 of rotary embeddings"),
     ],
 )
 def test_config_that_cannot_be_followed_is_an_artifact_error(tmp_path, changes, reason):
     export(tmp_path, **MLA)
-    edit_config(tmp_path, **changes)
-    assert_damaged(tmp_path, reason)
+    edit_fields(tmp_path, **changes)
+    assert_damaged(Eagle3Draft, tmp_path, reason)
 
 
 def test_tensors_of_grouped_queries_are_an_artifact_error(tmp_path):
@@ -283,5 +263,4 @@ def test_tensors_of_grouped_queries_are_an_artifact_error(tmp_path):
     edit_tensors(
         tmp_path, lambda tensors: tensors.update({"midlayer.self_attn.q_proj.weight": torch.zeros(2)})
     )
-    with pytest.raises(ArtifactError, match=r"unknown tensors midlayer\.self_attn\.q_proj\.weight"):
-        Eagle3Draft.from_folder(tmp_path)
+    assert_damaged(Eagle3Draft, tmp_path, "unknown tensors midlayer.self_attn.q_proj.weight")

@@ -5,39 +5,39 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
-from ..draft_parts import make_ops
-from .cases import MLA, make_batch, make_model, make_target, random_documents
-from .dense_reference import Document
-from .test_step import LLAMA3
+from ..block_proposals import extend
+from ..dense_parts import Document
+from ..draft_batches import LLAMA3, make_batch, random_documents
+from ..draft_parts import make_ops, make_target
+from .cases import MLA, make_config, make_model
 
 NUM_TOKENS = 4
 
 
-def setup(**options):
-    config = Eagle3Config(num_steps=NUM_TOKENS, **options)
-    target = make_target(rope=LLAMA3)
+def assert_proposals_are_the_unrolled_forwards(config, target, document, cuts):
+    """Row 9's, with the proposals as its tokens. Supervised tokens behind them label it at every step."""
     module, ops = make_model(target, config), make_ops(target)
-    (document,) = random_documents(target, [11], seed=4)
-    return module, ops, document, Eagle3Draft(config).proposer(module, ops)
-
-
-def extend(proposer, document, start, stop):
-    """Positions start to stop, of which the last has no token behind it that the target has seen."""
-    proposer.extend(document.ids[start + 1 : stop + 1].tolist(), document.states[start:stop])
-
-
-def unrolled(module, document, ops):
-    """The head's input of row 9 at each step; supervised tokens behind the document label it at every one."""
-    longer = Document(
-        ids=torch.cat([document.ids, torch.ones(NUM_TOKENS, dtype=torch.int64)]),
-        states=torch.cat([document.states, document.states[-NUM_TOKENS:]]),
-        mask=torch.ones(len(document.ids) + NUM_TOKENS, dtype=torch.bool),
+    proposer, generator = Eagle3Draft(config).proposer(module, ops), torch.Generator().manual_seed(0)
+    for start, stop in zip([0, *cuts], cuts, strict=False):
+        extend(proposer, document, start, stop)
+        proposal = proposer.propose(NUM_TOKENS, 0.7, generator)
+    ids = torch.cat(
+        [document.ids, torch.tensor(proposal.token_ids), torch.ones(NUM_TOKENS, dtype=torch.int64)]
     )
-    states, needed = module.unroll(make_batch([longer], [0]), ops)
-    return [state_NH[needed.index_T[9]] for state_NH in states]
+    states = torch.cat([document.states[:10], torch.randn(len(ids) - 10, *document.states.shape[1:])])
+    if module.merged_token_id is not None:
+        states[10:, 0] = ops.embed(ids[10:])
+    longer = Document(ids=ids, states=states, mask=torch.ones(len(ids), dtype=torch.bool))
+    unrolled, needed = module.unroll(make_batch([longer], [0]), ops)
+    logits_KV = [module.lm_head(state_NH[needed.index_T[9]]) for state_NH in unrolled]
+    for probs_V, logits_V in zip(proposal.probs_KV, logits_KV, strict=True):
+        expected = torch.zeros(29).index_copy(0, module.ids_V, (logits_V / 0.7).softmax(-1))
+        torch.testing.assert_close(probs_V, expected, rtol=1e-4, atol=1e-6)
+    greedy = proposer.propose(1, 0.0, torch.Generator())
+    assert greedy.probs_KV is None
+    assert greedy.token_ids == (int(module.ids_V[logits_KV[0].argmax()]),)
 
 
 @pytest.mark.parametrize(
@@ -52,36 +52,17 @@ def unrolled(module, document, ops):
     ],
     ids=["plain", "reduced", "reduced, no norms", "three layers", "mla", "mla, two layers, reduced"],
 )
-@pytest.mark.parametrize("cuts", [[10], [1, 9], [3, 4, 10], list(range(1, 11))], ids=str)
+@pytest.mark.parametrize("cuts", [[10], [1, 9, 10], [3, 4, 10], list(range(1, 11))], ids=str)
 def test_chain_equals_the_unrolled_forward(options, cuts):
-    module, ops, document, proposer = setup(**options)
-    generator = torch.Generator().manual_seed(0)
-    for start, stop in zip([0, *cuts], [*cuts, 10], strict=False):
-        if start < stop:
-            extend(proposer, document, start, stop)
-            proposal = proposer.propose(NUM_TOKENS, 0.7, generator)
-    guessed = Document(
-        ids=torch.cat([document.ids, torch.tensor(proposal.token_ids)]),
-        states=torch.cat([document.states[:10], torch.randn(1 + NUM_TOKENS, *document.states.shape[1:])]),
-        mask=torch.ones(11 + NUM_TOKENS, dtype=torch.bool),
-    )
-    for step, state_H in enumerate(unrolled(module, guessed, ops)):
-        probs = (module.lm_head(state_H) / 0.7).softmax(-1)
-        expected = torch.zeros(29).index_copy(0, module.ids_V, probs)
-        torch.testing.assert_close(proposal.probs_KV[step], expected, rtol=1e-4, atol=1e-6)
-
-
-def test_temperature_zero_takes_arg_maxima_without_probabilities():
-    module, ops, document, proposer = setup(vocab_size=11)
-    extend(proposer, document, 0, 10)
-    proposal = proposer.propose(1, 0.0, torch.Generator())
-    states = unrolled(module, document, ops)
-    assert proposal.probs_KV is None
-    assert proposal.token_ids == (int(module.ids_V[module.lm_head(states[0]).argmax()]),)
+    target, config = make_target(rope=LLAMA3), make_config(**options)
+    (document,) = random_documents(target, [11], seed=4)
+    assert_proposals_are_the_unrolled_forwards(config, target, document, cuts)
 
 
 def test_drawn_tokens_follow_their_probabilities():
-    _, _, document, proposer = setup(vocab_size=11)
+    target, config = make_target(rope=LLAMA3), make_config(vocab_size=11)
+    (document,) = random_documents(target, [11], seed=4)
+    proposer = Eagle3Draft(config).proposer(make_model(target, config), make_ops(target))
     extend(proposer, document, 0, 10)
     generator = torch.Generator().manual_seed(0)
     drawn = proposer.propose_all([proposer] * 2000, 1, 1.0, [generator] * 2000)

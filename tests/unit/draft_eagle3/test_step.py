@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -15,34 +12,12 @@ from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_kit.chain_drafting import NeededRows, attention
 
-from ..draft_parts import (
-    assert_bfloat16_is_close,
-    assert_gradients,
-    assert_same_without_gradients,
-    gradients,
-    make_ops,
-)
-from .cases import (
-    MLA,
-    decode,
-    guess_depth,
-    make_batch,
-    make_model,
-    make_setting,
-    make_target,
-    random_documents,
-)
-from .dense_reference import dense_eagle3
+from ..draft_batches import GAPS, LENGTHS, LLAMA3, YARN, decode, make_batch, random_documents, step_arguments
+from ..draft_parts import make_ops, make_target
+from ..draft_steps import DraftStepSuite, assert_each_precision, assert_equals_the_reference, run_reference
+from . import cases
+from .cases import MLA, make_config, make_model
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 100.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
 PARTIAL = {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}
 
 WITHOUT_NORMS = {"fc_norm": False, "norm_output": False}
@@ -74,45 +49,36 @@ CASES = {
     "mla, one head, values as wide as keys": ({**MLA, "v_head_dim": 10}, {"num_heads": 1, "num_kv_heads": 1}),
     "one key head": ({}, {"num_kv_heads": 1, "num_layers": 36}),
 }
-LENGTHS = [9, 1, 14, 2, 3, 23]
-GAPS = [0, 2, 0, 3, 1, 4]
-ATTENTIONS = {"kernel": KERNELS.get, "chunked": no_kernel}
-PRECISIONS = [(torch.float64, 1e-9), (torch.float32, 1e-4)]
+KERNEL_AND_CHUNKED = (KERNELS.get, no_kernel)
 
 
-def denominators(config, documents):
-    samples = [
-        Supervision(sample_id=0, epoch=0, loss_mask=document.mask, guess_depth=guess_depth(document))
-        for document in documents
-    ]
-    return Eagle3Draft(config).denominators(samples)
+class TestEagle3Step(DraftStepSuite):
+    cases = cases
+    few_tokens = 6
+    checkpointed = (
+        {},
+        {**WITHOUT_NORMS, "num_steps": 3, "num_layers": 2, "vocab_size": 11},
+        {"num_steps": 3, "num_layers": 2, **MLA},
+    )
+    kernels = KERNEL_AND_CHUNKED
 
+    @pytest.fixture(params=[{}, {"vocab_size": 4}], ids=["full", "reduced"])
+    def options(self, request):
+        return request.param
 
-def run_reference(module, documents, target):
-    """Result and gradients in float64."""
-    weights = {name: p.detach().double().requires_grad_() for name, p in module.named_parameters()}
-    for document in documents:
-        document.states = document.states.double()
-    result = dense_eagle3(weights, documents, make_setting(target, module, torch.float64))
-    # Also without a single label every weight has its (zero) gradient.
-    (result.loss + 0 * sum(weight.sum() for weight in weights.values())).backward()
-    return result, {name: weight.grad for name, weight in weights.items()}
+    def draw_config(self, draw):
+        flags = {name: draw.random() < 0.5 for name in ("fc_norm", "norm_output")}
+        vocab_size, kind = draw.choice([None, 5, 20]), draw.choice(["ce", "lk_alpha", "lk_lambda"])
+        attention = draw.choice([{}, MLA])
+        return make_config(
+            num_steps=draw.randint(1, 6), vocab_size=vocab_size, loss=kind, **flags, **attention
+        )
 
-
-def assert_equals_the_reference(target, config, documents, kernels, gaps=GAPS):
-    """A step with a backend's attention in float64, and with the chunked one in float32, which documents are in."""
-    batch, counts = make_batch(documents, gaps), denominators(config, documents)
-    result, expected = run_reference(make_model(target, config), documents, target)
-    assert result.loss.item() > 0.1
-    for kernel, (dtype, tolerance) in zip(kernels, PRECISIONS, strict=False):
-        module = make_model(target, config, dtype, kernel)
-        given = replace(batch, hidden_TNH=batch.hidden_TNH.to(dtype))
-        output = module(given, counts, make_ops(target, dtype))
-        output.loss.backward()
-        assert counts.tolist() == result.labelled == output.counts["accuracy"].tolist()
-        assert abs(output.loss.item() - result.loss.item()) <= tolerance * result.loss.item()
-        assert_gradients(gradients(module), expected, tolerance)
-    return result
+    def expected_metrics(self, result):
+        assert sum(result.agreed) > 20
+        assert result.chain_sum > result.counted[0] + 10
+        sums = {"accuracy": result.agreed, "acceptance": result.acceptance, "step_loss": result.step_loss}
+        return sums, {"acceptance_length": result.chain_sum / result.counted[0]}
 
 
 @pytest.fixture
@@ -125,30 +91,9 @@ def small_chunks(monkeypatch):
 def test_loss_and_every_gradient_equal_the_dense_reference(options, changes, small_chunks, monkeypatch):
     # Three positions per chunk, so that gradients are summed over several chunks.
     monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 3 * 4 * (29 + 4 * 29))
-    target, config = make_target(**changes), Eagle3Config(**{"num_steps": 4, **options})
+    target = make_target(**changes)
     documents = random_documents(target, LENGTHS, seed=5)
-    assert_equals_the_reference(target, config, documents, ATTENTIONS.values())
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_random_documents_and_layouts_equal_the_dense_reference(seed):
-    draw = random.Random(seed)
-    kind = draw.choice(["ce", "lk_alpha", "lk_lambda"])
-    options = {"vocab_size": draw.choice([None, 5, 20]), "fc_norm": draw.random() < 0.5, "loss": kind}
-    options |= MLA if seed % 2 else {}
-    config = Eagle3Config(num_steps=draw.randint(1, 6), norm_output=draw.random() < 0.5, **options)
-    target, lengths = make_target(), [draw.randint(1, 17) for _ in range(draw.randint(1, 5))]
-    module, documents = make_model(target, config, torch.float64), random_documents(target, lengths, seed)
-    documents[0].mask[:] = draw.random() < 0.5
-    for document in documents:
-        document.states = document.states.double()
-    batch = make_batch(documents, [draw.randint(0, 3) for _ in lengths])
-    output = module(batch, denominators(config, documents), make_ops(target, torch.float64))
-    output.loss.backward()
-    result, expected = run_reference(module, documents, target)
-    torch.testing.assert_close(output.loss.detach(), result.loss.detach(), rtol=1e-9, atol=1e-12)
-    for name, grad in gradients(module).items():
-        torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-9)
+    assert_each_precision(cases, make_config(**options), target, documents, kernels=KERNEL_AND_CHUNKED)
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
@@ -161,18 +106,13 @@ def test_any_share_of_supervised_tokens_equals_the_dense_reference(
     target, config = make_target(), Eagle3Config(num_steps=4, num_layers=num_layers, vocab_size=20)
     documents = random_documents(target, LENGTHS, seed=7)
     for document in documents:
-        document.states, length = document.states.double(), len(document.ids)
+        length = len(document.ids)
         place = torch.arange(length) / length if has_prompts else torch.rand(length)
         document.mask = place >= 1 - share
-    batch = make_batch(documents, GAPS, padding=2)
-    result, expected = run_reference(make_model(target, config, torch.float64), documents, target)
-    for kernel in ATTENTIONS.values():
+    reference = run_reference(cases, make_model(target, config, torch.float64), documents, target)
+    for kernel in KERNEL_AND_CHUNKED:
         module = make_model(target, config, torch.float64, kernel)
-        output = module(batch, denominators(config, documents), make_ops(target, torch.float64))
-        output.loss.backward()
-        torch.testing.assert_close(output.loss.detach(), result.loss.detach(), rtol=1e-9, atol=1e-12)
-        for name, grad in gradients(module).items():
-            torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-9)
+        assert_equals_the_reference(cases, module, documents, target, (GAPS, 2), 1e-9, reference)
 
 
 @pytest.mark.parametrize(("num_layers", "options"), [(1, {}), (2, MLA)], ids=["one layer", "two, mla"])
@@ -184,7 +124,7 @@ def test_rows_that_are_nearly_all_needed_are_computed_in_place(num_layers, optio
         document.mask[:] = True
     gaps = [0, 2]
     assert NeededRows.of(make_batch(documents, gaps), config.num_steps).are_all
-    assert_equals_the_reference(target, config, documents, ATTENTIONS.values(), gaps)
+    assert_each_precision(cases, config, target, documents, gaps, KERNEL_AND_CHUNKED)
 
 
 @pytest.mark.parametrize("kind", ["ce", "lk_alpha", "lk_lambda"])
@@ -195,34 +135,10 @@ def test_guesses_that_were_judged_equal_the_dense_reference(kind, monkeypatch):
         target, config = make_target(), Eagle3Config(num_steps=steps, loss=kind, vocab_size=17)
         documents = random_documents(target, LENGTHS, seed=5)
         decode(documents, seed=steps)
-        result = assert_equals_the_reference(target, config, documents, [KERNELS.get])
-        assert [count > 0 for count in result.labelled] == [step < 3 for step in range(steps)]
-
-
-@pytest.mark.parametrize("vocab_size", [None, 4])
-def test_metrics_equal_the_dense_reference(vocab_size):
-    """Six tokens: arg-maxima agree often enough for chains of every length."""
-    target = make_target(vocab_size=6, eos_token_ids=(0,))
-    config = Eagle3Config(num_steps=3, vocab_size=vocab_size)
-    module, documents = make_model(target, config, torch.float64), random_documents(target, [60, 45, 7], 3)
-    for document in documents:
-        document.states = document.states.double()
-    counts = denominators(config, documents)
-    output = module(make_batch(documents, [0, 1, 0]), counts, make_ops(target, torch.float64))
-    result, _ = run_reference(module, documents, target)
-    assert counts.tolist() == result.labelled == output.counts["accuracy"].tolist()
-    assert sum(result.agreed) > 20
-    assert result.chain_sum > result.labelled[0] + 10
-    metrics = output.metrics()
-    ratios = {
-        "accuracy": result.agreed,
-        "acceptance": result.acceptance,
-        "step_loss": result.step_loss,
-    }
-    for name, sums in ratios.items():
-        expected = [total / count for total, count in zip(sums, result.labelled, strict=True)]
-        assert metrics[name] == pytest.approx(expected, rel=1e-9), name
-    assert metrics["acceptance_length"] == pytest.approx(result.chain_sum / result.labelled[0], rel=1e-12)
+        module = make_model(target, config, torch.float64)
+        output, result = assert_equals_the_reference(cases, module, documents, target, (GAPS, 0))
+        assert output.loss.item() > 0.1
+        assert [count > 0 for count in result.counted] == [step < 3 for step in range(steps)]
 
 
 def test_fully_supervised_chain_that_always_agrees_has_full_length():
@@ -235,7 +151,7 @@ def test_fully_supervised_chain_that_always_agrees_has_full_length():
         ops._head_VH.zero_()
     (document,) = random_documents(target, [12], 1)
     document.mask[:] = True
-    metrics = module(make_batch([document], [0]), denominators(config, [document]), ops).metrics()
+    metrics = module(*step_arguments(Eagle3Draft(config), target, [document])[:2], ops).metrics()
     assert metrics["accuracy"] == [1.0, 1.0, 1.0]
     # Ten rows are labelled at step 0; the last two of them at one and two steps only.
     assert metrics["acceptance_length"] == pytest.approx((8 * 4 + 3 + 2) / 10)
@@ -247,22 +163,8 @@ def test_features_that_are_not_finite_give_a_loss_that_is_not(vocab_size):
     target, config = make_target(), Eagle3Config(num_steps=2, vocab_size=vocab_size)
     module, documents = make_model(target, config), random_documents(target, [9, 7], seed=5)
     documents[0].states[:] = torch.nan
-    output = module(make_batch(documents, [0, 0]), denominators(config, documents), make_ops(target))
+    output = module(*step_arguments(Eagle3Draft(config), target, documents))
     assert output.loss.isnan()
-
-
-def test_bfloat16_stays_close_to_float32():
-    target, config = make_target(), Eagle3Config(num_steps=4, vocab_size=20)
-    module, documents = make_model(target, config), random_documents(target, [40, 30], seed=5)
-    batch, counts = make_batch(documents, [0, 0]), denominators(config, documents)
-    assert_bfloat16_is_close(module, batch, counts, lambda dtype: make_ops(target, dtype))
-
-
-def test_evaluation_without_gradients_gives_the_same_numbers():
-    target, config = make_target(), Eagle3Config(num_steps=3)
-    module, documents = make_model(target, config), random_documents(target, LENGTHS, seed=5)
-    arguments = make_batch(documents, GAPS), denominators(config, documents), make_ops(target)
-    assert_same_without_gradients(module, arguments)
 
 
 def test_denominators_count_supervised_tokens_with_enough_tokens_before_them():

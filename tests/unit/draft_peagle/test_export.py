@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import json
+from typing import ClassVar
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from spec_core.errors import ArtifactError, ConfigError, TargetError
-from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_draft_peagle.config import PEagleConfig
 from spec_draft_peagle.draft import PEagleDraft
-from spec_kit.drafting import write_draft
 
-from ..draft_eagle3.cases import make_model as make_eagle3
-from ..draft_eagle3.cases import make_target, make_tensors
-from .cases import make_config, make_model
+from ..draft_eagle3 import cases as eagle3
+from ..draft_folders import (
+    DraftFolderSuite,
+    assert_damaged,
+    assert_same_weights,
+    edit_fields,
+    edit_tensors,
+    export,
+    read_fields,
+    write_fields,
+)
+from ..draft_parts import make_target, make_tensors
+from . import cases
+from .cases import make_config
 
 SPECULATORS = {
     "architectures": ["PEagleSpeculator"],
@@ -33,22 +41,32 @@ SPECULATORS = {
 }
 
 
+class TestPEagleFolder(DraftFolderSuite):
+    cases = cases
+    plain_options: ClassVar = {"vocab_size": 9}
+    training: ClassVar = {"num_guesses": 4}
+    exports = ({"vocab_size": 9}, {})
+    contradictions = (("num_layers", 3), ("vocab_size", 10))
+    other_targets = (({"vocab_size": 31}, "made for vocabulary size 29, this target has 31"),)
+    foreign = ({"architectures": ["DFlashDraftModel"]},)
+    damaged = (
+        ({"norm_before_residual": True}, "norm_before_residual"),
+        ({"fc_norm": True}, "fc_norm"),
+        ({"pard_token": 29}, "mask_token_id=29 is not below"),
+        ({"draft_vocab_size": 30}, "exceeds the target's 29"),
+        ({"num_hidden_layers": 3}, "lacks layers.2"),
+    )
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A folder of ours, with a reduced vocabulary."""
-    target, config = make_target(), make_config(vocab_size=9)
-    module = make_model(target, config)
-    write_draft(PEagleDraft(config), module.state_dict(), target, tmp_path)
+    export(cases, tmp_path, vocab_size=9)
     return tmp_path
 
 
-def edit(folder, **changes):
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
 def test_config_json_is_what_vllm_reads(folder):
-    fields = json.loads((folder / "config.json").read_text())
+    fields = read_fields(folder)
     assert fields["architectures"] == ["LlamaForCausalLMEagle3"]
     assert fields["model_type"] == "llama"
     assert (fields["num_hidden_layers"], fields["pard_token"], fields["draft_vocab_size"]) == (2, 28, 9)
@@ -75,15 +93,13 @@ def test_folder_fixes_layers_and_vocabulary(folder):
     draft = PEagleDraft(PEagleConfig(init_from=folder, num_guesses=5))
     shape = draft.shape(make_target())
     assert (shape.num_layers, shape.vocab_size, shape.mask_token_id) == (2, 9, 28)
-    with pytest.raises(ConfigError, match=r"draft.num_layers=3 contradicts"):
-        PEagleDraft(PEagleConfig(init_from=folder, num_layers=3))
 
 
 @pytest.mark.parametrize(
     "place", [{"ptd_token_id": 7}, {"dflash_config": {"mask_token_id": 7}}, {"pard_token": 7}], ids=str
 )
 def test_mask_token_is_found_where_vllm_finds_it(folder, place):
-    edit(folder, **{"pard_token": None, **place})
+    edit_fields(folder, **{"pard_token": None, **place})
     assert PEagleDraft.from_folder(folder).shape(make_target()).mask_token_id == 7
 
 
@@ -91,21 +107,20 @@ def test_mask_token_is_found_where_vllm_finds_it(folder, place):
     "architecture", ["PEagleDraftModel", "PeagleLlamaForCausalLM", "Eagle3LlamaForCausalLM"]
 )
 def test_other_names_of_the_architecture(folder, architecture):
-    edit(folder, architectures=[architecture])
+    edit_fields(folder, architectures=[architecture])
     assert PEagleDraft.from_folder(folder) is not None
 
 
 def test_folder_is_told_from_eagle3s_by_its_mask_token(folder):
     assert Eagle3Draft.from_folder(folder) is None
-    edit(folder, pard_token=None)
+    edit_fields(folder, pard_token=None)
     assert PEagleDraft.from_folder(folder) is None
     with pytest.raises(ArtifactError, match="mask_hidden"):  # the damaged folder is no Eagle3 draft either
         Eagle3Draft.from_folder(folder)
 
 
 def test_folder_of_eagle3_is_no_peagle_draft(tmp_path):
-    target, config = make_target(), Eagle3Config()
-    write_draft(Eagle3Draft(config), make_eagle3(target, config).state_dict(), target, tmp_path)
+    export(eagle3, tmp_path)
     assert Eagle3Draft.from_folder(tmp_path) is not None
     assert PEagleDraft.from_folder(tmp_path) is None
 
@@ -113,39 +128,16 @@ def test_folder_of_eagle3_is_no_peagle_draft(tmp_path):
 def test_speculators_layout_gives_the_same_weights(folder):
     """Fields of the layers lie in an object; embedding and head of the target lie beside the draft's tensors."""
     expected = PEagleDraft.from_folder(folder).build(make_target(), make_tensors(make_target()), None)
-    fields = json.loads((folder / "config.json").read_text())
+    fields = read_fields(folder)
     inner = {key: value for key, value in fields.items() if key not in ("pard_token", "architectures")}
     inner = {key: value for key, value in inner.items() if "draft" not in key and "eagle" not in key}
-    (folder / "config.json").write_text(json.dumps(SPECULATORS | {"transformer_layer_config": inner}))
-    got = PEagleDraft.from_folder(folder).build(make_target(), make_tensors(make_target()), None)
-    for name, value in expected.state_dict().items():
-        assert torch.equal(got.state_dict()[name], value), name
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"norm_before_residual": True}, "norm_before_residual"),
-        ({"fc_norm": True}, "fc_norm"),
-        ({"pard_token": 29}, "mask_token_id=29 is not below"),
-        ({"draft_vocab_size": 30}, "exceeds the target's 29"),
-        ({"num_hidden_layers": 3}, "lacks layers.2"),
-    ],
-)
-def test_what_cannot_be_expressed_is_refused(folder, changes, line):
-    edit(folder, **changes)
-    with pytest.raises(ArtifactError, match=line) as caught:
-        PEagleDraft.from_folder(folder)
-    assert "\n" not in str(caught.value)
+    write_fields(folder, SPECULATORS | {"transformer_layer_config": inner})
+    assert_same_weights(PEagleDraft, folder, expected, make_target())
 
 
 def test_folder_without_mask_hidden_is_refused(folder):
-    file = folder / "model.safetensors"
-    stored = load_file(file)
-    del stored["mask_hidden"]
-    save_file(stored, file)
-    with pytest.raises(ArtifactError, match="lacks mask_hidden"):
-        PEagleDraft.from_folder(folder)
+    edit_tensors(folder, lambda stored: stored.pop("mask_hidden"))
+    assert_damaged(PEagleDraft, folder, "lacks mask_hidden")
 
 
 def test_targets_and_options_that_do_not_fit():

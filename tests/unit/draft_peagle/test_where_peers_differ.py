@@ -13,9 +13,9 @@ from spec_draft_peagle.chains import ChainRule
 from spec_draft_peagle.config import PEagleConfig
 from spec_draft_peagle.draft import PEagleDraft
 
-from ..draft_eagle3.cases import make_batch, make_target
-from ..draft_parts import make_ops
-from .cases import denominators, make_config, make_model, random_documents
+from ..draft_batches import random_documents, step_arguments
+from ..draft_parts import make_target
+from .cases import make_config, make_model
 
 DOCUMENT = torch.tensor([False, False, True, True, True])
 
@@ -46,12 +46,9 @@ def test_a_chain_begins_where_its_first_guess_counts():
 def test_every_counted_guess_weighs_the_same():
     """All three: no decay by depth, one mean over all of them; Eagle3's steps are a mean each."""
     target, config = make_target(), make_config(retention=0.5)
-    documents = random_documents(target, [30, 20], 1)
-    for document in documents:
-        document.rounds = None
+    documents = random_documents(target, [30, 20], 1, dtype=torch.float64)
     module = make_model(target, config, torch.float64)
-    batch = make_batch(documents, [0, 0])
-    output = module(batch, denominators(config, documents), make_ops(target, torch.float64))
+    output = module(*step_arguments(PEagleDraft(config), target, documents))
     counted = output.counts["guess_loss"].sum()
     assert output.loss.item() == pytest.approx((output.sums["guess_loss"].sum() / counted).item(), rel=1e-12)
 
@@ -59,13 +56,10 @@ def test_every_counted_guess_weighs_the_same():
 def test_loss_is_the_cross_entropy_whose_gradient_is_that_of_kl():
     """SpecForge's. speculators and Automodel report KL, less by the teacher's entropy: a constant of the draft."""
     assert PEagleConfig().loss == "ce"
-    target, documents = make_target(), random_documents(make_target(), [12], 2)
-    documents[0].rounds = None
+    target, documents = make_target(), random_documents(make_target(), [12], 2, dtype=torch.float64)
     config = make_config()
     module = make_model(target, config, torch.float64)
-    output = module(
-        make_batch(documents, [0]), denominators(config, documents), make_ops(target, torch.float64)
-    )
+    output = module(*step_arguments(PEagleDraft(config), target, documents))
     output.loss.backward()
     # The gradient of either sums to 0 over the vocabulary, for every guess: Σ (q − p) = 0.
     assert module.lm_head.weight.grad.sum(0).abs().max() < 1e-12
@@ -74,14 +68,13 @@ def test_loss_is_the_cross_entropy_whose_gradient_is_that_of_kl():
 def test_guess_trains_where_the_targets_choice_is_in_the_vocabulary():
     """SpecForge's, and our Eagle3's. speculators trains every row towards what the reduced vocabulary has of it."""
     target, config = make_target(), make_config(vocab_size=5)
-    documents = random_documents(target, [40], 3)
-    documents[0].rounds = None
-    module, batch = make_model(target, config, torch.float64), make_batch(documents, [0])
-    ops = make_ops(target, torch.float64)
+    documents = random_documents(target, [40], 3, dtype=torch.float64)
+    module = make_model(target, config, torch.float64)
+    batch, counts, ops = step_arguments(PEagleDraft(config), target, documents)
     best_T = ops.teacher_logits(batch.hidden_TNH[:, -1]).argmax(-1)
     assert not module.t2d[best_T].all()
     batch.hidden_TNH[module.t2d[best_T], -1] = batch.hidden_TNH[~module.t2d[best_T]][0, -1]
-    output = module(batch, denominators(config, documents), ops)
+    output = module(batch, counts, ops)
     output.loss.backward()
     assert output.loss.item() == 0
     assert output.counts["accuracy"].sum() > 0

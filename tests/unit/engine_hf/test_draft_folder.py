@@ -121,24 +121,6 @@ def test_loaded_draft_speculates_and_keeps_the_output(table_plugin, open_engine,
     assert engine.acceptance().acceptance_length > 1.5
 
 
-def test_failed_load_leaves_the_loaded_draft_and_its_counters(
-    table_plugin, open_engine, tiny_llama, tmp_path
-):
-    engine = open_engine(tiny_llama)
-    folder = draft_folder(tmp_path, {"table": list(range(97))})
-    engine.load_draft(folder)
-    sampling = SamplingParams(max_new_tokens=5, num_draft_tokens=2, stop_at_eos=False)
-    engine.generate([PROMPT], sampling)
-    before = engine.acceptance()
-    assert before.rounds > 0
-    with pytest.raises(ArtifactError, match="no table"):
-        engine.load_draft(draft_folder(tmp_path, {}))
-    assert engine.acceptance() == before
-    engine.generate([PROMPT], sampling)
-    engine.load_draft(draft_folder(tmp_path, {"table": list(range(97))}))
-    assert engine.acceptance().rounds == 0
-
-
 def test_folder_that_no_draft_knows_lists_what_is_installed(table_plugin, open_engine, tiny_llama, tmp_path):
     engine = open_engine(tiny_llama)
     (tmp_path / "empty").mkdir()

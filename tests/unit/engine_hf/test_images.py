@@ -14,7 +14,7 @@ from spec_core.records import CaptureRequest, ImageSource, PromptWithImages, Sam
 from spec_engine_hf import decoding
 from spec_trainer.quickstart.baselines import PromptLookupProposer
 
-from ...seeing_targets import ALL_SEEING, IMAGE_ID, picture, reference_states, request_of
+from ...seeing_targets import ALL_SEEING, IMAGE_ID, arrays_of, picture, reference_states, request_of
 
 SIZES = ((20, 12), (33, 47), (8, 90))
 
@@ -39,22 +39,15 @@ def test_states_at_every_row_are_those_of_the_model_that_sees(
     seeing_target, open_engine, schema_of, model_type
 ):
     folder = seeing_target(model_type)
-    shown = [[], [picture(SIZES[0])], [picture(size) for size in SIZES]]
+    alike = [[picture((24, 24), seed)] for seed in (0, 1)]
+    shown = [*alike, [], [picture(SIZES[0])], [picture(size) for size in SIZES]]
     requests = [request_of(folder, pictures) for pictures in shown]
+    assert requests[0].input_ids == requests[1].input_ids
     states = captured(open_engine(folder), requests, schema_of(*range(9)))
     for found, request, pictures in zip(states, requests, shown, strict=True):
         expected = reference_states(folder, request, pictures)
         assert torch.allclose(found, expected, atol=1e-4 * expected.abs().max())
-
-
-@pytest.mark.parametrize("model_type", ALL_SEEING)
-def test_equal_tokens_with_other_images_have_other_states(seeing_target, open_engine, schema_of, model_type):
-    folder = seeing_target(model_type)
-    one, other = (request_of(folder, [picture((24, 24), seed)]) for seed in (0, 1))
-    assert one.input_ids == other.input_ids
-    first, second, again = captured(open_engine(folder), [one, other, one], schema_of(2, 4))
-    assert torch.equal(first, again)
-    place = one.input_ids.index(IMAGE_ID)
+    place, (first, second, *_) = requests[0].input_ids.index(IMAGE_ID), states
     assert torch.equal(first[:place], second[:place])
     assert (first[place:] - second[place:]).abs().amax(dim=(1, 2)).min() > 1e-3
 
@@ -85,20 +78,6 @@ def test_images_that_do_not_take_the_rows_tokens_are_an_engine_error(seeing_targ
         open_engine(folder).capture([wrong], schema_of(2)).result(60)
 
 
-def test_image_that_has_changed_since_the_data_was_read_is_refused(
-    seeing_target, open_engine, schema_of, tmp_path
-):
-    folder, file = seeing_target("qwen2_5_vl"), tmp_path / "a.png"
-    source, image = picture(SIZES[0])
-    file.write_bytes(source.data)
-    request = request_of(folder, [(ImageSource.of_file(str(file)), image)])
-    engine = open_engine(folder)
-    engine.capture([request], schema_of(2)).result(60)
-    file.write_bytes(picture(SIZES[0], seed=1)[0].data)
-    with pytest.raises(DataError, match=r"a\.png has changed since the data was read"):
-        engine.capture([request], schema_of(2)).result(60)
-
-
 def prompts_of(folder, shown):
     """Prompts about pictures; one without pictures is a plain list."""
     requests = [request_of(folder, pictures) for pictures in shown]
@@ -113,12 +92,8 @@ def model_of(folder):
 def assert_as_reference(folder, prompt, pictures, token_ids, margin=None):
     """Compare with the whole model without a cache, with the positions that it computes itself: its choice behind
     each token, and the gap of its two largest logits."""
-    arrays, ids = {}, torch.tensor([[*prompt, *token_ids]])
-    if pictures:
-        processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-        arrays = dict(processor([image for _, image in pictures], return_tensors="pt"))
-        arrays.pop("num_soft_tokens_per_image", None)
-        arrays["mm_token_type_ids"] = (ids == IMAGE_ID).int()
+    ids = torch.tensor([[*prompt, *token_ids]])
+    arrays = arrays_of(folder, ids, pictures)
     with torch.no_grad():
         best = model_of(folder)(ids, use_cache=False, **arrays).logits[0, len(prompt) - 1 : -1].topk(2)
     assert token_ids == tuple(best.indices[:, 0].tolist())

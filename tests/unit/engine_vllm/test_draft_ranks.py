@@ -19,6 +19,8 @@ from spec_engine_vllm.acceptance_counts import EngineTotals
 from spec_engine_vllm.draft_ranks import VllmRanks
 from spec_engine_vllm.draft_routes import DraftRoutes
 
+from .asgi import ask, bearer
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -188,27 +190,8 @@ def routes(
     app = DraftRoutes(inner)
     llm = Ranks("received")
 
-    async def ask(method: str, path: str, body: str = "", token: str = "secret") -> list[dict]:
-        path, _, query = path.partition("?")
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "query_string": query.encode(),
-            "headers": [(b"authorization", f"Bearer {token}".encode())],
-            "app": SimpleNamespace(state=SimpleNamespace(engine_client=llm)),
-        }
-        chunks = [body[:5].encode(), body[5:].encode()]
-        sent: list[dict] = []
-
-        async def receive() -> dict:
-            return {"type": "http.request", "body": chunks.pop(0), "more_body": bool(chunks)}
-
-        async def send(message: dict) -> None:
-            sent.append(message)
-
-        await app(scope, receive, send)
-        return sent
+    async def ask_as(method: str, path: str, body: str = "", token: str = "secret") -> list[dict]:
+        return await ask(app, path, bearer(token), body=body.encode(), method=method, llm=llm)
 
     with asyncio.Runner() as runner:
 
@@ -218,11 +201,11 @@ def routes(
             return start["status"], headers, json.loads(end["body"])
 
         async def all_of(requests: list[list[str]]) -> list[tuple[int, dict, Any]]:
-            return list(map(read, await asyncio.gather(*(ask(*request) for request in requests))))
+            return list(map(read, await asyncio.gather(*(ask_as(*request) for request in requests))))
 
         def answer(*request: Any) -> Any:
             if isinstance(request[0], str):
-                return read(runner.run(ask(*request)))
+                return read(runner.run(ask_as(*request)))
             return runner.run(all_of(request))
 
         yield answer

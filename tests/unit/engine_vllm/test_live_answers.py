@@ -16,6 +16,8 @@ from spec_engine_vllm.live_answers import keep_answers
 from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, LiveRequests
 from spec_kit.hosting.live_requests import LiveRequestsConfig
 
+from .asgi import ask, bearer, statuses
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
@@ -146,42 +148,39 @@ def test_a_server_that_could_not_keep_them_does_not_start(monkeypatch) -> None:
         Deaf(lambda *_: None)
 
 
-def test_no_client_makes_up_a_label_or_makes_what_is_counted_grow(monkeypatch) -> None:
-    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0, "labels": ["code"], "rows": 50}')
-    client = Client()
-    client.vllm_config = SimpleNamespace(speculative_config=None)
+def application(monkeypatch: pytest.MonkeyPatch, client: Client, variable: str) -> DraftRoutes:
+    """One that has the client answer each request; ``variable``: SPEC_LIVE_REQUESTS."""
+    monkeypatch.setenv("SPEC_DRAFT_TOKEN", "secret")
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, variable)
     monkeypatch.setattr("spec_engine_vllm.draft_routes.rounds_of", lambda llm: None)
+    client.vllm_config = SimpleNamespace(speculative_config=None)
+    client.logger_manager = None
 
     async def inner(scope: dict, receive: Any, send: Any) -> None:
         await receive()
         async for _ in client.generate(PROMPT, sampling(), request_id="cmpl-1"):
             await send({"type": "http.response.start", "status": 200})
 
-    async def receive() -> dict:
-        return {"type": "http.request", "body": b"{}"}
-
-    async def send(message: dict) -> None:
-        assert b"made-up" not in repr(message).encode()
-
     app = DraftRoutes(inner)
     app._asked_s = float("inf")  # the headers of answers are not looked for
+    return app
 
-    async def ask(path: str, *labels: bytes) -> None:
-        headers = [(b"x-draft-label", label) for label in labels]
-        state = SimpleNamespace(state=SimpleNamespace(engine_client=client))
-        await app(
-            {"type": "http", "method": "POST", "path": path, "headers": headers, "app": state}, receive, send
-        )
 
-    async def run() -> None:
-        for number in range(2000):
-            await ask(f"/made-up/{number}", *([b"made-up-%d" % number] if number % 2 else []))
-        await ask("/v1/completions", b"made-up" * 100_000)
-        await ask("/v1/completions", b"code\r\nmade-up: yes", b"\xff\xfe")
-        await ask("/v1/completions", b"code")
-        await ask("/v1/completions")
+def test_no_client_makes_up_a_label_or_makes_what_is_counted_grow(monkeypatch) -> None:
+    client = Client()
+    app = application(monkeypatch, client, '{"share": 1.0, "labels": ["code"], "rows": 50}')
 
-    asyncio.run(run())
+    async def run() -> list[dict]:
+        asked = [(f"/made-up/{number}", [b"made-up-%d" % number] * (number % 2)) for number in range(2000)]
+        asked += [("/v1/completions", [b"made-up" * 100_000])]
+        asked += [("/v1/completions", [b"code\r\nmade-up: yes", b"\xff\xfe"])]
+        asked += [("/v1/completions", [b"code"]), ("/v1/completions", [])]
+        sent = []
+        for path, labels in asked:
+            sent += await ask(app, path, *((b"x-draft-label", label) for label in labels), llm=client)
+        return sent
+
+    assert b"made-up" not in repr(asyncio.run(run())).encode()
     assert app.live_requests is not None
     taken = app.live_requests.take()
     labels = [row["label"] for row in taken["requests"]]
@@ -191,44 +190,17 @@ def test_no_client_makes_up_a_label_or_makes_what_is_counted_grow(monkeypatch) -
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_server_gives_them_to_who_knows_the_secret(monkeypatch, keeps) -> None:
-    monkeypatch.setenv("SPEC_DRAFT_TOKEN", "secret")
-    monkeypatch.delenv(LIVE_REQUESTS_VARIABLE, raising=False)
-    if keeps:
-        monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0}')
     client = Client()
-    client.vllm_config = SimpleNamespace(speculative_config=None)
-    client.logger_manager = None
-    monkeypatch.setattr("spec_engine_vllm.draft_routes.rounds_of", lambda llm: None)
-    sent: list[dict] = []
+    app = application(monkeypatch, client, '{"share": 1.0}' if keeps else "")
 
-    async def inner(scope: dict, receive: Any, send: Any) -> None:
-        await receive()
-        async for _ in client.generate(PROMPT, sampling(), request_id="cmpl-1"):
-            await send({"type": "http.response.start", "status": 200})
+    async def run() -> list[dict]:
+        paths = ("/v1/completions", ""), ("/spec/draft/requests", "wrong"), ("/spec/draft/requests", "secret")
+        return [
+            message for path, token in paths for message in await ask(app, path, bearer(token), llm=client)
+        ]
 
-    app = DraftRoutes(inner)
-    app._asked_s = float("inf")  # the headers of answers are not looked for
-
-    async def receive() -> dict:
-        return {"type": "http.request", "body": b"{}"}
-
-    async def send(message: dict) -> None:
-        sent.append(message)
-
-    async def ask(path: str, token: str = "") -> None:
-        state = SimpleNamespace(state=SimpleNamespace(engine_client=client))
-        headers = [(b"authorization", f"Bearer {token}".encode())]
-        scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "app": state}
-        await app(scope, receive, send)
-
-    async def run() -> None:
-        await ask("/v1/completions")
-        await ask("/spec/draft/requests", "wrong")
-        await ask("/spec/draft/requests", "secret")
-
-    asyncio.run(run())
-    statuses = [message["status"] for message in sent if message["type"] == "http.response.start"]
-    assert statuses == [200, 401, 200 if keeps else 409]
+    sent = asyncio.run(run())
+    assert statuses(sent) == [200, 401, 200 if keeps else 409]
     assert (b"[5, 6, 7, 8]" in sent[-1]["body"]) is keeps
     assert b"[5" not in b"".join(message.get("body", b"") for message in sent[:-1])
 
@@ -279,9 +251,6 @@ def test_the_workers_capture_an_admitted_request_under_the_name_that_is_stored()
     ],
 )
 def test_states_come_from_the_first_worker(monkeypatch, variable, asked_for, status, body) -> None:
-    monkeypatch.setenv("SPEC_DRAFT_TOKEN", "secret")
-    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, variable)
-    monkeypatch.setattr("spec_engine_vllm.draft_routes.rounds_of", lambda llm: None)
     answers = {
         "": {"layers": [1, 3], "hidden_size": 8, "dtype": "float32"},
         "ab": {"piece": b"\x00\x01"},
@@ -294,22 +263,14 @@ def test_states_come_from_the_first_worker(monkeypatch, variable, asked_for, sta
             assert method == "spec_states"
             return [answers[json.loads(args[0])["key"][:2] if args[0] else ""], None]
 
-    app, sent = DraftRoutes(lambda *_: None), []
+    client, asked = Workers(), json.dumps(asked_for).encode()
+    app = application(monkeypatch, client, variable)
 
-    async def receive() -> dict:
-        return {"body": json.dumps(asked_for).encode()}
+    def answer(token: str) -> tuple[int, bytes]:
+        start, end = asyncio.run(ask(app, "/spec/draft/states", bearer(token), body=asked, llm=client))
+        return start["status"], end["body"]
 
-    async def send(message: dict) -> None:
-        sent.append(message)
-
-    def ask(token: bytes) -> tuple[int, bytes]:
-        sent.clear()
-        client = SimpleNamespace(state=SimpleNamespace(engine_client=Workers()))
-        scope = {"type": "http", "method": "POST", "path": "/spec/draft/states", "app": client}
-        asyncio.run(app({**scope, "headers": [(b"authorization", b"Bearer " + token)]}, receive, send))
-        return sent[0]["status"], sent[1]["body"]
-
-    assert ask(b"guess")[0] == 401
-    found = ask(b"secret")
+    assert answer("guess")[0] == 401
+    found = answer("secret")
     assert found[0] == status
     assert body in found[1]

@@ -31,7 +31,7 @@ HOPPER = (9, 0)
 WORTH_PADDING = 1.25
 """Largest ratio of computed pairs to pairs inside documents."""
 LENGTH_MULTIPLE = 256
-"""Documents of different lengths are padded to a multiple of this many rows, so that there are few plans."""
+"""Documents are padded to a multiple of this many rows, so that there are few plans."""
 
 
 class Padding(NamedTuple):
@@ -93,17 +93,19 @@ def padded_attention_backward(
 @lru_cache(maxsize=16)  # a step uses the same few arguments again and again
 def _padding(bounds: Bounds, device: torch.device) -> Padding | None:
     lengths = [stop - start for start, stop in bounds]
-    longest = max(lengths, default=0)
-    equal = min(lengths, default=0) == longest
-    length = longest if equal else -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
-    if not longest or len(lengths) * length**2 > WORTH_PADDING * sum(one**2 for one in lengths):
+    length = -(-max(lengths, default=0) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    if not length or len(lengths) * length**2 > WORTH_PADDING * sum(one**2 for one in lengths):
         return None
     touching = all(left[1] == right[0] for left, right in pairwise(bounds))
     rows: slice | Tensor = slice(bounds[0][0], bounds[-1][1])
     if not touching:
         rows = to_device_async(torch.cat([torch.arange(*bound) for bound in bounds]), device)
-    places = [torch.arange(index * length, index * length + one) for index, one in enumerate(lengths)]
-    return Padding(len(lengths), length, rows, None if equal else to_device_async(torch.cat(places), device))
+    places = None
+    if min(lengths) < length:
+        starts = range(0, len(lengths) * length, length)
+        filled = [torch.arange(start, start + one) for start, one in zip(starts, lengths, strict=True)]
+        places = to_device_async(torch.cat(filled), device)
+    return Padding(len(lengths), length, rows, places)
 
 
 @lru_cache(maxsize=8)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from spec_kit.drafting import Rope, rotate
 from spec_kit.drafting.rope import inverse_frequencies
 from spec_kit.targets.rope_parameters import rope_problem
+
+from ...draft_batches import transformers_rope
 
 HEAD_DIM, MAX_POSITIONS = 64, 131072
 
@@ -69,26 +69,10 @@ def make_rope(parameters):
     return Rope(parameters, HEAD_DIM, MAX_POSITIONS)
 
 
-def transformers_rope(parameters):
-    """Inverse frequencies and scale, computed by transformers."""
-    config = LlamaConfig(
-        hidden_size=256,
-        num_attention_heads=4,
-        head_dim=HEAD_DIM,
-        max_position_embeddings=MAX_POSITIONS,
-        rope_parameters=dict(parameters),
-    )
-    kind = parameters["rope_type"]
-    if kind != "default":
-        return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    dim = int(HEAD_DIM * parameters.get("partial_rotary_factor", 1.0))
-    return 1.0 / parameters["rope_theta"] ** (torch.arange(0, dim, 2).float() / dim), 1.0
-
-
 @pytest.mark.parametrize("parameters", ROPES.values(), ids=ROPES.keys())
 def test_angles_are_those_of_transformers(parameters):
     rope = make_rope(parameters)
-    inv_freq, scale = transformers_rope(parameters)
+    inv_freq, scale = transformers_rope(parameters, HEAD_DIM, MAX_POSITIONS)
     frequency = inverse_frequencies(parameters, 2 * len(inv_freq), MAX_POSITIONS)
     torch.testing.assert_close(frequency, inv_freq, rtol=3e-7, atol=0)
     position_T = torch.tensor([0, 1, 17, 4095, 100_000])

@@ -261,8 +261,10 @@ def test_a_call_before_join_and_an_oversized_record_are_refused():
 def test_the_deadline_names_who_did_not_join():
     """R5."""
     with TcpRendezvous("127.0.0.1:0", 0, 3, TOKEN, SHORT_S) as rendezvous:
+        started = time.monotonic()
         with pytest.raises(DeadlineExceeded, match=r"ranks \[1, 2\]"):
             rendezvous.join()
+        assert time.monotonic() - started < SHORT_S + LONG_S
         with pytest.raises(DeadlineExceeded):
             rendezvous.barrier()
 

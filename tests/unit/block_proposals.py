@@ -1,0 +1,133 @@
+"""Proposals of drafts in blocks are those of the training forward: the tests that DFlash, DFlash2 and DSpark share.
+
+A subclass of ``BlockProposalSuite`` names its module ``cases``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+import torch
+
+from spec_core.errors import ConfigError
+from spec_kit.block_drafting import Blocks
+
+from .draft_batches import LLAMA3, make_batch, random_documents
+from .draft_parts import make_ops, make_target
+
+if TYPE_CHECKING:
+    from spec_core import Proposer, TargetSpec
+    from spec_kit.drafting import TargetOps
+
+    from .dense_parts import Document
+
+KNOWN = 11
+
+
+def extend(proposer: Proposer, document: Document, start: int, stop: int) -> None:
+    """Positions start to stop, of which the last has no token behind it that the target has seen."""
+    proposer.extend(document.ids[start + 1 : stop + 1].tolist(), document.states[start:stop])
+
+
+class BlockProposalSuite:
+    cases: ClassVar[Any]
+    longest: ClassVar[int] = 4
+    """Guesses of the blocks that the draft is trained in."""
+    first_guess: ClassVar[int] = 1
+    """Slot of a block whose guess is its first: ``block_size`` counts those before it."""
+
+    @pytest.fixture
+    def options(self) -> dict[str, object]:
+        """Options of the draft under test; a subclass may have several."""
+        return {}
+
+    def target(self) -> TargetSpec:
+        return make_target(rope=LLAMA3, embedding_scale=2.0)
+
+    def config(self, guesses: int, options: dict[str, object]) -> Any:
+        return self.cases.make_config(block_size=guesses + self.first_guess, **options)
+
+    @pytest.fixture
+    def document(self) -> Document:
+        """Known tokens, and states of some more; one layer more is captured than any draft reads."""
+        return random_documents(self.target(), [KNOWN + 20], 4, 6)[0]
+
+    @pytest.fixture
+    def proposer(self, options, document) -> Proposer:
+        """One that knows all but the last known token."""
+        proposer = self.fresh_proposer(options)
+        extend(proposer, document, 0, KNOWN - 1)
+        return proposer
+
+    def fresh_proposer(self, options: dict[str, object]) -> Proposer:
+        target, config = self.target(), self.config(self.longest, options)
+        return self.cases.Draft(config).proposer(self.cases.make_model(target, config), make_ops(target))
+
+    def scores(
+        self, module: Any, ops: TargetOps, states_KH: torch.Tensor, before_K: torch.Tensor
+    ) -> torch.Tensor:
+        """[K, V]: what the probabilities are made of; ``before_K``: the tokens before the guessed ones."""
+        return states_KH @ ops.head_VH.T
+
+    def forward_probs(
+        self, options: dict[str, object], document: Document, guesses: tuple[int, ...], temperature: float
+    ) -> torch.Tensor:
+        """[K, V]: the training forward over the known tokens and then ``guesses``, in a block as long as these, the
+        anchor at the last known one."""
+        target = self.target()
+        module, ops = self.cases.make_model(target, self.config(len(guesses), options)), make_ops(target)
+        ids = torch.cat([document.ids[:KNOWN], torch.tensor(guesses)])
+        extended = replace(
+            document, ids=ids, states=document.states[: len(ids)], mask=torch.ones(len(ids)).bool()
+        )
+        blocks = Blocks(torch.tensor([KNOWN - 1]), torch.tensor([0]), torch.tensor([1]))
+        states_KH = module.states(make_batch([extended], [0]), blocks, ops)[0, self.first_guess :]
+        return (self.scores(module, ops, states_KH, ids[KNOWN - 1 : -1]) / temperature).softmax(-1)
+
+    @pytest.mark.parametrize("num_tokens", [1, 2, None])
+    @pytest.mark.parametrize("cuts", [[10], [1, 9, 10], [3, 4, 10], list(range(1, 11))], ids=str)
+    def test_guesses_equal_the_training_forward_over_what_was_drawn(
+        self, options, document, num_tokens, cuts
+    ):
+        """The distribution that each guess comes with is the draft's: rejection sampling relies on it."""
+        proposer, generator = self.fresh_proposer(options), torch.Generator().manual_seed(0)
+        for start, stop in zip([0, *cuts], cuts, strict=False):
+            extend(proposer, document, start, stop)
+            drawn = proposer.propose(num_tokens or self.longest, 0.7, generator)
+        expected = self.forward_probs(options, document, drawn.token_ids, 0.7)
+        torch.testing.assert_close(drawn.probs_KV, expected, rtol=1e-4, atol=1e-6)
+        greedy = proposer.propose(num_tokens or self.longest, 0.0, generator)
+        assert greedy.probs_KV is None
+        expected = self.forward_probs(options, document, greedy.token_ids, 1.0)
+        assert greedy.token_ids == tuple(expected.argmax(-1).tolist())
+
+    def test_more_tokens_than_a_block_holds_are_refused_in_one_line(self, proposer):
+        asked, size = self.longest + 1, self.longest + self.first_guess
+        line = f"num_tokens={asked} asked of a draft with blocks of {size}; it guesses at most {self.longest}"
+        with pytest.raises(ConfigError, match=line):
+            proposer.propose(asked, 0.0, torch.Generator())
+
+    def test_drawn_tokens_follow_their_probabilities(self, proposer):
+        """Pairs of guesses: the chance of the second is the one after the first."""
+        generator, rounds = torch.Generator().manual_seed(0), 2000
+        counts, chances = torch.zeros(29, 29), torch.zeros(29, 29)
+        for drawn in proposer.propose_all([proposer] * rounds, 2, 1.0, [generator] * rounds):
+            one, two = drawn.token_ids
+            counts[one, two] += 1
+            chances[one] = drawn.probs_KV[0, one] * drawn.probs_KV[1]
+        assert (counts / rounds - chances).abs().max() < 0.03
+        assert (counts.sum(1) / rounds - drawn.probs_KV[0]).abs().max() < 0.04
+
+
+class DependentProposalSuite(BlockProposalSuite):
+    """Each guess depends on the one before."""
+
+    def test_a_guess_depends_on_the_one_before(self, proposer):
+        seen = {}
+        for seed in range(60):
+            drawn = proposer.propose(2, 3.0, torch.Generator().manual_seed(seed))
+            seen.setdefault(drawn.token_ids[0], drawn.probs_KV[1])
+        first, *others = seen.values()
+        assert any(not torch.allclose(first, other, rtol=1e-2) for other in others)
