@@ -1,15 +1,20 @@
-"""A chat template like Qwen3's, and conversations that use all of it."""
+"""ChatML, a chat template like Qwen3's, conversations that use all of it, and a tokenizer of bytes."""
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 THINKING = """\
 {%- if tools %}{{ '<|im_start|>system\\n' + (messages[0].content + '\\n' if messages[0].role == 'system' else '') }}
 {%- for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}{{ '<|im_end|>\\n' }}
@@ -101,13 +106,22 @@ def thinking_tokenizer() -> PreTrainedTokenizerFast:
     return byte_tokenizer(("<|im_start|>", "<|im_end|>", "<think>", "</think>"), THINKING, "<|im_end|>")
 
 
-def byte_tokenizer(specials: Sequence[str], template: str, end: str | None = None) -> PreTrainedTokenizerFast:
-    """A token for each byte, from 0, and the special ones, from 256."""
-    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(
-        models.BPE(vocab={character: id_ for id_, character in enumerate(bytes_)}, merges=[])
-    )
+def byte_tokenizer(
+    specials: Sequence[str],
+    template: str,
+    end: str | None = None,
+    merges: Sequence[tuple[str, str]] = (),
+) -> PreTrainedTokenizerFast:
+    """A token for each byte, from 0, one for each of ``merges``, and the special ones behind them."""
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    tokenizer = Tokenizer(models.BPE({word: id_ for id_, word in enumerate(words)}, list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, chat_template=template)
+
+
+def stretches(ids: Iterable[int], mask: Iterable[object]) -> list[list[int]]:
+    """Return the token ids of each stretch of supervised tokens."""
+    pairs = groupby(zip(ids, mask, strict=True), key=lambda pair: bool(pair[1]))
+    return [[int(id_) for id_, _ in stretch] for supervised, stretch in pairs if supervised]

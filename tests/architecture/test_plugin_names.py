@@ -43,7 +43,7 @@ ALLOWED = {
     (f"{APPLICATION}/cli.py", "eagle3"),
     (f"{APPLICATION}/cli.py", "hf"),
     (f"{APPLICATION}/quickstart/run.py", "cpu"),
-    (f"{APPLICATION}/quickstart/run.py", "muon"),
+    (f"{APPLICATION}/quickstart/tiny_target.py", "muon"),
     # What the suites compute on, and draw by default.
     (f"{TESTING}/drawn_draft.py", "eagle3"),
     (f"{TESTING}/reference.py", "cpu"),

@@ -188,15 +188,20 @@ def write_tensors(folder: Path, config: dict[str, Any]) -> None:
     shapes = {"model.embed_tokens.weight": [vocab, hidden], "model.norm.weight": [hidden]}
     if not config.get("tie_word_embeddings", "gemma" in config["model_type"]):
         shapes["lm_head.weight"] = [vocab, hidden]
+    write_shapes(folder / "model.safetensors", shapes)
+
+
+def write_shapes(file: Path, shapes: dict[str, list[int]]) -> None:
+    """Write a safetensors file of bfloat16 tensors with these names and shapes, which holds no data."""
     header, position = {}, 0
     for name, shape in shapes.items():
         end = position + 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [position, end]}
         position = end
     encoded = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        file.truncate(8 + len(encoded) + position)
+    with file.open("wb") as stream:
+        stream.write(len(encoded).to_bytes(8, "little") + encoded)
+        stream.truncate(8 + len(encoded) + position)
 
 
 def plan(recipe: Path, target: Path, data: Path, capsys: Any) -> dict[str, Any]:

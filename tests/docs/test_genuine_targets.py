@@ -19,6 +19,7 @@ from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.prompts import load_prompts
 
+from ..chat_templates import stretches
 from .fetch_targets import TARGETS
 from .recipes import CONFIGS, RECIPES, plan, text_config, write_tensors
 
@@ -213,9 +214,4 @@ def reference(tokenizer, messages: list, tools: list | None, kwargs: dict) -> li
 
 def turns(tokenizer, sample) -> list[str]:
     """The texts of the spans that are supervised."""
-    found, before = [], False
-    for id_, learnt in zip(sample.input_ids.tolist(), sample.loss_mask.tolist(), strict=True):
-        if learnt:
-            found[len(found) if not before else -1 :] = [[*(found[-1] if before else []), id_]]
-        before = learnt
-    return [tokenizer.decode(ids) for ids in found]
+    return [tokenizer.decode(ids) for ids in stretches(sample.input_ids, sample.loss_mask)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from spec_trainer import cli
 
 from ..integration.foreign_layouts import as_specforge
 from ..unit.trainer.server_evaluation.streaming_server import streaming
-from .workplace import make_workplace
+from .workplace import commands
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -24,7 +23,6 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
 ]
 PLACES = {"TARGET": "path/to/target", "DATA": "chats.jsonl", "DRAFT": "runs/mine/draft", "DIR": "out"}
-_FIRST = re.compile(r"(?:\.venv/bin/)?(?:spec-trainer|make|python|pip|vllm)\b")
 ELSEWHERE = {
     "--launcher": "tests/integration/test_ray_runs.py",
     "--strategy": "tests/contract/test_megatron_strategy.py",
@@ -57,15 +55,6 @@ ROWS = {
     "humaneval": {"prompt": "def f(x):"},
     "math500": {"problem": "Two and two?"},
 }
-
-
-def commands(page: Path) -> list[list[str]]:
-    """Words of every command in shell blocks and indented lines."""
-    text = page.read_text().replace("\\\n", " ")
-    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
-    lines += [line.strip() for line in text.splitlines() if re.match(r"    \S", line)]
-    return [shlex.split(line, comments=True) for line in lines if _FIRST.match(line)]
 
 
 ALL = [(page.relative_to(ROOT).as_posix(), words) for page in sorted(PAGES) for words in commands(page)]
@@ -106,24 +95,10 @@ def test_the_command_line_takes_the_command(page, words):
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
-    return make_workplace(tmp_path_factory.mktemp("workplace"))
-
-
-@pytest.fixture(scope="module")
 def servers():
     """Options that name servers -> the addresses of servers here."""
     with streaming() as (server, _), streaming(speculates=False) as (baseline, _):
         yield {"--server": server, "--baseline-server": baseline}
-
-
-@pytest.fixture
-def here(workplace, tmp_path, monkeypatch):
-    """A folder of the test's own with what is in the workplace."""
-    for file in workplace.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def as_here(words: list[str]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import tomllib
 from pathlib import Path
 
@@ -11,35 +10,22 @@ import pytest
 
 from spec_trainer import cli
 
-from .workplace import make_workplace
+from .workplace import commands
 
 ROOT = Path(__file__).parents[2]
 
 
-def commands(page: str) -> list[list[str]]:
-    """Words of every command in the page's shell blocks."""
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text().replace("\\\n", ""), re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
-    return [shlex.split(line, comments=True) for line in lines]
-
-
-COMMANDS = commands("README.md")
+COMMANDS = commands(ROOT / "README.md")
 PACKAGE_PAGES = sorted(ROOT.glob("packages/*/README.md"))
 
 
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
-    return make_workplace(tmp_path_factory.mktemp("workplace"))
-
-
-def test_the_readme_commands_run_in_order(workplace, monkeypatch, capsys):
-    monkeypatch.chdir(workplace)
+def test_the_readme_commands_run_in_order(here, capsys):
     ran = [words for words in COMMANDS if words[0] == "spec-trainer"]
     for words in ran:
         code = cli.run(words[1:])
         assert code == 0, (words, capsys.readouterr().err)
     assert [words[1] for words in ran] == ["plan", "train", "evaluate"]
-    assert (workplace / "runs/mine/draft/model.safetensors").is_file()
+    assert (here / "runs/mine/draft/model.safetensors").is_file()
 
 
 def test_the_readme_names_make_targets_that_exist():
@@ -51,7 +37,7 @@ def test_the_readme_names_make_targets_that_exist():
 def test_the_install_page_installs_the_command_with_all_that_it_needs_from_here():
     install = next(
         words
-        for words in commands("docs/install.md")
+        for words in commands(ROOT / "docs/install.md")
         if words[:2] == ["pip", "install"] and "./apps/trainer" in words
     )
     folders = [ROOT / word for word in install[2:]]

@@ -16,7 +16,7 @@ from spec_trainer.resolve import read_inputs
 from spec_trainer.run.activations import largest_pass_bytes, with_passes_that_fit
 from spec_trainer.run.memory import RunSizes, rank_parts, rooms
 
-from .recipes import CONFIGS
+from .recipes import CONFIGS, write_shapes
 
 PAGE = (Path(__file__).parents[2] / "docs/cuda.md").read_text()
 MEASURED = Path(__file__).parents[2] / "benchmarks/results/h200-document-length.json"
@@ -63,16 +63,8 @@ def write_target(folder: Path) -> None:
     shapes |= {"model.norm": [hidden]}
     for index in range(config["num_hidden_layers"]):
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
-    header, position = {}, 0
-    for name, shape in shapes.items():
-        end = position + 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        header[f"{name}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [position, end]}
-        position = end
-    encoded = json.dumps(header).encode()
     (folder / "config.json").write_text(json.dumps(config))
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        file.truncate(8 + len(encoded) + position)
+    write_shapes(folder / "model.safetensors", {f"{name}.weight": shape for name, shape in shapes.items()})
 
 
 @pytest.fixture(scope="module")

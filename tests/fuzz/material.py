@@ -10,10 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 VOCAB = 300
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
 
@@ -41,8 +37,9 @@ def copy(root: Path, name: str, scratch: Path) -> Path:
 
 def _target(folder: Path) -> None:
     import torch
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from ..chat_templates import CHATML, byte_tokenizer
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -51,14 +48,7 @@ def _target(folder: Path) -> None:
         bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="60KB")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in ("<|im_start|>", "<|im_end|>")]
-    )
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE).save_pretrained(folder)
+    byte_tokenizer(("<|im_start|>", "<|im_end|>"), CHATML, None).save_pretrained(folder)
 
 
 def _data(root: Path) -> None:

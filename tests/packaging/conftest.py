@@ -78,3 +78,15 @@ def losses_of() -> Callable[[Path], list[float]]:
     return lambda output: [
         json.loads(line)["loss"] for line in (output / "metrics.jsonl").read_text().splitlines()
     ]
+
+
+@pytest.fixture
+def train(clean_python: Path, tiny_llama: Path, rows: Path, tmp_path: Path) -> Callable[..., Path]:
+    """``train(*words)``: the run directory of a training in the clean environment."""
+
+    def train(*words: object) -> Path:
+        given = ("--target", tiny_llama, "--data", rows, "--output", tmp_path / "run")
+        run(clean_python.with_name("spec-trainer"), *given, *words, cwd=tmp_path)
+        return tmp_path / "run"
+
+    return train

@@ -13,18 +13,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_third_partys_draft_trains(run, clean_python, tiny_llama, rows, losses_of, tmp_path):
+def test_a_third_partys_draft_trains(train, run, clean_python, tiny_llama, rows, losses_of, tmp_path):
     """Its options, losses, checkpoints and exports are a run's like any other's."""
-    output = tmp_path / "run"
-    command = clean_python.parent / "spec-trainer"
-    words = ["--target", tiny_llama, "--data", rows, "--draft", "medusa", "--output", output]
-    run(command, *words, "draft.num_heads=2", "train.steps=8", "train.lr=5e-3", cwd=tmp_path)
+    output = train("--draft", "medusa", "draft.num_heads=2", "train.steps=8", "train.lr=5e-3")
     losses = losses_of(output)
     assert losses[-1] < losses[0]
     fields = json.loads((output / "draft" / "config.json").read_text())
     assert (fields["architectures"], fields["num_heads"]) == (["MedusaModel"], 2)
     words = ["--target", tiny_llama, "--draft-model", output / "draft", "--prompts", rows, "--json"]
-    measured = json.loads(run(command, "evaluate", *words, cwd=tmp_path))
+    measured = json.loads(run(clean_python.with_name("spec-trainer"), "evaluate", *words, cwd=tmp_path))
     assert measured["outputs_equal"]
     assert measured["drafted"] == 2 * measured["rounds"] > 0
     assert measured["acceptance_length"] == pytest.approx(1 + measured["accepted"] / measured["rounds"])
@@ -65,25 +62,21 @@ def test_a_target_of_a_third_partys_type_is_trained_for(run, clean_python, rows,
     assert (tmp_path / "run" / "draft" / "model.safetensors").exists()
 
 
-def test_a_draft_trains_on_the_features_of_a_third_partys_engine(
-    run, clean_python, tiny_llama, rows, losses_of, tmp_path
-):
+def test_a_draft_trains_on_the_features_of_a_third_partys_engine(train, losses_of):
     """The target runs in a process of the engine's own, which sends the features to the trainer's."""
-    output = tmp_path / "run"
-    words = ["--target", tiny_llama, "--data", rows, "--engine", "remote", "--output", output]
-    settings = ["engine.threads=1", "train.steps=8", "train.lr=5e-3"]
-    run(clean_python.parent / "spec-trainer", *words, *settings, cwd=tmp_path)
+    output = train("--engine", "remote", "engine.threads=1", "train.steps=8", "train.lr=5e-3")
     losses = losses_of(output)
     assert losses[-1] < losses[0]
     assert "the remote target is up" in (output / "logs" / "engine-0.log").read_text()
 
 
 def test_a_third_partys_engine_trains_a_draft_and_speculates_with_it(
-    run, clean_python, tiny_llama, rows, losses_of, tmp_path
+    train, run, clean_python, tiny_llama, rows, losses_of, tmp_path
 ):
-    command, output = clean_python.parent / "spec-trainer", tmp_path / "run"
-    words = ["--target", tiny_llama, "--data", rows, "--engine", "serial", "--output", output]
-    run(command, *words, "train.steps=8", "train.lr=5e-3", cwd=tmp_path)
+    command, output = (
+        clean_python.with_name("spec-trainer"),
+        train("--engine", "serial", "train.steps=8", "train.lr=5e-3"),
+    )
     losses = losses_of(output)
     assert losses[-1] < losses[0]
     words = ["--engine", "serial", "--target", tiny_llama, "--draft-model", output / "draft"]

@@ -27,13 +27,11 @@ def serving(python, target, draft):
 
 
 def test_a_third_partys_weight_transport_carries_a_push(
-    run, clean_python, tiny_llama, rows, tmp_path, monkeypatch
+    train, run, clean_python, tiny_llama, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("SPEC_DRAFT_TOKEN", TOKEN)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    command, output = clean_python.with_name("spec-trainer"), tmp_path / "run"
-    run(command, "--target", tiny_llama, "--data", rows, "--output", output, "train.steps=1", cwd=tmp_path)
-    draft = output / "draft"
+    command, draft = clean_python.with_name("spec-trainer"), train("train.steps=1") / "draft"
     with serving(clean_python, tiny_llama, draft) as url:
         own = ["push.options.socket.host=127.0.0.2", "push.options.socket.bucket_bytes=4096"]
         words = ["--target", tiny_llama, "--draft-model", draft, "--to", url, "--json"]

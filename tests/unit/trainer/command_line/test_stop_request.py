@@ -35,22 +35,15 @@ def test_sigint_twice_interrupts_at_once():
             signal.raise_signal(signal.SIGINT)
 
 
-def test_the_person_is_told_once_that_the_signal_was_heard(capfd):
-    """A step, or the start of an engine, may take minutes."""
-    with StopRequest():
+def test_sigterm_twice_is_still_a_request_of_which_the_person_is_told_once(capfd):
+    """Service managers repeat themselves, and a step, or the start of an engine, may take minutes."""
+    with StopRequest() as stop:
         for _ in range(2):
             signal.raise_signal(signal.SIGTERM)
+        assert stop.requested
     assert capfd.readouterr().err == (
         "spec-trainer: stopping after this step; a second Ctrl-C stops at once\n"
     )
-
-
-def test_sigterm_twice_is_still_a_request():
-    """Service managers repeat themselves; the checkpoint must not suffer from it."""
-    with StopRequest() as stop:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-        assert stop.requested
 
 
 def test_earlier_handlers_come_back():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from pathlib import Path
 
 import pydantic
@@ -82,84 +83,105 @@ def test_override_takes_lists_null_paths_and_equals_signs(tmp_path):
     assert run.train.betas == (0.5, 0.75)
     assert run.train.steps is None
     assert run.draft.init_from == Path("some/folder")
+    assert resolve(tmp_path, None, "target=t", "draft.init_from=null").draft.init_from is None
 
 
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("trian.lr=1", "unknown section or key 'trian' (did you mean 'train'?)"),
-        ("train.step=1", "unknown key 'train.step' (did you mean 'steps'?)"),
-        ("train.wumpus=1", "unknown key 'train.wumpus' (known: betas, clip, lr, steps)"),
-        ("draft.init_form=x", "unknown key 'draft.init_form' (did you mean 'init_from'?)"),
-        ("outptu=x", "unknown section or key 'outptu' (did you mean 'output'?)"),
-        ("lr=1", "unknown section or key 'lr' (did you mean 'train.lr'?)"),
-    ],
-)
-def test_unknown_key_comes_with_a_suggestion(tmp_path, word, expected):
-    assert refusal(tmp_path, None, "target=t", word) == f"run.yaml: {expected}"
+def is_like(line: str, expected: str) -> bool:
+    """``…`` stands for anything."""
+    return re.fullmatch(".*".join(map(re.escape, expected.split("…"))), line) is not None
 
 
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("train.steps=5.5", "train.steps=5.5: Input should be a valid integer"),
-        ("train.steps='5'", "train.steps='5': Input should be a valid integer"),
-        ("train.clip=1", "train.clip=1: Input should be a valid boolean"),
-        ("train.lr=fast", "train.lr='fast': Input should be a valid number"),
-        ("target=5", "target=5: Input should be a valid string"),
-        ("train.lr=.inf", "train.lr"),
-        ("train.lr=.nan", "train.lr"),
-        ("train.betas=[0.5]", "train.betas"),
-        ("train=5", "train=5: expected a section, with keys such as train.lr"),
-        ("target.lr=5", "target={'lr': 5}: Input should be a valid string"),
-        ("train.lr=-1", "train.lr: -1.0 is not positive; leave it out for the default"),
-    ],
-)
-def test_wrong_type_names_key_value_and_expectation(tmp_path, word, expected):
-    assert refusal(tmp_path, None, "target=t", word).startswith(f"run.yaml: {expected}")
+NO_FORM = "override … is not of the form section.key=value"
+NO_FILE = "config file FILE is not YAML…"
+DEEP = "…is nested in more than 32 levels…"
+WHITE = "…has white space around its value; remove it…"
+LONG_NUMBER = "9" * 5_000
+WRONG_WORDS = [
+    ("trian.lr=1", "run.yaml: unknown section or key 'trian' (did you mean 'train'?)"),
+    ("train.step=1", "run.yaml: unknown key 'train.step' (did you mean 'steps'?)"),
+    ("train.wumpus=1", "run.yaml: unknown key 'train.wumpus' (known: betas, clip, lr, steps)"),
+    ("draft.init_form=x", "run.yaml: unknown key 'draft.init_form' (did you mean 'init_from'?)"),
+    ("outptu=x", "run.yaml: unknown section or key 'outptu' (did you mean 'output'?)"),
+    ("lr=1", "run.yaml: unknown section or key 'lr' (did you mean 'train.lr'?)"),
+    ("train.steps=5.5", "run.yaml: train.steps=5.5: Input should be a valid integer…"),
+    ("train.steps='5'", "run.yaml: train.steps='5': Input should be a valid integer…"),
+    ("train.clip=1", "run.yaml: train.clip=1: Input should be a valid boolean…"),
+    ("train.lr=fast", "run.yaml: train.lr='fast': Input should be a valid number…"),
+    ("train.lr=" + "x" * 60_000, "run.yaml: train.lr='xxx…"),
+    ("target=5", "run.yaml: target=5: Input should be a valid string…"),
+    ("train.lr=.inf", "run.yaml: train.lr…"),
+    ("train.lr=.nan", "run.yaml: train.lr…"),
+    ("train.betas=[0.5]", "run.yaml: train.betas…"),
+    ("train=5", "run.yaml: train=5: expected a section, with keys such as train.lr…"),
+    ("target.lr=5", "run.yaml: target={'lr': 5}: Input should be a valid string…"),
+    ("train.lr=-1", "run.yaml: train.lr: -1.0 is not positive; leave it out for the default…"),
+    ("train.lr", NO_FORM),
+    ("=5", NO_FORM),
+    *(
+        (word, NO_FORM)
+        for word in ("train[lr]=5", "train..lr=5", ".lr=5", "train.=5", "train .lr=5", " train.lr=5")
+    ),
+    ("[0]=1", NO_FORM),
+    *((word, WHITE) for word in ("train.lr=\n5", "train.lr= 5", "train.lr=5\n", "train.lr=5 ")),
+    *(
+        (f"draft.init_from={text}", "draft.init_from= is empty; leave the word out, or write null")
+        for text in ("", " ")
+    ),
+    ("train.betas=[1,", "override 'train.betas=[1,': the value is not YAML: …"),
+    ("target=${nowhere}", "${nowhere}: there is no key of that name…"),
+    ("train.lr=" + "[" * 500, DEEP),
+    ("train.lr=" + "[" * 50_000, "…is nested…"),  # the parser's own limit may come first (libyaml 0.2.6)
+    ("train.lr=" + "{a: " * 10_000, DEEP),
+    ("a" + ".a" * 5_000 + "=1", DEEP),
+    ("train.lr=" + "x" * 100_000, "…has 100009 characters, expected at most 65536…"),
+    ("train.lr=!!int x", "…the value is not YAML: invalid literal…"),
+    ("train.lr=!!bool x", "…the value is not YAML: KeyError: 'x'…"),
+    *(
+        (f"{key}={LONG_NUMBER}", "…is not YAML: Exceeds the limit (4300 digits)…")
+        for key in ("train.steps", "draft")
+    ),
+    ("train.lr=\udcff", "…is not Unicode…"),
+    (r'output="a\0b"', "…holds the character NUL…"),
+]
+"""A word, and the line that refuses it."""
 
 
-def test_unknown_key_is_said_before_the_missing_one_that_it_stands_for(tmp_path):
-    assert refusal(tmp_path, None, "tarrget=t") == (
-        "run.yaml: unknown section or key 'tarrget' (did you mean 'target'?)"
-    )
-
-
-def test_override_may_refer_to_another_key(tmp_path):
-    assert resolve(tmp_path, "target: t\n", "output=runs/${target}").output == Path("runs/t")
-
-
-def test_required_key_is_named(tmp_path):
-    assert refusal(tmp_path) == "run.yaml: target is required, such as target=VALUE"
-
-
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("train.lr", "override 'train.lr' is not of the form section.key=value"),
-        ("=5", "override '=5' is not of the form section.key=value"),
-        ("train.betas=[1,", "override 'train.betas=[1,': the value is not YAML: "),
-        ("target=${nowhere}", "${nowhere}: there is no key of that name"),
-    ],
-)
-def test_malformed_override_is_quoted(tmp_path, word, expected):
-    assert refusal(tmp_path, None, "target=t", word).startswith(expected)
+@pytest.mark.parametrize(("word", "expected"), WRONG_WORDS, ids=lambda text: repr(text)[:40])
+def test_a_wrong_word_is_one_line_that_names_it(tmp_path, word, expected):
+    line = refusal(tmp_path, None, "target=t", word)
+    assert is_like(line, expected)
+    assert len(line) < 1_000
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("target: [1,\n", "is not YAML"),
-        ("target: a\ntarget: b\n", "is not YAML"),
-        ("- a\n- b\n", "holds no mapping of sections"),
+        ("", "run.yaml: target is required, such as target=VALUE"),
+        ("tarrget: t", "run.yaml: unknown section or key 'tarrget' (did you mean 'target'?)"),
+        ("target: [1,\n", NO_FILE),
+        ("target: a\ntarget: b\n", NO_FILE),
+        ("- a\n- b\n", "config file FILE holds no mapping of sections…"),
+        ("target: t\ntrain:\n  lr: [1\nsteps: 2\n", "…line 3…"),
+        ("a: &a [*a]\n", "…is not YAML: Circular reference detected…"),
+        ("a: {b: 1, c: 2, b: 3}\n", "…is not YAML: found duplicate key b…"),
+        ("? [1, 2]\n: 3\n", "…found unhashable key…"),
+        ("a: 1\n---\nb: 2\n", "…expected a single document…"),
+        ('a: !!python/object/apply:os.system ["x"]\n', "…could not determine a constructor…"),
+        ('target: "a\\0b"\n', "…holds the character NUL…"),
+        ("a: " + "[" * 500, DEEP),
+        ("a: " + "[" * 20_000, "…is nested…"),
+        ("".join("  " * level + "a:\n" for level in range(100)), DEEP),
+        ("target: " + "x" * (1 << 20), "…bytes, expected at most 1048576…"),
+        ("train: {lr: !!int x}", "…is not YAML: invalid literal…"),
     ],
+    ids=lambda text: repr(text)[:40],
 )
-def test_file_that_is_no_mapping_is_named(tmp_path, text, expected):
-    assert refusal(tmp_path, text).startswith(f"config file {tmp_path / 'run.yaml'} {expected}")
+def test_a_wrong_file_is_one_line_that_names_it(tmp_path, text, expected):
+    assert is_like(refusal(tmp_path, text), expected.replace("FILE", str(tmp_path / "run.yaml")))
 
 
-def test_malformed_file_gives_its_line(tmp_path):
-    assert "line 3" in refusal(tmp_path, "target: t\ntrain:\n  lr: [1\nsteps: 2\n")
+def test_override_may_refer_to_another_key(tmp_path):
+    assert resolve(tmp_path, "target: t\n", "output=runs/${target}").output == Path("runs/t")
 
 
 def test_binary_file_is_not_yaml(tmp_path):
@@ -203,36 +225,6 @@ def test_bounds_of_the_engines_keys_hold():
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("[" * 500, "is nested in more than 32 levels"),
-        ("[" * 50_000, "is nested"),  # the parser's own limit may come first (libyaml 0.2.6)
-        ("{a: " * 10_000, "is nested in more than 32 levels"),
-        ("x" * 100_000, "has 100009 characters, expected at most 65536"),
-        ("!!int x", "the value is not YAML: invalid literal"),
-        ("!!bool x", "the value is not YAML: KeyError: 'x'"),
-        ("9" * 5_000, "the value is not YAML: Exceeds the limit (4300 digits)"),
-        ("\udcff", "is not Unicode"),
-    ],
-    ids=["brackets", "many brackets", "braces", "long", "int tag", "bool tag", "digits", "surrogate"],
-)
-def test_a_word_that_would_break_a_parser_is_one_line(tmp_path, value, expected):
-    line = refusal(tmp_path, None, "target=t", f"train.lr={value}")
-    assert expected in line
-    assert len(line) < 1_000
-
-
-def test_a_key_of_endless_depth_is_refused(tmp_path):
-    assert "nested in more than 32 levels" in refusal(tmp_path, None, "a" + ".a" * 5_000 + "=1")
-
-
-def test_a_number_that_json_cannot_write_is_refused(tmp_path):
-    for key in ("train.steps", "draft"):
-        with pytest.raises(ConfigError, match=r"is not YAML: Exceeds the limit \(4300"):
-            read_configuration(None, {}, [f"{key}=1" + "0" * 5_000])
-
-
-@pytest.mark.parametrize(
     "number", ["0x1", "0b1", "010", "1_000", "1:30", "-0x1F", "1_0.5", "[1, 0x2]", "{a: 00}"]
 )
 def test_a_number_that_is_not_decimal_is_refused_in_words_and_files(tmp_path, number):
@@ -263,60 +255,11 @@ def test_texts_and_decimal_numbers_are_read_as_they_stand(text):
     assert str(value) == {"1e-4": "0.0001"}.get(text, text.strip("'\""))
 
 
-@pytest.mark.parametrize(
-    "word", ["train[lr]=5", "train..lr=5", ".lr=5", "train.=5", "train .lr=5", " train.lr=5", "[0]=1"]
-)
-def test_a_key_has_one_spelling(tmp_path, word):
-    assert refusal(tmp_path, None, word).endswith("is not of the form section.key=value")
-
-
-@pytest.mark.parametrize("word", ["train.lr=\n5", "train.lr= 5", "train.lr=5\n", "train.lr=5 "])
-def test_white_space_around_a_value_is_refused(tmp_path, word):
-    assert "has white space around its value; remove it" in refusal(tmp_path, None, word)
-
-
-def test_a_text_with_nul_is_refused(tmp_path):
-    assert "holds the character NUL" in refusal(tmp_path, None, r'output="a\0b"')
-    assert "holds the character NUL" in refusal(tmp_path, 'target: "a\\0b"\n')
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a: " + "[" * 500, "is nested in more than 32 levels"),
-        ("a: " + "[" * 20_000, "is nested"),
-        ("".join("  " * level + "a:\n" for level in range(100)), "is nested in more than 32 levels"),
-        ("target: " + "x" * (1 << 20), "bytes, expected at most 1048576"),
-        ("train: {lr: !!int x}", "is not YAML: invalid literal"),
-    ],
-    ids=["brackets", "many brackets", "indents", "long", "int tag"],
-)
-def test_a_file_that_would_break_a_parser_is_one_line(tmp_path, text, expected):
-    assert expected in refusal(tmp_path, text)
-
-
 @pytest.mark.timeout(20)
 def test_a_pipe_is_no_configuration(tmp_path):
     os.mkfifo(tmp_path / "run.yaml")
     with pytest.raises(ConfigError, match=r"run\.yaml is not a regular file"):
         read_configuration(tmp_path / "run.yaml", {}, [])
-
-
-@pytest.mark.parametrize("text", ["", " "])
-def test_an_empty_value_is_a_variable_that_was_not_set(tmp_path, text):
-    assert refusal(tmp_path, None, f"draft.init_from={text}") == (
-        "draft.init_from= is empty; leave the word out, or write null"
-    )
-    assert resolve(tmp_path, None, "target=t", "draft.init_from=null").draft.init_from is None
-
-
-def test_long_values_are_shortened_in_messages(tmp_path):
-    line = refusal(tmp_path, None, "target=t", "train.lr=" + "x" * 60_000)
-    assert line.startswith("run.yaml: train.lr='xxx")
-    assert (
-        line.endswith("xxx': Input should be a valid number, unable to parse string as a number")
-        or len(line) < 400
-    )
 
 
 def test_a_resolved_configuration_is_read_as_it_stands(tmp_path):
@@ -337,20 +280,6 @@ def test_aliases_that_grow_without_end_are_refused_and_others_are_not(tmp_path):
             read(file)
     file.write_text("a: &a {b: 1}\nc: *a\n")
     assert read_resolved(file) == {"a": {"b": 1}, "c": {"b": 1}}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a: &a [*a]\n", "is not YAML: Circular reference detected"),
-        ("a: {b: 1, c: 2, b: 3}\n", "is not YAML: found duplicate key b"),
-        ("? [1, 2]\n: 3\n", "found unhashable key"),
-        ("a: 1\n---\nb: 2\n", "expected a single document"),
-        ('a: !!python/object/apply:os.system ["x"]\n', "could not determine a constructor"),
-    ],
-)
-def test_yaml_that_is_no_configuration_is_one_line(tmp_path, text, expected):
-    assert expected in refusal(tmp_path, text)
 
 
 def test_a_mapping_takes_keys_of_another_that_it_does_not_have_itself(tmp_path):

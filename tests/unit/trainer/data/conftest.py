@@ -18,6 +18,8 @@ from spec_trainer.data import row_encoder
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 
+from ....chat_templates import CHATML, stretches
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -40,11 +42,6 @@ CORPUS = [
     "user assistant",
 ]
 VOCAB = 400
-
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 
 
 def byte_level() -> Tokenizer:
@@ -124,13 +121,8 @@ def supervised(tmp_path):
 
     def make(sample) -> str:
         tokenizer = AutoTokenizer.from_pretrained(tmp_path / "target", local_files_only=True)
-        stretches: list[list[int]] = []
-        for position, wanted in enumerate(sample.loss_mask):
-            if wanted:
-                if position == 0 or not sample.loss_mask[position - 1]:
-                    stretches.append([])
-                stretches[-1].append(int(sample.input_ids[position]))
-        return " | ".join(tokenizer.decode(stretch) for stretch in stretches)
+        learnt = stretches(sample.input_ids, sample.loss_mask)
+        return " | ".join(map(tokenizer.decode, learnt))
 
     return make
 

@@ -15,7 +15,7 @@ from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.render_process import RenderProcess
 
-from ....chat_templates import CONVERSATIONS, READS_PARTS, THINKING, in_parts
+from ....chat_templates import CHATML, CONVERSATIONS, READS_PARTS, THINKING, in_parts
 
 TURNS = ["Hi there", "The quick fox.", "And then?", " Four,  I think\n"]
 
@@ -25,10 +25,6 @@ def conversation(*contents, **extra):
     return {"messages": [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(contents)], **extra}
 
 
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 MARKED = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
     "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
@@ -60,7 +56,6 @@ NO_PROMPT = (
     "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}"
     "{% else %}{{ ' ' + m.content.strip() + ' </s>' }}{% endif %}{% endfor %}"
 )
-ALWAYS_PROMPTS = CHATML.replace("{% if add_generation_prompt %}", "{% if true %}")
 NO_END_OF_TURN = (
     "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
@@ -75,9 +70,31 @@ def forgets_reasoning(opening: str = "") -> str:
     return FORGETS_REASONING.replace("opening", repr(opening))
 
 
-def test_the_assistants_content_and_end_of_turn_are_supervised(load, supervised):
-    dataset = load(conversation(*TURNS), template=CHATML)
-    assert supervised(dataset.sample(0)) == "The quick fox.<|im_end|> |  Four,  I think\n<|im_end|>"
+BOTH = "b<|im_end|> | d<|im_end|>"
+LAYOUTS = {
+    "chatml": (CHATML, BOTH),
+    "without a generation prompt": (CHATML[: CHATML.index("{% if add_generation_prompt %}")], BOTH),
+    "always with a generation prompt": (
+        CHATML.replace("{% if add_generation_prompt %}", "{% if true %}"),
+        BOTH,
+    ),
+    "forgets reasoning": (forgets_reasoning(), BOTH),
+    "a generation prompt that opens a thought": (forgets_reasoning("<think>\n"), BOTH),
+    "an end of turn that depends on the place": (
+        ENDINGS_DIFFER,
+        " final<|message|>b<|end|> |  final<|message|>d<|return|>",
+    ),
+    "more after the end of turn": (TRAILING_EOS, "b<|end|> | d<|end|>"),
+    "no end of turn but the next header": (NO_END_OF_TURN, "b<|user|> | d"),
+    "no special tokens": (NO_SPECIALS, "b\n | d\n"),
+}
+"""Templates, and the texts that a draft learns of a conversation a, b, c, d."""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_content_and_end_of_turn_are_supervised_in_every_layout(load, supervised, layout):
+    template, learnt = LAYOUTS[layout]
+    assert supervised(load(conversation("a", "b", "c", "d"), template=template).sample(0)) == learnt
 
 
 def test_a_template_that_marks_and_one_that_does_not_agree(load):
@@ -111,21 +128,6 @@ def test_reasoning_that_a_template_forgets_is_supervised_where_it_is_shown(load,
     assert supervised(dataset.sample(0)) == "Four.<|im_end|> | <think>\nah\n</think>\n\nFive.<|im_end|>"
 
 
-def test_an_opening_in_the_generation_prompt_is_not_supervised(load, supervised):
-    dataset = load(conversation("a", "Four.", "b", "Five."), template=forgets_reasoning("<think>\n"))
-    assert supervised(dataset.sample(0)) == "Four.<|im_end|> | Five.<|im_end|>"
-
-
-def test_an_end_of_turn_that_depends_on_the_place_is_found_in_each(load, supervised):
-    dataset = load(conversation("a", "b", "c", "d"), template=ENDINGS_DIFFER)
-    assert supervised(dataset.sample(0)) == " final<|message|>b<|end|> |  final<|message|>d<|return|>"
-
-
-def test_what_follows_the_end_of_turn_is_not_supervised(load, supervised):
-    dataset = load(conversation("a", "b", "c", "d"), template=TRAILING_EOS)
-    assert supervised(dataset.sample(0)) == "b<|end|> | d<|end|>"
-
-
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
 def test_a_template_without_generation_prompt_is_understood(load, supervised, kind, request):
     build = getattr(request.getfixturevalue("tokenizer_kinds"), kind)
@@ -134,27 +136,6 @@ def test_a_template_without_generation_prompt_is_understood(load, supervised, ki
         ["The", "fox", "</s>"],
         ["Four", "</s>"],
     ]
-
-
-def test_the_header_is_not_supervised_if_the_template_knows_no_generation_prompt(load, supervised):
-    deaf = CHATML[: CHATML.index("{% if add_generation_prompt %}")]
-    dataset = load(conversation("a", "b", "c", "d"), template=deaf)
-    assert supervised(dataset.sample(0)) == "b<|im_end|> | d<|im_end|>"
-
-
-def test_a_generation_prompt_that_is_always_there_is_not_supervised(load, supervised):
-    dataset = load(conversation("a", "b", "c", "d"), template=ALWAYS_PROMPTS)
-    assert supervised(dataset.sample(0)) == "b<|im_end|> | d<|im_end|>"
-
-
-def test_without_an_end_of_turn_token_the_next_header_ends_the_turn(load, supervised):
-    dataset = load(conversation("a", "b", "c", "d"), template=NO_END_OF_TURN)
-    assert supervised(dataset.sample(0)) == "b<|user|> | d"
-
-
-def test_without_special_tokens_the_turn_is_all_up_to_the_next_header(load, supervised):
-    dataset = load(conversation("a", "b", "c", "d"), template=NO_SPECIALS)
-    assert supervised(dataset.sample(0)) == "b\n | d\n"
 
 
 def test_a_conversation_that_the_assistant_begins_is_understood(load, supervised):
@@ -238,15 +219,8 @@ def test_a_template_that_writes_the_date_gives_the_same_samples_every_day(load, 
 # --- long conversations and templates without end -------------------------------------------------------------------
 
 TEMPLATES = {
-    "chatml": CHATML,
-    "forgets": forgets_reasoning(),
-    "forgets, opened": forgets_reasoning("<think>\n"),
-    "endings": ENDINGS_DIFFER,
-    "trailing": TRAILING_EOS,
+    **{layout: template for layout, (template, _) in LAYOUTS.items()},
     "no prompt": NO_PROMPT,
-    "always": ALWAYS_PROMPTS,
-    "no end": NO_END_OF_TURN,
-    "no specials": NO_SPECIALS,
     "mangles": CHATML.replace("m.content +", "(m.content if m.content|length < 9 else m.content | upper) +"),
 }
 

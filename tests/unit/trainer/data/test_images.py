@@ -61,7 +61,11 @@ def uri(data=None, media="image/png"):
 
 def asked(*parts, answer=ANSWER):
     content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
-    return {"messages": [{"role": "user", "content": content}, answer]}
+    return plain(content, answer)
+
+
+def plain(question, answer=ANSWER):
+    return {"messages": [{"role": "user", "content": question}, answer]}
 
 
 def shown(reference):
@@ -117,7 +121,14 @@ def test_tokens_are_those_of_the_models_own_processor(
     assert not sample.loss_mask[sample.input_ids == IMAGE_ID].any()
 
 
-LONG = {"role": "assistant", "content": "A dog."}
+def shared(question, **fields):
+    """A row in ShareGPT's form."""
+    return {
+        "conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": "A cat."}],
+        **fields,
+    }
+
+
 FORMS = {
     "url": asked({"type": "image", "url": "a.png"}, "What?"),
     "path": asked({"type": "image", "path": "a.png"}, "What?"),
@@ -129,25 +140,10 @@ FORMS = {
     "other media type": asked(shown(uri(media="image/jpeg")), "What?"),
     "place and images": {**asked({"type": "image"}, "What?"), "images": ["a.png"]},
     "place and image": {**asked({"type": "image"}, "What?"), "image": "a.png"},
-    "ShareGPT, mark": {
-        "conversations": [
-            {"from": "human", "value": "<image>\nWhat?"},
-            {"from": "gpt", "value": "A cat."},
-        ],
-        "image": "a.png",
-    },
-    "ShareGPT, no mark": {
-        "conversations": [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "A cat."}],
-        "image_path": "a.png",
-    },
-    "ShareGPT, list": {
-        "conversations": [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "A cat."}],
-        "images": ["a.png"],
-    },
-    "messages, mark": {
-        "messages": [{"role": "user", "content": "<image>What?"}, ANSWER],
-        "images": ["a.png"],
-    },
+    "ShareGPT, mark": shared("<image>\nWhat?", image="a.png"),
+    "ShareGPT, no mark": shared("What?", image_path="a.png"),
+    "ShareGPT, list": shared("What?", images=["a.png"]),
+    "messages, mark": {**plain("<image>What?"), "images": ["a.png"]},
 }
 
 
@@ -163,10 +159,7 @@ def test_every_form_of_a_row_with_an_image_is_the_same_sample(load_seeing, media
 
 
 def test_images_in_parquet_are_read(load_seeing, tmp_path):
-    row = {
-        "messages": [{"role": "user", "content": "<image>What?"}, ANSWER],
-        "images": [{"bytes": encoded(), "path": None}],
-    }
+    row = {**plain("<image>What?"), "images": [{"bytes": encoded(), "path": None}]}
     file = tmp_path / "rows.parquet"
     parquet.write_table(pa.Table.from_pylist([row]), file)
     (sample,) = load_seeing(path=str(file)).train
@@ -177,14 +170,11 @@ def test_images_in_parquet_are_read(load_seeing, tmp_path):
 
 def test_several_turns_are_supervised_after_images(load_seeing, seeing_target):
     turns = [
-        {"role": "user", "content": [shown("a.png"), {"type": "text", "text": "What?"}]},
-        ANSWER,
-        {"role": "user", "content": [{"type": "text", "text": "And"}, shown("b.jpg")]},
-        LONG,
-        {"role": "user", "content": "Sure?"},
-        {"role": "assistant", "content": "Yes."},
+        asked(shown("a.png"), "What?"),
+        asked("And", shown("b.jpg"), answer={"role": "assistant", "content": "A dog."}),
+        plain("Sure?", {"role": "assistant", "content": "Yes."}),
     ]
-    (sample,) = load_seeing({"messages": turns}).train
+    (sample,) = load_seeing({"messages": [message for turn in turns for message in turn["messages"]]}).train
     text = AutoTokenizer.from_pretrained(seeing_target("qwen2_5_vl")).decode(
         sample.input_ids[sample.loss_mask]
     )
@@ -592,6 +582,7 @@ def test_template_without_places_for_images_is_refused(load_seeing):
         load_seeing(asked(shown("a.png"), "What?"), chat_template=template)
 
 
+@pytest.mark.xdist_group("processes that render rows")
 def test_other_processes_read_images_alike(load_seeing, request):
     rows = [asked(shown("a.png" if number % 2 else uri()), f"What is {number}?") for number in range(40)]
     alone = load_seeing(*rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,8 @@ from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.kept import keep_run_data, load_run_data
 from spec_trainer.data.render_process import RenderProcess
 
-from .conftest import CHATML, VOCAB
+from ....chat_templates import CHATML
+from .conftest import VOCAB
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +40,12 @@ def folder(tmp_path, monkeypatch) -> Path:
     root = tmp_path / "run"
     root.mkdir()
     return root
+
+
+@pytest.fixture
+def arguments(folder, tokenizer_folder, write) -> tuple:
+    """Arguments of ``load_run_data`` for ``ROWS``."""
+    return DataConfig(path=write(*ROWS)), tokenizer_folder(), VOCAB, None, False, folder
 
 
 @pytest.fixture
@@ -87,53 +93,42 @@ def test_what_is_kept_is_what_was_rendered(
     assert content(load_run_data(*arguments)) == content(first)
 
 
-def change_row(file, target, config):
-    file.write_text(file.read_text().replace("What is 3", "What is 9"))
+def replace(file: Path, old: str, new: str) -> None:
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
 
 
-def change_tokenizer(file, target, config):
-    tokenizer = json.loads((target / "tokenizer.json").read_text())
+def forget_merges(file: Path) -> None:
+    tokenizer = json.loads(file.read_text())
     del tokenizer["model"]["merges"][5:]
-    (target / "tokenizer.json").write_text(json.dumps(tokenizer))
+    file.write_text(json.dumps(tokenizer))
 
 
-def change_template(file, target, config):
-    text = (target / "chat_template.jinja").read_text()
-    (target / "chat_template.jinja").write_text(text.replace("m.role +", "m.role + ':' +"))
-
-
-def change_template_of_the_run(file, target, config):
-    config["chat_template"] = CHATML.replace("m.role +", "m.role + ':' +")
-
-
-def change_length(file, target, config):
-    config["max_length"] = 21
-
-
-def add_file(file, target, config):
-    shutil.copy(file, file.with_name("more.jsonl"))
-
-
-def add_held_out(file, target, config):
-    held_out = file.parent.parent / "held_out.jsonl"
-    shutil.copy(file, held_out)
-    config["eval_path"] = str(held_out)
-
-
-CHANGES = [
-    change_row, change_tokenizer, change_template, change_template_of_the_run, change_length, add_file, add_held_out,
-]  # fmt: skip
+TEMPLATE = CHATML.replace("m.role +", "m.role + ':' +")
+CHANGES = {
+    "row": (lambda data, target: replace(data / "rows.jsonl", "What is 3", "What is 9"), {}),
+    "file": (lambda data, target: shutil.copy(data / "rows.jsonl", data / "more.jsonl"), {}),
+    "tokenizer": (lambda data, target: forget_merges(target / "tokenizer.json"), {}),
+    "template": (lambda data, target: (target / "chat_template.jinja").write_text(TEMPLATE), {}),
+    "template of the run": (lambda data, target: None, {"chat_template": TEMPLATE}),
+    "length": (lambda data, target: None, {"max_length": 21}),
+    "held-out data": (lambda data, target: None, {"eval_path": "data/rows.jsonl"}),
+}
+"""A change of the data or the target, and the keys of section ``data`` that are set."""
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_changes_the_samples_has_them_rendered_anew(
-    folder, renderings, tokenizer_folder, write, tmp_path, change
+    folder, renderings, tokenizer_folder, write, tmp_path, monkeypatch, change
 ):
     write(*ROWS, name="data/rows.jsonl")
-    target, values = tokenizer_folder(), {"path": str(tmp_path / "data")}
+    monkeypatch.chdir(tmp_path)
+    target, values = tokenizer_folder(), {"path": "data"}
     old = load_run_data(DataConfig(**values), target, VOCAB, None, False, folder)
     keep_run_data(old, folder)
-    change(tmp_path / "data/rows.jsonl", target, values)
+    edit, keys = CHANGES[change]
+    edit(tmp_path / "data", target)
+    values |= keys
     before = len(renderings)
     new = load_run_data(DataConfig(**values), target, VOCAB, None, False, folder)
     assert len(renderings) > before
@@ -148,8 +143,7 @@ def test_whatever_changes_the_samples_has_them_rendered_anew(
     "name", ["input_ids.npy", "loss_mask.npy", "lengths.npy", "record.json", "prompts.npy"]
 )
 @pytest.mark.parametrize("damage", ["gone", "cut", "changed"])
-def test_a_damaged_rendering_is_made_anew(folder, renderings, tokenizer_folder, write, name, damage):
-    arguments = DataConfig(path=write(*ROWS)), tokenizer_folder(), VOCAB, None, False, folder
+def test_a_damaged_rendering_is_made_anew(folder, renderings, arguments, name, damage):
     first = load_run_data(*arguments)
     keep_run_data(first, folder)
     (file,) = folder.glob(f"*/{name}")
@@ -166,8 +160,7 @@ def test_a_damaged_rendering_is_made_anew(folder, renderings, tokenizer_folder, 
     assert file.read_bytes() == whole
 
 
-def test_what_a_killed_command_left_is_removed(folder, tokenizer_folder, write):
-    arguments = DataConfig(path=write(*ROWS)), tokenizer_folder(), VOCAB, None, False, folder
+def test_what_a_killed_command_left_is_removed(folder, arguments):
     (folder / ".rendered-half").mkdir()
     (folder / ".rendered-half" / "input_ids.npy").write_text("half")
     dataset = load_run_data(*arguments)
@@ -175,8 +168,7 @@ def test_what_a_killed_command_left_is_removed(folder, tokenizer_folder, write):
     assert [file.name for file in folder.iterdir()] == [f".rendered-{dataset.origin}"]
 
 
-def test_a_command_that_reads_while_another_writes_has_all_or_nothing(folder, tokenizer_folder, write):
-    arguments = DataConfig(path=write(*ROWS)), tokenizer_folder(), VOCAB, None, False, folder
+def test_a_command_that_reads_while_another_writes_has_all_or_nothing(folder, arguments, write):
     first = load_run_data(*arguments)
     keep_run_data(first, folder)
     opened = load_run_data(*arguments)
@@ -185,9 +177,8 @@ def test_a_command_that_reads_while_another_writes_has_all_or_nothing(folder, to
     assert content(opened) == content(first)
 
 
-def test_data_that_is_rendered_at_once_is_not_kept(folder, tokenizer_folder, write, monkeypatch):
+def test_data_that_is_rendered_at_once_is_not_kept(folder, arguments, monkeypatch):
     monkeypatch.setattr(kept, "FEW_SAMPLES", len(ROWS))
-    arguments = DataConfig(path=write(*ROWS)), tokenizer_folder(), VOCAB, None, False, folder
     keep_run_data(load_run_data(*arguments), folder)
     assert list(folder.iterdir()) == []
 
@@ -200,14 +191,10 @@ def test_a_vast_file_is_not_read_whole_before_its_rows(folder, tokenizer_folder,
         load_run_data(DataConfig(path=str(file)), tokenizer_folder(), VOCAB, None, False, folder)
 
 
-def test_without_room_the_run_goes_on(folder, tokenizer_folder, write, caplog):
-    dataset = load_run_data(DataConfig(path=write(*ROWS)), tokenizer_folder(), VOCAB, None, False, folder)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
+def test_without_room_the_run_goes_on(folder, arguments, caplog, full_disk):
+    dataset = load_run_data(*arguments)
+    with full_disk():
         keep_run_data(dataset, folder)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "the rendered data is not kept" in caplog.text
     assert list(folder.iterdir()) == []
 

@@ -21,8 +21,10 @@ from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.row_encoder import RowEncoder, encode_rows
 from spec_trainer.data.sources import read_rows
 
-from ....chat_templates import CONVERSATIONS, THINKING
-from .conftest import CHATML, VOCAB
+from ....chat_templates import CHATML, CONVERSATIONS, THINKING
+from .conftest import VOCAB
+
+pytestmark = pytest.mark.xdist_group("processes that render rows")  # one server forks them all
 
 SAID = ("Hi", "The quick fox.", "And then?", "Four, I think.")
 GOOD = {

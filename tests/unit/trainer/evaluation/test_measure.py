@@ -23,8 +23,8 @@ ROUND = AcceptanceCounters(rounds=10, drafted=30, accepted=15, accepted_per_posi
 class Scripted(Engine):
     """Twenty tokens for each prompt; counts ``ROUND`` for each pass with a draft; remembers what it was asked for."""
 
-    def __init__(self, always_tells_gaps: bool = True) -> None:
-        self.always_tells_gaps = always_tells_gaps
+    def __init__(self, always_tells_gaps: bool = True, warm_up_s: float = 0.0) -> None:
+        self.always_tells_gaps, self.warm_up_s = always_tells_gaps, warm_up_s
         self.asked: list[tuple[str | None, float, int, int]] = []
         """Draft, temperature, draft tokens, prompts; of passes that are no warm-up."""
         self.warm_ups: list[SamplingParams] = []
@@ -35,7 +35,7 @@ class Scripted(Engine):
         self.rounds += bool(sampling.num_draft_tokens)
         if sampling.max_new_tokens < GREEDY.max_new_tokens:
             self.warm_ups.append(sampling)
-            time.sleep(0.2)
+            time.sleep(self.warm_up_s)
         else:
             self.asked.append((self.draft, sampling.temperature, sampling.num_draft_tokens, len(prompts)))
             time.sleep(0.01)
@@ -71,7 +71,7 @@ def test_each_way_of_decoding_is_asked_for_in_one_go():
 
 
 def test_warm_up_is_neither_timed_nor_counted():
-    engine = Scripted()
+    engine = Scripted(warm_up_s=0.2)
     result = decode(engine, PROMPTS, GREEDY)
     assert engine.warm_ups == [replace(GREEDY, max_new_tokens=8)]
     assert engine.asked == [(None, 0.0, 3, 2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.packing import empty_batch
 from spec_trainer.data.report import DataReport
 from spec_trainer.offline.folder import FeatureFolder
-from spec_trainer.offline.index import FeatureIdentity, data_digest
+from spec_trainer.offline.index import INDEX_FILE, FeatureIdentity, data_digest, digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +70,24 @@ def made(tmp_path: Path) -> Made:
             write_shard(folder.shard(shard), batches[-1], identity)
         folder.seal(identity, len(parts))
     return Made(folder, identity, batches)
+
+
+def flip(file: Path, position: int) -> None:
+    """Change a bit of a file."""
+    content = bytearray(file.read_bytes())
+    content[position] ^= 1
+    file.write_bytes(content)
+
+
+def forge(root: Path, **changes: object) -> None:
+    """Give the index other values and the checksum that goes with them; a key "shard__x" is of the first shard."""
+    body = json.loads((root / INDEX_FILE).read_text())
+    del body["checksum"]
+    for key, value in changes.items():
+        section, _, name = key.rpartition("__")
+        {"": body, "shard": body["shards"][0], "schema": body["schema"]}[section][name] = value
+    text = json.dumps(body, sort_keys=True)
+    (root / INDEX_FILE).write_text(json.dumps({"checksum": digest(text.encode()), **body}))
 
 
 @pytest.fixture

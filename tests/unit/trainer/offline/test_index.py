@@ -9,7 +9,9 @@ import pytest
 
 from spec_core.errors import ArtifactError
 from spec_core.records import FeatureSchema
-from spec_trainer.offline.index import INDEX_FILE, digest, read_index, token_digest, write_index
+from spec_trainer.offline.index import INDEX_FILE, read_index, token_digest, write_index
+
+from .conftest import flip, forge
 
 
 def test_what_was_written_comes_back(made):
@@ -35,10 +37,7 @@ def test_it_is_json_that_says_what_the_folder_holds(made):
 
 @pytest.mark.parametrize("position", [0, 3, 20, 200, 500, -3])
 def test_a_changed_character_is_found(made, position):
-    file = made.folder.root / INDEX_FILE
-    content = bytearray(file.read_bytes())
-    content[position] ^= 1
-    file.write_bytes(content)
+    flip(made.folder.root / INDEX_FILE, position)
     with pytest.raises(ArtifactError, match="is damaged; delete it and run the capture again"):
         read_index(made.folder.root)
 
@@ -82,17 +81,6 @@ def test_token_digests_tell_ids_and_lengths_apart(made):
     assert len({token_digest(ids) for ids in (some, some[:2], some[::-1], some + 1)}) == 4
 
 
-def forged(root, **changes):
-    """An index with other values and the checksum that goes with them; a key "shard.x" is of the first shard."""
-    body = json.loads((root / INDEX_FILE).read_text())
-    del body["checksum"]
-    for key, value in changes.items():
-        section, _, name = key.rpartition("__")
-        {"": body, "shard": body["shards"][0], "schema": body["schema"]}[section][name] = value
-    text = json.dumps(body, sort_keys=True)
-    (root / INDEX_FILE).write_text(json.dumps({"checksum": digest(text.encode()), **body}))
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -122,9 +110,9 @@ def forged(root, **changes):
     ids=lambda changes: str(changes)[:40],
 )
 def test_an_index_of_wrong_types_with_the_right_checksum_is_refused(made, changes):
-    forged(made.folder.root)
+    forge(made.folder.root)
     read_index(made.folder.root)
-    forged(made.folder.root, **changes)
+    forge(made.folder.root, **changes)
     with pytest.raises(ArtifactError, match=r"index\.json is damaged; delete it .*: ") as caught:
         read_index(made.folder.root)
     assert "\n" not in str(caught.value)

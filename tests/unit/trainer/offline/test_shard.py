@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import operator
 import os
 
 import pytest
 import torch
 
 from spec_core.errors import ArtifactError, RunError, SpecError
-from spec_trainer.offline.index import INDEX_FILE, digest, read_index
+from spec_trainer.offline.index import read_index
 from spec_trainer.offline.shard import Shard, read_entry, write_shard
+
+from .conftest import flip, forge
 
 
 def shards(made) -> list[Shard]:
@@ -61,10 +61,7 @@ def test_a_flipped_bit_anywhere_in_a_shard_is_found_and_the_shard_is_named(made)
 
 
 def test_a_flipped_feature_names_its_sample(made):
-    file = made.folder.shard(1)
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1  # the last tensor's last byte: of the last sample
-    file.write_bytes(content)
+    flip(made.folder.shard(1), -1)  # the last tensor's last byte: of the last sample
     index = read_index(made.folder.root)
     shard = shards(made)[1]
     shard.read(index.shards[1].samples[0])
@@ -152,23 +149,19 @@ def test_a_pipe_is_no_shard(made):
 
 
 @pytest.mark.parametrize(
-    ("place", "key", "value"),
+    "changes",
     [
-        ((), "data_digest", "e" * 32),
-        ((), "num_samples", 5),
-        (("schema",), "dtype", "float16"),
-        (("schema",), "hidden_size", 2),
-        (("shards", 0), "token_digest", ["0" * 32, "1" * 32]),
-        (("shards", 0), "checksum", ["0" * 32, "1" * 32]),
+        {"data_digest": "e" * 32},
+        {"num_samples": 5},
+        {"schema__dtype": "float16"},
+        {"schema__hidden_size": 2},
+        {"shard__token_digest": ["0" * 32, "1" * 32]},
+        {"shard__checksum": ["0" * 32, "1" * 32]},
     ],
+    ids=str,
 )
-def test_a_forged_index_with_a_fitting_checksum_is_refused(made, place, key, value):
-    file = made.folder.root / INDEX_FILE
-    body = json.loads(file.read_text())
-    del body["checksum"]
-    functools.reduce(operator.getitem, place, body)[key] = value
-    checksum = digest(json.dumps(body, sort_keys=True).encode())
-    file.write_text(json.dumps({"checksum": checksum, **body}))
+def test_a_forged_index_with_a_fitting_checksum_is_refused(made, changes):
+    forge(made.folder.root, **changes)
     with pytest.raises(
         ArtifactError, match=r"index\.json is damaged|features-0000.\.safetensors (holds other|is of another)"
     ):

@@ -12,6 +12,8 @@ from spec_trainer.decode.inline_driver import inline_driver
 from spec_trainer.offline.store import open_features
 from spec_trainer.offline.stream import StoredStream
 
+from .conftest import flip
+
 CPU = torch.device("cpu")
 ONE_PASS_EACH = "engine.batch_tokens=10"
 """Every sample has ten tokens: each goes through the target alone, so rounding cannot depend on its neighbours."""
@@ -77,10 +79,7 @@ def test_a_damaged_sample_is_never_handed_out(capture, resolved):
     run = resolved(
         f"data.features={folder}", "train.global_batch_tokens=10", "train.epochs=1", "train.steps=null"
     )
-    file = folder / "features-00001.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1000] ^= 4
-    file.write_bytes(content)
+    flip(folder / "features-00001.safetensors", -1000)
     items, handed_out = run.schedule.items(0), []
     with stored(run) as stream:
         with pytest.raises(

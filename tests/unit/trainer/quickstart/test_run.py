@@ -14,19 +14,11 @@ from spec_core.errors import ArtifactError, PluginNotFound
 from spec_core.records import SamplingParams
 from spec_trainer.cli import run
 from spec_trainer.quickstart import run as quickstart
-from spec_trainer.quickstart.tiny_target import TinyTargetConfig
+
+from ....docs.workplace import TOY as TOY_TARGET
 
 TOY = quickstart.QuickstartSize(
-    target=TinyTargetConfig(
-        vocab_size=300,
-        num_layers=8,
-        hidden_size=32,
-        num_heads=1,
-        num_kv_heads=1,
-        intermediate_size=32,
-        batch_size=2,
-        steps=2,
-    ),
+    target=TOY_TARGET,
     library=Path(asyncio.__file__).parent,
     training=("train.steps=3", "train.global_batch_tokens=256", "data.max_length=64", "draft.num_steps=2"),
     num_prompts=2,

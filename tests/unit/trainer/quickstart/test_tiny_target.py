@@ -10,7 +10,6 @@ import transformers
 from spec_trainer.quickstart import tiny_target
 from spec_trainer.quickstart.corpus import Document
 from spec_trainer.quickstart.tiny_target import (
-    Muon,
     TinyTargetConfig,
     build_tiny_target,
     continuation_chat,
@@ -130,15 +129,3 @@ def test_a_continuation_chat_says_the_whole_text() -> None:
 
     user, assistant = continuation_chat(text)
     assert (user["content"], assistant["content"]) == ("one\ntwo\n", "three\nfour\nfive\nsix")
-
-
-def test_a_step_of_muon_is_orthogonal_whatever_the_gradients_size() -> None:
-    torch.manual_seed(0)
-    for shape in ((32, 8), (8, 32)):
-        weight = torch.nn.Parameter(torch.zeros(shape))
-        weight.grad = 1e-3 * torch.randn(shape)
-        Muon([weight], lr=1.0, weight_decay=0.0).step()
-
-        singular = torch.linalg.svdvals(weight.detach() / max(1.0, shape[0] / shape[1]) ** 0.5)
-        assert singular.min() > 0.5
-        assert singular.max() < 1.3

@@ -6,8 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
@@ -15,14 +13,12 @@ from spec_trainer.data.errors import BadRow
 from spec_trainer.data.tokens import Encoder
 from spec_trainer.regeneration.conversation import open_conversation
 
+from ....chat_templates import CHATML, byte_tokenizer, stretches
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 THOUGHTLESS = CHATML.replace(
     "m.content +",
     "(m.content if loop.last or m.role != 'assistant' else m.content.split('</think>')[-1]) +",
@@ -47,19 +43,9 @@ def target(tmp_path: Path) -> Callable[[str], Path]:
     """A byte-level tokenizer that also knows ``hello`` and ``he``, in a folder with that chat template."""
 
     def make(template: str) -> Path:
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        words = [*alphabet, "he", "hel", "hell", "hello"]
-        merges = [("h", "e"), ("he", "l"), ("hel", "l"), ("hell", "o")]
-        tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, merges))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        tokenizer.add_special_tokens(
-            [AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")]
-        )
-        fast = PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=template
-        )
-        fast.save_pretrained(tmp_path / "target")
+        specials, hello = ("<|im_start|>", "<|im_end|>", "<|endoftext|>"), ["he", "hel", "hell", "hello"]
+        merges = [(word[:-1], word[-1]) for word in hello]
+        byte_tokenizer(specials, template, "<|im_end|>", merges).save_pretrained(tmp_path / "target")
         return tmp_path / "target"
 
     return make
@@ -91,12 +77,8 @@ class Talk:
 
     def supervised(self) -> list[list[int]]:
         """Stretches of supervised tokens."""
-        row, found, before = self.written(), [], 0
-        for number, wanted in zip(row["input_ids"], row["loss_mask"], strict=True):
-            if wanted:
-                found = [*found[:-1], [*found[-1], number]] if before else [*found, [number]]
-            before = wanted
-        return found
+        row = self.written()
+        return stretches(row["input_ids"], row["loss_mask"])
 
 
 def test_turns_are_answered_in_the_context_of_new_answers(target):

@@ -16,6 +16,7 @@ from spec_trainer.command_line.engine_output import engine_output_kept
 from spec_trainer.command_line.progress import StepProgress
 from spec_trainer.command_line.stop_request import Interrupted, StopRequest
 from spec_trainer.data.errors import BadRow
+from spec_trainer.decode.passes import pass_seed
 from spec_trainer.engine_options import read_engine_options
 from spec_trainer.regeneration.answer_file import AnswerFile, check_answer_file
 from spec_trainer.regeneration.conversation import open_conversation
@@ -199,15 +200,9 @@ def answer_batch(
     conversations = [work.open(row.content) for row in rows]
     turn = 0
     while asking := [conversation for conversation in conversations if conversation.prompt]:
-        sampling = replace(work.sampling, seed=_seed(work.request.seed, batch, turn))
+        sampling = replace(work.sampling, seed=pass_seed(work.request.seed, batch, turn))
         answers = engine.generate([conversation.prompt for conversation in asking], sampling)
         for conversation, answer in zip(asking, answers, strict=True):
             conversation.take(answer.token_ids, sampling.max_new_tokens)
         turn += 1
     return conversations
-
-
-def _seed(seed: int, batch: int, turn: int) -> int:
-    """Return a seed of 31 bits for one turn of a batch; engines derive a seed for each prompt from it."""
-    digest = hashlib.blake2b(f"{seed} {batch} {turn}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little") >> 1

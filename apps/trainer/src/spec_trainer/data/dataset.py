@@ -164,15 +164,6 @@ def load_dataset(
     return dataset
 
 
-@dataclass(frozen=True)
-class _Found:
-    where: str
-    encoded: Encoded
-    prompt: np.ndarray | None
-    chat: Chat | None
-    """The row's conversation if ``load_dataset`` sets ``Dataset.questions``; else None."""
-
-
 def _question(encoder: Encoder, chat: Chat | None) -> np.ndarray | None:
     """Return the prompt of a conversation's last answer; None if the template rejects it."""
     try:
@@ -190,7 +181,7 @@ class _Reader:
         self._report = report
         self._held_bytes = 0
 
-    def read(self, path: str) -> list[_Found]:
+    def read(self, path: str) -> list[EncodedRow]:
         check_answers(path, self._config)
         found = list(self._usable(path))
         if not found:
@@ -204,7 +195,7 @@ class _Reader:
             )
         return found
 
-    def _usable(self, path: str) -> Iterator[_Found]:
+    def _usable(self, path: str) -> Iterator[EncodedRow]:
         with closing(encode_rows(self._row_encoder, read_rows(path))) as rows:
             for where, row in rows:
                 if isinstance(row, EncodedRow) and row.encoded.after_images > self._config.max_length:
@@ -212,7 +203,7 @@ class _Reader:
                     self._report.drop("data.max_length cuts an image", f"{where}: {length}")
                 elif isinstance(row, EncodedRow):
                     self._hold(where, row.encoded)
-                    yield _Found(where, self._cut(where, row.encoded), row.prompt, row.chat)
+                    yield replace(row, encoded=self._cut(where, row.encoded))
                 elif self._config.on_bad_row == "error" and not row.harmless:
                     raise DataError(f"{where}: {row} (data.on_bad_row=skip drops such rows)") from row
                 else:
@@ -249,8 +240,8 @@ def _num_held_out(config: DataConfig, num_samples: int) -> int:
 
 
 def _split(
-    found: Sequence[_Found], num: int, report: DataReport, supervised: bool
-) -> tuple[list[_Found], list[_Found]]:
+    found: Sequence[EncodedRow], num: int, report: DataReport, supervised: bool
+) -> tuple[list[EncodedRow], list[EncodedRow]]:
     """Split the samples: hold out the ``num`` distinct samples with the smallest digests.
 
     Duplicates of a held-out sample are dropped, so that the draft is not evaluated on training data. If
@@ -258,8 +249,8 @@ def _split(
     """
     digests = [_digest(one.encoded) for one in found]
     chosen = set(sorted(set(digests))[:num])
-    train: list[_Found] = []
-    held_out: dict[bytes, _Found] = {}
+    train: list[EncodedRow] = []
+    held_out: dict[bytes, EncodedRow] = {}
     for digest, one in zip(digests, found, strict=True):
         if digest not in chosen:
             train.append(one)

@@ -44,6 +44,8 @@ _CHUNKS_AHEAD = 4
 class EncodedRow:
     """The tokens of one row, before the cut to ``data.max_length``."""
 
+    where: str
+    """Source of the row, as ``file:line``."""
     encoded: Encoded
     prompt: np.ndarray | None
     """int32 [P]: prompt for the engine, if ``RowEncoder.longest_prompt`` is set; else None."""
@@ -87,9 +89,8 @@ class RowEncoder:
             prompt = self._prompt(content)
         except BadRow as bad:
             return bad
-        return EncodedRow(
-            encoded, prompt, content if self.with_questions and isinstance(content, Chat) else None
-        )
+        chat = content if self.with_questions and isinstance(content, Chat) else None
+        return EncodedRow(row.where, encoded, prompt, chat)
 
     def _prompt(self, row: Chat | Text | Tokens) -> np.ndarray | None:
         longest = self.longest_prompt

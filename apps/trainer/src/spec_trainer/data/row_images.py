@@ -72,10 +72,6 @@ class RowImages:
         # One at a time: the pixels of a row's images are never in memory together.
         return [self._read(number, reference) for number, reference in enumerate(references, start=1)]
 
-    def written(self, references: Sequence[Any]) -> list[str]:
-        """Return a row's images as text for a JSON row: paths, or data: URIs of the bytes."""
-        return [_as_text(reference) for reference in references]
-
     def _read(self, number: int, reference: Any) -> tuple[ImageSource, int]:
         with _as_bad_row(number, reference):
             source = self._files.source(reference)
@@ -146,9 +142,10 @@ def _inner(reference: Any) -> Any:
     return found[0] if found else None
 
 
-def _as_text(reference: Any) -> str:
-    named = _inner(reference)
-    return _data_uri(named) if isinstance(named, bytes) else str(named)
+def written_images(references: Sequence[Any]) -> list[str]:
+    """Return a row's images as text for a JSON row: paths, or data: URIs of the bytes."""
+    named = map(_inner, references)
+    return [_data_uri(one) if isinstance(one, bytes) else str(one) for one in named]
 
 
 def _data_uri(data: bytes) -> str:

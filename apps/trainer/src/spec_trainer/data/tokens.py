@@ -227,10 +227,6 @@ class Encoder:
         """Return the checked sources of images. Raise BadRow if an image cannot be used."""
         return tuple(source for source, _ in self._row_images.read(references))
 
-    def written_images(self, references: Sequence[Any]) -> list[str]:
-        """Return a row's images as text for a JSON row: paths, or data: URIs of the bytes."""
-        return self._row_images.written(references)
-
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> Opening:
         """Return ``messages`` with the generation prompt, rendered with the tools and variables of ``chat``.
 

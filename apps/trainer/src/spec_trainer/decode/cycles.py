@@ -7,7 +7,6 @@ interrupted.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from spec_trainer.checkpoint.folder import read_meta
 from spec_trainer.checkpoint.store import read_weights
 from spec_trainer.data.batching import epoch_order
 from spec_trainer.decode.folder import HELD_OUT, DecodedFolder, cycle_dataset
+from spec_trainer.decode.passes import pass_seed
 from spec_trainer.draft_trainer import export_draft
 from spec_trainer.report.page import write_report
 from spec_trainer.run.timer import Timer
@@ -144,7 +144,7 @@ class _Run:
 
     def _answer(self, prompts: list[list[int]], what: str) -> Pass:
         with self._timer("decode"):
-            return self._driver.answer(prompts, _seed(self._spec.config.seed, what))
+            return self._driver.answer(prompts, pass_seed(self._spec.config.seed, what))
 
     def _figures(self, what: str, decoded: Pass) -> dict[str, Any]:
         """Return the figures of ``decoded``, the answers that were generated last.
@@ -246,12 +246,3 @@ def _check_tokens(answers: Dataset, spec: RunSpec) -> None:
 
 def _prompt(prompt: Any) -> list[int]:
     return [int(token) for token in prompt]
-
-
-def _seed(seed: int, what: str) -> int:
-    """Return the seed of one pass over prompts; the engine derives a seed for each prompt from it.
-
-    It has 31 bits. ``what`` names the pass, so that different passes have different seeds.
-    """
-    digest = hashlib.blake2b(f"{seed} {what}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little") >> 1

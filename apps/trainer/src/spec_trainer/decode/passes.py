@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -41,6 +42,11 @@ class Pass:
     def joined(cls, benchmarks: Mapping[str, Pass]) -> Pass:
         """Join the passes over several benchmarks into one, which has each of them in ``benchmarks``."""
         return replace(cls.of(benchmarks.values()), benchmarks=benchmarks)
+
+    @property
+    def texts(self) -> list[tuple[int, ...]]:
+        """Token ids of each answer."""
+        return [answer.token_ids for answer in self.answers]
 
     @property
     def num_tokens(self) -> int:
@@ -86,3 +92,12 @@ def decode_warm(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Samp
     seconds = time.perf_counter() - start
     after = engine.acceptance() if sampling.num_draft_tokens else before
     return Pass(answers=answers, seconds=seconds, counters=after - before)
+
+
+def pass_seed(*parts: object) -> int:
+    """Return the seed of one pass over prompts, of 31 bits; the engine derives a seed for each prompt from it.
+
+    ``parts``: the run's seed, and values that differ between passes.
+    """
+    digest = hashlib.blake2b(" ".join(map(str, parts)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -42,19 +42,16 @@ def summarise(work: Workload, plain: Passes, drafted: Passes, decode: Decode | N
     sampled = None
     if work.sampled is not None and plain.sampled is not None and drafted.sampled is not None:
         sampled = _figures(work.sampled.temperature, plain.sampled, drafted.sampled)
-    own = sampled if sampled is not None and work.sampling.temperature > 0 else greedy
-    both = (plain.greedy, drafted.greedy)
-    if own is not greedy and plain.sampled is not None and drafted.sampled is not None:
-        both = (plain.sampled, drafted.sampled)
-    warnings = list(invalid_figures(plain, drafted, "greedy" if own is greedy else "sampled"))
+    temperature, both = work.sampling.temperature, (plain.own(work), drafted.own(work))
+    warnings = list(invalid_figures(plain, drafted, "sampled" if temperature > 0 else "greedy"))
     for warning in warnings:
         log.warning("%s", warning)
     throughput = describe_loads(plain.loads, drafted.loads)
     return {
         "num_draft_tokens": work.num_draft_tokens,
-        **own,
+        **_figures(temperature, *both),
         "warnings": warnings,
-        "benchmarks": _benchmarks(own["temperature"], *both, _graders(work, decode)),
+        "benchmarks": _benchmarks(temperature, *both, _graders(work, decode)),
         **compare(plain.greedy.answers, drafted.greedy.answers),
         "greedy": greedy,
         "sampled": sampled,
@@ -131,16 +128,12 @@ def _benchmarks(
         name: {
             "prompts": len(one.answers),
             **_figures(temperature, plain.benchmarks[name], one),
-            "outputs_equal": _texts(plain.benchmarks[name]) == _texts(one),
+            "outputs_equal": plain.benchmarks[name].texts == one.texts,
             "accuracy": graded(name, one),
             "accuracy_without_draft": graded(name, plain.benchmarks[name]),
         }
         for name, one in drafted.benchmarks.items()
     }
-
-
-def _texts(one: Pass) -> list[tuple[int, ...]]:
-    return [answer.token_ids for answer in one.answers]
 
 
 def _figures(temperature: float, plain: Pass, drafted: Pass) -> dict[str, Any]:

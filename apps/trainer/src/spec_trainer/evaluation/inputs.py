@@ -31,14 +31,14 @@ def figures_by_input(
         TEXT: [place for place, images in enumerate(seen) if not images],
         IMAGES: [place for place, images in enumerate(seen) if images],
     }
-    own = drafted.sampled if work.sampling.temperature > 0 and drafted.sampled is not None else drafted.greedy
+    own = drafted.own(work)
     return {
         name: {
             "prompts": len(chosen),
             "images": sum(len(seen[place]) for place in chosen),
             **_acceptance(_part(own, chosen)),
             "acceptance_length_before": _length(None if untrained is None else _part(untrained, chosen)),
-            "outputs_equal": _texts(_part(plain.greedy, chosen)) == _texts(_part(drafted.greedy, chosen)),
+            "outputs_equal": _part(plain.greedy, chosen).texts == _part(drafted.greedy, chosen).texts,
         }
         for name, chosen in places.items()
         if chosen
@@ -90,7 +90,3 @@ def _acceptance(part: Pass) -> dict[str, Any]:
 
 def _length(part: Pass | None) -> float | None:
     return part.counters.acceptance_length if part is not None and part.counters.rounds else None
-
-
-def _texts(one: Pass) -> list[tuple[int, ...]]:
-    return [answer.token_ids for answer in one.answers]

@@ -32,6 +32,10 @@ class Passes:
     loads: dict[int, Pass]
     """Number of concurrent answers -> its timed pass, with the arrival times of tokens if the engine streams."""
 
+    def own(self, work: Workload) -> Pass:
+        """Return the pass whose figures are at the document's top level: greedy or sampled, as ``work`` asks."""
+        return self.sampled if self.sampled is not None and work.sampling.temperature > 0 else self.greedy
+
 
 def ask_all(engine: Engine, work: Workload, asked: Questions) -> Workload:
     """Return the workload ``work`` with the later turns' prompts, which have the target's greedy answers.
@@ -71,14 +75,6 @@ def decode_with_draft(engine: Engine, draft_model: Path, work: Workload) -> Pass
     """Load the draft and decode the workload with it."""
     engine.load_draft(draft_model)
     return _decode_all(engine, work, f"with a draft (tokens of a round: {work.num_draft_tokens})")
-
-
-def acceptance_length(engine: Engine, draft_model: Path, work: Workload, what: str) -> float:
-    """Return the acceptance length of the draft in the folder ``draft_model``.
-
-    ``what``: the draft's name in the log.
-    """
-    return decode_once_with(engine, draft_model, work, what).counters.acceptance_length
 
 
 def decode_once_with(engine: Engine, draft_model: Path, work: Workload, what: str) -> Pass:

@@ -27,7 +27,7 @@ from spec_trainer.decode.passes import decode
 from spec_trainer.disk import cache_folder, check_writable, write_atomically
 from spec_trainer.engine_options import EngineOptions, EngineSections
 from spec_trainer.evaluation.document import summarise
-from spec_trainer.evaluation.measure import acceptance_length, decode_with_draft, decode_without_draft
+from spec_trainer.evaluation.measure import decode_once_with, decode_with_draft, decode_without_draft
 from spec_trainer.evaluation.workload import Workload
 from spec_trainer.quickstart.corpus import MIN_CHARS, python_documents, split_by_file
 from spec_trainer.quickstart.showcase import speeds, texts_and_topics
@@ -35,6 +35,7 @@ from spec_trainer.quickstart.stages import DRAFT, MEASURE, READ, REPORT, TARGET,
 from spec_trainer.quickstart.tiny_arithmetic import bfloat16_products, one_thread
 from spec_trainer.quickstart.tiny_target import (
     CPU,
+    OPTIMIZER,
     TinyTargetConfig,
     build_tiny_target,
     tiny_target_cache_key,
@@ -85,7 +86,7 @@ class QuickstartSize:
         # So few steps cannot wait for a slow mean (docs/decisions/014-initial-weights.md).
         "optimizer.betas=[0.8,0.95]",
         # Matrices at 0.02: the worst of five seeds is above the mean with AdamW (docs/choose-a-draft.md).
-        "optimizer.name=muon",
+        f"optimizer.name={OPTIMIZER}",
         "optimizer.matrix_rate=2.857",
         "train.eval_every=80",
         "train.save_every=80",
@@ -236,7 +237,8 @@ def _measure_all(run: RunSpec, prompts: Prompts, sampling: SamplingParams) -> di
             text_of = Encoder(run.target.folder, run.target.vocab_size).decode
             result |= texts_and_topics(prompts, (drafted.sampled or drafted.greedy).answers, text_of)
         few = Workload(prompts=prompts[::2], sampling=_shortened(sampling))
-        result["acceptance_length_before"] = acceptance_length(engine, untrained, few, "an untrained draft")
+        before = decode_once_with(engine, untrained, few, "an untrained draft")
+        result["acceptance_length_before"] = before.counters.acceptance_length
     return {**result, **_measure_baselines(run, few.prompts, few.sampling)}
 
 
@@ -253,21 +255,18 @@ def _measure_baselines(run: RunSpec, prompts: Prompts, sampling: SamplingParams)
     from spec_trainer.quickstart.baselines import BigramModel, BigramProposer, PromptLookupProposer
 
     bigram = BigramModel((sample.input_ids.tolist() for sample in run.dataset.train), run.target.vocab_size)
+    proposers = {"bigram": lambda: BigramProposer(bigram), "prompt_lookup": PromptLookupProposer}
     results: dict[str, float] = {}
     engine_type = plugins.load_available(Engine, DEFAULT_PLUGINS["engine"])
     reference = EngineOptions(
         EngineSections(engine=engine_type.Config(name=engine_type.name)), run.backend, engine_type
     )
     with one_thread(), create_engine(reference, run.target) as engine:
-        engine.use_proposer(lambda: BigramProposer(bigram))
-        results["acceptance_length_bigram"] = _acceptance_length(engine, prompts, sampling)
-        engine.use_proposer(PromptLookupProposer)
-        results["acceptance_length_prompt_lookup"] = _acceptance_length(engine, prompts, sampling)
+        for name, proposer in proposers.items():
+            engine.use_proposer(proposer)
+            decoded = decode(engine, prompts, sampling)
+            results[f"acceptance_length_{name}"] = decoded.counters.acceptance_length
     return results
-
-
-def _acceptance_length(engine: Engine, prompts: Prompts, sampling: SamplingParams) -> float:
-    return decode(engine, prompts, sampling).counters.acceptance_length
 
 
 def held_out_prompts(run: RunSpec, num_prompts: int) -> Prompts:

@@ -25,21 +25,21 @@ _WIDTH = 24
 class Stages:
     """Shows the progress through the stages, in order; a stage that does not begin is skipped."""
 
-    def __init__(self, shares: Mapping[str, float] = SHARES) -> None:
-        """Set the stages. ``shares``: title of each stage -> its share of the total time."""
-        self._shares, self._current = shares, next(iter(shares))
+    def __init__(self) -> None:
+        """Begin with the first stage."""
+        self._current = READ
 
     def begin(self, title: str) -> None:
         """Show that a stage begins, and which stages follow."""
         self._current = title
-        titles = list(self._shares)
+        titles = list(SHARES)
         following = titles[titles.index(title) + 1 :]
         self.show(0.0, f"next: {', '.join(following)}" if following else "")
 
     def show(self, share: float, note: str = "") -> None:
         """Show that ``share`` (0 to 1) of the current stage is done."""
-        titles = list(self._shares)
-        before = sum(self._shares[title] for title in titles[: titles.index(self._current)])
-        done = before + share * self._shares[self._current]
+        titles = list(SHARES)
+        before = sum(SHARES[title] for title in titles[: titles.index(self._current)])
+        done = before + share * SHARES[self._current]
         bar = f"{'#' * round(done * _WIDTH):-<{_WIDTH}}"
         log.info("[%s] %3.0f %%  %s%s", bar, 100 * done, self._current, note and f"; {note}")

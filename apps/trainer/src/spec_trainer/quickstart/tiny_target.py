@@ -29,6 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from spec_core import Optimizer, TrainedWeight, map_here, plugins
 from spec_trainer.disk import new_folder
 from spec_trainer.quickstart.tiny_arithmetic import bfloat16_products
 
@@ -41,6 +42,8 @@ Progress = Callable[[int, int, torch.Tensor], None]
 """Called with the step (from 1), the number of steps, and the loss in nats per token, a tensor on the device."""
 
 CPU = torch.device("cpu")
+OPTIMIZER = "muon"
+"""Plugin that trains the matrices of target and draft."""
 END_OF_TEXT, PAD, START_OF_TURN = "<|im_end|>", "<|endoftext|>", "<|im_start|>"
 
 # The assistant's tokens, its end of turn among them, are what a draft learns from.
@@ -122,7 +125,12 @@ def tiny_target_cache_key(documents: Iterable[Document], config: TinyTargetConfi
     The number of threads and the device are not included, although they affect the rounding of the weights.
     """
     versions = {library.__name__: library.__version__ for library in (torch, transformers, tokenizers)}
-    recipe = {"config": asdict(config), "python": platform.python_version(), **versions}
+    recipe = {
+        "config": asdict(config),
+        "optimizer": OPTIMIZER,
+        "python": platform.python_version(),
+        **versions,
+    }
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode())
     for document in documents:
         digest.update(hashlib.sha256(f"{document.source}\0{document.text}".encode()).digest())
@@ -256,59 +264,19 @@ def _lr_factor(step: int, config: TinyTargetConfig) -> float:
 
 
 def _optimizers(model: Qwen3ForCausalLM, config: TinyTargetConfig) -> list[torch.optim.Optimizer]:
-    matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
-    others = [weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)]
-    return [
-        Muon(matrices, lr=config.matrix_lr, weight_decay=config.weight_decay),
-        torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0),
+    """Return Muon for the layers' matrices, and AdamW for all other weights."""
+    matrices = {name: weight for name, weight in model.model.layers.named_parameters() if weight.ndim == 2}
+    others = [weight for weight in model.parameters() if all(weight is not one for one in matrices.values())]
+    plugin = plugins.load(Optimizer, OPTIMIZER)
+    options = {"name": OPTIMIZER, "matrix_scale": "original", "weight_decay": config.weight_decay}
+    trained = [
+        TrainedWeight(name=name, shape=tuple(weight.shape), values=weight)
+        for name, weight in matrices.items()
     ]
-
-
-class Muon(torch.optim.Optimizer):
-    """The Muon optimizer: momentum with orthogonalized steps.
-
-    At equal CPU time, the tiny target's loss is 0.3 nats lower than with AdamW. ``torch.optim.Muon`` is not used,
-    because it computes in bfloat16 and is 17 times slower on CPUs without bfloat16 instructions.
-    """
-
-    def __init__(
-        self, weights: list[torch.Tensor], lr: float, weight_decay: float, momentum: float = 0.95
-    ) -> None:
-        """Optimize the matrices `weights`."""
-        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """Update every weight; weights of the same shape are batched, to launch fewer kernels."""
-        for group in self.param_groups:
-            by_shape: dict[torch.Size, list[torch.Tensor]] = {}
-            for weight in group["params"]:
-                by_shape.setdefault(weight.shape, []).append(weight)
-            for shape, weights in by_shape.items():
-                grads = torch.stack([weight.grad for weight in weights])
-                directions = _orthogonal(self._momentum(weights[0], grads, group["momentum"]))
-                scale = group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
-                kept = 1 - group["lr"] * group["weight_decay"]
-                for weight, direction in zip(weights, directions, strict=True):
-                    weight.mul_(kept).sub_(direction, alpha=scale)
-
-    def _momentum(self, first: torch.Tensor, grads: torch.Tensor, beta: float) -> torch.Tensor:
-        """Return the Nesterov momentum of batched gradients; its state is stored for the weight ``first``."""
-        state = self.state[first]
-        if not state:
-            state["mean"] = torch.zeros_like(grads)
-        return grads.lerp(state["mean"].lerp_(grads, 1 - beta), beta)
-
-
-def _orthogonal(matrices: torch.Tensor) -> torch.Tensor:
-    """Orthogonalize each matrix (singular values become about 1) by five Newton-Schulz iterations."""
-    tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(5):
-        gram = x @ x.mT
-        x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
-    return x.mT if tall else x
+    muon = plugin(plugin.Config.model_validate(options)).build(trained, map_here)
+    for group in muon.param_groups:
+        group["lr"] = config.matrix_lr
+    return [muon, torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
 def _save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:

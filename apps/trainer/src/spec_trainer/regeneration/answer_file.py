@@ -123,29 +123,17 @@ def _size(path: Path) -> int:
 
 
 def _first_missing_row(path: Path, file: IO[bytes]) -> int:
-    _drop_half_line(file)
-    last = _last_line(file)
-    return 0 if last is None else _row_of(path, last) + 1
+    """Return the index of the row after the last answer.
 
-
-def _drop_half_line(file: IO[bytes]) -> None:
-    """Remove an incomplete last line, which a crash may have left."""
-    size = os.fstat(file.fileno()).st_size
-    if size:
-        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
-            whole = content.rfind(b"\n") + 1
-        file.truncate(whole)
-
-
-def _last_line(file: IO[bytes]) -> bytes | None:
+    An incomplete last line, which a crash may have left, is removed.
+    """
     size = os.fstat(file.fileno()).st_size
     if not size:
-        return None
+        return 0
     with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
-        return content[content.rfind(b"\n", 0, size - 1) + 1 :]
-
-
-def _row_of(path: Path, line: bytes) -> int:
+        end = content.rfind(b"\n") + 1
+        last = content[content.rfind(b"\n", 0, max(0, end - 1)) + 1 : end]
+    file.truncate(end)
     problem = f"output {path}: its last line is no answer; remove it, or choose another file"
     with foreign_errors(ArtifactError, problem):
-        return int(json.loads(line)["row"])
+        return int(json.loads(last)["row"]) + 1 if last else 0

@@ -16,6 +16,7 @@ import numpy as np
 from spec_core.records import images_of
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.image_parts import ROW_KEYS, TEXT_PROMPTS, count_images
+from spec_trainer.data.row_images import written_images
 from spec_trainer.data.rows import Chat, Text, Tokens, parse_row
 from spec_trainer.data.tokens import prompt_of
 
@@ -78,7 +79,7 @@ class Conversation(ABC):
         mask = [0] * len(self.input_ids)
         for start, stop in self.spans:
             mask[start:stop] = [1] * (stop - start)
-        images = self.encoder.written_images(self.images())
+        images = written_images(self.images())
         replaced = {*_ROW_KEYS, *(ROW_KEYS if images else ())}
         return {
             **{key: value for key, value in original.items() if key not in replaced and value is not None},
