@@ -19,7 +19,16 @@ _SPELLINGS = {
     int: re.compile(r"[-+]?[0-9]+"),
     float: re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?inf|nan"),
 }
-_SWITCHES = {"--json", "--stop-at-eos", "--untrained", "--drop-cut", "--whole-target", "--quiet", "--verbose"}
+_SWITCHES = {
+    "--json",
+    "--stop-at-eos",
+    "--untrained",
+    "--drop-cut",
+    "--whole-target",
+    "--serve-elsewhere",
+    "--quiet",
+    "--verbose",
+}
 """Boolean flags; cyclopts by itself also accepts ``yes`` and ``1`` as their values."""
 _LONGEST = 1 << 16
 
