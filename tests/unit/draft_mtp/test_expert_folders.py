@@ -136,7 +136,7 @@ def test_stacked_experts_are_read_and_stitched(tmp_path):
     ("kind", "changes", "problem"),
     [
         ("qwen3_5_moe", {"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers=2"),
-        ("deepseek_v3", {"num_nextn_predict_layers": 0}, "num_nextn_predict_layers=0: expected 1"),
+        ("deepseek_v3", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers=2: expected 1"),
         ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func"),
         ("deepseek_v3", {"topk_method": "greedy"}, "topk_method"),
         ("deepseek_v3", {"norm_topk_prob": False}, "norm_topk_prob=False"),
@@ -208,6 +208,17 @@ def test_a_new_head_takes_its_sizes_from_the_target_alone(tmp_path):
         MtpDraft(MtpConfig(num_heads=2)).build(target, tensors, None)
     shape = MtpDraft(MtpConfig()).shape(target)
     assert shape == MtpDraft.from_folder(target.folder).checkpoint.shape
+
+
+@pytest.mark.parametrize("count", [0, None])
+def test_a_target_that_counts_no_mtp_layers_has_no_head(count, tmp_path):
+    """Kimi K2 has DeepSeek V3's architecture and no head. A new head for it is the dense one."""
+    target, tensors = target_and_tensors(tmp_path / "target", dtype="bfloat16")
+    write_config("deepseek_v3", target, model_type="kimi_k2", num_nextn_predict_layers=count)
+    assert MtpDraft.from_folder(target.folder) is None
+    draft = MtpDraft(MtpConfig())
+    assert draft.shape(target).feed_forward == "dense"
+    draft.build(target, tensors, None)
 
 
 def test_the_configs_of_published_targets_describe_their_heads(tmp_path):

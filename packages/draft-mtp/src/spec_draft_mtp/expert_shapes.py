@@ -229,13 +229,15 @@ KINDS: tuple[type[MtpShape], ...] = (MtpShape, QwenExpertShape, DeepseekShape, G
 
 
 def head_kind(fields: Json) -> type[MtpShape] | None:
-    """Return the kind of head that a target's or an export's config.json describes; None if it has no head."""
+    """Return the kind of head that a target's or an export's config.json describes; None if it has no head.
+
+    Kimi K2 has DeepSeek V3's architecture, and its config.json counts no MTP layers.
+    """
     nested = fields.get("text_config")
-    inner = nested if isinstance(nested, dict) else {}
+    sizes = {**fields, **nested} if isinstance(nested, dict) else fields
     for kind in KINDS:
-        if not architectures(fields).isdisjoint(kind.architectures) and (
-            kind.count in fields or kind.count in inner
-        ):
+        is_named = not architectures(fields).isdisjoint(kind.architectures)
+        if is_named and sizes.get(kind.count) not in (None, 0):
             return kind
     return None
 
