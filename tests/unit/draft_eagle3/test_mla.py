@@ -128,6 +128,15 @@ def test_sizes_of_the_other_attention_are_refused(options, message):
     assert "\n" not in str(caught.value)
 
 
+def test_the_counted_values_are_states_keys_and_values():
+    """A value has ``v_head_dim`` channels, fewer than a key."""
+    target, draft = make_target(), Eagle3Draft(Eagle3Config(**MLA, num_steps=2, checkpoint_activations=True))
+    key, value = MLA["qk_nope_head_dim"] + MLA["qk_rope_head_dim"], MLA["v_head_dim"]
+    assert value < key
+    cached = target.num_heads * (key + value)
+    assert draft.saved_values(target)(9, 7) == 7 * 2 * (3 * target.hidden_size + cached)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -11,6 +11,7 @@ from spec_draft_mtp.config import MtpConfig
 from spec_draft_mtp.draft import MtpDraft
 
 from ..draft_parts import KeptForBackward, assert_gradients
+from .test_experts import shipped
 from .test_step import CASES, LENGTHS, SIZES, make_module, random_documents, run, target_and_tensors
 
 WIDTH, INNER = SIZES["hidden_size"], SIZES["intermediate_size"]
@@ -54,3 +55,11 @@ def test_a_further_step_keeps_its_output_keys_and_values_alone(tmp_path):
         per_row[flag] = (kept[1] - kept[0]) / num_tokens / 8
     assert per_row[True] <= 2 * WIDTH + 2 * KEYS + 1
     assert per_row[False] >= per_row[True] + 2 * QUERIES + 3 * INNER + 2 * WIDTH
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "glm4_moe_lite"])
+def test_the_counted_values_are_outputs_keys_and_values(kind, tmp_path):
+    """Values of latent attention are narrower than keys: 5 of 10 channels here."""
+    draft, target, *_ = shipped(tmp_path, kind, num_steps=2, checkpoint_activations=True)
+    heads, width, value = (4, 10, 5) if kind == "glm4_moe_lite" else (2, 8, 8)
+    assert draft.saved_values(target)(9, 7) == 7 * 2 * (WIDTH + heads * (width + value))

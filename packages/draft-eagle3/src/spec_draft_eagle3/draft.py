@@ -229,8 +229,9 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
         The result is a lower bound. It counts only the unrolled steps of a sample's supervised tokens.
         """
         shape, options = self.shape(target), self.options
-        keys = shape.cache_shape[0] * shape.cache_shape[1]
-        values = shape.hidden_size + 2 * keys + shape.inner_values * (not options.checkpoint_activations)
+        heads, key_width = shape.cache_shape
+        cached = heads * (key_width + shape.value_width)
+        values = shape.hidden_size + cached + shape.inner_values * (not options.checkpoint_activations)
         row = options.num_steps * (shape.num_layers * values + 2 * shape.hidden_size)
         return lambda _, num_supervised: row * num_supervised
 

@@ -151,9 +151,10 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         The result is a lower bound. It counts only the unrolled steps of a sample's supervised tokens.
         """
         shape, options = self.shape(target), self.options
-        keys = shape.cache_shape[0] * shape.cache_shape[1]
+        heads, key_width = shape.cache_shape
+        cached = heads * (key_width + shape.value_width)
         inner = (2 * shape.hidden_size + shape.inner_values) * (not options.checkpoint_activations)
-        row = options.num_steps * (shape.hidden_size + 2 * keys + inner)
+        row = options.num_steps * (shape.hidden_size + cached + inner)
         return lambda _, num_supervised: row * num_supervised
 
     @classmethod
