@@ -107,6 +107,26 @@ def test_a_stitched_copy_is_the_target_outside_the_head(kind, tmp_path):
     assert all(torch.equal(copied[name], tensor) for name, tensor in trained.items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", LAYERED)
+def test_a_copy_routes_as_the_new_head_that_was_trained(kind, dtype, tmp_path):
+    """A new head's constants are zeros, and the target's are near 10."""
+    head, target, tensors = write_target(tmp_path / "target", kind)
+    head = {name: tensor.to(dtype) if is_constant(name) else tensor for name, tensor in head.items()}
+    write_target(tmp_path / "target", kind, head=head)
+    draft = MtpDraft(MtpConfig())
+    trained = draft.build(target, tensors, None)
+    (tmp_path / "head").mkdir()
+    write_draft(draft, trained.state_dict(), target, tmp_path / "head")
+    stitch(target.folder, tmp_path / "head", tmp_path / "copy")
+    copied = load_file(tmp_path / "copy" / "a.safetensors") | load_file(tmp_path / "copy" / "b.safetensors")
+    assert [tensor.dtype for name, tensor in copied.items() if is_constant(name)] == [dtype]
+    stitched = MtpDraft.from_folder(tmp_path / "copy").build(target, tensors, None)
+    for name, tensor in trained.state_dict().items():
+        expected = tensor if is_constant(name) else tensor.bfloat16().float()
+        assert torch.equal(stitched.state_dict()[name], expected), name
+
+
 def test_stacked_experts_are_read_and_stitched(tmp_path):
     """Some Qwen targets store the experts stacked."""
     parted, target, tensors = write_target(tmp_path / "parted", "qwen3_5_moe")

@@ -15,15 +15,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LENGTH_BYTES = 8
-_DTYPES = {"F32": "torch.float32", "BF16": "torch.bfloat16", "F16": "torch.float16"}
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def stitch(target: Path, head: Path, output: Path) -> None:
     """Copy ``target`` to ``output``, a new folder, with the tensors of ``head`` in place of the target's own head.
 
     All other bytes of the copy equal the target's. Raise ArtifactError, before anything is written, if the two heads
-    differ in the names, shapes or dtypes of their tensors.
+    differ in the names, shapes or dtypes of their tensors. A head stores the constants of its router in float32; the
+    copy has them in the target's dtype.
     """
+    import torch
+
     if output.exists():
         raise ArtifactError(f"{output} exists; name a new folder")
     old, new = head_places(target), read_head(head)
@@ -33,10 +36,12 @@ def stitch(target: Path, head: Path, output: Path) -> None:
         )
     shapes, others = head_shapes(target), {name: tuple(tensor.shape) for name, tensor in new.items()}
     names = {name for name in shapes.keys() | others.keys() if shapes.get(name) != others.get(name)}
+    dtypes = {name: getattr(torch, _DTYPES[at.dtype]) for name, (_, at) in old.items()}
     if not names:
-        trained = {name: found for name, found in old.items() if not found[0].is_constant}
         names = {
-            name for name, (place, at) in trained.items() if str(new[place.name].dtype) != _DTYPES[at.dtype]
+            name
+            for name, (place, at) in old.items()
+            if new[place.name].dtype != dtypes[name] and not place.is_constant
         }
     if names:
         raise ArtifactError(
@@ -44,8 +49,8 @@ def stitch(target: Path, head: Path, output: Path) -> None:
         )
     shutil.copytree(target, output, copy_function=shutil.copyfile)
     for name, (place, at) in old.items():
-        if not place.is_constant:
-            _overwrite(output / at.file.relative_to(target), name, place.view(new[place.name]))
+        tensor = place.view(new[place.name]).to(dtypes[name])
+        _overwrite(output / at.file.relative_to(target), name, tensor)
 
 
 def _overwrite(file: Path, name: str, tensor: Tensor) -> None:
