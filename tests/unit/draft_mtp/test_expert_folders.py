@@ -222,6 +222,25 @@ def test_a_head_of_a_target_of_other_sizes_is_refused(kind, tmp_path):
         draft.build(wider, tensors, None)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_with_other_rotary_embeddings_than_the_targets_is_refused(kind, tmp_path):
+    """Engines rotate with the target's. The same values may be written in the older form, or as defaults."""
+    _, target, tensors = write_target(tmp_path / "target", kind)
+    export(tmp_path / "head", target, tensors)
+    file = tmp_path / "head" / "config.json"
+    fields = json.loads(file.read_text())
+    rope = fields.pop("rope_parameters")
+    fields |= {"rope_scaling": {"type": "default", "truncate": None, "beta_fast": 32}}
+    file.write_text(json.dumps(fields | {"rope_theta": 100}))
+    MtpDraft(MtpConfig(init_from=file.parent)).check_target(target)
+    changes = {"rope_theta": 50.0} if "kv_lora_rank" in fields else {"partial_rotary_factor": 0.75}
+    file.write_text(json.dumps(fields | {"rope_parameters": rope | changes}))
+    with pytest.raises(
+        TargetError, match=r"(rope_theta=50.0|factor=0.75), and engines build .* (100.0|0.\d+)$"
+    ):
+        MtpDraft(MtpConfig(init_from=file.parent)).check_target(target)
+
+
 def test_a_new_head_takes_its_sizes_from_the_target_alone(tmp_path):
     _, target, tensors = write_target(tmp_path / "target", "glm4_moe")
     with pytest.raises(ConfigError, match=r"draft.num_heads=2: a head with experts has the target's sizes"):

@@ -84,18 +84,23 @@ class ExpertShape(MtpShape):
         return super().problem()
 
     def sizes_problem(self, target: TargetSpec) -> str | None:
-        """Return which field differs from the head that the target's config.json describes, or None.
+        """Return in which value the head differs from the head that engines build beside the target, or None.
 
-        Engines build the head from the target's config.json.
+        Engines build the head from the target's config.json. They also rotate with the target's values.
         """
         own = shape_of(target)
-        if type(own) is not type(self):
+        if not isinstance(own, ExpertShape) or type(own) is not type(self):
             return f"engines serve such a head only for {' or '.join(self.architectures)}"
-        for name in type(self).model_fields:
-            size, expected = getattr(self, name), getattr(own, name)
-            if name != "rope" and size != expected:
-                return f"{name}={size}, and engines build such a head with the target's, {expected}"
+        expected = own.all_values()
+        for name, value in self.all_values().items():
+            if value != expected[name]:
+                return f"{name}={value}, and engines build such a head with the target's, {expected[name]}"
         return None
+
+    def all_values(self) -> Json:
+        """Return each size and each rotary value by its name."""
+        sizes = {name: getattr(self, name) for name in type(self).model_fields if name != "rope"}
+        return sizes | self.rotary_values
 
     def layer_fields(self, target: TargetSpec) -> Json:
         """Return the fields of config.json that only this kind of layer has."""

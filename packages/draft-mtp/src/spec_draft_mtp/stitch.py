@@ -40,7 +40,7 @@ def stitch(target: Path, head: Path, output: Path) -> None:
     if not names:
         names = {
             name
-            for name, (place, at) in old.items()
+            for name, (place, _) in old.items()
             if new[place.name].dtype != dtypes[name] and not place.is_constant
         }
     if names:

@@ -14,7 +14,7 @@ from spec_core.config import DraftConfig
 from spec_core.records import TensorParallelHints
 from spec_kit.drafting.draft_files import Json, Size, section
 from spec_kit.drafting.draft_shape import DraftShape
-from spec_kit.targets.rope_parameters import draft_rope, read_rope, rope_fields, rope_problem
+from spec_kit.targets.rope_parameters import draft_rope, read_rope, rope_fields, rope_problem, rotary_values
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,6 +86,11 @@ class DecoderShape(DraftShape):
         for key in ("rope_parameters", "rope_scaling"):
             section(fields, key, folder)
         return {"rope": read_rope(fields)}
+
+    @property
+    def rotary_values(self) -> Json:
+        """All values that the rotations depend on, with their defaults."""
+        return rotary_values(self.rope)
 
     @property
     def inner_values(self) -> int:

@@ -17,6 +17,14 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 
 _POSITIVE = ("rope_theta", "partial_rotary_factor", *_NEEDS["llama3"])
 _NUMBERS = (*_POSITIVE, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+_USUAL = {
+    "rope_type": "default",
+    "rope_theta": 10_000.0,
+    "partial_rotary_factor": 1.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "truncate": True,
+}
 _LARGEST = 2**53  # a float holds every smaller integer exactly
 
 
@@ -78,6 +86,12 @@ def read_rope(fields: Mapping[str, Any]) -> dict[str, Any]:
         if fields.get(key) is not None:
             rope.setdefault(key, fields[key])
     return rope
+
+
+def rotary_values(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all values that the rotations depend on; an absent value is its default, or None without a default."""
+    found = {key: rope.get(key) for key in ("rope_type", *_NUMBERS, "truncate")}
+    return {key: _USUAL.get(key) if value is None else value for key, value in found.items()}
 
 
 def rope_fields(rope: Mapping[str, Any]) -> dict[str, Any]:
