@@ -47,7 +47,7 @@ def shipped(folder, kind, **options):
 def stored_gradients(module, target):
     """The gradients under the names of the target's files."""
     gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
-    layer = target.num_layers if module.shape.is_layer else None
+    layer = target.num_layers if module.shape.stored_as_layer else None
     return {name: place.view(gradients[place.name]) for name, place in stored_parts(gradients, layer)}
 
 

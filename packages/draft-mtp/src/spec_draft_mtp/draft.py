@@ -108,8 +108,8 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         return shape
 
     def target_problem(self, target: TargetSpec) -> str | None:
-        """Return which size of the head differs from the target's size, or None."""
-        return self.shape(target).sizes_problem(target)
+        """Return in which value the head differs from the head that engines build beside the target, or None."""
+        return self.shape(target).engine_problem(target)
 
     def target_tensors(self, target: TargetSpec) -> Sequence[str]:
         """Return the name of the final norm's weight, because the head reads states after this norm (D11)."""
@@ -190,7 +190,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
         """
         shape = self.shape(target)
         own = {name: weights[name] for name in (*shape.tensor_shapes(), *shape.mapping_shapes()[0])}
-        for name, place in stored_parts(own, target.num_layers if shape.is_layer else None):
+        for name, place in stored_parts(own, target.num_layers if shape.stored_as_layer else None):
             tensor = place.view(own[place.name])
             yield name, tensor.detach().float() if place.is_constant else as_served(tensor, target)
 

@@ -83,7 +83,7 @@ class ExpertShape(MtpShape):
             return f"{self.experts_per_token} experts for each token, of {self.num_experts}"
         return super().problem()
 
-    def sizes_problem(self, target: TargetSpec) -> str | None:
+    def engine_problem(self, target: TargetSpec) -> str | None:
         """Return in which value the head differs from the head that engines build beside the target, or None.
 
         Engines build the head from the target's config.json. They also rotate with the target's values.
@@ -104,7 +104,7 @@ class ExpertShape(MtpShape):
 
     def layer_fields(self, target: TargetSpec) -> Json:
         """Return the fields of config.json that only this kind of layer has."""
-        added = type(self).model_fields.keys() - DecoderShape.model_fields.keys() | {"intermediate_size"}
+        added = (type(self).model_fields.keys() - DecoderShape.model_fields.keys()) | {"intermediate_size"}
         named = {name: info.alias or name for name, info in type(self).model_fields.items() if name in added}
         own = {key: getattr(self, name) for name, key in named.items()}
         return {"intermediate_size": target.intermediate_size, **own}
@@ -147,7 +147,7 @@ class LayerShape(ExpertShape):
         "moe_layer_freq": 1,
     }
     feed_forward: ClassVar[str] = "sigmoid"
-    is_layer: ClassVar[bool] = True
+    stored_as_layer: ClassVar[bool] = True
     rotated: ClassVar[float] = 1.0
     shared: ClassVar[str] = "shared_experts"
 

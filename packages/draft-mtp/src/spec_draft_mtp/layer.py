@@ -48,7 +48,7 @@ class CentredNorm(nn.Module):
 
 def new_norm(shape: MtpShape, width: int) -> nn.Module:
     """Return a norm of ``width`` channels, as the head's kind has it."""
-    return (nn.RMSNorm if shape.is_layer else CentredNorm)(width, shape.norm_eps)
+    return (nn.RMSNorm if shape.stored_as_layer else CentredNorm)(width, shape.norm_eps)
 
 
 class GatedAttention(nn.Module):
@@ -122,9 +122,9 @@ class HeadLatentAttention(LatentAttention):
         super().__init__(shape, shape.hidden_size)
 
     def qkv(self, x_TH: Tensor, turn: Turn) -> tuple[Tensor, ...]:
-        """Return rotated queries and keys, and values, each [T, N, D]; values are padded with zeros."""
-        projected = (project(x_TH) for project in self.input_projections)
-        return self.queries(next(projected), turn), *self.keys_values(next(projected), turn)
+        """Return rotated queries and keys, each [T, N, D], and values, which are narrower."""
+        q = self.queries(self.q_a_proj(x_TH), turn)
+        return q, *self.keys_values(self.kv_a_proj_with_mqa(x_TH), turn)
 
 
 class DenseMlp(Mlp):
@@ -184,7 +184,7 @@ class MtpHead(nn.Module):
         self.fc = linear(2 * width, width)
         self.layers = nn.ModuleList([MtpLayer(shape, kernels)])
         self.norm = new_norm(shape, width)
-        self._skips_first = shape.is_layer
+        self._skips_first = shape.stored_as_layer
 
     @property
     def layer(self) -> MtpLayer:

@@ -168,4 +168,4 @@ def scale_initial_weights(module: MtpModel, norm_H: Tensor) -> None:
     for weight in module.parameters():
         if weight.ndim > 1:
             weight.mul_(MATRIX_GAIN / math.sqrt(weight.shape[-1]) / INIT_STD)
-    module.mtp.norm.weight.copy_(norm_H.float() - float(not module.shape.is_layer))
+    module.mtp.norm.weight.copy_(norm_H.float() - float(not module.shape.stored_as_layer))

@@ -40,7 +40,7 @@ class MtpShape(DecoderShape):
     """Fields of config.json for which this kind of head supports only the given value; exports have them, too."""
     attention: ClassVar[str] = "gated"
     feed_forward: ClassVar[str] = "dense"
-    is_layer: ClassVar[bool] = False
+    stored_as_layer: ClassVar[bool] = False
     """Whether the target's files store the head as one more decoder layer (DeepSeek V3, GLM). Norms of such a
     head store their weight itself, other norms store their weight minus 1."""
     rotated: ClassVar[float] = 0.25
@@ -107,8 +107,8 @@ class MtpShape(DecoderShape):
         """Return fields of config.json for which only the given value is supported."""
         return super().fixed_fields() | {self.count: 1, **self.fixed}
 
-    def sizes_problem(self, target: TargetSpec) -> str | None:
-        """Return which size of the head differs from the target's size, or None.
+    def engine_problem(self, target: TargetSpec) -> str | None:
+        """Return in which size the head differs from the head that engines build beside the target, or None.
 
         Engines build the head with the target's sizes, and vLLM 0.32 loads the first rows of a larger matrix
         without a warning.
