@@ -22,9 +22,9 @@ from spec_kit.drafting import rotate
 
 from ...mtp_targets import KINDS, YARN, random_head, write_config, write_head
 from ..draft_parts import assert_gradients
-from .dense_reference import Setting, dense_mtp
+from .dense_reference import dense_mtp
 from .expert_reference import expert_inputs
-from .test_step import LENGTHS, random_documents, run, target_and_tensors
+from .test_step import LENGTHS, random_documents, run, setting_of, target_and_tensors
 
 PLAIN = {"rope_type": "default", "rope_theta": 100.0}
 ROPES = {
@@ -61,18 +61,7 @@ def test_loss_and_every_gradient_equal_the_dense_reference(recompute, kernel, ki
     output.loss.backward()
     stored = load_file(tmp_path / "model.safetensors")
     weights = {name: weight.double().requires_grad_() for name, weight in stored.items()}
-    setting = Setting(
-        embedding=tensors.embedding_VH.double(),
-        target_head=tensors.head_VH.double(),
-        target_norm=tensors.norm_H.double(),
-        heads=target.num_heads,
-        head_dim=target.head_dim,
-        rotated=0,
-        theta=0.0,
-        eps=target.norm_eps,
-        steps=3,
-        decay=module.config.step_decay,
-    )
+    setting = setting_of(module, target, tensors)
     loss, labelled = dense_mtp(weights, documents, setting, functools.partial(expert_inputs, fields=fields))
     loss.backward()
     assert loss.item() > 0.1

@@ -16,6 +16,7 @@ from spec_draft_mtp.stitch import stitch
 from spec_kit.drafting import write_draft
 from spec_testing.toy_target import toy_target
 
+from .stitched_copy import assert_copied_around_the_head
 from .test_step import SIZES, target_and_tensors
 
 ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 0, 0], "mrope_interleaved": True}
@@ -124,24 +125,10 @@ def export(folder, init_from):
 
 
 def test_a_stitched_copy_is_the_target_outside_the_head(tmp_path):
-    head = write_target(tmp_path / "target")
+    write_target(tmp_path / "target")
     export(tmp_path / "head", tmp_path / "target")
     stitch(tmp_path / "target", tmp_path / "head", tmp_path / "copy")
-    trained = load_file(tmp_path / "head" / "model.safetensors")
-    for file in (tmp_path / "target").iterdir():
-        old, new = file.read_bytes(), (tmp_path / "copy" / file.name).read_bytes()
-        if file.suffix != ".safetensors":
-            assert old == new
-            continue
-        length = 8 + int.from_bytes(old[:8], "little")
-        assert old[:length] == new[:length]
-        for name, place in json.loads(old[8:length]).items():
-            first, stop = (length + offset for offset in place["data_offsets"])
-            expected = old[first:stop]
-            if name in head:
-                expected = trained[name].view(torch.uint8).numpy().tobytes()
-                assert expected != old[first:stop]
-            assert new[first:stop] == expected
+    assert_copied_around_the_head(tmp_path / "target", tmp_path / "copy", tmp_path / "head")
     assert MtpDraft.from_folder(tmp_path / "copy") is not None
 
 

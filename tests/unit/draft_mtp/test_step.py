@@ -64,9 +64,9 @@ def random_documents(target, lengths=LENGTHS, unsupervised=0.35):
     ]
 
 
-def reference(module, documents, target, tensors):
-    weights = {name: p.detach().clone().requires_grad_() for name, p in module.named_parameters()}
-    setting = Setting(
+def setting_of(module, target, tensors):
+    """The dense reference's arguments besides the head's weights and the documents."""
+    return Setting(
         embedding=tensors.embedding_VH.double(),
         target_head=tensors.head_VH.double(),
         target_norm=tensors.norm_H.double(),
@@ -78,7 +78,11 @@ def reference(module, documents, target, tensors):
         steps=module.config.num_steps,
         decay=module.config.step_decay,
     )
-    loss, counts = dense_mtp(weights, documents, setting)
+
+
+def reference(module, documents, target, tensors):
+    weights = {name: p.detach().clone().requires_grad_() for name, p in module.named_parameters()}
+    loss, counts = dense_mtp(weights, documents, setting_of(module, target, tensors))
     loss.backward()
     return loss.item(), counts, {name: weight.grad for name, weight in weights.items()}
 
