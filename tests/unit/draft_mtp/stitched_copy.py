@@ -1,4 +1,4 @@
-"""What a copy of a target must hold in which a trained head replaces the target's own."""
+"""Check a copy of a target in which a trained head replaces the target's own head."""
 
 from __future__ import annotations
 
