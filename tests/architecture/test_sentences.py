@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("*.md", "docs/**/*.md", "packages/*/README.md", "apps/*/README.md", "examples/**/*.md", "benchmarks/*.md")
+FOLDERS = (
+    "*.md",
+    "docs/**/*.md",
+    "packages/*/README.md",
+    "apps/*/README.md",
+    "examples/**/*.md",
+    "benchmarks/*.md",
+)
 PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(folder))
 MOST_WORDS = 20
 """Largest mean number of words of a page's sentences; a name or a command in backticks counts as one word."""
