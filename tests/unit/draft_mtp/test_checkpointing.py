@@ -63,3 +63,16 @@ def test_the_counted_values_are_outputs_keys_and_values(kind, tmp_path):
     draft, target, *_ = shipped(tmp_path, kind, num_steps=2, checkpoint_activations=True)
     heads, width, value = (4, 10, 5) if kind == "glm4_moe_lite" else (2, 8, 8)
     assert draft.saved_values(target)(9, 7) == 7 * 2 * (WIDTH + heads * (width + value))
+
+
+def test_latent_attention_keeps_no_more_of_its_values_than_their_width(tmp_path):
+    """Keys and values come out of one projection, whose output is not kept for the values' sake."""
+    num_tokens, kept = 400, []
+    for steps in (6, 7):
+        options = {"num_steps": steps, "checkpoint_activations": True}
+        draft, target, tensors, _ = shipped(tmp_path, "glm4_moe_lite", **options)
+        module = draft.build(target, tensors, None, KERNELS.get).double()
+        with KeptForBackward() as counted:
+            run(module, draft, random_documents(target, [num_tokens], 0.0), target, tensors)
+        kept.append(counted.num_bytes)
+    assert (kept[1] - kept[0]) / num_tokens / 8 <= 2 * WIDTH + 4 * (10 + 5) + 1

@@ -71,7 +71,7 @@ class LatentAttention(nn.Module):
         nope, v = heads.split([self._nope, self._value], dim=-1)
         shared = turn(_in_halves(self.rotated_key(rope))[:, None]).expand(-1, nope.shape[1], -1)
         k = torch.cat([shared, nope], dim=-1)
-        return k, v
+        return k, v.contiguous()  # a view would keep the projection's whole output for the backward pass
 
     def output(self, attended: Tensor) -> Tensor:
         """Apply the output projection to the attention's result, as wide as values; return [T, H]."""
