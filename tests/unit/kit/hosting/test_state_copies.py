@@ -96,6 +96,15 @@ def test_a_request_is_left_out_when_too_many_copies_are_under_way(copies, device
     assert asked(copies, 9) == "slow_copy"
 
 
+def test_copies_that_have_arrived_before_a_step_leave_room_for_it(copies, device) -> None:
+    for first in range(8):
+        step(copies, first, "a")
+    device.is_busy = False
+    step(copies, 8, "a")
+    assert not isinstance(asked(copies, 9), str)
+    assert device.num_waits == 0
+
+
 def test_requests_that_nobody_captures_are_not_copied(copies, device) -> None:
     step(copies, 0, "b")
     copies.end("b")

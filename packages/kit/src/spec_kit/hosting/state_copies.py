@@ -55,6 +55,7 @@ class StateCopies:
         This is called on the stream of the forward pass, before later work overwrites the states.
         ``states``: [T, H] for each captured layer.
         """
+        self.write_arrived()
         spans = list(_spans(self.rows, batch))
         if spans and len(self._pending) >= _MOST_PENDING:
             self.rows.leave_out([span.request_id for span in spans], "slow_copy")
