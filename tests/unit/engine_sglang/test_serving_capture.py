@@ -237,6 +237,15 @@ def test_a_mark_is_removed_and_other_parameters_are_not(start) -> None:
     assert Request("b", None, mine=1).sampling_params.custom_params == {"mine": 1}
 
 
+@pytest.mark.parametrize("params", ["abc", [1]])
+def test_parameters_that_are_no_dictionary_do_not_end_the_server(start, params) -> None:
+    """SGLang does not check what a client sends, and an error in the hook would end the scheduler."""
+    start()
+    request = SimpleNamespace(rid="a", sampling_params=SimpleNamespace(custom_params=params))
+    begin_request(None, request)
+    assert request.sampling_params.custom_params == params
+
+
 def test_an_error_leaves_out_the_requests_and_never_touches_the_pass(start, caplog) -> None:
     server = start()
     one = Request("a", key_of(1))

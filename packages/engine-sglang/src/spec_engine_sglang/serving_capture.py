@@ -219,15 +219,15 @@ def begin_capture(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> No
 
 def begin_request(result: None, request: Any, *args: Any, **kwargs: Any) -> None:
     """Capture a request that is marked, and remove the mark; SGLang's hook calls this after ``Req.__init__``."""
-    key = states_key(request.sampling_params.custom_params)
-    if key is None:
-        return
-    request.sampling_params.custom_params = None  # only requests without such parameters are marked
-    if _process.capture is not None:
-        try:
+    try:
+        key = states_key(request.sampling_params.custom_params)
+        if key is None:
+            return
+        request.sampling_params.custom_params = None  # only requests without such parameters are marked
+        if _process.capture is not None:
             _process.capture.begin(key, request)
-        except Exception:
-            log.exception("states of a request are not captured")
+    except Exception:  # an exception here would end the scheduler and thus the server
+        log.exception("states of a request are not captured")
 
 
 def states_request_id(asked: str) -> str:

@@ -190,4 +190,4 @@ def test_sessions_and_texts_beyond_the_longest_are_left_out() -> None:
 
 def test_only_a_key_of_this_project_marks_a_request() -> None:
     assert states_key({STATES_ARGUMENT: KEYS[0], "other": 1}) == KEYS[0]
-    assert [states_key(one) for one in (None, {}, {STATES_ARGUMENT: 3})] == [None] * 3
+    assert [states_key(one) for one in (None, {}, {STATES_ARGUMENT: 3}, "abc", [1])] == [None] * 5
