@@ -86,8 +86,8 @@ class PassCapture:
     def begin(self, key: str, request: Any) -> None:
         """Capture a request of SGLang from now on."""
         self._note_ends()
-        self._copies.rows.begin(key, key)
-        self._running[request.rid] = _Running(key, weakref.ref(request))
+        if self._copies.rows.begin(key):
+            self._running[request.rid] = _Running(key, weakref.ref(request))
 
     def forward(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a pass of the target and capture its states."""

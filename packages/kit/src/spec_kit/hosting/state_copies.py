@@ -30,7 +30,8 @@ steps are left out."""
 class StepBatch:
     """Rows of a step, request after request. Padding rows, which CUDA graphs need, may follow them."""
 
-    request_ids: Sequence[str]
+    keys: Sequence[str]
+    """Key of each request; an empty string for a request that is not captured."""
     lengths: Sequence[int]
     """Number of rows of each request."""
     positions: Tensor
@@ -47,7 +48,7 @@ class StateCopies:
         self.rows = rows
         self._pending: deque[_Step] = deque()
         self._ending: list[str] = []
-        """Requests that have ended, some of whose rows are not written yet."""
+        """Keys of requests that have ended, some of whose rows are not written yet."""
 
     def add(self, batch: StepBatch, states: Sequence[Tensor]) -> None:
         """Begin to copy the rows of a step; leave its requests out if too many copies are incomplete.
@@ -58,13 +59,13 @@ class StateCopies:
         self.write_arrived()
         spans = list(_spans(self.rows, batch))
         if spans and len(self._pending) >= _MOST_PENDING:
-            self.rows.leave_out([span.request_id for span in spans], "slow_copy")
+            self.rows.leave_out([span.key for span in spans], "slow_copy")
         elif spans:
             self._pending.append(_copied(spans, batch, states))
 
-    def end(self, request_id: str) -> None:
+    def end(self, key: str) -> None:
         """End a request in ``rows`` as soon as all of its rows are written."""
-        self._ending.append(request_id)
+        self._ending.append(key)
         self._end_written()
 
     def answer(self, asked: str) -> Fields:
@@ -95,18 +96,18 @@ class StateCopies:
     def _end_written(self) -> None:
         if not self._ending:
             return
-        unwritten = {span.request_id for step in self._pending for span in step.spans}
-        for request_id in self._ending:
-            if request_id not in unwritten:
-                self.rows.end(request_id)
-        self._ending = [request_id for request_id in self._ending if request_id in unwritten]
+        unwritten = {span.key for step in self._pending for span in step.spans}
+        for key in self._ending:
+            if key not in unwritten:
+                self.rows.end(key)
+        self._ending = [key for key in self._ending if key in unwritten]
 
 
 @dataclass(frozen=True)
 class _Span:
     """A range of rows of one request in a step's batch."""
 
-    request_id: str
+    key: str
     start: int
     stop: int
 
@@ -130,7 +131,7 @@ class _Step:
         for span in self.spans:
             stop = start + span.stop - span.start
             ids = token_ids[span.start : span.stop]
-            rows.write(span.request_id, positions[span.start], ids, self.hidden_TNH[start:stop])
+            rows.write(span.key, positions[span.start], ids, self.hidden_TNH[start:stop])
             start = stop
 
 
@@ -153,9 +154,9 @@ def _copied(spans: list[_Span], batch: StepBatch, states: Sequence[Tensor]) -> _
 def _spans(rows: StateRows, batch: StepBatch) -> Iterator[_Span]:
     """Yield the rows of a step that must be captured, in the order of the batch."""
     start = 0
-    for request_id, length in zip(batch.request_ids, batch.lengths, strict=True):
-        if length and rows.wants(request_id):
-            yield _Span(request_id, start, start + length)
+    for key, length in zip(batch.keys, batch.lengths, strict=True):
+        if length and rows.wants(key):
+            yield _Span(key, start, start + length)
         start += length
 
 
