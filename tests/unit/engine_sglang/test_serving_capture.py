@@ -231,6 +231,20 @@ def test_a_later_request_of_the_same_id_has_its_own_states(start) -> None:
     assert two.rid == "a"
 
 
+def test_a_request_whose_id_is_used_again_while_it_exists_frees_its_memory(start) -> None:
+    server = start()
+    rows = serving_capture._process.capture._copies.rows
+    num_free = rows.num_free
+    one = Request("a", key_of(1))
+    server.run({"a": (0, [5, 6])})
+    two = Request("a", key_of(2))
+    server.run({"a": (0, [7, 8])})
+    assert rows.has_ended(key_of(1))
+    assert [server.states(key_of(number), 2)[0] for number in (1, 2)] == [[5, 6], [7, 8]]
+    assert rows.num_free == num_free
+    assert one.rid == two.rid
+
+
 def test_a_mark_is_removed_and_other_parameters_are_not(start) -> None:
     start()
     assert Request("a", key_of(1)).sampling_params.custom_params is None

@@ -86,6 +86,8 @@ class PassCapture:
     def begin(self, key: str, request: Any) -> None:
         """Capture a request of SGLang from now on."""
         self._note_ends()
+        if (former := self._running.pop(request.rid, None)) is not None:
+            self._copies.end(former.key)
         if self._copies.rows.begin(key):
             self._running[request.rid] = _Running(key, weakref.ref(request))
 
