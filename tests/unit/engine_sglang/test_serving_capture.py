@@ -260,6 +260,17 @@ def test_parameters_that_are_no_dictionary_do_not_end_the_server(start, params) 
     assert request.sampling_params.custom_params == params
 
 
+def test_the_same_error_in_every_pass_is_logged_once_with_its_trace(start, caplog) -> None:
+    server = start()
+    server.runner.returns_states = False
+    for number in range(3):
+        request = Request("a", key_of(number))
+        server.run({"a": (0, [5, 6, 7])})
+        request.is_over = True
+    assert caplog.text.count("Traceback") == 1
+    assert [server.states(key_of(number), 3) for number in range(3)] == ["error"] * 3
+
+
 def test_an_error_leaves_out_the_requests_and_never_touches_the_pass(start, caplog) -> None:
     server = start()
     one = Request("a", key_of(1))

@@ -187,14 +187,18 @@ def test_requests_of_one_id_have_their_own_states_while_copies_are_under_way(run
         torch.testing.assert_close(found[1], expected(ids))
 
 
-def test_an_error_leaves_out_the_requests_of_the_step(runner, monkeypatch) -> None:
+def test_an_error_leaves_out_the_requests_of_its_steps_and_is_logged_once(
+    runner, monkeypatch, caplog
+) -> None:
     def fail(*args: Any) -> None:
         raise ValueError("a build of vLLM with other fields")
 
     runner.run({"a": (0, [11, 12])}, new=["a"])
     monkeypatch.setattr(serving_capture, "step_batch", fail)
     runner.run({"a": (2, [13]), "b": (0, [21])})
-    assert states(runner, "a", 3) == "error"
+    runner.run({"b": (1, [22]), "c": (0, [31])}, new=["c"])
+    assert [states(runner, one, 1) for one in "abc"] == ["error", "states_dropped", "error"]
+    assert caplog.text.count("Traceback") == 1
 
 
 def test_dummy_steps_have_no_rows_and_the_drafter_sees_its_layers(runner) -> None:

@@ -99,16 +99,14 @@ class PassCapture:
             batch = pass_batch(forward_batch, self._wanted())
             if batch is not None:
                 self._tap.open(sum(batch.lengths))
-        except Exception:
-            log.exception("states of a pass cannot be captured")
-            self._leave_out()
+        except Exception:  # noqa: BLE001 (``fail`` logs it)
+            self._fail("states of a pass cannot be captured")
         result = self._forward(forward_batch, *args, **kwargs)
         if batch is not None:
             try:
                 self._copy(batch, result.logits_output.hidden_states)
-            except Exception:
-                log.exception("states of a pass were not captured")
-                self._leave_out()
+            except Exception:  # noqa: BLE001 (``fail`` logs it)
+                self._fail("states of a pass were not captured")
         return result
 
     def answer(self, asked: str) -> Fields:
@@ -139,9 +137,9 @@ class PassCapture:
         for request_id in [name for name, running in self._running.items() if running.is_over]:
             self._copies.end(self._running.pop(request_id).key)
 
-    def _leave_out(self) -> None:
-        """Leave out all requests that run."""
-        self._copies.rows.leave_out([running.key for running in self._running.values()], "error")
+    def _fail(self, failure: str) -> None:
+        """Leave out all requests that run, after an exception."""
+        self._copies.fail([running.key for running in self._running.values()], failure)
 
 
 class _Process:

@@ -127,9 +127,9 @@ class ServingCapture:
         if self._copies is not None and not kwargs.get("dummy_run"):
             try:
                 self._note(self._copies, scheduler_output, state if has_states else None)
-            except Exception:
-                log.exception("states of a step were not captured")
-                self._leave_out(self._copies.rows, scheduler_output.num_scheduled_tokens, "error")
+            except Exception:  # noqa: BLE001 (``fail`` logs it)
+                keys = self._captured(scheduler_output.num_scheduled_tokens)
+                self._copies.fail(keys, "states of a step were not captured")
         return result
 
     def answer(self, asked: str) -> Fields:
@@ -160,14 +160,14 @@ class ServingCapture:
             if new.req_id in self._preempted:
                 self._preempted.discard(new.req_id)
             elif new.req_id in self._keys:  # a session that continues with further input
-                self._leave_out(rows, [new.req_id], "session")
+                rows.leave_out(self._captured([new.req_id]), "session")
             elif (key := states_key(getattr(new.sampling_params, "extra_args", None))) and rows.begin(key):
                 self._keys[new.req_id] = key
         self._preempted.difference_update(scheduler_output.num_scheduled_tokens)
 
-    def _leave_out(self, rows: StateRows, request_ids: Iterable[str], cause: str) -> None:
-        """Leave out those of vLLM's requests that are captured."""
-        rows.leave_out([self._keys[one] for one in request_ids if one in self._keys], cause)
+    def _captured(self, request_ids: Iterable[str]) -> list[str]:
+        """Return the keys of those of vLLM's requests that are captured."""
+        return [self._keys[one] for one in request_ids if one in self._keys]
 
 
 def _name_compiled_code(runner: Any, layers: list[int]) -> None:

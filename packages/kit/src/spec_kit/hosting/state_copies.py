@@ -5,6 +5,7 @@ Shapes: T rows of a step, N captured layers, H hidden size.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,12 +15,14 @@ import torch
 from spec_kit.hosting.served_states import StatesRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch import Tensor
 
     from spec_kit.hosting.modes import Fields
     from spec_kit.hosting.state_rows import StateRows
+
+log = logging.getLogger(__name__)
 
 _MOST_PENDING = 8
 """Maximum number of steps whose rows are being copied from the device at the same time. The rows of further
@@ -49,6 +52,7 @@ class StateCopies:
         self._pending: deque[_Step] = deque()
         self._ending: list[str] = []
         """Keys of requests that have ended, some of whose rows are not written yet."""
+        self._logged: set[str] = set()
 
     def add(self, batch: StepBatch, states: Sequence[Tensor]) -> None:
         """Begin to copy the rows of a step; leave its requests out if too many copies are incomplete.
@@ -67,6 +71,18 @@ class StateCopies:
         """End a request in ``rows`` as soon as all of its rows are written."""
         self._ending.append(key)
         self._end_written()
+
+    def fail(self, keys: Iterable[str], failure: str) -> None:
+        """Leave out requests after an exception; log its trace if it is the first one that ``failure`` names.
+
+        Other exceptions may follow in every step, and would fill the log.
+        """
+        self.rows.leave_out(keys, "error")
+        if failure not in self._logged:
+            self._logged.add(failure)
+            log.exception(
+                "%s; from now on, such requests are counted as left out (error) in silence", failure
+            )
 
     def answer(self, asked: str) -> Fields:
         """Return the layout of states, or a piece of a request's states, or why they are left out.
