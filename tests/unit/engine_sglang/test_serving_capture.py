@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_engine_sglang import serving_capture
+from spec_engine_sglang.hook import register
 from spec_engine_sglang.serving_capture import (
     STATES,
     answer_states,
@@ -21,7 +22,7 @@ from spec_engine_sglang.serving_capture import (
     begin_request,
     states_request_id,
 )
-from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, StatesRange
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, StatesRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -311,3 +312,25 @@ def test_without_states_bytes_nothing_is_captured(start, monkeypatch, variable) 
     server = start()
     assert "start it with states_bytes" in server.ask("")["refused"]
     assert server.runner.forward.__func__ is Runner.forward
+
+
+@pytest.mark.parametrize(
+    ("variable", "captures"),
+    [
+        ('{"share": 1.0, "states_bytes": 4096}', True),
+        ('{"share": 1.0, "states_bytes": 0}', False),
+        ('{"share": 1.0, "labels": ["states_bytes"]}', False),
+        ('{"states_bytes": 4096}', False),
+    ],
+)
+def test_only_a_server_that_captures_registers_the_hooks(monkeypatch, variable, captures) -> None:
+    names: list[str] = []
+    registry = SimpleNamespace(register=lambda name, *_: names.append(name))
+    hooks = SimpleNamespace(HookRegistry=registry, HookType=SimpleNamespace(AFTER=1, AROUND=2))
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", hooks)
+    monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, "secret")
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, variable)
+    register()
+    assert any(name.endswith("ModelRunner.load_model") for name in names) == captures

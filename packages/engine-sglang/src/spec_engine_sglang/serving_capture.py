@@ -176,12 +176,21 @@ def pass_batch(forward_batch: Any, wanted: Mapping[str, str]) -> StepBatch | Non
     return None
 
 
+def configuration() -> LiveRequestsConfig | None:
+    """Return the configuration of a server that captures states; None if it does not."""
+    try:
+        config = LiveRequestsConfig.from_environment()
+    except SpecError:  # a server's frontend has refused it already
+        return None
+    return config if config is not None and config.states_bytes else None
+
+
 def attach_tap(result: None, runner: Any, *args: Any, **kwargs: Any) -> None:
     """Hook the final norm of the target; SGLang's hook calls this after ``ModelRunner.load_model``.
 
     SGLang records its graphs later. In a tensor-parallel group, the first rank captures.
     """
-    config = _config()
+    config = configuration()
     if config is None or runner.is_draft_worker or _is_other_rank():
         return
     try:
@@ -197,7 +206,7 @@ def attach_tap(result: None, runner: Any, *args: Any, **kwargs: Any) -> None:
 
 def begin_capture(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
     """Capture states from now on; SGLang's hook calls this after ``Scheduler.__init__``."""
-    config = _config()
+    config = configuration()
     if config is None or _process.tap is None:
         return
     try:
@@ -255,15 +264,6 @@ def _answer(asked: str) -> Fields:
     except Exception as error:  # an exception here would end the scheduler and thus the server
         log.exception("states of a request")
         return {"refused": f"{type(error).__name__}: {error}"}
-
-
-def _config() -> LiveRequestsConfig | None:
-    """Return the configuration of a server that captures states; None if it does not."""
-    try:
-        config = LiveRequestsConfig.from_environment()
-    except SpecError:  # a server's frontend has refused it already
-        return None
-    return config if config is not None and config.states_bytes else None
 
 
 def _is_other_rank() -> bool:
