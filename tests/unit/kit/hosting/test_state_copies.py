@@ -105,6 +105,15 @@ def test_copies_that_have_arrived_before_a_step_leave_room_for_it(copies, device
     assert device.num_waits == 0
 
 
+def test_rows_of_a_tree_of_guesses_are_left_out(copies) -> None:
+    """A sibling's row would be kept if the sibling's token were the final token at the next position."""
+    copies.rows.begin(OTHER)
+    positions, token_ids = torch.tensor([0, 1, 1, 0, 1]), torch.tensor([5, 6, 7, 5, 6])
+    copies.add(StepBatch([KEY, OTHER], [3, 2], positions, token_ids), [torch.zeros(5, 2)] * 2)
+    assert asked(copies, 2) == "error"
+    assert not isinstance(asked(copies, 2, OTHER), str)
+
+
 def test_requests_that_nobody_captures_are_not_copied(copies, device) -> None:
     step(copies, 0, "", OTHER)
     copies.end(OTHER)

@@ -141,13 +141,17 @@ class _Step:
     """Event that follows the copy on its stream; None on a CPU."""
 
     def write(self, rows: StateRows) -> None:
-        """Write the rows of each request."""
+        """Write the rows of each request; leave a request out whose rows are not at consecutive positions."""
         positions, token_ids = self.inputs.tolist()
         start = 0
         for span in self.spans:
             stop = start + span.stop - span.start
-            ids = token_ids[span.start : span.stop]
-            rows.write(span.key, positions[span.start], ids, self.hidden_TNH[start:stop])
+            first, ids = positions[span.start], token_ids[span.start : span.stop]
+            # In a tree of guesses, two guesses have the same position.
+            if positions[span.start : span.stop] == list(range(first, first + len(ids))):
+                rows.write(span.key, first, ids, self.hidden_TNH[start:stop])
+            else:
+                rows.leave_out([span.key], "error")
             start = stop
 
 
