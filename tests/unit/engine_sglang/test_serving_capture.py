@@ -261,6 +261,20 @@ def test_parameters_that_are_no_dictionary_do_not_end_the_server(start, params) 
     assert request.sampling_params.custom_params == params
 
 
+def test_a_device_without_memory_leaves_out_the_requests_and_never_touches_the_pass(
+    start, monkeypatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    server = start()
+    one = Request("a", key_of(1))
+    monkeypatch.setattr(torch, "empty_like", fail)
+    monkeypatch.setattr(torch.Tensor, "new_empty", fail)
+    assert server.run({one.rid: (0, [5, 6, 7])}) is server.runner.result
+    assert server.states(key_of(1), 3) == "error"
+
+
 def test_the_same_error_in_every_pass_is_logged_once_with_its_trace(start, caplog) -> None:
     server = start()
     server.runner.returns_states = False

@@ -100,6 +100,7 @@ class PassCapture:
             if batch is not None:
                 self._tap.open(sum(batch.lengths))
         except Exception:  # noqa: BLE001 (``fail`` logs it)
+            batch = None
             self._fail("states of a pass cannot be captured")
         result = self._forward(forward_batch, *args, **kwargs)
         if batch is not None:
