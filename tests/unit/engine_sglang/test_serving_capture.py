@@ -69,13 +69,12 @@ class Runner:
 
     def __init__(self, target: str, graphs: bool, **arguments: Any) -> None:
         phase = SimpleNamespace(backend="full" if graphs else "disabled", bs=[1, 2], max_bs=2)
-        self.server_args = SimpleNamespace(
-            model_path=target,
-            speculative_eagle_topk=1,
-            speculative_num_draft_tokens=4,
-            cuda_graph_config=SimpleNamespace(decode=phase, prefill=phase),
-            **arguments,
-        )
+        usual = {
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": 4,
+            "cuda_graph_config": SimpleNamespace(decode=phase, prefill=phase),
+        }
+        self.server_args = SimpleNamespace(model_path=target, **(usual | arguments))
         self.model_config = SimpleNamespace(hidden_size=HIDDEN)
         self.model = torch.nn.Module()
         self.model.model = Decoder()
@@ -313,6 +312,30 @@ def test_a_server_that_cannot_capture_serves_and_says_why(start, arguments, word
     Request("a", key_of(1))
     assert server.run({"a": (0, [5, 6])}) is server.runner.result
     assert words in server.ask("")["refused"]
+
+
+@pytest.fixture
+def choices(monkeypatch) -> dict[str, Any]:
+    """What an SGLang 0.5.23 has chosen itself, which it keeps apart from the arguments that users have given."""
+    choices: dict[str, Any] = {}
+    base = SimpleNamespace(resolved_view=lambda given: SimpleNamespace(**{**vars(given), **choices}))
+    monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups", ModuleType("sglang.srt.arg_groups"))
+    monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.model_override_base", base)
+    return choices
+
+
+def test_a_tree_that_the_server_has_chosen_itself_is_refused(start, choices) -> None:
+    choices["speculative_eagle_topk"] = 4
+    assert "verifies trees of guesses" in start(speculative_eagle_topk=None).ask("")["refused"]
+
+
+def test_graphs_that_the_server_has_chosen_itself_are_captured(start, choices) -> None:
+    phase = SimpleNamespace(backend="full", bs=[1, 2], max_bs=2)
+    choices["cuda_graph_config"] = SimpleNamespace(decode=phase, prefill=phase)
+    server = start(graphs=True, cuda_graph_config=None)
+    one = Request("a", key_of(1))
+    server.run({one.rid: (0, [5, 6, 7])})
+    assert torch.equal(server.states(key_of(1), 3)[1], expected([5, 6, 7]))
 
 
 def test_a_server_without_a_draft_of_several_layers_says_so(start, monkeypatch) -> None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from spec_core.errors import EngineError, SpecError
 from spec_core.records import FeatureSchema
 from spec_engine_sglang.norm_tap import NormTap
-from spec_engine_sglang.scheduler_updates import model_folder
+from spec_engine_sglang.scheduler_updates import chosen, model_folder
 from spec_engine_sglang.stream_taps import find_decoder
 from spec_kit.hosting import LiveRequestsConfig, StateCopies, StateRows, StepBatch, states_key
 
@@ -195,12 +195,13 @@ def attach_tap(result: None, runner: Any, *args: Any, **kwargs: Any) -> None:
     if config is None or runner.is_draft_worker or _is_other_rank():
         return
     try:
-        if reason := _reason_against(runner.server_args, runner.device):
+        arguments = chosen(runner.server_args)
+        if reason := _reason_against(arguments, runner.device):
             raise EngineError(reason)
         norm = _final_norm(runner)
         hidden_size = runner.model_config.hidden_size
         like = torch.empty(0, hidden_size, dtype=runner.dtype, device=next(norm.parameters()).device)
-        _process.tap = NormTap(norm, _graph_rows(runner.server_args), like)
+        _process.tap = NormTap(norm, _graph_rows(arguments), like)
     except Exception as error:  # noqa: BLE001 (whatever it is, SGLang serves)
         _refuse(error)
 
