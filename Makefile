@@ -12,6 +12,7 @@ PARTS := tests/contract/test_megatron_strategy.py::TestMegatronStrategy::test_s3
 	tests/integration/test_decode.py::test_workers_do_what_one_process_does \
 	tests/integration/test_faults.py::test_an_engine_is_replaced_and_a_killed_trainer_ends_the_run \
 	tests/integration/test_follow.py::test_a_killed_command_leaves_a_server_that_serves_and_goes_on \
+	tests/integration/test_follow.py::test_it_regains_what_a_change_of_traffic_has_cost_and_keeps_the_rest \
 	tests/integration/test_follow.py::test_with_worker_processes_the_draft_is_the_same_and_no_request_is_on_disk[local] \
 	tests/integration/test_offline.py::test_samples_captured_with_interruptions_give_the_losses_of_the_online_run \
 	tests/integration/test_plugins_of_others.py::test_commands_that_name_none_of_them_are_not_changed \

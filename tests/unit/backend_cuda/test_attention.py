@@ -189,6 +189,17 @@ def test_padded_documents_equal_dense_attention(padded_kernel, bounds):
         torch.testing.assert_close(actual, reference)
 
 
+def test_a_padded_document_may_be_a_part_of_all_keys(padded_kernel):
+    torch.manual_seed(0)
+    (q, grad), (k, v) = torch.randn(2, 8, 4, 8).double(), torch.randn(2, 16, 2, 8).double()
+    out, lse = flash_attention_of_pieces(q, k, v, [(0, 0, 8)])
+    got = flash_attention_of_pieces_backward(grad, (q, k, v, out, lse), [(0, 0, 8)])
+    wide = tuple(tensor.requires_grad_() for tensor in (q, k, v))
+    attended, _ = _dense_attention(q, k[:8], v[:8], [(0, 8)])
+    torch.testing.assert_close(out, attended)
+    torch.testing.assert_close(got, torch.autograd.grad(attended, wide, grad))
+
+
 def test_lengths_are_rounded_up_so_that_there_are_few_plans():
     device = torch.device("cpu")
     for length in (2000, 2047, 2048):

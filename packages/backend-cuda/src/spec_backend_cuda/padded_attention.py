@@ -86,7 +86,7 @@ def padded_attention_backward(
     inputs = (*map(pad.batch, (grad_out, q, k, v, out)), pad.batch(lse[..., None]).contiguous())
     lengths = None, None, pad.length, pad.length
     grads = _backward(*inputs, *_no_dropout(q.device), None, *lengths, 0.0, True)
-    dq, dk, dv = (pad.tokens(grad, len(q)) for grad in grads)
+    dq, dk, dv = (pad.tokens(grad, len(of)) for grad, of in zip(grads, (q, k, v), strict=True))
     return dq, dk, dv
 
 

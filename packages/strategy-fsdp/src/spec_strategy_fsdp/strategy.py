@@ -147,6 +147,8 @@ class FsdpStrategy(Strategy):
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps, lr: float
     ) -> TrainStep:
         """Run one optimizer step; gradients are summed over ranks once, at the end of the step (S1-S4)."""
+        import torch
+
         denominators = to_device_async(denominators, self.device)
         outputs: list[StepOutput] = []
         for index, batch in enumerate(micro_batches):
@@ -155,26 +157,12 @@ class FsdpStrategy(Strategy):
             output: StepOutput = self._module(self._divided(batch), denominators, ops)
             output.loss.backward()
             outputs.append(output.detached())
-        grad_norm = self._clip_gradients()
+        grad_norm = torch.nn.utils.clip_grad_norm_(self._trained.values(), self.settings.clip)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return TrainStep(output=self._sum_over_ranks(outputs), grad_norm=grad_norm)
-
-    def _clip_gradients(self) -> Tensor:
-        """Scale the gradients so that their norm is at most ``clip``, and return the norm that they had."""
-        import torch
-        from torch.nn.utils import clip_grad_norm_, get_total_norm
-
-        weights = self._trained.values()
-        if self._mesh.size() > 1:
-            return _full(clip_grad_norm_(weights, self.settings.clip))
-        # One rank has the whole gradients: the same arithmetic on plain tensors takes the CPU less time.
-        grads = [_local(weight.grad) for weight in weights if weight.grad is not None]
-        norm = get_total_norm(grads)
-        torch._foreach_mul_(grads, (self.settings.clip / (norm + 1e-6)).clamp(max=1))
-        return norm
+        return TrainStep(output=self._sum_over_ranks(outputs), grad_norm=_full(grad_norm))
 
     def evaluate(
         self, micro_batches: Sequence[DraftBatch], denominators: Tensor, ops: VocabularyOps
@@ -303,9 +291,3 @@ def _full(value: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def _local(value: Tensor) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    return value.to_local() if isinstance(value, DTensor) else value
