@@ -316,7 +316,7 @@ def test_a_server_that_cannot_capture_serves_and_says_why(start, arguments, word
 
 @pytest.fixture
 def choices(monkeypatch) -> dict[str, Any]:
-    """What an SGLang 0.5.23 has chosen itself, which it keeps apart from the arguments that users have given."""
+    """Return the values that SGLang has chosen; 0.5.23 keeps them apart from the arguments of users."""
     choices: dict[str, Any] = {}
     base = SimpleNamespace(resolved_view=lambda given: SimpleNamespace(**{**vars(given), **choices}))
     monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups", ModuleType("sglang.srt.arg_groups"))
