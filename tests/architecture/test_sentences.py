@@ -8,29 +8,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [
-    ROOT / name
-    for name in (
-        "README.md",
-        "CHANGELOG.md",
-        "docs/ascend.md",
-        "docs/choose-a-draft.md",
-        "docs/checkpoints.md",
-        "docs/commands.md",
-        "docs/cuda.md",
-        "docs/data.md",
-        "docs/evaluation.md",
-        "docs/install.md",
-        "docs/launcher-ray.md",
-        "docs/offline-features.md",
-        "docs/scaling.md",
-        "docs/serve.md",
-        "docs/targets.md",
-        "docs/train-with-decode.md",
-        "docs/troubleshooting.md",
-        "docs/weight-sync.md",
-    )
-]
+FOLDERS = (
+    "*.md",
+    "docs/**/*.md",
+    "packages/*/README.md",
+    "apps/*/README.md",
+    "examples/**/*.md",
+    "benchmarks/*.md",
+)
+PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(folder))
 MOST_WORDS = 20
 """Largest mean number of words of a page's sentences; a name or a command in backticks counts as one word."""
 
@@ -72,14 +58,14 @@ def banned(text: str) -> list[str]:
     return [*BANNED.findall(flat), *(sentence for sentence in sentences(text) if OPENING.match(sentence))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_sentences_are_short(page):
     found = sentences(page.read_text(encoding="utf-8"))
     longest = sorted(found, key=lambda sentence: -len(sentence))[:3]
     assert mean_words(found) <= MOST_WORDS, longest
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_nouns_are_named(page):
     assert banned(page.read_text(encoding="utf-8")) == []
 

@@ -233,7 +233,7 @@ MUTATIONS = [
             "self._forget(lambda request: request.peer is peer)",
             KILLED,
         ),
-        ("T7", RECEIVER, "StreamReceiver._has_news", OPERAND, "deserted", LAST),
+        ("T7", RECEIVER, "StreamReceiver._has_changed", OPERAND, "deserted", LAST),
         ("T7", RECEIVER, "StreamReceiver.receive", DELETE, "self._deserted = False", LAST),
         (
             *("T7", RECEIVER, "StreamReceiver._give_up", DELETE, "arrival.peer.channel.shutdown()"),

@@ -17,7 +17,6 @@ from spec_backend_cuda.nvml import DriverMissing, Gpu, Inventory
 from spec_core.errors import ConfigError
 from spec_core.validation import validate
 from spec_testing.conformance import run_python
-from spec_trainer.configuration import read_configuration
 
 TWO = Inventory("580.1", (Gpu("GPU-a", (9, 0)), Gpu("GPU-b", (9, 0))))
 
@@ -188,16 +187,6 @@ def test_mps_is_for_colocated_runs_that_want_it(placement, mps, monkeypatch, cap
     with cuda(mps=mps).prepare_host(placement):
         pass
     assert caplog.text == ""
-
-
-@pytest.mark.parametrize("option", ["mps='off'", "ipc='off'", "mps=false", "ipc=false"])
-def test_the_former_word_off_ends_in_one_line_that_names_the_word_for_it(option):
-    """Unquoted it is refused as a word of YAML 1.1, which reads it as false."""
-    key = option.partition("=")[0]
-    with pytest.raises(
-        ConfigError, match=f"{key}: off is called never now: expected auto, required or never"
-    ):
-        cuda(**read_configuration(None, {}, [option]))
 
 
 @pytest.mark.parametrize("everywhere", ["0.0.0.0:0", "[::]:4711"])

@@ -141,13 +141,13 @@ def follow_umask(file: Path) -> None:
     file.chmod(file.parent.stat().st_mode & 0o666)
 
 
-def not_written(what: object, place: Path, error: BaseException) -> RunError:
-    """Return the RunError to raise if ``what`` could not be written to ``place``, because of ``error``."""
+def not_written(what: object, path: Path, error: BaseException) -> RunError:
+    """Return the RunError to raise if ``what`` could not be written to ``path``, because of ``error``."""
     message = f"{what} was not written: {cause(error)}"
     remedy = _REMEDIES.get(_errno(error) or 0)
     if remedy is None:
         return RunError(message)
-    there = next(above for above in (place, *place.absolute().parents) if above.is_dir())
+    there = next(above for above in (path, *path.absolute().parents) if above.is_dir())
     free_mb = shutil.disk_usage(there).free >> 20
     return RunError(
         f"{message} ({free_mb} MB are free in {there}); {remedy}, then run the same command again"

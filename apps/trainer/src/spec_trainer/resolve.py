@@ -291,7 +291,7 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
         **{kind: plugin.Config for kind, plugin in types.items()},
         track=track_config_type(values.get("track", {})),
     )
-    _place(values, types["engine"])
+    _set_default_placement(values, types["engine"])
     _drop_policy(values)
     config = validate(model, with_plugin_names(values), source)
     transport_configs(config.push.options, source)
@@ -300,7 +300,7 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
     return config, types
 
 
-def _place(values: dict[str, Any], engine_type: type[Engine]) -> None:
+def _set_default_placement(values: dict[str, Any], engine_type: type[Engine]) -> None:
     """Set the default of ``placement.kind`` if the engine has processes of its own or features are stored."""
     placement = values.setdefault("placement", {})
     if not isinstance(placement, dict):

@@ -59,7 +59,10 @@ def unserved(target: TargetSpec, draft: Draft) -> str | None:
 
 
 def check_serving(target: TargetSpec, draft: Draft) -> None:
-    """Raise ConfigError if no engine that is installed here serves the draft's exports."""
+    """Raise ConfigError if no engine that is installed here serves the draft's exports.
+
+    If no engine is installed here, raise it only if no installed plugin names a version that would.
+    """
     if problem := unserved(target, draft):
         raise ConfigError(f"{problem}. To train here and serve elsewhere: --serve-elsewhere")
 

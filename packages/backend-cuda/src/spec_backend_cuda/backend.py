@@ -65,14 +65,6 @@ class CudaConfig(BackendConfig):
     """``host:port`` at which this host's trainers listen for engines on other hosts (``disaggregated``); port
     0 means a free port for each trainer. If the option is empty, only engines on this host can connect."""
 
-    @field_validator("mps", "ipc", mode="before")
-    @classmethod
-    def _off_is_never(cls, value: object) -> object:
-        """Refuse ``off``, the former name of ``never``, which YAML reads as false."""
-        if value in ("off", False):
-            raise ValueError("off is called never now: expected auto, required or never")
-        return value
-
     @field_validator("listen")
     @classmethod
     def _is_an_address(cls, listen: str) -> str:

@@ -214,8 +214,8 @@ class Engine(Resource):
     def runs_largest_image(cls, config: EngineConfig) -> bool:
         """Return whether the engine, when it starts on a device, runs the image encoder on the largest image.
 
-        The largest image is the one that the target's image processor does not scale down. Optional: by default
-        False. A run counts the memory of this pass before it starts.
+        The target's image processor does not scale the largest image down. Optional: by default False. A run
+        counts the memory of this pass before it starts.
         """
         return False
 

@@ -70,14 +70,14 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
         kind = "section or key" if len(path) == 1 else "key"
         homes = _sections_with(model, path[0]) if len(path) == 1 else []
         hint = f" (did you mean {' or '.join(homes)}?)" if homes else ""
-        return f"unknown {kind} {shown(key)}" + (hint or suggestion(path[-1], _keys_beside(model, path)))
+        return f"unknown {kind} {shown(key)}" + (hint or suggestion(path[-1], _section_keys(model, path)))
     if problem["type"] == "missing":
-        inner = next(iter(_keys_beside(model, [*path, ""])), "")  # of a missing section
+        inner = next(iter(_section_keys(model, [*path, ""])), "")  # of a missing section
         key = f"{key}.{inner}" if inner else key
         example = f", such as {key}=VALUE" if len(path) == len(problem["loc"]) else ""
         return f"{key} is required{example}"
     if problem["type"] == "model_type":
-        first = next(iter(_keys_beside(model, [*path, ""])), "key")
+        first = next(iter(_section_keys(model, [*path, ""])), "key")
         return f"{key}={shown(problem['input'])}: expected a section, with keys such as {key}.{first}"
     if problem["type"] == "value_error":
         message = problem["msg"].removeprefix("Value error, ")
@@ -93,7 +93,7 @@ def _sections_with(model: type[pydantic.BaseModel], key: str) -> list[str]:
     ]
 
 
-def _keys_beside(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:
+def _section_keys(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:
     """Return the keys of the section that contains the key ``path``.
 
     Required keys come first, then the section's own keys, then inherited keys.

@@ -69,7 +69,8 @@ class SelectorLoss:
     ) -> StepOutput:
         """Return loss and metrics of the blocks, divided by the global batch's ``denominators``."""
         totals = _Sums(self, inputs, batch, denominators)
-        row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + 4)  # teacher logits: float32
+        # The teacher's logits have the compute dtype, which is float32 or narrower.
+        row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + 4)
         with torch.no_grad():
             for blocks, chunk in guesses.chunks(self.ops.chunk_bytes // row_bytes, len(self.weight_S)):
                 totals.add(blocks, chunk)

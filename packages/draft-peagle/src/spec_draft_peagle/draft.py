@@ -179,7 +179,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
         """Return a function that computes how many values a forward pass saves for the backward pass.
 
         The result is a lower bound. If ``segment_tokens`` is None, it counts every layer's activations for
-        the sample's tokens and mask tokens, and in the last layer only for those that guess (only the layers'
+        the sample's tokens and mask tokens, and in the last layer only for tokens that guess (only the layers'
         inputs with ``checkpoint_activations``). Otherwise it counts the keys and values of the sample's tokens,
         and the inputs of the head.
         """

@@ -53,7 +53,7 @@ class PEagleLoss:
         """
         guesses = GuessesByToken.of(guesses_3E, states_EH.device)
         totals = _Sums(self, states_EH, guesses, denominators)
-        # Teacher logits in float32, of a token over all ids and then of a guess over the draft's.
+        # Teacher logits, of a token over all ids and then of a guess over the draft's; float32 or narrower.
         guess_bytes = (self.head.weight.element_size() + 4) * len(self.head.weight)
         with torch.no_grad():
             chunks = guesses.chunks(self.ops.chunk_bytes, 4 * self.ops.shard_rows, guess_bytes)

@@ -48,7 +48,8 @@ SUMMABLE = [
 ]
 SHAPES = [(3, 5), (1,), (), (0,), (0, 4)]
 LONG_S, SHORT_S = patient(20.0), 1.5
-"""Timeouts of groups in seconds: one for tests in which no call may time out, one that a test waits for."""
+"""Timeouts of groups in seconds: the first for tests in which no call may time out, and the second for
+tests that wait for the timeout."""
 GRACE_S = patient(3.0)
 """Seconds that a busy machine may add to a timeout."""
 

@@ -228,13 +228,13 @@ def come_and_go(me: Rank, stage: Stage) -> None:
             sender.close()
             sender.close()
             me.publish("closed")
-        _meet(me)
+        _wait_for_other(me)
         counts.append(settled_resources())
-        _meet(me)
+        _wait_for_other(me)
     assert counts[1] == counts[0]
 
 
-def _meet(me: Rank) -> None:
+def _wait_for_other(me: Rank) -> None:
     """Wait until both ranks have called this, since ranks of one process count each other's resources."""
     me.publish("here")
     me.receive()

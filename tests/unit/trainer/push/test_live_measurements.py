@@ -52,8 +52,8 @@ def test_figures_stand_in_the_record_after_the_measurement_and_version_and_lengt
                 rank.begin(done, run)
         if done == 14:
             run.over(1.5)
-        assert run.rank_1.news() == {}
-        records[done] = run.rank_0.news()
+        assert run.rank_1.new_fields() == {}
+        records[done] = run.rank_0.new_fields()
     assert run.exported == ["draft-10"] * 2 + ["draft-20"] * 2 + ["draft-25"] * 2
     assert not any(records[done] for done in range(1, 14))
     carried = {"serving_version": 10, "serving_acceptance_length": 1.5}

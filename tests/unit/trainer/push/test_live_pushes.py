@@ -106,7 +106,7 @@ def test_every_nth_step_and_the_last_is_due(spec, publisher, resolved):
         assert [step for step in range(1, 6) if pushes.is_due(step)] == [2, 4, 5]
     with LivePushes(resolved(), 0, torch.device("cpu"), Group()) as pushes:
         assert not any(map(pushes.is_due, range(1, 6)))
-        assert (pushes.news(), pushes.finish()) == ({}, [])
+        assert (pushes.new_fields(), pushes.finish()) == ({}, [])
 
 
 def test_a_push_is_left_out_while_one_is_under_way_but_for_the_last(spec, publisher):
@@ -115,18 +115,18 @@ def test_a_push_is_left_out_while_one_is_under_way_but_for_the_last(spec, publis
         for step in (2, 4, 5):
             pushes.begin(step, trainer)
         assert publisher.begun.acquire(timeout=30)
-        assert (trainer.gathered, list(publisher.under_way), pushes.news()) == (2, [2], {})
+        assert (trainer.gathered, list(publisher.under_way), pushes.new_fields()) == (2, [2], {})
         publisher.finish(2, committed=False)
         assert publisher.begun.acquire(timeout=30)
         assert list(publisher.under_way) == [2, 5]
         assert [publisher.weights[step]["exported.weight"].tolist() for step in (2, 5)] == [[1, 1], [2, 2]]
-        assert pushes.news() == {
+        assert pushes.new_fields() == {
             "push_version": 2, "push_committed": False, "push_bytes": 8, "push_s": 0.5, "push_transfer_s": 0.25,
         }  # fmt: skip
         publisher.finish(5)
         (last,) = pushes.finish()
         assert (last["push_version"], last["push_committed"]) == (5, True)
-        assert pushes.news() == {"serving_version": 5}
+        assert pushes.new_fields() == {"serving_version": 5}
 
 
 @pytest.mark.parametrize(("newest", "versions"), [(1, [2, 5]), (2, [3, 6]), (40, [41, 44])])
@@ -153,7 +153,7 @@ def test_other_ranks_take_part_in_the_snapshots_alone_and_in_no_more_than_rank_0
                 pushes.begin(step, trainer)
         assert [trainer.gathered for trainer in trainers] == [2, 2]
         assert broadcasts == [1, 0]
-        assert (second.news(), second.finish()) == ({}, [])
+        assert (second.new_fields(), second.finish()) == ({}, [])
 
 
 def test_a_push_that_fails_is_a_line_in_the_log(spec, publisher, caplog):
@@ -262,7 +262,7 @@ def test_a_server_that_counts_no_answers_reverts_nothing_and_the_log_says_why(
         pushes.begin(2, Trainer())
         assert publisher.begun.acquire(timeout=30)
         publisher.finish(2, replicas={"http://a:1": ReplicaOutcome(state="committed")})
-        assert [news["push_reverted"] for news in pushes.finish() if "push_reverted" in news] == [False]
+        assert [fields["push_reverted"] for fields in pushes.finish() if "push_reverted" in fields] == [False]
     assert "version 2 stays: " in caplog.text
     assert "too few answers were counted to compare: 0, 0 before" in caplog.text
 

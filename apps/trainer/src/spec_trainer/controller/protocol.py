@@ -9,7 +9,7 @@
     RendezvousAddress ────────►       from trainer rank 0: address of the rendezvous; passed on to the other ranks
     Ready ────────────────────►
       ◄──────────────────── Start     to trainer ranks, once every worker is ready
-      ◄──────────────────── Capture   to engines, also to one that is ready in place of another; answered by Captured
+      ◄──────────────────── Capture   to engines, also to an engine that replaces another; answered by Captured
     Released ─────────────────►       from trainer ranks: transport memory of samples is free
     StepDone ─────────────────►       from trainer ranks; answered by Proceed
     StepShown ────────────────►       from trainer rank 0: the record of a step, for the progress display

@@ -94,8 +94,8 @@ def benchmark_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 def accuracy_sentence(name: str, with_draft: float, without: float | None) -> str:
     """Return a sentence with the share of right answers, with the draft and without it."""
-    beside = "" if without is None else f", {100 * without:.1f} % without the draft"
-    return f"{name}: {100 * with_draft:.1f} % of the answers are right{beside}"
+    comparison = "" if without is None else f", {100 * without:.1f} % without the draft"
+    return f"{name}: {100 * with_draft:.1f} % of the answers are right{comparison}"
 
 
 def load_lines(document: Mapping[str, Any]) -> Iterator[str]:

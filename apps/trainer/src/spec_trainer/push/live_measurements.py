@@ -57,7 +57,7 @@ class LiveMeasurements:
             if done_steps == self._last_step:
                 self._newest.result()
 
-    def news(self) -> dict[str, Any]:
+    def new_fields(self) -> dict[str, Any]:
         """Return the figures of the draft that was measured last, for a row of metrics.
 
         Results that no row has had are included.

@@ -67,7 +67,7 @@ class LivePushes(Resource):
         else:
             deque(trainer.gather_weights(), maxlen=0)
 
-    def news(self) -> dict[str, Any]:
+    def new_fields(self) -> dict[str, Any]:
         """Return the served version and the results of finished pushes, for a step's row of metrics."""
         return {} if self._pusher is None else {**self._pusher.outcome(), **self._pusher.serving()}
 

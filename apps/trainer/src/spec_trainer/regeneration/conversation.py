@@ -180,10 +180,10 @@ class Dialogue(Conversation):
 
     def text_form(self) -> dict[str, Any]:
         """Return the messages up to the last answer, and the tools and template variables if there are any."""
-        beside = {"tools": self._chat.tools, "chat_template_kwargs": self.encoder.chat_template_kwargs}
+        optional = {"tools": self._chat.tools, "chat_template_kwargs": self.encoder.chat_template_kwargs}
         return {
             "messages": self._messages[: self._answers],
-            **{key: value for key, value in beside.items() if value},
+            **{key: value for key, value in optional.items() if value},
         }
 
     def _next_prompt(self) -> Sequence[int]:

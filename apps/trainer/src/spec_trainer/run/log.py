@@ -68,7 +68,7 @@ class RunLog:
         self._write_trained: Callable[[dict[str, Any]], None] | None = None
         logs, ranks = run.directory.logs, run.schedule.settings.data_parallel_ranks
         with ExitStack() as stack:
-            if ranks.index(ranks[process]) == process:  # the first of those that train the same samples
+            if ranks.index(ranks[process]) == process:  # the first rank that trains these samples
                 self._write_trained = trained
                 if trained is None:
                     file = logs / f"trained-{ranks[process]}.jsonl"

@@ -25,8 +25,8 @@ _WARM_UP_TOKENS = 8
 _SETTLING_S, _LOOK_S = 5.0, 0.1
 """Longest wait until a server's counters are up to date, and the time between two reads, in seconds.
 
-Counters may be updated after the answers arrive if the engine counts in another process than the one that
-serves HTTP.
+Counters may be updated after the answers arrive if the engine counts in another process than the process
+that serves HTTP.
 """
 
 

@@ -56,7 +56,7 @@ class TrainState:
     notes: Callable[[], dict[str, Any]]
     """Returns fields for the record of each step, such as which draft the run's engine serves."""
     ahead: Iterator[GlobalBatch] = field(init=False)
-    """Items of the schedule after the one that is being trained on or evaluated."""
+    """Items of the schedule after the item that is being trained on or evaluated."""
 
     def __post_init__(self) -> None:
         """Set ``ahead`` to start at the second item that is left."""
@@ -112,7 +112,7 @@ def _hand_over(state: TrainState, to: LivePushes | LiveMeasurements, name: str) 
         with state.timer(name):
             to.begin(state.done_steps, state.trainer)
         fields[f"{name}_wait_s"] = state.timer.last_s[name]
-    return fields | to.news()
+    return fields | to.new_fields()
 
 
 def _evaluate(state: TrainState) -> dict[str, Any]:

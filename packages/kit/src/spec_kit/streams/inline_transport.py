@@ -101,7 +101,7 @@ class InlineReceiver(FeatureReceiver):
     def receive(self, timeout_s: float) -> FeatureSample:
         """Return the next sample of any sender (T3, T6, T7)."""
         with self._changed:
-            self._wait(self._has_news, timeout_s, "a sample")
+            self._wait(self._has_changed, timeout_s, "a sample")
             self._check_open()
             if not self._arrived:
                 self._deserted = False
@@ -131,7 +131,7 @@ class InlineReceiver(FeatureReceiver):
         for _, ticket in pending:
             ticket.set_exception(PeerLost(f"the receiver at {self._address} was closed"))
 
-    def _has_news(self) -> bool:
+    def _has_changed(self) -> bool:
         deserted = self._deserted and self._num_senders == 0
         return self._closed or bool(self._arrived) or deserted
 

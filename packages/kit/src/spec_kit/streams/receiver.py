@@ -133,7 +133,7 @@ class StreamReceiver(FeatureReceiver):
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:
-                if not self._changed.wait_for(self._has_news, max(0.0, deadline - time.monotonic())):
+                if not self._changed.wait_for(self._has_changed, max(0.0, deadline - time.monotonic())):
                     raise DeadlineExceeded(f"no sample within {timeout_s} s; {self._situation()}")
                 if self._closed:
                     raise ProtocolError("the receiver was closed")
@@ -175,7 +175,7 @@ class StreamReceiver(FeatureReceiver):
         for pool in self._pools:
             pool.close()
 
-    def _has_news(self) -> bool:
+    def _has_changed(self) -> bool:
         deserted = self._deserted and not self._peers
         return self._closed or bool(self._arrived) or deserted
 
