@@ -1,9 +1,12 @@
-"""Compares the states that a server keeps of its requests with those of Transformers."""
+"""Asks servers, and compares the states that a server keeps of its requests with those of Transformers."""
 
 from __future__ import annotations
 
+import http.client
+import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +19,7 @@ from spec_kit.targets import read_target
 from ..transformers_target import Transformer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from spec_kit.hosting import HttpReplica
@@ -27,6 +31,26 @@ def answers_of(target: Path, prompts: list[list[int]], num_tokens: int) -> list[
     with HfEngine.create(HfConfig(), read_target(target), context) as engine:
         answers = engine.generate(prompts, SamplingParams(max_new_tokens=num_tokens, stop_at_eos=False))
     return [list(one.token_ids) for one in answers]
+
+
+def answered(
+    port: int,
+    path: str,
+    fields: dict[str, object],
+    read: Callable[[dict[str, Any]], list[int]],
+    patience_s: float,
+) -> list[int] | None:
+    """Return the tokens that ``read`` finds in the answer of a server, or None if the client left before it came."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patience_s)
+    with closing(connection):
+        connection.request("POST", path, json.dumps(fields), {"Content-Type": "application/json"})
+        try:
+            answer = connection.getresponse()
+        except TimeoutError:
+            return None
+        content = answer.read()
+    assert answer.status == 200, content
+    return read(json.loads(content))
 
 
 def captured(replica: HttpReplica, target: Path) -> tuple[int, Counter[str]]:

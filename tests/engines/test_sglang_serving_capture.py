@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import random
 import re
@@ -10,7 +9,6 @@ import shutil
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +17,7 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, HttpR
 from spec_trainer.cli import run
 
 from .page_server import PageServer, shell_block
-from .served_states import answers_of, captured
+from .served_states import answered, answers_of, captured
 from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
 
 if TYPE_CHECKING:
@@ -74,18 +72,9 @@ def ask(
     server: PageServer, prompt: list[int], patience_s: float = 240.0, num_tokens: int = NUM_TOKENS
 ) -> list[int] | None:
     """Return the answer to a prompt, or None if the client has left before it came."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=patience_s)
     sampling = {"max_new_tokens": num_tokens, "temperature": 0.0, "ignore_eos": True}
-    body = json.dumps({"input_ids": prompt, "sampling_params": sampling})
-    with closing(connection):
-        connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
-        try:
-            answer = connection.getresponse()
-        except TimeoutError:
-            return None
-        content = answer.read()
-    assert answer.status == 200, content
-    return json.loads(content)["output_ids"]
+    asked = {"input_ids": prompt, "sampling_params": sampling}
+    return answered(server.port, "/generate", asked, lambda answer: answer["output_ids"], patience_s)
 
 
 def test_states_of_live_requests_are_those_of_a_fresh_prefill(start_server, trained_draft) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +14,7 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, HttpR
 from spec_trainer.cli import run
 
 from .page_server import PageServer, shell_block
-from .served_states import answers_of, captured
+from .served_states import answered, answers_of, captured
 from .vllm_here import needs_vllm
 
 if TYPE_CHECKING:
@@ -77,18 +75,10 @@ def start_server(vllm_environment, tmp_path, vllm_context, monkeypatch) -> Itera
 
 def ask(server: Server, prompt: list[int], patience_s: float = 120.0, **sampling: Any) -> list[int] | None:
     """Return the answer to a prompt, or None if the client has left before it came."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=patience_s)
     fields = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True, **sampling}
-    body = json.dumps({"token_ids": prompt, "sampling_params": fields})
-    with closing(connection):
-        connection.request("POST", "/inference/v1/generate", body, {"Content-Type": "application/json"})
-        try:
-            answer = connection.getresponse()
-        except TimeoutError:
-            return None
-        content = answer.read()
-    assert answer.status == 200, content
-    return json.loads(content)["choices"][0]["token_ids"]
+    asked = {"token_ids": prompt, "sampling_params": fields}
+    path = "/inference/v1/generate"
+    return answered(server.port, path, asked, lambda answer: answer["choices"][0]["token_ids"], patience_s)
 
 
 @pytest.mark.slow

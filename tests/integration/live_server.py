@@ -91,7 +91,7 @@ class States:
         """Capture a request; return the name of its states."""
         key = f"{next(self._keys):016x}"
         hidden_TNH = self._model.hidden(token_ids[:-1])[:, list(self._schema.layers)]
-        self._rows.begin(key, key)
+        self._rows.begin(key)
         self._rows.write(key, 0, token_ids[:-1], hidden_TNH)
         self._rows.end(key)
         return key

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from spec_core import UpdateId
 from spec_engine_sglang import scheduler_updates
-from spec_engine_sglang.scheduler_updates import count_verification, keep_prefixes_apart
+from spec_engine_sglang.scheduler_updates import chosen, count_verification, keep_prefixes_apart
 
 UPDATE = UpdateId(group="default", fence=1, number=7)
 
@@ -61,3 +62,14 @@ def test_prefixes_are_kept_apart_from_a_revert_on(requests, own):
     assert key() == reverted
     requests.begin(UPDATE.model_copy(update={"number": 9}))
     assert key() not in (own, reverted)
+
+
+def test_arguments_are_those_that_sglang_has_chosen(monkeypatch):
+    given = SimpleNamespace(speculative_num_draft_tokens=None)
+    assert chosen(given) is given  # 0.5.16 writes its choices into the arguments
+    view = SimpleNamespace(speculative_num_draft_tokens=8)
+    base = SimpleNamespace(resolved_view=lambda arguments: view if arguments is given else None)
+    for name in ("sglang", "sglang.srt", "sglang.srt.arg_groups"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.model_override_base", base)
+    assert chosen(given) is view

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_engine_sglang import serving_capture
+from spec_engine_sglang.hook import register
 from spec_engine_sglang.serving_capture import (
     STATES,
     answer_states,
@@ -21,7 +22,7 @@ from spec_engine_sglang.serving_capture import (
     begin_request,
     states_request_id,
 )
-from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, StatesRange
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, StatesRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,13 +69,12 @@ class Runner:
 
     def __init__(self, target: str, graphs: bool, **arguments: Any) -> None:
         phase = SimpleNamespace(backend="full" if graphs else "disabled", bs=[1, 2], max_bs=2)
-        self.server_args = SimpleNamespace(
-            model_path=target,
-            speculative_eagle_topk=1,
-            speculative_num_draft_tokens=4,
-            cuda_graph_config=SimpleNamespace(decode=phase, prefill=phase),
-            **arguments,
-        )
+        usual = {
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": 4,
+            "cuda_graph_config": SimpleNamespace(decode=phase, prefill=phase),
+        }
+        self.server_args = SimpleNamespace(model_path=target, **(usual | arguments))
         self.model_config = SimpleNamespace(hidden_size=HIDDEN)
         self.model = torch.nn.Module()
         self.model.model = Decoder()
@@ -231,10 +231,58 @@ def test_a_later_request_of_the_same_id_has_its_own_states(start) -> None:
     assert two.rid == "a"
 
 
+def test_a_request_whose_id_is_used_again_while_it_exists_frees_its_memory(start) -> None:
+    server = start()
+    rows = serving_capture._process.capture._copies.rows
+    num_free = rows.num_free
+    one = Request("a", key_of(1))
+    server.run({"a": (0, [5, 6])})
+    two = Request("a", key_of(2))
+    server.run({"a": (0, [7, 8])})
+    assert rows.has_ended(key_of(1))
+    assert [server.states(key_of(number), 2)[0] for number in (1, 2)] == [[5, 6], [7, 8]]
+    assert rows.num_free == num_free
+    assert one.rid == two.rid
+
+
 def test_a_mark_is_removed_and_other_parameters_are_not(start) -> None:
     start()
     assert Request("a", key_of(1)).sampling_params.custom_params is None
     assert Request("b", None, mine=1).sampling_params.custom_params == {"mine": 1}
+
+
+@pytest.mark.parametrize("params", ["abc", [1]])
+def test_parameters_that_are_no_dictionary_do_not_end_the_server(start, params) -> None:
+    """SGLang does not check what a client sends, and an error in the hook would end the scheduler."""
+    start()
+    request = SimpleNamespace(rid="a", sampling_params=SimpleNamespace(custom_params=params))
+    begin_request(None, request)
+    assert request.sampling_params.custom_params == params
+
+
+def test_a_device_without_memory_leaves_out_the_requests_and_never_touches_the_pass(
+    start, monkeypatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    server = start()
+    one = Request("a", key_of(1))
+    monkeypatch.setattr(torch, "empty_like", fail)
+    monkeypatch.setattr(torch.Tensor, "new_empty", fail)
+    assert server.run({one.rid: (0, [5, 6, 7])}) is server.runner.result
+    assert server.states(key_of(1), 3) == "error"
+
+
+def test_the_same_error_in_every_pass_is_logged_once_with_its_trace(start, caplog) -> None:
+    server = start()
+    server.runner.returns_states = False
+    for number in range(3):
+        request = Request("a", key_of(number))
+        server.run({"a": (0, [5, 6, 7])})
+        request.is_over = True
+    assert caplog.text.count("Traceback") == 1
+    assert [server.states(key_of(number), 3) for number in range(3)] == ["error"] * 3
 
 
 def test_an_error_leaves_out_the_requests_and_never_touches_the_pass(start, caplog) -> None:
@@ -266,6 +314,30 @@ def test_a_server_that_cannot_capture_serves_and_says_why(start, arguments, word
     assert words in server.ask("")["refused"]
 
 
+@pytest.fixture
+def choices(monkeypatch) -> dict[str, Any]:
+    """Return the values that SGLang has chosen; 0.5.23 keeps them apart from the arguments of users."""
+    choices: dict[str, Any] = {}
+    base = SimpleNamespace(resolved_view=lambda given: SimpleNamespace(**{**vars(given), **choices}))
+    monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups", ModuleType("sglang.srt.arg_groups"))
+    monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.model_override_base", base)
+    return choices
+
+
+def test_a_tree_that_the_server_has_chosen_itself_is_refused(start, choices) -> None:
+    choices["speculative_eagle_topk"] = 4
+    assert "verifies trees of guesses" in start(speculative_eagle_topk=None).ask("")["refused"]
+
+
+def test_graphs_that_the_server_has_chosen_itself_are_captured(start, choices) -> None:
+    phase = SimpleNamespace(backend="full", bs=[1, 2], max_bs=2)
+    choices["cuda_graph_config"] = SimpleNamespace(decode=phase, prefill=phase)
+    server = start(graphs=True, cuda_graph_config=None)
+    one = Request("a", key_of(1))
+    server.run({one.rid: (0, [5, 6, 7])})
+    assert torch.equal(server.states(key_of(1), 3)[1], expected([5, 6, 7]))
+
+
 def test_a_server_without_a_draft_of_several_layers_says_so(start, monkeypatch) -> None:
     monkeypatch.setattr(Decoder, "drafted", ())
     assert "no draft that reads states of several layers" in start().ask("")["refused"]
@@ -277,3 +349,25 @@ def test_without_states_bytes_nothing_is_captured(start, monkeypatch, variable) 
     server = start()
     assert "start it with states_bytes" in server.ask("")["refused"]
     assert server.runner.forward.__func__ is Runner.forward
+
+
+@pytest.mark.parametrize(
+    ("variable", "captures"),
+    [
+        ('{"share": 1.0, "states_bytes": 4096}', True),
+        ('{"share": 1.0, "states_bytes": 0}', False),
+        ('{"share": 1.0, "labels": ["states_bytes"]}', False),
+        ('{"states_bytes": 4096}', False),
+    ],
+)
+def test_only_a_server_that_captures_registers_the_hooks(monkeypatch, variable, captures) -> None:
+    names: list[str] = []
+    registry = SimpleNamespace(register=lambda name, *_: names.append(name))
+    hooks = SimpleNamespace(HookRegistry=registry, HookType=SimpleNamespace(AFTER=1, AROUND=2))
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", hooks)
+    monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, "secret")
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, variable)
+    register()
+    assert any(name.endswith("ModelRunner.load_model") for name in names) == captures

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from array import array
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from spec_engine_vllm import serving_capture
 from spec_engine_vllm.serving_capture import capture_if_asked, states_of
-from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, StatesRange
+from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, STATES_ARGUMENT, StatesRange, state_copies
 
 LAYERS, HIDDEN = (1, 3, 4), 2
 """The draft reads the first two layers; the last one is the final norm's input."""
@@ -72,16 +74,17 @@ class SecondRunner:
     def run(
         self, rows: dict[str, tuple[int, list[int]]], new: Any = (), ended: Any = (), preempted: Any = ()
     ):
-        """Run a step: request -> position of its first token, and the tokens."""
+        """Run a step: request -> position of its first token, and the tokens. ``new``: may be a dict of keys."""
+        keys = new if isinstance(new, dict) else {one: key_of(one) for one in new}
         named = {one: list(enumerate(ids, first)) for one, (first, ids) in rows.items()}
         step = SimpleNamespace(
             rows=named,
             num_scheduled_tokens={one: len(part) for one, part in named.items()},
             scheduled_new_reqs=[
                 SimpleNamespace(
-                    req_id=one, sampling_params=SimpleNamespace(extra_args={STATES_ARGUMENT: key_of(one)})
+                    req_id=one, sampling_params=SimpleNamespace(extra_args={STATES_ARGUMENT: key})
                 )
-                for one in new
+                for one, key in keys.items()
             ],
             finished_req_ids=set(ended),
             preempted_req_ids=set(preempted) or None,
@@ -170,6 +173,32 @@ def test_a_session_with_further_input_is_left_out(runner) -> None:
     runner.run({"a": (3, [14])}, new=["a"])
     runner.run({}, ended=["a"])
     assert states(runner, "a", 4) == "session"
+
+
+def test_requests_of_one_id_have_their_own_states_while_copies_are_under_way(runner, monkeypatch) -> None:
+    device, copied = SimpleNamespace(query=lambda: False, synchronize=lambda: None), state_copies._copied
+    monkeypatch.setattr(state_copies, "_copied", lambda *args: replace(copied(*args), ready=device))
+    runner.run({"a": (0, [11, 12, 13])}, new={"a": key_of("b")})
+    runner.run({"a": (0, [21, 22])}, new={"a": key_of("c")}, ended=["a"])
+    runner.run({}, ended=["a"])
+    for key, ids in {"b": [11, 12, 13], "c": [21, 22]}.items():
+        found = states(runner, key, len(ids))
+        assert found[0] == ids
+        torch.testing.assert_close(found[1], expected(ids))
+
+
+def test_an_error_leaves_out_the_requests_of_its_steps_and_is_logged_once(
+    runner, monkeypatch, caplog
+) -> None:
+    def fail(*args: Any) -> None:
+        raise ValueError("a build of vLLM with other fields")
+
+    runner.run({"a": (0, [11, 12])}, new=["a"])
+    monkeypatch.setattr(serving_capture, "step_batch", fail)
+    runner.run({"a": (2, [13]), "b": (0, [21])})
+    runner.run({"b": (1, [22]), "c": (0, [31])}, new=["c"])
+    assert [states(runner, one, 1) for one in "abc"] == ["error", "states_dropped", "error"]
+    assert caplog.text.count("Traceback") == 1
 
 
 def test_dummy_steps_have_no_rows_and_the_drafter_sees_its_layers(runner) -> None:

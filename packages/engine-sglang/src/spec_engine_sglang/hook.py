@@ -32,8 +32,6 @@ _TOKEN_VARIABLE = "SPEC_DRAFT_TOKEN"
 """``spec_kit.hosting.DRAFT_TOKEN_VARIABLE``: set if the draft takes fresh weights."""
 _LIVE_VARIABLE = "SPEC_LIVE_REQUESTS"
 """``spec_kit.hosting.LIVE_REQUESTS_VARIABLE``: set if a server stores requests."""
-_STATES_FIELD = "states_bytes"
-"""Field of that variable which makes the server capture states."""
 _WHITELIST = "SGLANG_PLUGINS"
 """SGLang's own variable: if it is set, SGLang loads only the plugins that it lists. The plugin of a platform
 must be listed, too."""
@@ -71,7 +69,7 @@ def register() -> None:
         _register_capture()
     if os.environ.get(_TOKEN_VARIABLE):
         _register_updates()
-        if _STATES_FIELD in os.environ.get(_LIVE_VARIABLE, ""):
+        if os.environ.get(_LIVE_VARIABLE):
             _register_states()
     elif os.environ.get(_LIVE_VARIABLE):
         log.warning("no requests are stored: %s needs %s, too", _LIVE_VARIABLE, _TOKEN_VARIABLE)
@@ -117,10 +115,13 @@ def _register_updates() -> None:
 
 
 def _register_states() -> None:
+    """Register the hooks that capture states, if the server's configuration requests it."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from spec_engine_sglang import serving_capture
 
+    if serving_capture.configuration() is None:
+        return
     managers = "sglang.srt.managers"
     for name, hook, kind in (
         (

@@ -34,21 +34,28 @@ class NormTap:
                 (graph_rows, like.shape[-1]), torch.nan, dtype=like.dtype, device=like.device
             )
         self._taken_RH: Tensor | None = None
-        self._is_open = False
+        self._room_RH: Tensor | None = None
+        """Memory for a pass of more rows than the buffer has; None unless its states are needed."""
         self._problem: str | None = None
         norm.register_forward_pre_hook(before_norm(self._take), with_kwargs=True)
 
     def open(self, num_rows: int) -> None:
-        """Prepare for a forward pass of ``num_rows`` rows, whose states are needed."""
-        self._is_open, self._taken_RH = True, None
+        """Prepare for a forward pass of ``num_rows`` rows, whose states are needed.
+
+        Memory is allocated here, because an error inside the pass would end the server.
+        """
+        self._taken_RH = self._room_RH = None
         # Rows that a replayed graph does not write remain NaN, and the trainer leaves them out.
         self._buffer_RH[:num_rows].fill_(torch.nan)
+        is_larger = num_rows > len(self._buffer_RH)
+        self._room_RH = (
+            self._buffer_RH.new_empty(num_rows, self._buffer_RH.shape[1]) if is_larger else self._buffer_RH
+        )
 
     def close(self, num_rows: int) -> Tensor:
         """Return the states [R, H] of the pass, before the next one. Raise EngineError if there are none."""
-        self._is_open = False
         found_RH = self._buffer_RH if self._taken_RH is None else self._taken_RH
-        self._taken_RH = None
+        self._taken_RH = self._room_RH = None
         if self._problem is not None:
             raise EngineError(self._problem)
         if len(found_RH) < num_rows:
@@ -60,16 +67,18 @@ class NormTap:
     ) -> None:
         """Copy the stream. Passes that fit into the buffer are always copied, as they may be recorded."""
         rows = len(hidden)
-        if rows > len(self._buffer_RH) and not self._is_open:
+        room_RH = self._buffer_RH if rows <= len(self._buffer_RH) else self._room_RH
+        if room_RH is None:
             return
-        self._problem = self._problem or what_is_wrong(hidden, residual, rows, self._buffer_RH.shape[1])
+        self._problem = self._problem or what_is_wrong(hidden, residual, rows, room_RH.shape[1])
         if self._problem is not None:
             return
-        out_RH = self._buffer_RH[:rows] if rows <= len(self._buffer_RH) else torch.empty_like(hidden)
+        out_RH = room_RH[:rows]
+        rows = len(out_RH)  # padding rows may have no room
         if residual is None:
-            out_RH.copy_(hidden)
+            out_RH.copy_(hidden[:rows])
         else:
-            torch.add(hidden, residual, out=out_RH)
+            torch.add(hidden[:rows], residual[:rows], out=out_RH)
         if late is not None:
-            out_RH += late
+            out_RH += late[:rows]
         self._taken_RH = out_RH

@@ -79,7 +79,7 @@ def answer_state(original: Callable[..., Any], scheduler: Any, request: Any) -> 
     answers = _of_all_ranks(_answer(scheduler, call, argument), scheduler.tp_cpu_group)
     if call in ("commit", "revert") and not any("refused" in answer for answer in answers):
         _requests.begin(UpdateId.decode(argument) if call == "revert" else None)
-    drafted = (scheduler.server_args.speculative_num_draft_tokens or 1) - 1
+    drafted = (chosen(scheduler.server_args).speculative_num_draft_tokens or 1) - 1
     state = {ANSWER: {"answers": answers, "acceptance": asdict(_requests.counts.counted(drafted))}}
     return GetInternalStateReqOutput(internal_state=state)
 
@@ -141,6 +141,18 @@ def _slot(scheduler: Any) -> SglangDraftSlot:
     return SglangDraftSlot(
         scheduler, DraftLayout.of_folder(model_folder(arguments.speculative_draft_model_path), target)
     )
+
+
+def chosen(arguments: Any) -> Any:
+    """Return SGLang's arguments with the values that it has chosen itself.
+
+    SGLang 0.5.16 writes these values into ``arguments``. 0.5.23 keeps them apart.
+    """
+    try:
+        from sglang.srt.arg_groups.model_override_base import resolved_view
+    except ImportError:
+        return arguments
+    return resolved_view(arguments)
 
 
 def model_folder(name: str) -> Path:

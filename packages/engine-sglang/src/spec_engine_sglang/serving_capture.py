@@ -18,7 +18,7 @@ import torch.distributed as dist
 from spec_core.errors import EngineError, SpecError
 from spec_core.records import FeatureSchema
 from spec_engine_sglang.norm_tap import NormTap
-from spec_engine_sglang.scheduler_updates import model_folder
+from spec_engine_sglang.scheduler_updates import chosen, model_folder
 from spec_engine_sglang.stream_taps import find_decoder
 from spec_kit.hosting import LiveRequestsConfig, StateCopies, StateRows, StepBatch, states_key
 
@@ -86,8 +86,10 @@ class PassCapture:
     def begin(self, key: str, request: Any) -> None:
         """Capture a request of SGLang from now on."""
         self._note_ends()
-        self._copies.rows.begin(key, key)
-        self._running[request.rid] = _Running(key, weakref.ref(request))
+        if (former := self._running.pop(request.rid, None)) is not None:
+            self._copies.end(former.key)
+        if self._copies.rows.begin(key):
+            self._running[request.rid] = _Running(key, weakref.ref(request))
 
     def forward(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a pass of the target and capture its states."""
@@ -97,16 +99,15 @@ class PassCapture:
             batch = pass_batch(forward_batch, self._wanted())
             if batch is not None:
                 self._tap.open(sum(batch.lengths))
-        except Exception:
-            log.exception("states of a pass cannot be captured")
-            self._leave_out()
+        except Exception:  # noqa: BLE001 (``fail`` logs it)
+            batch = None
+            self._fail("states of a pass cannot be captured")
         result = self._forward(forward_batch, *args, **kwargs)
         if batch is not None:
             try:
                 self._copy(batch, result.logits_output.hidden_states)
-            except Exception:
-                log.exception("states of a pass were not captured")
-                self._leave_out()
+            except Exception:  # noqa: BLE001 (``fail`` logs it)
+                self._fail("states of a pass were not captured")
         return result
 
     def answer(self, asked: str) -> Fields:
@@ -137,9 +138,9 @@ class PassCapture:
         for request_id in [name for name, running in self._running.items() if running.is_over]:
             self._copies.end(self._running.pop(request_id).key)
 
-    def _leave_out(self) -> None:
-        """Leave out all requests that run."""
-        self._copies.rows.leave_out([running.key for running in self._running.values()], "error")
+    def _fail(self, failure: str) -> None:
+        """Leave out all requests that run, after an exception."""
+        self._copies.fail([running.key for running in self._running.values()], failure)
 
 
 class _Process:
@@ -176,28 +177,38 @@ def pass_batch(forward_batch: Any, wanted: Mapping[str, str]) -> StepBatch | Non
     return None
 
 
+def configuration() -> LiveRequestsConfig | None:
+    """Return the configuration of a server that captures states; None if it does not."""
+    try:
+        config = LiveRequestsConfig.from_environment()
+    except SpecError:  # a server's frontend has refused it already
+        return None
+    return config if config is not None and config.states_bytes else None
+
+
 def attach_tap(result: None, runner: Any, *args: Any, **kwargs: Any) -> None:
     """Hook the final norm of the target; SGLang's hook calls this after ``ModelRunner.load_model``.
 
     SGLang records its graphs later. In a tensor-parallel group, the first rank captures.
     """
-    config = _config()
+    config = configuration()
     if config is None or runner.is_draft_worker or _is_other_rank():
         return
     try:
-        if reason := _reason_against(runner.server_args, runner.device):
+        arguments = chosen(runner.server_args)
+        if reason := _reason_against(arguments, runner.device):
             raise EngineError(reason)
         norm = _final_norm(runner)
         hidden_size = runner.model_config.hidden_size
         like = torch.empty(0, hidden_size, dtype=runner.dtype, device=next(norm.parameters()).device)
-        _process.tap = NormTap(norm, _graph_rows(runner.server_args), like)
+        _process.tap = NormTap(norm, _graph_rows(arguments), like)
     except Exception as error:  # noqa: BLE001 (whatever it is, SGLang serves)
         _refuse(error)
 
 
 def begin_capture(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
     """Capture states from now on; SGLang's hook calls this after ``Scheduler.__init__``."""
-    config = _config()
+    config = configuration()
     if config is None or _process.tap is None:
         return
     try:
@@ -219,15 +230,15 @@ def begin_capture(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> No
 
 def begin_request(result: None, request: Any, *args: Any, **kwargs: Any) -> None:
     """Capture a request that is marked, and remove the mark; SGLang's hook calls this after ``Req.__init__``."""
-    key = states_key(request.sampling_params.custom_params)
-    if key is None:
-        return
-    request.sampling_params.custom_params = None  # only requests without such parameters are marked
-    if _process.capture is not None:
-        try:
+    try:
+        key = states_key(request.sampling_params.custom_params)
+        if key is None:
+            return
+        request.sampling_params.custom_params = None  # only requests without such parameters are marked
+        if _process.capture is not None:
             _process.capture.begin(key, request)
-        except Exception:
-            log.exception("states of a request are not captured")
+    except Exception:  # an exception here would end the scheduler and thus the server
+        log.exception("states of a request are not captured")
 
 
 def states_request_id(asked: str) -> str:
@@ -255,15 +266,6 @@ def _answer(asked: str) -> Fields:
     except Exception as error:  # an exception here would end the scheduler and thus the server
         log.exception("states of a request")
         return {"refused": f"{type(error).__name__}: {error}"}
-
-
-def _config() -> LiveRequestsConfig | None:
-    """Return the configuration of a server that captures states; None if it does not."""
-    try:
-        config = LiveRequestsConfig.from_environment()
-    except SpecError:  # a server's frontend has refused it already
-        return None
-    return config if config is not None and config.states_bytes else None
 
 
 def _is_other_rank() -> bool:

@@ -23,6 +23,8 @@ from spec_engine_vllm.step_batch import drafted_layers, step_batch
 from spec_kit.hosting import LiveRequestsConfig, StateCopies, StateRows, states_key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from spec_kit.hosting import Fields
 
 log = logging.getLogger(__name__)
@@ -108,6 +110,8 @@ class ServingCapture:
             hidden_size = runner.model_config.get_hidden_size()
             schema = FeatureSchema(layers=tuple(layers), hidden_size=hidden_size, dtype=dtype)
             self._copies = StateCopies(StateRows(schema, config.states_bytes, config.age_s))
+        self._keys: dict[str, str] = {}
+        """vLLM's id of a request that runs → key of its states. Ids come from clients, so one may be used again."""
         self._preempted: set[str] = set()
         self._execute = runner.execute_model
         runner.execute_model = self.execute_model
@@ -123,9 +127,9 @@ class ServingCapture:
         if self._copies is not None and not kwargs.get("dummy_run"):
             try:
                 self._note(self._copies, scheduler_output, state if has_states else None)
-            except Exception:
-                log.exception("states of a step were not captured")
-                self._copies.rows.leave_out(list(scheduler_output.num_scheduled_tokens), "error")
+            except Exception:  # noqa: BLE001 (``fail`` logs it)
+                keys = self._captured(scheduler_output.num_scheduled_tokens)
+                self._copies.fail(keys, "states of a step were not captured")
         return result
 
     def answer(self, asked: str) -> Fields:
@@ -140,23 +144,30 @@ class ServingCapture:
         """
         for request_id in scheduler_output.finished_req_ids:
             self._preempted.discard(request_id)
-            copies.end(request_id)
+            if key := self._keys.pop(request_id, None):
+                copies.end(key)
         self._note_beginnings(copies.rows, scheduler_output)
         if state is not None:
-            batch = step_batch(self._runner, state, scheduler_output.num_scheduled_tokens)
+            batch = step_batch(self._runner, state, scheduler_output.num_scheduled_tokens, self._keys)
             copies.add(batch, state.aux_hidden_states)
         copies.write_arrived()
         copies.rows.expire()
 
     def _note_beginnings(self, rows: StateRows, scheduler_output: Any) -> None:
         """Record new requests. The second model runner also gets resumed requests as new: skip them."""
-        self._preempted.update(filter(rows.has, scheduler_output.preempted_req_ids or ()))
+        self._preempted.update(self._keys.keys() & (scheduler_output.preempted_req_ids or ()))
         for new in scheduler_output.scheduled_new_reqs:
             if new.req_id in self._preempted:
                 self._preempted.discard(new.req_id)
-            elif key := states_key(getattr(new.sampling_params, "extra_args", None)):
-                rows.begin(new.req_id, key)
+            elif new.req_id in self._keys:  # a session that continues with further input
+                rows.leave_out(self._captured([new.req_id]), "session")
+            elif (key := states_key(getattr(new.sampling_params, "extra_args", None))) and rows.begin(key):
+                self._keys[new.req_id] = key
         self._preempted.difference_update(scheduler_output.num_scheduled_tokens)
+
+    def _captured(self, request_ids: Iterable[str]) -> list[str]:
+        """Return the keys of those of vLLM's requests that are captured."""
+        return [self._keys[one] for one in request_ids if one in self._keys]
 
 
 def _name_compiled_code(runner: Any, layers: list[int]) -> None:

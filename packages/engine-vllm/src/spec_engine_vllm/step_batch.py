@@ -7,22 +7,32 @@ for most targets. Both keep a step's states in ``execute_model_state`` until tok
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spec_kit.hosting import StepBatch
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-def step_batch(runner: Any, state: Any, num_scheduled_tokens: dict[str, int]) -> StepBatch:
-    """Return the batch of the step that ``runner`` has just run. ``state``: its ``execute_model_state``."""
+
+def step_batch(
+    runner: Any, state: Any, num_scheduled_tokens: Mapping[str, int], keys: Mapping[str, str]
+) -> StepBatch:
+    """Return the batch of the step that ``runner`` has just run.
+
+    ``state``: the runner's ``execute_model_state``. ``keys``: vLLM's id of a captured request → key of its states.
+    """
     if _is_second(runner):
         batch = state.input_batch
         lengths = [int(number) for number in batch.num_scheduled_tokens]
-        return StepBatch(batch.req_ids, lengths, batch.positions, batch.input_ids)
+        names = [keys.get(request_id, "") for request_id in batch.req_ids]
+        return StepBatch(names, lengths, batch.positions, batch.input_ids)
     request_ids = list(runner.input_batch.req_ids)
     lengths = [num_scheduled_tokens[request_id] for request_id in request_ids]
+    names = [keys.get(request_id, "") for request_id in request_ids]
     positions, token_ids = runner._get_positions(sum(lengths)), runner.input_ids.gpu
     # Multimodal rotary embeddings have three positions, which are equal for text.
-    return StepBatch(request_ids, lengths, positions if positions.dim() == 1 else positions[0], token_ids)
+    return StepBatch(names, lengths, positions if positions.dim() == 1 else positions[0], token_ids)
 
 
 def drafted_layers(runner: Any) -> tuple[int, ...]:

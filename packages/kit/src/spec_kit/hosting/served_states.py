@@ -72,7 +72,7 @@ def piece_rows(schema: FeatureSchema) -> int:
 def states_key(parameters: Any) -> str | None:
     """Return the key under which a request must be captured; None if it must not be captured.
 
-    ``parameters``: the request's further sampling parameters, or None.
+    ``parameters``: the request's further sampling parameters. They come from a client and may have any type.
     """
-    key = (parameters or {}).get(STATES_ARGUMENT)
+    key = parameters.get(STATES_ARGUMENT) if isinstance(parameters, dict) else None
     return key if isinstance(key, str) else None

@@ -5,6 +5,7 @@ Shapes: T rows of a step, N captured layers, H hidden size.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,12 +15,14 @@ import torch
 from spec_kit.hosting.served_states import StatesRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch import Tensor
 
     from spec_kit.hosting.modes import Fields
     from spec_kit.hosting.state_rows import StateRows
+
+log = logging.getLogger(__name__)
 
 _MOST_PENDING = 8
 """Maximum number of steps whose rows are being copied from the device at the same time. The rows of further
@@ -30,7 +33,8 @@ steps are left out."""
 class StepBatch:
     """Rows of a step, request after request. Padding rows, which CUDA graphs need, may follow them."""
 
-    request_ids: Sequence[str]
+    keys: Sequence[str]
+    """Key of each request; an empty string for a request that is not captured."""
     lengths: Sequence[int]
     """Number of rows of each request."""
     positions: Tensor
@@ -47,7 +51,8 @@ class StateCopies:
         self.rows = rows
         self._pending: deque[_Step] = deque()
         self._ending: list[str] = []
-        """Requests that have ended, some of whose rows are not written yet."""
+        """Keys of requests that have ended, some of whose rows are not written yet."""
+        self._logged: set[str] = set()
 
     def add(self, batch: StepBatch, states: Sequence[Tensor]) -> None:
         """Begin to copy the rows of a step; leave its requests out if too many copies are incomplete.
@@ -55,16 +60,29 @@ class StateCopies:
         This is called on the stream of the forward pass, before later work overwrites the states.
         ``states``: [T, H] for each captured layer.
         """
+        self.write_arrived()
         spans = list(_spans(self.rows, batch))
         if spans and len(self._pending) >= _MOST_PENDING:
-            self.rows.leave_out([span.request_id for span in spans], "slow_copy")
+            self.rows.leave_out([span.key for span in spans], "slow_copy")
         elif spans:
             self._pending.append(_copied(spans, batch, states))
 
-    def end(self, request_id: str) -> None:
+    def end(self, key: str) -> None:
         """End a request in ``rows`` as soon as all of its rows are written."""
-        self._ending.append(request_id)
+        self._ending.append(key)
         self._end_written()
+
+    def fail(self, keys: Iterable[str], failure: str) -> None:
+        """Leave out requests after an exception; log its trace if it is the first one that ``failure`` names.
+
+        Other exceptions may follow in every step, and would fill the log.
+        """
+        self.rows.leave_out(keys, "error")
+        if failure not in self._logged:
+            self._logged.add(failure)
+            log.exception(
+                "%s; from now on, such requests are counted as left out (error) in silence", failure
+            )
 
     def answer(self, asked: str) -> Fields:
         """Return the layout of states, or a piece of a request's states, or why they are left out.
@@ -94,18 +112,18 @@ class StateCopies:
     def _end_written(self) -> None:
         if not self._ending:
             return
-        unwritten = {span.request_id for step in self._pending for span in step.spans}
-        for request_id in self._ending:
-            if request_id not in unwritten:
-                self.rows.end(request_id)
-        self._ending = [request_id for request_id in self._ending if request_id in unwritten]
+        unwritten = {span.key for step in self._pending for span in step.spans}
+        for key in self._ending:
+            if key not in unwritten:
+                self.rows.end(key)
+        self._ending = [key for key in self._ending if key in unwritten]
 
 
 @dataclass(frozen=True)
 class _Span:
     """A range of rows of one request in a step's batch."""
 
-    request_id: str
+    key: str
     start: int
     stop: int
 
@@ -123,13 +141,17 @@ class _Step:
     """Event that follows the copy on its stream; None on a CPU."""
 
     def write(self, rows: StateRows) -> None:
-        """Write the rows of each request."""
+        """Write the rows of each request; leave a request out whose rows are not at consecutive positions."""
         positions, token_ids = self.inputs.tolist()
         start = 0
         for span in self.spans:
             stop = start + span.stop - span.start
-            ids = token_ids[span.start : span.stop]
-            rows.write(span.request_id, positions[span.start], ids, self.hidden_TNH[start:stop])
+            first, ids = positions[span.start], token_ids[span.start : span.stop]
+            # In a tree of guesses, two guesses have the same position.
+            if positions[span.start : span.stop] == list(range(first, first + len(ids))):
+                rows.write(span.key, first, ids, self.hidden_TNH[start:stop])
+            else:
+                rows.leave_out([span.key], "error")
             start = stop
 
 
@@ -152,9 +174,9 @@ def _copied(spans: list[_Span], batch: StepBatch, states: Sequence[Tensor]) -> _
 def _spans(rows: StateRows, batch: StepBatch) -> Iterator[_Span]:
     """Yield the rows of a step that must be captured, in the order of the batch."""
     start = 0
-    for request_id, length in zip(batch.request_ids, batch.lengths, strict=True):
-        if length and rows.wants(request_id):
-            yield _Span(request_id, start, start + length)
+    for key, length in zip(batch.keys, batch.lengths, strict=True):
+        if length and rows.wants(key):
+            yield _Span(key, start, start + length)
         start += length
 
 

@@ -19,7 +19,7 @@ import torch
 from spec_kit.hosting.served_states import MOST_STATE_ROWS, StatesLayout, piece_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -68,44 +68,36 @@ class StateRows:
         self._bytes = rows.view(torch.uint8).flatten(1).numpy()
         """uint8 [rows, bytes of a row]. NumPy copies a few rows in a fraction of the time that torch takes."""
         self._free = list(range(num_pages))
-        self._running: dict[str, _Request] = {}
-        """The program's request id → request that the target runs."""
+        self._requests: dict[str, _Request] = {}
+        """Key → request, running or ended."""
         self._ended: dict[str, _Request] = {}
         """Key → request that has ended, oldest first."""
-        self._by_key: dict[str, _Request] = {}
 
     @property
     def num_free(self) -> int:
         """Number of rows that belong to no request."""
         return len(self._free) * PAGE_ROWS
 
-    def begin(self, request_id: str, key: str) -> None:
-        """Capture a request from now on, unless another request has its key."""
-        if request_id in self._running:  # a session that continues with further input
-            self._leave_out(self._running[request_id], "session")
-            return
-        if key in self._by_key:
-            return
-        self._running[request_id] = self._by_key[key] = _Request(key)
-
-    def has(self, request_id: str) -> bool:
-        """Return whether the request was begun and still runs, even if it is left out."""
-        return request_id in self._running
+    def begin(self, key: str) -> bool:
+        """Capture the request ``key`` from now on; return False if another request has its key."""
+        if key in self._requests:
+            return False
+        self._requests[key] = _Request(key)
+        return True
 
     def has_ended(self, key: str) -> bool:
         """Return whether no further rows of the request ``key`` will be written."""
-        request = self._by_key.get(key)
+        request = self._requests.get(key)
         return request is None or request.ended_s is not None
 
-    def wants(self, request_id: str) -> bool:
+    def wants(self, key: str) -> bool:
         """Return whether the rows of this request's next step must be written."""
-        request = self._running.get(request_id)
-        return request is not None and not request.problem
+        return self._captured(key) is not None
 
-    def write(self, request_id: str, first: int, token_ids: Sequence[int], hidden_TNH: Tensor) -> None:
+    def write(self, key: str, first: int, token_ids: Sequence[int], hidden_TNH: Tensor) -> None:
         """Write the rows of a step from position ``first`` on; they overwrite earlier rows."""
-        request = self._running.get(request_id)
-        if request is None or request.problem:
+        request = self._captured(key)
+        if request is None:
             return
         if first > request.end:
             self._leave_out(request, "hole" if request.end else "prefix_hit")
@@ -121,19 +113,21 @@ class StateRows:
         request.token_ids[first:stop] = array("i", token_ids)
         request.end = stop
 
-    def leave_out(self, request_ids: Sequence[str], cause: str) -> None:
+    def leave_out(self, keys: Iterable[str], cause: str) -> None:
         """Leave out requests because rows of a step are missing."""
-        for request_id in request_ids:
-            if (request := self._running.get(request_id)) is not None and not request.problem:
+        for key in keys:
+            if (request := self._captured(key)) is not None:
                 self._leave_out(request, cause)
 
-    def end(self, request_id: str) -> None:
+    def end(self, key: str) -> None:
         """Keep the rows of an ended or aborted request until they are read or other requests need the memory."""
-        if (request := self._running.pop(request_id, None)) is not None:
-            request.ended_s = self._clock()
-            self._ended[request.key] = request
-            if len(self._ended) > _MOST_ENDED:
-                self._drop_oldest()
+        request = self._requests.get(key)
+        if request is None or request.ended_s is not None:
+            return
+        request.ended_s = self._clock()
+        self._ended[key] = request
+        if len(self._ended) > _MOST_ENDED:
+            self._drop_oldest()
 
     def read(self, asked: StatesRange) -> Fields:
         """Return ``piece``, the bytes of some rows from ``asked.first`` on, or ``left_out``, the cause.
@@ -141,7 +135,7 @@ class StateRows:
         The request is dropped when its last row has been read.
         """
         self.expire()
-        request = self._by_key.get(asked.key)
+        request = self._requests.get(asked.key)
         cause = "states_dropped" if request is None else request.problem
         if request is not None and not cause and (request.end < asked.rows or asked.first >= asked.rows):
             cause = "hole"
@@ -167,6 +161,11 @@ class StateRows:
     def layout(self) -> Fields:
         """Return the fields of the StatesLayout."""
         return StatesLayout.of(self._schema).model_dump()
+
+    def _captured(self, key: str) -> _Request | None:
+        """Return the request ``key`` if it runs and is not left out."""
+        request = self._requests.get(key)
+        return None if request is None or request.problem or request.ended_s is not None else request
 
     def _reserve(self, request: _Request, stop: int) -> str:
         """Allocate memory for the request's rows up to ``stop``.
@@ -207,4 +206,4 @@ class StateRows:
             return
         self._leave_out(request, request.problem or "states_dropped")
         if self._ended.pop(request.key, None) is not None:
-            del self._by_key[request.key]
+            del self._requests[request.key]
