@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class CudaSharing(DeviceSharing):
     """Shares memory of one GPU between processes.
 
-    The reader's stream waits for the sender's copy, and the stream of the next sender's copy waits for the
-    reader.
+    The reader's CUDA stream waits until a sender's copy into the memory is complete. Before the memory is
+    overwritten, the stream of the next copy waits until the reader has finished.
     """
 
     device_type: ClassVar[str] = "cuda"
@@ -72,7 +72,7 @@ class CudaBuffer(SenderBuffer):
         """Stream of the last copy."""
 
     def write(self, grant: Packet, sample: FeatureSample) -> None:
-        """Queue the copy of ``sample`` on the current stream, after the block's last reader."""
+        """Queue the copy of ``sample`` on the current stream, which first waits for the block's last reader."""
         info = GrantInfo.decode(grant.payload)
         event = self._events.open(info.event)
         self._stream = torch.cuda.current_stream(self._device)

@@ -144,10 +144,10 @@ class _Sums:
     def _confidence_loss(
         self, blocks: slice, index: tuple[Tensor, Tensor], chance_R: Tensor, weight_R: Tensor
     ) -> Tensor:
-        """Return the confidence head's cross-entropies [R], and add their gradients.
+        """Return the confidence head's cross-entropy for each guess [R]; zeros if the draft has no such head.
 
-        ``chance_R``: the probabilities of acceptance that the head should predict. Without a confidence head,
-        return 0.
+        If gradients are enabled, store in ``self.grads`` the gradient with respect to the head's logits.
+        ``chance_R``: the probability of acceptance that the head should predict for each guess.
         """
         if self.inputs.confidence_AS is None:
             return torch.zeros_like(chance_R)

@@ -85,7 +85,10 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
 
     @classmethod
     def stored_shapes(cls, folder: Path) -> Shapes:
-        """Return the shapes of the module's tensors; a target's other tensors are ignored."""
+        """Return the shapes of the MTP head's tensors in ``folder``, by the names of the module.
+
+        If the folder holds a whole target, its other tensors are ignored.
+        """
         return head_shapes(folder)
 
     def stored_state(self, checkpoint: DraftCheckpoint[MtpShape]) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """ExportSlot holds the exported draft that engine ``hf`` serves, and the spare that replaces it.
 
-An update loads fresh weights into the spare copy, and then exchanges the two copies.
+An update loads fresh weights into the spare copy. Then the spare copy becomes the served draft.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class ExportSlot(DraftSlot):
     def __init__(
         self, live: DraftSource, folder: Path, model: HfModel, serve: Callable[[DraftSource], None]
     ) -> None:
-        """Hold ``live``, the draft that was loaded from ``folder``.
+        """Hold ``live``, the served draft, which was loaded from ``folder``.
 
-        ``serve(source)`` makes the engine draft with ``source``.
+        ``serve(draft)`` makes the engine use ``draft`` for every sequence that begins afterwards.
         """
         self._copies = {"live": live, "spare": live}
         self._config = read_config(folder)
@@ -60,6 +60,6 @@ class ExportSlot(DraftSlot):
             self._copies["spare"] = DraftSource.of_export(Path(folder), self._model, self._copies["live"].ops)
 
     def swap(self) -> None:
-        """Exchange the two copies. A sequence that is running keeps the draft with which it began."""
+        """Serve the spare copy, and keep the other copy as the spare; running sequences keep their draft."""
         self._copies = {"live": self._copies["spare"], "spare": self._copies["live"]}
         self._serve(self._copies["live"])

@@ -44,7 +44,7 @@ _RUNNING: ContextVar[dict[str, _Answer]] = ContextVar("running")
 
 
 def check_storing(manager_type: type, server_args: Any) -> None:
-    """Raise SpecError if the environment requests a kind of storing that this SGLang does not support."""
+    """Raise SpecError if the environment asks this SGLang to store requests, and it cannot store them."""
     config = LiveRequestsConfig.from_environment()
     if config is None:
         return
@@ -86,7 +86,7 @@ def store_answers(manager: Any, requests: LiveRequests) -> None:
 
 
 def _remove_mark(sampling: Any) -> None:
-    """Remove a mark of a request that its client has set, because only this process chooses requests."""
+    """Remove a client's own mark from a request, because only this process chooses requests to capture."""
     params = sampling.custom_params
     if isinstance(params, dict) and STATES_ARGUMENT in params:
         left = {name: value for name, value in params.items() if name != STATES_ARGUMENT}
@@ -94,9 +94,10 @@ def _remove_mark(sampling: Any) -> None:
 
 
 def _marked(sampling: Any) -> str:
-    """Mark a request so that the scheduler captures its states; return the name of the states.
+    """Mark a request so that the scheduler captures its hidden states; return the key of the states.
 
-    An admitted request has no ``custom_params`` of its own, which may change the target's distribution.
+    The mark replaces ``custom_params``. It overwrites nothing, because requests with other ``custom_params``,
+    which may change the target's distribution, are not stored.
     """
     states = secrets.token_hex(8)
     sampling.custom_params = {STATES_ARGUMENT: states}
@@ -143,7 +144,10 @@ class _Answer(LiveAnswer):
     """The prompt of a request, and SGLang's state of the request, which has the tokens of the answer."""
 
     def __init__(self, requests: LiveRequests, prompt: Any, state: Any, states: str | None) -> None:
-        """Begin an answer. ``states``: name of the request's states, if the scheduler captures them."""
+        """Begin to record the answer to one request.
+
+        ``states``: key of the hidden states that the scheduler captures for the request; None if it captures none.
+        """
         super().__init__(requests, states)
         self._prompt, self._state = prompt, state
 

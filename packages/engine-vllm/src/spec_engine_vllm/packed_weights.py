@@ -1,6 +1,6 @@
-"""Exchange weights that vLLM has packed for the CPU between two models.
+"""Swap the weights that vLLM has packed for its CPU kernels, between two models of the same shapes.
 
-Packed weights are not tensors, so references to them are exchanged. This module does not import vLLM.
+Packed weights are not tensors, so references to them are swapped. This module does not import vLLM.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ def packed_layers(model: nn.Module, foreign: nn.Module) -> dict[str, nn.Module]:
 
 
 def packed_steps(live: nn.Module, spare: nn.Module, foreign: nn.Module) -> list[PackedExchange]:
-    """Return one PackedExchange for each layer whose weights are packed."""
+    """Return one PackedExchange for each packed layer of ``live``, except the layers of ``foreign``."""
     theirs = packed_layers(spare, foreign)
     return [PackedExchange(layer, theirs[path]) for path, layer in packed_layers(live, foreign).items()]
 
 
 class PackedExchange:
-    """Exchanges one layer's packed weights between live and spare model, as a step of an ``Exchange``."""
+    """Swaps the packed weights of a layer between live and spare model, as a step of an ``Exchange``."""
 
     def __init__(self, live: nn.Module, spare: nn.Module) -> None:
-        """Prepare to exchange the packed weights of two layers."""
+        """Prepare to swap the packed weights of the same layer in two models: ``live`` and ``spare``."""
         self._live, self._spare = live, spare
         self._before: tuple[object, object] | None = None
 
     def forget(self) -> None:
-        """Forget the previous exchange, so that ``undo`` does nothing."""
+        """Forget the previous swap, so that ``undo`` does nothing."""
         self._before = None
 
     def exchange(self) -> None:
-        """Exchange the packed weights of the two layers."""
+        """Swap the packed weights of the two layers."""
         self._before = live, spare = _packed(self._live), _packed(self._spare)
         _assign(self._live, spare)
         _assign(self._spare, live)
 
     def undo(self) -> None:
-        """Undo the last exchange, also if it was only partly done."""
+        """Undo the last swap, also if it was only partly done."""
         if self._before is not None:
             live, spare = self._before
             _assign(self._live, live)

@@ -1,4 +1,4 @@
-"""PreparedHosts keeps ``Backend.prepare_host`` open on each host of a run, by an actor there."""
+"""PreparedHosts starts an actor on each host of a run, which keeps ``Backend.prepare_host`` open."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ log = logging.getLogger(__name__)
 
 
 class PreparedHosts:
-    """Manages the HostActors of a run. Their errors name the host."""
+    """Manages the HostActors of a run. Errors of a HostActor name the host."""
 
     def __init__(
         self, cluster: Cluster, context: LaunchContext, resource: str, named: Callable[[str], str]
     ) -> None:
         """Store the arguments; no host is prepared yet.
 
-        ``resource`` counts devices; ``named`` returns an actor's name in Ray's dashboard.
+        ``resource``: name of the Ray resource that stands for devices, such as "GPU". ``named``: a function that
+        returns the name of an actor in Ray's dashboard.
         """
         self._cluster = cluster
         self._named = named
@@ -83,7 +84,7 @@ class PreparedHosts:
             ray.kill(actor)
 
     def devices(self, reservation: Reservation, bundles: Sequence[Bundle]) -> list[tuple[Bundle, int, int]]:
-        """Return each bundle, the index of the reserved bundle for it, and its first device on its host.
+        """Return each bundle with the index of its reserved bundle and its first device on its host.
 
         Reserved bundles of a host are assigned in the order of their devices.
         """

@@ -183,7 +183,7 @@ class StrategySuite(ConformanceSuite):
     def test_s7_a_division_makes_one_data_parallel_rank_of_all_processes(
         self, strategy: type[Strategy]
     ) -> None:
-        """S7: all ranks that divide a draft train the same samples."""
+        """S7: all ranks that hold parts of one draft, as with tensor parallelism, train the same samples."""
         for ranks in (2, 4):
             for config in strategy.divisions(ranks):
                 assert {strategy.data_parallel(config, rank, ranks) for rank in range(ranks)} == {

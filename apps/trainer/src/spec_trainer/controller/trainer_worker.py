@@ -144,7 +144,7 @@ class RankLink:
     def parts(self, spec: RunSpec) -> Iterator[_RankPart]:
         """Yield the parts of a run: the whole run, each cycle (``decode.every``), or each task (``follow``).
 
-        The caller must call ``work`` after each yield.
+        After each yield, the caller must call this object's method ``work`` with a function that does the part.
         """
         if not spec.config.decode.every and not spec.config.follow.servers:
             yield _RankPart(spec)

@@ -91,7 +91,10 @@ class Workers:
         self._waiting_for_begin = {spec.name for spec in workers if spec.arguments["init_order"] > 0}
 
     def send(self, name: str, message: ControlMessage) -> None:
-        """Send a message to a worker or its replacement. Raise DeadlineExceeded if the worker reads none (L5)."""
+        """Send a message to the worker ``name``, or to the replacement of this worker if it has one.
+
+        Raise DeadlineExceeded if the process does not read the message in time (L5).
+        """
         self._handles[name].send(message.to_json())
 
     def expect_ready(self, names: Iterable[str]) -> None:

@@ -86,7 +86,10 @@ class ImageFiles:
         self._root = None if media_root is None else os.path.realpath(os.path.expanduser(media_root))
 
     def data_uri(self, number: int, reference: Any) -> str:
-        """Return an image as a data: URI. Raise BadRow, with its ``number`` in the row, if it cannot be used."""
+        """Return an image as a data: URI; raise BadRow if the image cannot be used.
+
+        ``number``: index of the image in the row, for the error's message.
+        """
         with _as_bad_row(number, reference):
             data = self.source(reference).read()
             decoded_image(data)
@@ -124,7 +127,7 @@ class ImageFiles:
 
 @contextmanager
 def _as_bad_row(number: int, reference: object) -> Iterator[None]:
-    """Turn a DataError in the ``with`` block into a BadRow that names the image by its ``number``."""
+    """Turn a DataError of the ``with`` block into a BadRow; the message has the image's index, ``number``."""
     try:
         yield
     except BadRow:

@@ -213,8 +213,8 @@ class ContentFrame:
     def learn(self, known: Frames, borders: Span) -> None:
         """Store in ``known`` how many characters this turn has before and after its content.
 
-        Other turns with the same text ``around`` their contents have the same numbers. ``borders``: where this turn
-        begins and ends.
+        The key is ``around``, the text on both sides of the content, by which ``place`` finds where other turns
+        begin and end. ``borders``: where this turn begins and ends in the rendered conversation.
         """
         lead, tail = self.start - borders[0], borders[1] - self.stop
         _, _, before, after = self.around

@@ -17,30 +17,31 @@ if TYPE_CHECKING:
 
 
 def with_finite_features(links: RankLinks) -> RankLinks:
-    """Return ``links`` with a stream that masks samples whose features are not finite.
+    """Return a copy of ``links`` whose feature stream masks samples with NaN or infinite features.
 
-    The ids of these samples are added to the list ``links.result["not_finite"]``.
+    ``links`` connects a trainer rank with the rest of the run. The ids of the masked samples are appended to the
+    list ``links.result["not_finite"]``.
     """
     not_finite = links.result.setdefault("not_finite", [])
     return replace(links, stream=FiniteFeatures(links.stream, not_finite))
 
 
 class FiniteFeatures:
-    """A BatchSource that zeroes features that are not finite, and the loss masks of their samples."""
+    """A BatchSource that sets all features and loss masks of a sample to zero if a feature is not finite."""
 
     def __init__(self, source: BatchSource, not_finite: list[int]) -> None:
-        """Prepare to pass on the batches of ``source``.
+        """Prepare to pass on the batches of ``source``, the feature stream that this object wraps.
 
-        ``not_finite``: the list to which the ids of samples are added whose features are not finite.
+        ``not_finite``: list to which the ids of the masked samples are appended.
         """
         self._source, self._not_finite = source, not_finite
 
     def prepare(self, item: GlobalBatch) -> None:
-        """Let the wrapped source begin to fill the batches of ``item``."""
+        """Let the wrapped stream begin to fill the batches of ``item``."""
         self._source.prepare(item)
 
     def micro_batches(self, item: GlobalBatch) -> list[DraftBatch]:
-        """Wait for the batches of ``item``, mask the samples that are not finite, and return the batches."""
+        """Wait for the batches of ``item``, mask samples with NaN or infinite features; return the batches."""
         batches = self._source.micro_batches(item)
         for batch in batches:
             for span in batch.spans:
@@ -53,7 +54,7 @@ class FiniteFeatures:
         return batches
 
     def check(self) -> None:
-        """Let the wrapped source check the token ids of its samples (``BatchSource.check``)."""
+        """Let the wrapped stream check the token ids that came with features (``BatchSource.check``)."""
         self._source.check()
 
     def fail(self, error: BaseException) -> None:

@@ -95,7 +95,7 @@ def teach(
 def score(
     logits_RSV: Tensor, ids_V: Tensor, teacher: Teacher, ops: VocabularyOps, kernels: DecoderKernels
 ) -> Scored:
-    """Compare rows of the draft's logits with the teacher's distributions, and return them as Scored."""
+    """Compare each row of the draft's logits with the teacher's distribution; return the results [R, S]."""
     log_sum_RS, best_RS = sharded_logsumexp_argmax(logits_RSV, ids_V, ops, kernels)
     sums = kernels.distill_terms(logits_RSV, log_sum_RS, teacher.distribution, teacher.in_vocab_mass_R)
     aligned_RS, overlap_RS, below_RS = map(ops.reduce_sum, sums)

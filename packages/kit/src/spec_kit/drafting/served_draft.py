@@ -200,9 +200,9 @@ class ServedDraft(Draft, Generic[C, S]):
 
     @classmethod
     def speculators_fields(cls, fields: Json, folder: Path) -> Json:
-        """Return the algorithm's fields of a ``speculators`` config.json, as a served config.json has them.
+        """Return this algorithm's fields of a ``speculators`` config.json under the names that engines read.
 
-        It is called only if ``speculators_type`` is the folder's algorithm.
+        The method is called only if the file's ``speculators_type`` equals ``cls.speculators_type``.
         """
         return {}
 
@@ -352,9 +352,9 @@ def head_problem(target: TargetSpec) -> str | None:
 
 @contextmanager
 def _read_as(name: str, named: str) -> Generator[None]:
-    """Add to an ArtifactError of the block that plugin ``name`` reads the folder, and why.
+    """If the ``with`` block raises ArtifactError, add which plugin reads the folder, and why.
 
-    ``named``: the entry of config.json by which the plugin has recognised the folder.
+    ``name``: the plugin. ``named``: the entry of config.json by which the plugin has recognised the folder.
     """
     try:
         yield

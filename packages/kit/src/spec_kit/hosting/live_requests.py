@@ -246,7 +246,7 @@ class LiveRequests:
         return noting
 
     def admits(self, request_id: str) -> bool:
-        """Return whether to store the request that this task answers; if not, count the reason.
+        """Return whether to store the request that the current asyncio task answers; if not, count the reason.
 
         Only the body of a sampled request is parsed.
         """
@@ -257,7 +257,7 @@ class LiveRequests:
 
     @property
     def label(self) -> str:
-        """The label of the request that this task answers."""
+        """Label of the request that the current asyncio task answers; acceptance is reported by label."""
         asked = _ASKED.get()
         return OTHER_LABEL if asked is None else asked.label
 
@@ -281,7 +281,7 @@ class LiveRequests:
         label: str = OTHER_LABEL,
         states: str | None = None,
     ) -> None:
-        """Store a finished request, and drop the oldest beyond a limit. ``states``: name of its states."""
+        """Store a finished request; drop the oldest beyond a limit. ``states``: key of its captured states."""
         row = _Row(self._clock(), array("i", prompt), array("i", answer), label, states)
         is_long = row.num_tokens > MOST_STATE_ROWS or row.num_bytes > self._config.bytes
         if is_long or not row.prompt or not row.answer:

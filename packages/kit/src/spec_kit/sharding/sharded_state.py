@@ -269,7 +269,11 @@ def _held(value: Tensor | FlatShard) -> Iterator[tuple[Tensor, Offset]]:
 
 
 def _rectangles(first: int, stop: int, shape: Offset) -> Iterator[tuple[Offset, Offset]]:
-    """Yield offset and shape of the fewest rectangles that form the elements ``first`` to ``stop`` − 1."""
+    """Divide the elements ``first`` to ``stop`` − 1 of a flattened tensor into rectangular blocks.
+
+    ``shape``: the tensor's shape. Yield offset and shape of each block in the tensor; the blocks are as few as
+    possible.
+    """
     if first >= stop:
         return
     if not shape:

@@ -108,7 +108,10 @@ class HostConnector(SenderConnector):
     """Connects any sender to the host memory of a receiver on the same host or on another host."""
 
     def attach(self, reply: ConnectReply, descriptor: int | None, layout: SampleLayout) -> SenderBuffer:
-        """Return the view of the receiver's pool; a ``descriptor`` of None means it is on another host."""
+        """Return a buffer that writes samples into the receiver's pool of host memory.
+
+        If ``descriptor`` is None, the receiver is on another host; then the buffer sends packets.
+        """
         if reply.pool != HostPool.kind:
             raise ProtocolError(
                 f"the receiver offers memory of kind {reply.pool!r}, which this sender cannot reach"
