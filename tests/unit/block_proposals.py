@@ -56,7 +56,7 @@ class BlockProposalSuite:
 
     @pytest.fixture
     def proposer(self, options, document) -> Proposer:
-        """One that knows all but the last known token."""
+        """A proposer that has read all known tokens but the last."""
         proposer = self.fresh_proposer(options)
         extend(proposer, document, 0, KNOWN - 1)
         return proposer

@@ -20,7 +20,7 @@ class TestDFlash2Proposals(DependentProposalSuite):
     longest = 3
 
     def scores(self, module, ops, states_KH, before_K):
-        """Those of the candidates, which are the head's likeliest tokens."""
+        """Scores [K, V] of the head and the selector; tokens that are no candidates have -inf."""
         logits_KV, selector = super().scores(module, ops, states_KH, before_K), module.candidate_selector
         score_KV = logits_KV + selector.context(states_KH, before_K) @ selector.successor_codebook.T
         last_K1 = logits_KV.sort(-1, descending=True).values[:, module.shape.selector_top_k - 1, None]

@@ -149,7 +149,7 @@ def test_a_server_that_could_not_keep_them_does_not_start(monkeypatch) -> None:
 
 
 def application(monkeypatch: pytest.MonkeyPatch, client: Client, variable: str) -> DraftRoutes:
-    """One that has the client answer each request; ``variable``: SPEC_LIVE_REQUESTS."""
+    """The routes of a server whose engine is ``client``; ``variable``: value of SPEC_LIVE_REQUESTS."""
     monkeypatch.setenv("SPEC_DRAFT_TOKEN", "secret")
     monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, variable)
     monkeypatch.setattr("spec_engine_vllm.draft_routes.rounds_of", lambda llm: None)

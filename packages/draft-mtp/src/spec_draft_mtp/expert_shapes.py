@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -35,9 +36,9 @@ class ExpertShape(MtpShape):
     experts_per_token: Size = Field(alias="num_experts_per_tok")
 
     @property
+    @abstractmethod
     def shared_width(self) -> int:
         """Width of the expert that is always used."""
-        raise NotImplementedError
 
     @property
     def expert_weights(self) -> int:
