@@ -182,6 +182,6 @@ def random_head(fields: Mapping[str, Any], dtype: torch.dtype = torch.float32) -
     return head
 
 
-def write_head(folder: Path, head: Mapping[str, Tensor], file: str = "model.safetensors") -> None:
-    """Write tensors, which then are the folder's only ones."""
-    save_file({name: tensor.contiguous() for name, tensor in head.items()}, folder / file)
+def write_head(folder: Path, head: Mapping[str, Tensor]) -> None:
+    """Write the head as the only tensors of the folder."""
+    save_file({name: tensor.contiguous() for name, tensor in head.items()}, folder / "model.safetensors")

@@ -36,7 +36,7 @@ class BlockProposalSuite:
     longest: ClassVar[int] = 4
     """Guesses of the blocks that the draft is trained in."""
     first_guess: ClassVar[int] = 1
-    """Slot of a block whose guess is its first: ``block_size`` counts those before it."""
+    """Index of the slot that makes a block's first guess; ``block_size`` also counts the slots before it."""
 
     @pytest.fixture
     def options(self) -> dict[str, object]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def one_block(mask: list[int], length: int = 9, seed: int = 4) -> Document:
-    """A document with so many tokens, of which those in ``mask`` are supervised."""
+    """A document of ``length`` tokens; the tokens in ``mask`` are supervised."""
     (document,) = random_documents(make_target(), [length], seed, 6, torch.float64)
     document.mask[:] = False
     document.mask[mask] = True
@@ -50,7 +50,7 @@ def train_on(cases: Any, documents: list[Document], config: Any) -> tuple[StepOu
 class BlockStepSuite(DraftStepSuite):
     of_few_tokens: ClassVar[dict[str, object]] = {"num_anchors": 40}
     first_guess: ClassVar[int] = 1
-    """Slot of a block whose guess is its first: ``block_size`` counts those before it."""
+    """Index of the slot that makes a block's first guess; ``block_size`` also counts the slots before it."""
 
     measured: ClassVar[Sequence[Mapping[str, object]]] = ({},)
     """Options of drafts whose tensors are measured."""
@@ -95,8 +95,8 @@ class BlockStepSuite(DraftStepSuite):
             _, result = assert_equals_the_reference(self.cases, module, documents, target, (GAPS, 0))
             assert [count > 0 for count in result.counted] == [place < 3 for place in range(guesses)]
 
-    def test_any_number_of_ranks_takes_the_same_step(self, options, num_ranks=4):
-        """Rank r trains every ``num_ranks``-th sample; three of six have more anchors than are drawn. Ids stay,
+    def test_four_ranks_take_the_same_step(self, options):
+        """Rank r trains every fourth sample; three of six have more anchors than are drawn. Ids stay,
         and the denominator is the global batch's."""
         target, config = make_target(), self.cases.make_config(**options, num_anchors=4)
         module = self.cases.make_model(target, config, torch.float64)
@@ -107,7 +107,7 @@ class BlockStepSuite(DraftStepSuite):
         expected = gradients(module)
         module.zero_grad()
         ids = list(range(len(documents)))[::-1]
-        parts = [ids[rank::num_ranks] for rank in range(num_ranks)]
+        parts = [ids[rank::4] for rank in range(4)]
         shares = [
             module(make_batch([documents[i] for i in part], [6] * len(part), ids=part), counts, ops)
             for part in parts
@@ -175,7 +175,7 @@ class BlockStepSuite(DraftStepSuite):
         assert not output.counts["accuracy"][3:].any()
 
     def test_labels_lie_in_the_document(self):
-        """In a packed row speculators' labels may lie in the next document."""
+        """Labels of speculators may lie in the next document of a packed row."""
         documents = [one_block([2, 3, 4], length=5), one_block([], seed=5)]
         output, _ = train_on(self.cases, documents, self.cases.make_config())
         assert output.counts["accuracy"].tolist()[:3] == [2, 1, 0]

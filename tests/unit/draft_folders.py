@@ -40,7 +40,7 @@ QWEN3_FIELDS = {
     "rms_norm_eps": 1e-06,
     "vocab_size": 29,
 }
-"""Fields of the layers of ``make_target``'s drafts in the folders of others."""
+"""Fields of config.json that folders of other trainers share, for drafts of ``make_target``."""
 
 
 def export(cases: Any, folder: Path, target: TargetSpec | None = None, **options: object) -> Any:
@@ -65,7 +65,7 @@ def edit_fields(folder: Path, **changes: object) -> None:
 
 
 def merge_fields(folder: Path, **changes: Any) -> None:
-    """Change fields, and the own fields of an object one by one."""
+    """Change fields of config.json; merge fields that are objects."""
     fields = read_fields(folder)
     for key, value in changes.items():
         fields[key] = fields[key] | value if isinstance(value, dict) else value

@@ -6,7 +6,7 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -66,25 +66,22 @@ def make_ops(target: TargetSpec, dtype: torch.dtype = torch.float32) -> TargetOp
 
 
 def build_large(
-    draft: Draft,
+    draft: Callable[[Any], Draft],
     target: TargetSpec,
+    config: Any,
     dtype: torch.dtype = torch.float32,
     kernel: FindKernel = no_kernel,
     loud: str = "\n",
 ) -> torch.nn.Module:
-    """A draft whose weights are large enough that every part of it matters; see ``enlarge``."""
+    """Return a module with weights so large that each part matters; names that contain ``loud`` have the largest."""
     torch.manual_seed(2)
     counts = torch.randint(0, 5, (target.vocab_size,))
-    return enlarge(draft.build(target, make_tensors(target), counts, kernel), loud).to(dtype)
-
-
-def enlarge(module: torch.nn.Module, loud: str = "\n") -> torch.nn.Module:
-    """Give weights a size at which every part of a draft matters; those whose names hold ``loud`` the largest."""
+    module = draft(config).build(target, make_tensors(target), counts, kernel)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             noise = torch.randn_like(parameter)
             parameter.add_(noise * (0.8 if loud in name else 0.2 if parameter.dim() == 1 else 0.15))
-    return module
+    return module.to(dtype)
 
 
 class LargestOutput(TorchDispatchMode):

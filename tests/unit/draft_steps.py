@@ -45,18 +45,17 @@ def run_reference(cases, module, documents, target):
 
 
 def assert_equals_the_reference(cases, module, documents, target, layout, tolerance=1e-9, reference=None):
-    """One step of ours in the batch ``layout``: (gaps, padding); ``reference``: of ``run_reference``."""
+    """Compare a step with the reference; ``layout``: gaps and padding, ``reference``: see ``run_reference``."""
     dtype = next(module.parameters()).dtype
     given = [replace(document, states=document.states.to(dtype)) for document in documents]
     batch, counts, ops = step_arguments(cases.Draft(module.config), target, given, *layout)
     output = module(batch, counts, ops)
     output.loss.backward()
     result, expected = reference or run_reference(cases, module, documents, target)
-    assert counts[: len(result.denominators)].tolist() == pytest.approx(result.denominators, rel=1e-12)
+    assert counts.tolist() == pytest.approx(result.denominators, rel=1e-12)
     assert output.counts["accuracy"].tolist() == result.counted
     torch.testing.assert_close(output.loss.double(), result.loss.detach(), rtol=tolerance, atol=1e-12)
-    if any(result.counted):
-        assert_gradients(gradients(module), expected, tolerance)
+    assert_gradients(gradients(module), expected, tolerance)
     return output, result
 
 
@@ -67,7 +66,7 @@ def assert_each_precision(
     reference = run_reference(cases, cases.make_model(target, config), documents, target)
     tolerances = (torch.float64, 1e-9), (torch.float32, float32_tolerance)
     for kernel, (dtype, tolerance) in zip(kernels, tolerances, strict=True):
-        module = cases.make_model(target, config, dtype, kernel)
+        module = cases.make_model(target, config, dtype, kernel=kernel)
         output, result = assert_equals_the_reference(
             cases, module, documents, target, (gaps, 0), tolerance, reference
         )
@@ -80,11 +79,11 @@ class DraftStepSuite:
     few_tokens: ClassVar[int] = 3
     """Size of a vocabulary in which guesses are right often enough for prefixes of every length."""
     of_few_tokens: ClassVar[dict[str, object]] = {}
-    """Options for such a vocabulary."""
+    """Options of a draft for a vocabulary of ``few_tokens``."""
     checkpointed: ClassVar[Sequence[Mapping[str, object]]] = ({},)
     """Options of drafts whose activations are computed again in the backward pass."""
     kernels: ClassVar[Sequence[FindKernel]] = (no_kernel,)
-    """Kernels with which they are."""
+    """Kernels with which the activations are computed again."""
 
     def documents(
         self, config: Any, lengths: list[int], seed: int, dtype: torch.dtype = torch.float64, **changes: Any
@@ -93,7 +92,7 @@ class DraftStepSuite:
         return random_documents(make_target(**changes), lengths, seed, 4, dtype)
 
     def draw_config(self, draw: random.Random) -> Any:
-        """Return the configuration of a step that is drawn."""
+        """Return a random configuration."""
         raise NotImplementedError
 
     def expected_metrics(self, result: Any) -> tuple[dict[str, list[float]], dict[str, float]]:
@@ -177,7 +176,7 @@ class DraftStepSuite:
             documents = self.documents(config, LENGTHS, 3)
             for flag in (False, True):
                 given = config.model_copy(update={"checkpoint_activations": flag})
-                module = self.cases.make_model(target, given, torch.float64, kernel)
+                module = self.cases.make_model(target, given, torch.float64, kernel=kernel)
                 output = module(*step_arguments(self.cases.Draft(given), target, documents, GAPS, 3))
                 output.loss.backward()
                 steps.append((output, gradients(module)))

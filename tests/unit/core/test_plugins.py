@@ -141,7 +141,7 @@ def test_one_distribution_seen_twice_is_no_conflict(install, monkeypatch):
     ],
 )
 def test_module_that_does_not_import_is_broken(install, source, cause):
-    """Also one that would end the process."""
+    """Modules that call ``exit`` are broken, too."""
     install("spec-planted", source)
     assert refusal(PluginImportFailed) == (
         f"backend 'planted' of spec-planted 3.1 does not import (spec_planted:Planted): {cause}"

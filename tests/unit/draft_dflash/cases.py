@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
-from spec_core import no_kernel
 from spec_draft_dflash.config import DFlashConfig
 from spec_draft_dflash.draft import DFlashDraft
 
@@ -15,7 +13,7 @@ from ..draft_parts import build_large
 from .dense_reference import Result, Setting, dense_dflash
 
 if TYPE_CHECKING:
-    from spec_core import FindKernel, TargetSpec
+    from spec_core import TargetSpec
 
     from ..dense_parts import Document
 
@@ -26,13 +24,7 @@ def make_config(**options) -> DFlashConfig:
     return DFlashConfig(**{"block_size": 5, "num_layers": 2, "num_anchors": 6, **options})
 
 
-def make_model(
-    target: TargetSpec,
-    config: DFlashConfig,
-    dtype: torch.dtype = torch.float32,
-    kernel: FindKernel = no_kernel,
-):
-    return build_large(DFlashDraft(config), target, dtype, kernel)
+make_model = partial(build_large, DFlashDraft)
 
 
 def run_dense(module, weights, documents, target: TargetSpec) -> Result:

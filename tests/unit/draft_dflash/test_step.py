@@ -44,7 +44,7 @@ KINDS = ["ce", "dpace", *SOFT]
 
 class TestDFlashStep(BlockStepSuite):
     cases = cases
-    # One that compares with labels, and the one that has all parts of those that compare distributions.
+    # A loss that compares with labels, and the loss on distributions that has the most parts.
     measured = ({"loss": "dpace"}, {"loss": "lk_lambda"})
     checkpointed = ({}, {"sliding_window": 6}, {"loss": "soft", "num_features": 3})
 

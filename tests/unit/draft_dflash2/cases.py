@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
-from spec_core import no_kernel
 from spec_draft_dflash2.config import DFlash2Config
 from spec_draft_dflash2.draft import DFlash2Draft
 
@@ -15,7 +13,7 @@ from ..draft_parts import build_large
 from .dense_reference import Result, Selector, dense_dflash2
 
 if TYPE_CHECKING:
-    from spec_core import FindKernel, TargetSpec
+    from spec_core import TargetSpec
 
 SIZES = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 5}
 
@@ -26,13 +24,7 @@ def make_config(**options) -> DFlash2Config:
     return DFlash2Config(**{"block_size": 4, "num_layers": 2, "num_anchors": 6, **SIZES, **options})
 
 
-def make_model(
-    target: TargetSpec,
-    config: DFlash2Config,
-    dtype: torch.dtype = torch.float32,
-    kernel: FindKernel = no_kernel,
-):
-    return build_large(DFlash2Draft(config), target, dtype, kernel, "selector.")
+make_model = partial(build_large, DFlash2Draft, loud="selector.")
 
 
 def run_dense(module, weights, documents, target: TargetSpec) -> Result:

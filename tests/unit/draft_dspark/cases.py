@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
-from spec_core import no_kernel
 from spec_draft_dspark.config import DSparkConfig
 from spec_draft_dspark.draft import DSparkDraft
 
@@ -15,7 +13,7 @@ from ..draft_parts import build_large
 from .dense_reference import Heads, Result, dense_dspark
 
 if TYPE_CHECKING:
-    from spec_core import FindKernel, TargetSpec
+    from spec_core import TargetSpec
 
 RANK = 6
 
@@ -28,13 +26,7 @@ def make_config(**options) -> DSparkConfig:
     )
 
 
-def make_model(
-    target: TargetSpec,
-    config: DSparkConfig,
-    dtype: torch.dtype = torch.float32,
-    kernel: FindKernel = no_kernel,
-):
-    return build_large(DSparkDraft(config), target, dtype, kernel, "_head.")
+make_model = partial(build_large, DSparkDraft, loud="_head.")
 
 
 def run_dense(module, weights, documents, target: TargetSpec) -> Result:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
 from transformers import DeepseekV3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -18,7 +18,9 @@ from ..draft_parts import CPU, build_large
 from .dense_reference import Latent, Result, Setting, dense_eagle3
 
 if TYPE_CHECKING:
-    from spec_core import FindKernel, TargetSpec
+    import torch
+
+    from spec_core import TargetSpec
 
 Draft = Eagle3Draft
 MLA = {
@@ -35,13 +37,7 @@ def make_config(**options) -> Eagle3Config:
     return Eagle3Config(**{"num_steps": 4, **options})
 
 
-def make_model(
-    target: TargetSpec,
-    config: Eagle3Config,
-    dtype: torch.dtype = torch.float32,
-    kernel: FindKernel = KERNELS.get,
-):
-    return build_large(Eagle3Draft(config), target, dtype, kernel)
+make_model = partial(build_large, Eagle3Draft, kernel=KERNELS.get)
 
 
 def run_dense(module, weights, documents, target: TargetSpec) -> Result:

@@ -17,7 +17,7 @@ NUM_TOKENS = 4
 
 
 def assert_proposals_are_the_unrolled_forwards(config, target, document, cuts):
-    """Row 9's, with the proposals as its tokens. Supervised tokens behind them label it at every step."""
+    """Compare them with the unrolled steps of row 9 over the proposed tokens, which supervised tokens follow."""
     module, ops = make_model(target, config), make_ops(target)
     proposer, generator = Eagle3Draft(config).proposer(module, ops), torch.Generator().manual_seed(0)
     for start, stop in zip([0, *cuts], cuts, strict=False):

@@ -111,7 +111,7 @@ def test_any_share_of_supervised_tokens_equals_the_dense_reference(
         document.mask = place >= 1 - share
     reference = run_reference(cases, make_model(target, config, torch.float64), documents, target)
     for kernel in KERNEL_AND_CHUNKED:
-        module = make_model(target, config, torch.float64, kernel)
+        module = make_model(target, config, torch.float64, kernel=kernel)
         assert_equals_the_reference(cases, module, documents, target, (GAPS, 2), 1e-9, reference)
 
 

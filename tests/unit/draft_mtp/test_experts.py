@@ -125,7 +125,7 @@ def test_the_layer_and_its_gradients_equal_transformers(kind, tmp_path):
 
 
 def test_the_constant_of_the_router_keeps_float32(tmp_path):
-    """In bfloat16, constants near 10 would be up to 0.03 off, and other experts would be chosen."""
+    """Constants near 10 would be up to 0.03 off in bfloat16, and other experts would be chosen."""
     draft, target, tensors, _ = shipped(tmp_path, "deepseek_v3")
     module = draft.build(target, tensors, None).to(torch.bfloat16)
     assert module.mtp.fc.weight.dtype == torch.bfloat16

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
-
-import torch
 
 from spec_backend_cpu.kernels import KERNELS
 from spec_draft_peagle.chains import ChainRule
@@ -16,7 +15,7 @@ from ..draft_parts import build_large
 from .dense_reference import Result, Setting, dense_peagle
 
 if TYPE_CHECKING:
-    from spec_core import FindKernel, TargetSpec
+    from spec_core import TargetSpec
 
 Draft = PEagleDraft
 
@@ -25,13 +24,7 @@ def make_config(**options) -> PEagleConfig:
     return PEagleConfig(**{"num_guesses": 4, "num_layers": 2, **options})
 
 
-def make_model(
-    target: TargetSpec,
-    config: PEagleConfig,
-    dtype: torch.dtype = torch.float32,
-    kernel: FindKernel = KERNELS.get,
-):
-    return build_large(PEagleDraft(config), target, dtype, kernel)
+make_model = partial(build_large, PEagleDraft, kernel=KERNELS.get)
 
 
 def make_rule(config: PEagleConfig) -> ChainRule:

@@ -39,7 +39,7 @@ def send_late_work(sender, real):
 
 
 def overwrite_once_done(sender, sample):
-    """As soon as its ticket is done the sample's memory is overwritten, from a stream that waits for nothing."""
+    """The sample's memory is overwritten as soon as its ticket is done, from a stream that waits for nothing."""
     nothing, elsewhere = torch.zeros_like(sample.hidden_TNH), torch.npu.Stream()
     fake_cann.stall(torch.npu.current_stream(), STALL_S)
     sender.send(sample, LONG_S).result(LONG_S)
