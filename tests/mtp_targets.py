@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
     from spec_core import TargetSpec
 
+CONSTANT = "e_score_correction_bias"
+"""How the names of the router's constants end, which are not trained."""
+COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+"""How the names of a head's copies of the target's own weights end."""
 _LATENT = {
     "q_lora_rank": 12,
     "kv_lora_rank": 10,
@@ -31,16 +35,6 @@ _CORRECTED = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 2.5,
     "num_nextn_predict_layers": 1,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 100.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
 }
 KINDS: Mapping[str, dict[str, Any]] = {
     "qwen3_5_moe": {
@@ -82,10 +76,10 @@ KINDS: Mapping[str, dict[str, Any]] = {
 """Model type -> fields of config.json besides the target's own."""
 
 
-def config_of(kind: str, target: TargetSpec, **changes: object) -> dict[str, Any]:
-    """The fields of a target's config.json."""
+def write_config(kind: str, target: TargetSpec, **changes: object) -> dict[str, Any]:
+    """Write the target's config.json, and return its fields."""
     is_latent = "kv_lora_rank" in KINDS[kind]
-    return {
+    fields = {
         "hidden_size": target.hidden_size,
         "intermediate_size": target.intermediate_size,
         "vocab_size": target.vocab_size,
@@ -99,11 +93,6 @@ def config_of(kind: str, target: TargetSpec, **changes: object) -> dict[str, Any
         **KINDS[kind],
         **changes,
     }
-
-
-def write_config(kind: str, target: TargetSpec, **changes: object) -> dict[str, Any]:
-    """Write the target's config.json, and return its fields."""
-    fields = config_of(kind, target, **changes)
     target.folder.mkdir(exist_ok=True, parents=True)
     (target.folder / "config.json").write_text(json.dumps(fields))
     return fields
@@ -156,9 +145,8 @@ def shapes_of(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     else:
         experts, shared = fields["n_routed_experts"], "shared_experts"
         wide = fields["n_shared_experts"] * inner
-        shapes[f"{layer}mlp.gate.e_score_correction_bias"] = (experts,)
-        copy = (fields["vocab_size"], h)
-        shapes |= {f"{layer}embed_tokens.weight": copy, f"{layer}shared_head.head.weight": copy}
+        shapes[f"{layer}mlp.gate.{CONSTANT}"] = (experts,)
+        shapes |= {layer + name: (fields["vocab_size"], h) for name in COPIES}
     shapes[f"{layer}mlp.gate.weight"] = (experts, h)
     widths = {f"experts.{expert}": inner for expert in range(experts)} | {shared: wide}
     for name, width in widths.items():
@@ -172,7 +160,7 @@ def random_head(fields: Mapping[str, Any], dtype: torch.dtype = torch.float32) -
     generator, head = torch.Generator().manual_seed(7), dict[str, "Tensor"]()
     for name, shape in sorted(shapes_of(fields).items()):
         drawn = torch.randn(shape, generator=generator)
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(CONSTANT):
             head[name] = 10 + 0.1 * drawn
         elif len(shape) == 2:
             head[name] = (drawn * 0.6 / shape[1] ** 0.5).to(dtype)

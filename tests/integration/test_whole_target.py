@@ -21,7 +21,7 @@ from spec_kit.drafting import cached_attention, rotate
 from spec_kit.targets import read_target_tensors
 from spec_kit.targets.target_reader import read_target
 
-from ..mtp_targets import random_head
+from ..mtp_targets import CONSTANT, COPIES, random_head
 from ..transformers_target import Transformer
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEAD = "mtp.safetensors"
-COPIES = ("embed_tokens.weight", "shared_head.head.weight")
-CONSTANT = "e_score_correction_bias"
 _FULL: dict[str, object] = {"layer_types": ["full_attention"] * 8}
 _ROUTED: dict[str, object] = {
     "n_routed_experts": 4,

@@ -11,8 +11,7 @@ from spec_draft_mtp.config import MtpConfig
 from spec_draft_mtp.draft import MtpDraft
 
 from ..draft_parts import KeptForBackward, assert_gradients
-from .test_experts import shipped
-from .test_step import CASES, LENGTHS, SIZES, make_module, random_documents, run, target_and_tensors
+from .cases import CASES, LENGTHS, SIZES, make_module, random_documents, run, shipped, target_and_tensors
 
 WIDTH, INNER = SIZES["hidden_size"], SIZES["intermediate_size"]
 QUERIES, KEYS = (SIZES[name] * SIZES["head_dim"] for name in ("num_heads", "num_kv_heads"))

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from spec_core.errors import ArtifactError, ConfigError, TargetError
 from spec_draft_mtp.config import MtpConfig
@@ -16,9 +16,9 @@ from spec_draft_mtp.stitch import stitch
 from spec_kit.drafting import write_draft
 
 from ...docs.recipes import CONFIGS
-from ...mtp_targets import KINDS, random_head, write_config
-from .stitched_copy import assert_copied_around_the_head, is_constant
-from .test_step import target_and_tensors
+from ...mtp_targets import CONSTANT, COPIES, KINDS, random_head, write_config
+from .cases import target_and_tensors
+from .stitched_copy import assert_copied_around_the_head, export, write_in_two_files
 
 LAYERED = [kind for kind in KINDS if kind != "qwen3_5_moe"]
 STACKED = "mtp.layers.0.mlp.experts"
@@ -29,32 +29,8 @@ def write_target(folder, kind, dtype=torch.bfloat16, head=None, **changes):
     target, tensors = target_and_tensors(folder, dtype="bfloat16")
     fields = write_config(kind, target, **changes)
     head = random_head(fields, dtype) if head is None else head
-    names = sorted(head)
-    files = {
-        "a.safetensors": {"model.norm.weight": torch.ones(16), **{name: head[name] for name in names[::2]}},
-        "b.safetensors": {"lm_head.weight": torch.ones(29, 16), **{name: head[name] for name in names[1::2]}},
-    }
-    for file, stored in files.items():
-        save_file(stored, folder / file)
-    index = {name: file for file, stored in files.items() for name in stored}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    write_in_two_files(folder, head)
     return head, target, tensors
-
-
-def export(folder, target, tensors):
-    """The target's head, each of its weights changed, as an exported folder."""
-    draft = MtpDraft(MtpConfig(init_from=target.folder))
-    module = draft.build(target, tensors, None)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(1.0)
-    folder.mkdir()
-    write_draft(draft, module.state_dict(), target, folder)
-    return module
-
-
-def is_copy(name):
-    return name.endswith(("embed_tokens.weight", "shared_head.head.weight"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,10 +38,10 @@ def test_an_export_has_the_targets_names_and_comes_back(kind, tmp_path):
     head, target, tensors = write_target(tmp_path / "target", kind)
     module = export(tmp_path / "head", target, tensors)
     stored = load_file(tmp_path / "head" / "model.safetensors")
-    assert stored.keys() == {name for name in head if not is_copy(name)}
+    assert stored.keys() == {name for name in head if not name.endswith(COPIES)}
     for name, tensor in stored.items():
         assert tensor.dtype == head[name].dtype
-        moved = 0.0 if is_constant(name) else 1.0
+        moved = 0.0 if name.endswith(CONSTANT) else 1.0
         assert torch.equal(tensor, (head[name].float() + moved).to(tensor.dtype))
     again = MtpDraft.from_folder(tmp_path / "head")
     assert again.checkpoint.shape == MtpDraft.from_folder(target.folder).checkpoint.shape
@@ -74,7 +50,7 @@ def test_an_export_has_the_targets_names_and_comes_back(kind, tmp_path):
         torch.equal(
             value,
             module.state_dict()[name].to(torch.bfloat16).float()
-            if not is_constant(name)
+            if not name.endswith(CONSTANT)
             else module.state_dict()[name],
         )
         for name, value in state.items()
@@ -96,7 +72,7 @@ def test_a_stitched_copy_is_the_target_outside_the_head(kind, tmp_path):
 def test_a_copy_routes_as_the_new_head_that_was_trained(kind, dtype, tmp_path):
     """A new head's constants are zeros, and the target's are near 10."""
     head, target, tensors = write_target(tmp_path / "target", kind)
-    head = {name: tensor.to(dtype) if is_constant(name) else tensor for name, tensor in head.items()}
+    head = {name: tensor.to(dtype) if name.endswith(CONSTANT) else tensor for name, tensor in head.items()}
     write_target(tmp_path / "target", kind, head=head)
     draft = MtpDraft(MtpConfig())
     trained = draft.build(target, tensors, None)
@@ -104,10 +80,10 @@ def test_a_copy_routes_as_the_new_head_that_was_trained(kind, dtype, tmp_path):
     write_draft(draft, trained.state_dict(), target, tmp_path / "head")
     stitch(target.folder, tmp_path / "head", tmp_path / "copy")
     copied = load_file(tmp_path / "copy" / "a.safetensors") | load_file(tmp_path / "copy" / "b.safetensors")
-    assert [tensor.dtype for name, tensor in copied.items() if is_constant(name)] == [dtype]
+    assert [tensor.dtype for name, tensor in copied.items() if name.endswith(CONSTANT)] == [dtype]
     stitched = MtpDraft.from_folder(tmp_path / "copy").build(target, tensors, None)
     for name, tensor in trained.state_dict().items():
-        expected = tensor if is_constant(name) else tensor.bfloat16().float()
+        expected = tensor if name.endswith(CONSTANT) else tensor.bfloat16().float()
         assert torch.equal(stitched.state_dict()[name], expected), name
 
 

@@ -20,28 +20,14 @@ from spec_draft_mtp.draft import MtpDraft
 from spec_draft_mtp.stored_head import stored_parts
 from spec_kit.drafting import rotate
 
-from ...mtp_targets import KINDS, YARN, random_head, write_config, write_head
+from ...mtp_targets import CONSTANT, COPIES, KINDS, random_head, write_config, write_head
+from ..draft_batches import YARN
 from ..draft_parts import assert_gradients
+from .cases import LENGTHS, ROPES, random_documents, run, setting_of, shipped, target_and_tensors
 from .dense_reference import dense_mtp
 from .expert_reference import expert_inputs
-from .test_step import LENGTHS, random_documents, run, setting_of, target_and_tensors
 
-PLAIN = {"rope_type": "default", "rope_theta": 100.0}
-ROPES = {
-    "qwen3_5_moe": {**PLAIN, "partial_rotary_factor": 0.25},
-    "glm4_moe": {**PLAIN, "partial_rotary_factor": 0.5},
-}
-CONSTANT = "e_score_correction_bias"
-
-
-def shipped(folder, kind, **options):
-    """A target that ships with a head, and a draft that starts from it."""
-    norm = "rms_plus_one" if kind.startswith("qwen") else "rms"
-    target, tensors = target_and_tensors(folder, norm=norm, rope=ROPES.get(kind, PLAIN))
-    fields = write_config(kind, target)
-    write_head(folder, random_head(fields))
-    draft = MtpDraft(MtpConfig(init_from=folder, **options))
-    return draft, target, tensors, fields
+LATENT_YARN = {**YARN, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
 
 
 def stored_gradients(module, target):
@@ -68,7 +54,7 @@ def test_loss_and_every_gradient_equal_the_dense_reference(recompute, kernel, ki
     assert counts.tolist() == labelled
     assert abs(output.loss.item() - loss.item()) <= 1e-9 * loss.item()
     gradients = stored_gradients(module, target)
-    constants = {name for name in weights if name.endswith((CONSTANT, "embed_tokens.weight", "head.weight"))}
+    constants = {name for name in weights if name.endswith((CONSTANT, *COPIES))}
     assert gradients.keys() == weights.keys() - constants
     expected = {
         name: torch.zeros_like(weights[name]) if weights[name].grad is None else weights[name].grad
@@ -89,7 +75,7 @@ LAYERS = {
 def test_the_layer_and_its_gradients_equal_transformers(kind, tmp_path):
     """Attention, routing and experts of one pass: the names, the output, and the gradient of every weight."""
     target, tensors = target_and_tensors(
-        tmp_path, rope=YARN if "kv_lora_rank" in KINDS[kind] else ROPES[kind]
+        tmp_path, rope=LATENT_YARN if "kv_lora_rank" in KINDS[kind] else ROPES[kind]
     )
     fields = write_config(kind, target)
     write_head(tmp_path, random_head(fields))

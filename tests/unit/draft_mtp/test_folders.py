@@ -13,11 +13,10 @@ from spec_draft_mtp.config import MtpConfig
 from spec_draft_mtp.draft import MtpDraft
 from spec_draft_mtp.shape import MtpShape
 from spec_draft_mtp.stitch import stitch
-from spec_kit.drafting import write_draft
 from spec_testing.toy_target import toy_target
 
-from .stitched_copy import assert_copied_around_the_head
-from .test_step import SIZES, target_and_tensors
+from .cases import SIZES, target_and_tensors
+from .stitched_copy import assert_copied_around_the_head, export, write_in_two_files
 
 ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 0, 0], "mrope_interleaved": True}
 TEXT = {
@@ -42,15 +41,7 @@ def write_target(folder, **changes):
     shapes = MtpShape.for_target(MtpConfig(), target).tensor_shapes()
     generator = torch.Generator().manual_seed(1)
     head = {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
-    names = sorted(head)
-    files = {
-        "a.safetensors": {"model.norm.weight": torch.ones(16), **{name: head[name] for name in names[:5]}},
-        "b.safetensors": {"lm_head.weight": torch.ones(29, 16), **{name: head[name] for name in names[5:]}},
-    }
-    for file, tensors in files.items():
-        save_file(tensors, folder / file)
-    index = {name: file for file, tensors in files.items() for name in tensors}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    write_in_two_files(folder, head)
     text = {**TEXT, **changes}
     fields = {
         "architectures": ["Qwen3_5ForConditionalGeneration"],
@@ -113,20 +104,9 @@ def test_a_target_without_a_head_is_no_draft(tmp_path):
     assert MtpDraft.from_folder(tmp_path / "target") is None
 
 
-def export(folder, init_from):
-    target, tensors = target_and_tensors(init_from, dtype="bfloat16")
-    draft = MtpDraft(MtpConfig(init_from=init_from))
-    module = draft.build(target, tensors, None)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(1.0)
-    folder.mkdir()
-    write_draft(draft, module.state_dict(), target, folder)
-
-
 def test_a_stitched_copy_is_the_target_outside_the_head(tmp_path):
     write_target(tmp_path / "target")
-    export(tmp_path / "head", tmp_path / "target")
+    export(tmp_path / "head", *target_and_tensors(tmp_path / "target", dtype="bfloat16"))
     stitch(tmp_path / "target", tmp_path / "head", tmp_path / "copy")
     assert_copied_around_the_head(tmp_path / "target", tmp_path / "copy", tmp_path / "head")
     assert MtpDraft.from_folder(tmp_path / "copy") is not None
