@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -107,27 +106,6 @@ def assert_gradients(got, expected, tolerance):
 
 def gradients(module):
     return {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
-
-
-def assert_bfloat16_is_close(module, batch, counts, new_ops):
-    """Compare a step in bfloat16 with the one in float32; ``new_ops(dtype)``: the target's part."""
-    expected = module(batch, counts, new_ops(torch.float32)).loss
-    half = module.to(torch.bfloat16)
-    output = half(batch, counts, new_ops(torch.bfloat16))
-    output.loss.backward()
-    assert output.loss.dtype == torch.float32
-    assert output.loss.item() == pytest.approx(expected.item(), rel=0.03)
-    assert all(p.grad.dtype == torch.bfloat16 and p.grad.isfinite().all() for p in half.parameters())
-
-
-def assert_same_without_gradients(module, arguments):
-    """An evaluation gives the loss and the metrics of a step."""
-    trained = module(*arguments)
-    with torch.no_grad():
-        evaluated = module(*arguments)
-    assert not evaluated.loss.requires_grad
-    assert torch.equal(evaluated.loss, trained.loss.detach())
-    assert evaluated.metrics() == trained.metrics()
 
 
 class KeptForBackward:

@@ -17,14 +17,7 @@ import torch
 from spec_core import no_kernel
 
 from .draft_batches import GAPS, LENGTHS, random_documents, step_arguments
-from .draft_parts import (
-    assert_bfloat16_is_close,
-    assert_gradients,
-    assert_same_without_gradients,
-    gradients,
-    make_ops,
-    make_target,
-)
+from .draft_parts import assert_gradients, gradients, make_ops, make_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,6 +65,27 @@ def assert_each_precision(
         )
         assert output.loss.item() > 0.1
     return result, module
+
+
+def assert_bfloat16_is_close(module, batch, counts, new_ops):
+    """Compare a step in bfloat16 with the one in float32; ``new_ops(dtype)``: the target's part."""
+    expected = module(batch, counts, new_ops(torch.float32)).loss
+    half = module.to(torch.bfloat16)
+    output = half(batch, counts, new_ops(torch.bfloat16))
+    output.loss.backward()
+    assert output.loss.dtype == torch.float32
+    assert output.loss.item() == pytest.approx(expected.item(), rel=0.03)
+    assert all(p.grad.dtype == torch.bfloat16 and p.grad.isfinite().all() for p in half.parameters())
+
+
+def assert_same_without_gradients(module, arguments):
+    """An evaluation gives the loss and the metrics of a step."""
+    trained = module(*arguments)
+    with torch.no_grad():
+        evaluated = module(*arguments)
+    assert not evaluated.loss.requires_grad
+    assert torch.equal(evaluated.loss, trained.loss.detach())
+    assert evaluated.metrics() == trained.metrics()
 
 
 class DraftStepSuite:

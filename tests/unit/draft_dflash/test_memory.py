@@ -25,9 +25,9 @@ from .cases import make_model
 VOCAB, BLOCK = 2003, 8
 
 
-def largest_tensor(num_tokens: int, kind: str) -> int:
+def largest_tensor(num_tokens: int) -> int:
     target = make_target(vocab_size=VOCAB)
-    config = DFlashConfig(block_size=BLOCK, num_layers=1, num_anchors=10_000, loss=kind)
+    config = DFlashConfig(block_size=BLOCK, num_layers=1, num_anchors=10_000, loss="ce")
     module, documents = make_model(target, config), random_documents(target, [num_tokens], 1, 6)
     arguments = step_arguments(DFlashDraft(config), target, documents)
     with LargestOutput() as largest:
@@ -35,15 +35,10 @@ def largest_tensor(num_tokens: int, kind: str) -> int:
     return largest.numel
 
 
-@pytest.fixture
-def small_chunks(monkeypatch):
+def test_memory_of_the_largest_tensor_is_linear_in_tokens(monkeypatch):
     monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", 1 << 17)
     monkeypatch.setattr("spec_kit.block_drafting.attention.CHUNK_BLOCKS", 4)
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_memory_of_the_largest_tensor_is_linear_in_tokens():
-    assert largest_tensor(400, "ce") == pytest.approx(2 * largest_tensor(200, "ce"), rel=0.02)
+    assert largest_tensor(400) == pytest.approx(2 * largest_tensor(200), rel=0.02)
 
 
 def test_teacher_is_computed_once_for_each_token_before_a_guess_that_counts():

@@ -10,6 +10,7 @@ from transformers import DeepseekV3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from spec_backend_cpu.kernels import KERNELS
+from spec_core import no_kernel
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from spec_core import TargetSpec
 
 Draft = Eagle3Draft
+KERNEL_AND_CHUNKED = (KERNELS.get, no_kernel)
 MLA = {
     "attention": "mla",
     "q_lora_rank": 12,

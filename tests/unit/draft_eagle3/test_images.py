@@ -16,10 +16,9 @@ from ..draft_folders import export, read_fields, write_fields
 from ..draft_parts import gradients, make_ops, make_target
 from ..draft_steps import assert_each_precision
 from . import cases
-from .cases import MLA, make_model, make_setting
+from .cases import KERNEL_AND_CHUNKED, MLA, make_model, make_setting
 from .dense_reference import dense_eagle3
-from .test_proposer import assert_proposals_are_the_unrolled_forwards
-from .test_step import KERNEL_AND_CHUNKED
+from .unrolled_chain import assert_proposals_are_the_unrolled_forwards
 
 IMAGE = 7
 MERGED = {"image_embeddings": "merged"}

@@ -18,20 +18,20 @@ from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_kit.drafting import Rope, rotate
 
-from ..draft_batches import LLAMA3
+from ..draft_batches import LLAMA3, YARN
 from ..draft_folders import (
     assert_damaged,
     assert_same_angles,
     assert_same_weights,
     edit_fields,
     edit_tensors,
+    export,
     read_fields,
     rename_tensors,
 )
 from ..draft_parts import make_target
+from . import cases
 from .cases import MLA, latent_rope, make_model
-from .test_export import export
-from .test_step import YARN
 
 DEEPSEEK_V3 = (1536, 512, 128, 64, 128)
 SIZES = [key for key in MLA if key != "attention"]
@@ -158,7 +158,7 @@ def test_the_configuration_of_a_draft_with_grouped_queries_is_written_as_before(
 
 
 def test_the_folder_has_deepseeks_tensors_and_fields(tmp_path):
-    export(tmp_path, make_target(rope=YARN), **MLA, vocab_size=11)
+    export(cases, tmp_path, make_target(rope=YARN), **MLA, vocab_size=11)
     tensors = load_file(tmp_path / "model.safetensors")
     found = {
         name.removeprefix("midlayer.self_attn."): tuple(tensor.shape)
@@ -207,7 +207,7 @@ def test_the_folder_has_deepseeks_tensors_and_fields(tmp_path):
     ids=str,
 )
 def test_init_from_refuses_an_option_that_contradicts_it(tmp_path, option, value):
-    export(tmp_path, **MLA)
+    export(cases, tmp_path, **MLA)
     with pytest.raises(ConfigError, match=f"draft.{option}="):
         Eagle3Draft(Eagle3Config(init_from=tmp_path, **{option: value}))
 
@@ -215,7 +215,7 @@ def test_init_from_refuses_an_option_that_contradicts_it(tmp_path, option, value
 def test_published_variants_are_read(tmp_path):
     """Kimi's have the first layer by its number, the older form of rotary embeddings, and another head_dim."""
     target = make_target(rope=YARN)
-    module = export(tmp_path, target, **MLA)
+    module = export(cases, tmp_path, target, **MLA)
     rename_tensors(tmp_path, lambda name: name.replace("midlayer.", "layers.0."))
     scaling = {
         key: value for key, value in module.shape.rope.items() if key not in ("rope_type", "rope_theta")
@@ -236,7 +236,7 @@ def test_published_variants_are_read(tmp_path):
 
 def test_plain_rotary_embeddings_of_a_folder_are_written_as_yarn_of_factor_one(tmp_path):
     target = make_target()
-    export(tmp_path, target, **MLA)
+    export(cases, tmp_path, target, **MLA)
     written = read_fields(tmp_path)
     edit_fields(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 100.0}, rope_scaling=None)
     draft = Eagle3Draft.from_folder(tmp_path)
@@ -262,13 +262,13 @@ def test_plain_rotary_embeddings_of_a_folder_are_written_as_yarn_of_factor_one(t
     ],
 )
 def test_config_that_cannot_be_followed_is_an_artifact_error(tmp_path, changes, reason):
-    export(tmp_path, **MLA)
+    export(cases, tmp_path, **MLA)
     edit_fields(tmp_path, **changes)
     assert_damaged(Eagle3Draft, tmp_path, reason)
 
 
 def test_tensors_of_grouped_queries_are_an_artifact_error(tmp_path):
-    export(tmp_path, **MLA)
+    export(cases, tmp_path, **MLA)
     edit_tensors(
         tmp_path, lambda tensors: tensors.update({"midlayer.self_attn.q_proj.weight": torch.zeros(2)})
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spec_backend_cpu.kernels import KERNELS
-from spec_core import no_kernel
 from spec_core.records import Supervision
 from spec_draft_eagle3.config import Eagle3Config
 from spec_draft_eagle3.draft import Eagle3Draft
@@ -16,7 +14,7 @@ from ..draft_batches import GAPS, LENGTHS, LLAMA3, YARN, decode, make_batch, ran
 from ..draft_parts import make_ops, make_target
 from ..draft_steps import DraftStepSuite, assert_each_precision, assert_equals_the_reference, run_reference
 from . import cases
-from .cases import MLA, make_config, make_model
+from .cases import KERNEL_AND_CHUNKED, MLA, make_config, make_model
 
 PARTIAL = {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}
 
@@ -49,7 +47,6 @@ CASES = {
     "mla, one head, values as wide as keys": ({**MLA, "v_head_dim": 10}, {"num_heads": 1, "num_kv_heads": 1}),
     "one key head": ({}, {"num_kv_heads": 1, "num_layers": 36}),
 }
-KERNEL_AND_CHUNKED = (KERNELS.get, no_kernel)
 
 
 class TestEagle3Step(DraftStepSuite):
