@@ -14,8 +14,8 @@ from spec_testing.processes import run_ranks
 from spec_testing.toy_target import toy_target
 
 from ..strategy_megatron.training import LIMIT_S, Run, draft_of, train
+from .same_training import assert_same
 from .shares import Case, divided_step, summed_steps
-from .test_replicas import assert_same
 
 DRAFTS = ("eagle3", "eagle3 whole", "eagle3 mla", "mtp", "dflash", "dflash2", "dspark")
 CHAINS = ("eagle3 whole", "mtp")

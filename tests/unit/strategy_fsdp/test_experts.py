@@ -9,7 +9,7 @@ from spec_testing.toy_target import toy_target
 
 from ...mtp_targets import write_config
 from ..strategy_megatron.training import LIMIT_S, SIZES, Run, train
-from .test_replicas import assert_same
+from .same_training import assert_same
 
 STEPS = 2
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from spec_core.errors import ConfigError
 from spec_strategy_fsdp.strategy import FsdpConfig, FsdpStrategy
 
 from ..strategy_megatron.training import LIMIT_S, Run, train
+from .same_training import assert_same
 
-TOLERANCE = 1e-5
 STEPS = 1
 SPLITS = (1, 2, 4)
 """Numbers of replicas that four ranks are split into."""
@@ -26,15 +25,6 @@ RESUMED = [
 
 def run(replicas, draft="eagle3", **options):
     return Run(FsdpStrategy, draft, {"replicate": replicas}, **{"steps": 2 * STEPS, **options})
-
-
-def assert_same(got, expected):
-    assert got.losses == pytest.approx(expected.losses[-len(got.losses) :], rel=TOLERANCE)
-    assert got.grad_norms == pytest.approx(expected.grad_norms[-len(got.losses) :], rel=TOLERANCE)
-    assert got.evaluated == pytest.approx(expected.evaluated, rel=TOLERANCE)
-    for name, values in got.weights.items():
-        mine, theirs = (torch.tensor(x, dtype=torch.float64) for x in (values, expected.weights[name]))
-        assert (mine - theirs).norm() <= TOLERANCE * theirs.norm(), name
 
 
 @pytest.mark.timeout(4 * LIMIT_S)

@@ -3,86 +3,34 @@
 from __future__ import annotations
 
 import json
-import threading
 import traceback
 from concurrent.futures import Future
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spec_core import ServingStatus, UpdateId, UpdateRequest
+from spec_core import UpdateRequest
 from spec_core.errors import ConfigError, EngineError
 from spec_core.records import FeatureSchema
 from spec_kit.hosting import HttpReplica, ProgramReplica, backend_for, served_states
 from spec_processes.sockets import server_address
 
+from .update_server import ANSWER, SERVED, UPDATE, Server, running_server
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-UPDATE = UpdateId(group="default", fence=1, number=7)
 REQUEST = UpdateRequest(update=UPDATE, replica="a", address="127.0.0.1:1", token="t", seconds=9.0)
-SERVED = ServingStatus(state="committed", version=3, digest="d", update=UPDATE)
-ANSWER = {
-    "status": SERVED.model_dump(mode="json"),
-    "ranks": 2,
-    "acceptance": {"rounds": 2, "drafted": 6, "accepted": 3, "accepted_per_position": [2, 1, 0]},
-}
 CALLS = [
     ("prepare", REQUEST, REQUEST.model_dump_json()),
     *[(name, UPDATE, UPDATE.model_dump_json()) for name in ("commit", "revert", "abort")],
 ]
 
 
-class Server(HTTPServer):
-    """Answers as it is told, and keeps what was asked."""
-
-    answer: tuple[int, Any] = (200, ANSWER)
-    asked: list[tuple[str, str, str]]
-    pieces: Iterator[tuple[int, Any]] = iter(())
-    """Answers that come before ``answer``."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.asked = []
-        self.may_answer = threading.Event()
-        self.may_answer.set()
-        self.is_asked = threading.Semaphore(0)
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length") or 0)).decode()
-        self.server.asked.append((self.command, self.path, body))
-        self.server.is_asked.release()
-        self.server.may_answer.wait(10)
-        status, fields = next(self.server.pieces, self.server.answer)
-        if self.headers["authorization"] != "Bearer secret":
-            status, fields = 401, {"error": "a bearer token is needed"}
-        answer = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        with suppress(BrokenPipeError):
-            self.wfile.write(answer)
-
-    do_POST = do_GET
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with running_server() as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

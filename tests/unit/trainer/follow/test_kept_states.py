@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +14,7 @@ from spec_trainer.follow import traffic
 from spec_trainer.follow.kept_states import take_states
 from spec_trainer.follow.traffic import Traffic, with_states
 
-from ...kit.hosting.test_replicas import ANSWER, Server
+from ...kit.hosting.update_server import ANSWER, Server, running_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,12 +30,8 @@ PIECE = (
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with running_server() as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from spec_trainer.evaluation.evaluation_page import evaluation_page
 from spec_trainer.report.page import write_report
 from spec_trainer.run.directory import RunDirectory
 
-from .test_page import full_summary, records
+from .full_run import full_summary, records
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
