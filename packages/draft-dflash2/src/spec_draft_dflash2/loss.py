@@ -123,8 +123,8 @@ class _Sums:
         self.scale = loss_scale(denominators, inputs.states_ASH)
         self.metrics = GuessMetrics(self.scale, len(loss.weight_S), _VALUES, _LENGTHS)
         self.grads: tuple[Tensor, Tensor] | None = None
-        self.table_grads: list[tuple[Tensor, Tensor]] = []
-        """Token ids [N] and gradients [N, r] of rows of the table, of one chunk each."""
+        self.chosen: list[tuple[Tensor, Tensor, Tensor]] = []
+        """Candidates [R, C], derivatives with respect to their scores [R, C], and contexts [R, r], of one chunk each."""
         if torch.is_grad_enabled():
             self.grads = torch.zeros_like(inputs.states_ASH), torch.zeros_like(inputs.context_ASr)
 
@@ -201,8 +201,7 @@ class _Sums:
         grad_RC = grad_RC.to(grad_ASr.dtype)
         successor_RCr = self.inputs.successor_Vr[scored.candidate_RC]
         grad_ASr[blocks][index] = (grad_RC[:, None] @ successor_RCr).squeeze(1)
-        rows_RCr = grad_RC[..., None] * self.inputs.context_ASr[blocks][index][:, None]
-        self.table_grads.append((scored.candidate_RC.flatten(), rows_RCr.flatten(0, 1)))
+        self.chosen.append((scored.candidate_RC, grad_RC, self.inputs.context_ASr[blocks][index]))
 
     def _logits_gradient_(self, scored: _Scored, weight_R: Tensor, grad_RC: Tensor) -> Tensor:
         """Overwrite the logits with their gradient.
@@ -233,9 +232,14 @@ class _Sums:
         """Return loss and metrics, with the gradients attached to the loss."""
         loss = self.metrics.loss
         if self.grads is not None:
-            table_Vr = self.inputs.successor_Vr.detach()
-            none = torch.zeros(0, dtype=torch.int64, device=table_Vr.device), table_Vr[:0]
-            id_N, rows_Nr = (torch.cat(parts) for parts in zip(none, *self.table_grads, strict=True))
-            grad_Vr = sum_rows(table_Vr, id_N, rows_Nr)
-            loss = with_gradients(loss, (*self.grads, grad_Vr), self.inputs.tensors)
+            loss = with_gradients(loss, (*self.grads, self._table_gradient()), self.inputs.tensors)
         return self.metrics.output(loss)
+
+    def _table_gradient(self) -> Tensor:
+        """Return the gradient of the candidates' table, [V, r]: the sum of outer products of derivatives and contexts."""
+        table_Vr = self.inputs.successor_Vr.detach()
+        if not self.chosen:
+            return torch.zeros_like(table_Vr)
+        id_RC, grad_RC, context_Rr = (torch.cat(parts) for parts in zip(*self.chosen, strict=True))
+        rows_RCr = grad_RC[..., None] * context_Rr[:, None]
+        return sum_rows(table_Vr, id_RC.flatten(), rows_RCr.flatten(0, 1))
