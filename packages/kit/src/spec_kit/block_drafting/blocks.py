@@ -72,7 +72,7 @@ class Blocks:
     @classmethod
     def of(cls, batch: DraftBatch, rule: BlockRule) -> Self:
         """Draw the blocks of every document of a batch; return the blocks that this rank trains."""
-        mask_T, guess_depth_T = batch.loss_mask_T.cpu(), batch.guess_depth_T
+        mask_T, guess_depth_T = batch.loss_mask_T, batch.guess_depth_T
         columns = [torch.zeros(3, 0, dtype=torch.int64)]
         for span in batch.spans:
             sample = Supervision(

@@ -177,7 +177,7 @@ def step_weights(denominators: Tensor, decay: float, like: Tensor) -> Tensor:
 
 def _labelled(batch: DraftBatch) -> Tensor:
     """Return the fields teacher_R, first_R and depth_R of ``SupervisedRows``, int64 [3, R], on the CPU."""
-    mask_T, guess_depth_T = batch.loss_mask_T.cpu(), batch.guess_depth_T
+    mask_T, guess_depth_T = batch.loss_mask_T, batch.guess_depth_T
     columns = [torch.zeros(3, 0, dtype=torch.int64)]
     for span in batch.spans:
         depth_R = 1 + mask_T[span.start + 2 : span.stop].nonzero().squeeze(1)
