@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from ..block_steps import BlockStepSuite
-from ..draft_batches import LLAMA3
-from ..draft_parts import gradients
+from ..draft_batches import LLAMA3, random_documents, step_arguments
+from ..draft_parts import gradients, make_ops, make_target
 from . import cases
 
 CASES = {
@@ -49,3 +50,18 @@ class TestDSparkStep(BlockStepSuite):
     def test_loss_and_every_gradient_equal_the_dense_reference(self, options, changes):
         config, module = self.assert_case(options, changes)
         assert all(grad.any() or config.confidence_weight == 0 for grad in gradients(module).values())
+
+
+def test_gradients_in_bfloat16_do_not_depend_on_the_number_of_chunks(monkeypatch):
+    """Sums over chunks would lose small summands in bfloat16."""
+    target, config, dtype = make_target(), cases.make_config(num_anchors=512, num_layers=1), torch.bfloat16
+    (document,) = random_documents(target, [300], 1, 6, dtype)
+    results = []
+    for num_bytes in (0, 1 << 24):
+        monkeypatch.setattr("spec_core.ops.CHUNK_BYTES", num_bytes)
+        module = cases.make_model(target, config, dtype)
+        batch, counts, _ = step_arguments(cases.Draft(config), target, [document])
+        module(batch, counts, make_ops(target, dtype)).loss.backward()
+        results.append(gradients(module))
+    for name, grad in results[1].items():
+        assert (results[0][name] - grad).abs().max() <= 0.005 * grad.abs().max(), name

@@ -47,11 +47,9 @@ class BlockLoss:
     ) -> StepOutput:
         """Return loss and metrics of the blocks' states, divided by the global batch's ``denominators``."""
         totals = _BlockSums(self, states_ASH, batch, denominators)
-        teacher_size = 4 if self.kind in SOFT_LOSSES else 0
-        row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + teacher_size)
-        num_rows = self.ops.chunk_bytes // row_bytes
+        has_teacher = self.kind in SOFT_LOSSES
         with torch.no_grad():
-            for blocks, chunk in guesses.chunks(num_rows, len(self.weight_S)):
+            for blocks, chunk in guesses.chunks(self.ops, len(self.weight_S), has_teacher=has_teacher):
                 totals.add(blocks, chunk)
         return totals.output()
 

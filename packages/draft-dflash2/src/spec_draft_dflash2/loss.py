@@ -69,10 +69,8 @@ class SelectorLoss:
     ) -> StepOutput:
         """Return loss and metrics of the blocks, divided by the global batch's ``denominators``."""
         totals = _Sums(self, inputs, batch, denominators)
-        # The teacher's logits have the compute dtype, which is float32 or narrower.
-        row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + 4)
         with torch.no_grad():
-            for blocks, chunk in guesses.chunks(self.ops.chunk_bytes // row_bytes, len(self.weight_S)):
+            for blocks, chunk in guesses.chunks(self.ops, len(self.weight_S)):
                 totals.add(blocks, chunk)
         return totals.output()
 
@@ -124,7 +122,7 @@ class _Sums:
         self.metrics = GuessMetrics(self.scale, len(loss.weight_S), _VALUES, _LENGTHS)
         self.grads: tuple[Tensor, Tensor] | None = None
         self.chosen: list[tuple[Tensor, Tensor, Tensor]] = []
-        """Candidates [R, C], derivatives with respect to their scores [R, C], and contexts [R, r], of one chunk each."""
+        """Candidates [R, C], derivatives with respect to their scores [R, C], and contexts [R, r] of each chunk."""
         if torch.is_grad_enabled():
             self.grads = torch.zeros_like(inputs.states_ASH), torch.zeros_like(inputs.context_ASr)
 
@@ -236,7 +234,7 @@ class _Sums:
         return self.metrics.output(loss)
 
     def _table_gradient(self) -> Tensor:
-        """Return the gradient of the candidates' table, [V, r]: the sum of outer products of derivatives and contexts."""
+        """Return the gradient of the candidates' table, [V, r]: summed products of derivatives and contexts."""
         table_Vr = self.inputs.successor_Vr.detach()
         if not self.chosen:
             return torch.zeros_like(table_Vr)

@@ -67,9 +67,8 @@ class GuessLoss:
     ) -> StepOutput:
         """Return loss and metrics of the blocks, divided by the global batch's ``denominators``."""
         totals = _Sums(self, inputs, batch, denominators)
-        row_bytes = self.ops.shard_rows * (self.ops.head_VH.element_size() + 4)  # teacher logits: float32
         with torch.no_grad():
-            for blocks, chunk in guesses.chunks(self.ops.chunk_bytes // row_bytes, len(self.weight_S)):
+            for blocks, chunk in guesses.chunks(self.ops, len(self.weight_S)):
                 totals.add(blocks, chunk)
         return totals.output()
 
@@ -99,6 +98,9 @@ class _Sums:
         self.scale = loss_scale(denominators, inputs.states_ASH)
         self.metrics = GuessMetrics(self.scale, len(loss.weight_S), _VALUES, _LENGTHS)
         self.grads = [torch.zeros_like(t) for t in inputs.tensors] if torch.is_grad_enabled() else None
+        if self.grads is not None:
+            # Chunks are summed here, in float32 or wider.
+            self.grads[2] = self.scale.new_zeros(inputs.bias_Vr.shape)
 
     def add(self, blocks: slice, guesses: CountedGuesses) -> None:
         """Add the loss, metrics and gradients of one chunk of blocks.

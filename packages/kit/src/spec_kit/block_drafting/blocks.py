@@ -28,7 +28,7 @@ from spec_core.records import Supervision
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from spec_core import ContextGroup
+    from spec_core import ContextGroup, VocabularyOps
     from spec_core.records import DraftBatch
 
 
@@ -155,12 +155,17 @@ class CountedGuesses:
         device = self.anchor_R.device
         return to_device_async(token_U, device), to_device_async(index_R, device)
 
-    def chunks(self, num_rows: int, num_guesses: int) -> list[tuple[slice, CountedGuesses]]:
+    def chunks(
+        self, ops: VocabularyOps, num_guesses: int, *, has_teacher: bool = True
+    ) -> list[tuple[slice, CountedGuesses]]:
         """Return the blocks of each chunk, and their counted guesses, with blocks numbered within the chunk.
 
-        A chunk has at least one block, and at most ``num_rows`` guesses unless one block has more.
+        A chunk has at least one block, and otherwise at most ``ops.chunk_bytes`` of logits. ``num_guesses``: number
+        of guesses of a block. ``has_teacher``: whether a guess also has the logits of its teacher.
         """
-        size = max(1, num_rows // num_guesses)
+        teacher_bytes = 4 * has_teacher  # in float32; or in half precision, for the guess and for its token
+        row_bytes = ops.shard_rows * (ops.head_VH.element_size() + teacher_bytes)
+        size = max(1, ops.chunk_bytes // row_bytes // num_guesses)
         ends = [0, *self.counted_A.cumsum(0).tolist()]
         edges = [*range(0, len(self.counted_A), size), len(self.counted_A)]
         return [
