@@ -35,17 +35,15 @@ def stitch(target: Path, head: Path, output: Path) -> None:
             f"target {target} has no MTP head that {head} could replace; export the head alone"
         )
     shapes, others = head_shapes(target), {name: tuple(tensor.shape) for name, tensor in new.items()}
-    names = {name for name in shapes.keys() | others.keys() if shapes.get(name) != others.get(name)}
     dtypes = {name: getattr(torch, _DTYPES[at.dtype]) for name, (_, at) in old.items()}
-    if not names:
-        names = {
-            name
-            for name, (place, _) in old.items()
-            if new[place.name].dtype != dtypes[name] and not place.is_constant
-        }
-    if names:
+    unlike = {name for name in shapes.keys() | others.keys() if shapes.get(name) != others.get(name)} or {
+        name
+        for name, (place, _) in old.items()
+        if new[place.name].dtype != dtypes[name] and not place.is_constant
+    }
+    if unlike:
         raise ArtifactError(
-            f"{head} does not fit into {target}: {', '.join(sorted(names))} not alike in both"
+            f"{head} does not fit into {target}: {', '.join(sorted(unlike))} not alike in both"
         )
     shutil.copytree(target, output, copy_function=shutil.copyfile)
     for name, (place, at) in old.items():

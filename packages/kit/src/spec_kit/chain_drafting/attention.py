@@ -43,11 +43,10 @@ def unrolled_attention(
 
     ``keys[0]`` [T, kv_heads, head_dim]: the keys of step 0, one for each of T rows (tokens); ``keys[s]`` [R,
     kv_heads, head_dim]: the keys of step s, one for each query. ``values`` has the same shapes, but its heads may
-    be narrower. ``bounds``: first
-    row of each document, and the row after its last; queries outside the documents get finite values without
-    meaning. ``row_R``: int64, distinct indices of the queries' rows among the T rows; None if all rows have a
-    query. ``rows``: the rows that this rank computes, if ranks divide the rows. ``local_R``: int64, indices of the
-    queries' rows among the rows of this rank; None if each of these rows has a query.
+    be narrower. ``bounds``: first row of each document, and the row after its last; queries outside the documents get
+    finite values without meaning. ``row_R``: int64, distinct indices of the queries' rows among the T rows; None if
+    all rows have a query. ``rows``: the rows that this rank computes, if ranks divide the rows. ``local_R``: int64,
+    indices of the queries' rows among the rows of this rank; None if each of these rows has a query.
     """
     if (causal := _Causal.of(kernels, bounds, len(keys[0]), row_R, rows, local_R)) is not None:
         return _MergedAttention.apply(kernels, causal, q, *keys, *values)

@@ -4,8 +4,8 @@ Training-time test: in step s a query sees the causal keys of step 0, and of eac
 query's row.
 
 Shapes: q ``[T, heads, D]``; keys and values ``[T, kv_heads, D]``. Values, and thus outputs, may be narrower than
-queries and keys, in every kernel. For grouped-query attention, heads are viewed as
-``[T, kv_heads, group, D]`` (suffix TKGD), so that keys broadcast over their group.
+queries and keys, in every kernel. For grouped-query attention, heads are viewed as ``[T, kv_heads, group, D]``
+(suffix TKGD), so that keys broadcast over their group.
 """
 
 from __future__ import annotations
