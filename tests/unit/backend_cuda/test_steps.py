@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import pytest
 import torch
@@ -52,8 +51,7 @@ def step_of(module, arguments):
     module = module.to(DEVICE)
     module.zero_grad()
     ops = TargetOps(target, tensors, DEVICE, torch.float32)
-    moved = {name: getattr(batch, name).to(DEVICE) for name in ("input_ids_T", "hidden_TNH", "loss_mask_T")}
-    output = module(replace(batch, **moved), counts.to(DEVICE), ops)
+    output = module(batch.to(DEVICE), counts.to(DEVICE), ops)
     output.loss.backward()
     sums = {name: value.detach().clone() for name, value in output.sums.items()}
     return {"loss": output.loss.detach(), **sums}, {name: p.grad for name, p in module.named_parameters()}

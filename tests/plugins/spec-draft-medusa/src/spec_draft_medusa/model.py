@@ -91,7 +91,7 @@ class MedusaModel(nn.Module):
 
 def rows_of(batch: DraftBatch, head: int) -> Tensor:
     """Return int64 [R], on the CPU: rows t whose token t + 2 + head is supervised and of the same document."""
-    mask_T, ahead = batch.loss_mask_T.cpu(), 2 + head
+    mask_T, ahead = batch.loss_mask_T, 2 + head
     rows = [torch.zeros(0, dtype=torch.int64)]
     for span in batch.spans:
         rows.append(span.start + mask_T[span.start + ahead : span.stop].nonzero().squeeze(1))
