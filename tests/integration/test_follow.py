@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import re
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -345,6 +349,32 @@ def test_with_retention_a_restart_judges_by_requests_of_before_and_without_it_th
     assert not any(
         "requests.sqlite3" in found.name or needle in found.read_bytes() for found in files(output)
     )
+
+
+def test_a_command_that_is_stopped_while_it_waits_has_retained_all_requests(lab, url_here, tmp_path) -> None:
+    file = tmp_path / "run" / "requests.sqlite3"
+    words = lab.follow_anew(url_here, tmp_path / "run", "--draft-model", lab.draft("old"), *RETAINED)
+    live_server.ask(url_here, prompts("new", 5, 90))
+
+    def stop() -> None:
+        deadline = time.monotonic() + 20
+        while not (file.exists() and retained(file)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    assert cli.run([*words, "follow.poll_s=60"]) == 130
+    stopping.join()
+    assert retained(file) == 5
+
+
+def retained(file: Path) -> int:
+    with closing(sqlite3.connect(file)) as database:
+        try:
+            return database.execute("SELECT count(*) FROM requests").fetchone()[0]
+        except sqlite3.OperationalError:  # it is being made
+            return 0
 
 
 def size(file: Path) -> int:

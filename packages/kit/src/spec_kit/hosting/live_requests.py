@@ -26,7 +26,7 @@ from spec_core.config import Config, Seconds
 from spec_core.errors import ConfigError
 from spec_core.validation import validate
 from spec_core.wire_record import WireRecord
-from spec_kit.hosting.served_states import MOST_STATE_ROWS, StatesKey
+from spec_kit.hosting.served_states import MOST_STATE_ROWS, LeftOutReason, StatesKey
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable
@@ -133,7 +133,7 @@ class TakenRequests(WireRecord):
     left: Annotated[int, pydantic.Field(ge=0)]
     """Number of requests that are still stored."""
     stored: Annotated[int, pydantic.Field(ge=0)]
-    left_out: dict[str, Annotated[int, pydantic.Field(ge=0)]]
+    left_out: dict[LeftOutReason, Annotated[int, pydantic.Field(ge=0, lt=1 << 53)]]
     """Reason -> number of requests that were not stored, or were dropped before they were taken."""
 
 
