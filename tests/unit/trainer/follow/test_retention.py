@@ -276,7 +276,8 @@ def test_without_retention_the_file_of_a_command_before_is_removed(tmp_path) -> 
 def test_a_full_disk_and_a_locked_file_are_no_reason_to_remove_it(file, monkeypatch) -> None:
     with opened(file, rows=1000) as retained:
         retained.write(kept(0, 1))
-        retained._database.execute("PRAGMA max_page_count = 1").fetchall()  # SQLite then says that the disk is full
+        # SQLite then says that the disk is full.
+        retained._database.execute("PRAGMA max_page_count = 1").fetchall()
         with pytest.raises(RunError, match=r"requests\.sqlite3 was not written: No space left.*make room"):
             retained.write(kept(*range(1000)))
     monkeypatch.setattr(retention, "_WAIT_S", 0.01)
