@@ -214,7 +214,9 @@ def routes(
 def test_a_server_behind_a_proxy_with_a_prefix_has_the_routes(monkeypatch) -> None:
     monkeypatch.setenv("SPEC_DRAFT_TOKEN", "secret")
     app = DraftRoutes(lambda *_: None)
-    asked = ask(app, "/spec/draft/status", bearer("secret"), method="GET", llm=Ranks("received"), prefix="/llm")
+    asked = ask(
+        app, "/spec/draft/status", bearer("secret"), method="GET", llm=Ranks("received"), prefix="/llm"
+    )
     start, end = asyncio.run(asked)
     assert (start["status"], json.loads(end["body"])["status"]["state"]) == (200, "received")
 
