@@ -582,6 +582,12 @@ def test_what_cannot_follow_is_refused_in_one_line(command_line, lab, tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_small_vocabulary_without_data_to_count_tokens_in_is_refused(command_line, lab, tmp_path) -> None:
+    words = lab.follow_anew("http://127.0.0.1:1", tmp_path / "run", "draft.vocab_size=50")
+    assert "draft.vocab_size=50 with follow without data" in command_line(*words).error
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_schedule_in_a_file_is_not_overridden_silently(command_line, lab, tmp_path) -> None:
     (tmp_path / "run.yaml").write_text("train: {schedule: cosine}\n")
     words = lab.follow("http://127.0.0.1:1", tmp_path / "run", "--config", tmp_path / "run.yaml")
