@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import re
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -347,6 +351,32 @@ def test_with_retention_a_restart_judges_by_requests_of_before_and_without_it_th
     )
 
 
+def test_a_command_that_is_stopped_while_it_waits_has_retained_all_requests(lab, url_here, tmp_path) -> None:
+    file = tmp_path / "run" / "requests.sqlite3"
+    words = lab.follow_anew(url_here, tmp_path / "run", "--draft-model", lab.draft("old"), *RETAINED)
+    live_server.ask(url_here, prompts("new", 5, 90))
+
+    def stop() -> None:
+        deadline = time.monotonic() + 20
+        while not (file.exists() and retained(file)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    assert cli.run([*words, "follow.poll_s=60"]) == 130
+    stopping.join()
+    assert retained(file) == 5
+
+
+def retained(file: Path) -> int:
+    with closing(sqlite3.connect(file)) as database:
+        try:
+            return database.execute("SELECT count(*) FROM requests").fetchone()[0]
+        except sqlite3.OperationalError:  # it is being made
+            return 0
+
+
 def size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
@@ -549,6 +579,12 @@ def test_neither_process_nor_the_run_directory_grows_with_the_number_of_cycles()
 )
 def test_what_cannot_follow_is_refused_in_one_line(command_line, lab, tmp_path, words, problem) -> None:
     assert problem in command_line(*lab.follow("http://127.0.0.1:1", tmp_path / "run", *words)).error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_small_vocabulary_without_data_to_count_tokens_in_is_refused(command_line, lab, tmp_path) -> None:
+    words = lab.follow_anew("http://127.0.0.1:1", tmp_path / "run", "draft.vocab_size=50")
+    assert "draft.vocab_size=50 with follow without data" in command_line(*words).error
     assert not (tmp_path / "run").exists()
 
 

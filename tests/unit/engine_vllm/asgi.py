@@ -20,13 +20,18 @@ async def ask(
     body: bytes = b"{}",
     method: str = "POST",
     llm: object = None,
+    prefix: str = "",
 ) -> list[dict[str, Any]]:
-    """Return the messages that the application sends. A body that is not short comes in two parts."""
+    """Return the messages that the application sends. A body that is not short comes in two parts.
+
+    ``prefix``: the ``root_path`` of a server behind a proxy.
+    """
     path, _, query = path.partition("?")
     scope = {
         "type": "http",
         "method": method,
-        "path": path,
+        "path": prefix + path,
+        "root_path": prefix,
         "query_string": query.encode(),
         "headers": list(headers),
         "app": SimpleNamespace(state=SimpleNamespace(engine_client=llm)),

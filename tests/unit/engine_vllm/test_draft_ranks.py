@@ -211,6 +211,16 @@ def routes(
         yield answer
 
 
+def test_a_server_behind_a_proxy_with_a_prefix_has_the_routes(monkeypatch) -> None:
+    monkeypatch.setenv("SPEC_DRAFT_TOKEN", "secret")
+    app = DraftRoutes(lambda *_: None)
+    asked = ask(
+        app, "/spec/draft/status", bearer("secret"), method="GET", llm=Ranks("received"), prefix="/llm"
+    )
+    start, end = asyncio.run(asked)
+    assert (start["status"], json.loads(end["body"])["status"]["state"]) == (200, "received")
+
+
 def test_answers_name_the_draft_that_was_pushed_until_its_memory_is_given_up(routes) -> None:
     assert "x-draft-version" not in routes("POST", "/v1/completions")[1]
     status, _, answer = routes("POST", "/spec/draft/commit", NAME)

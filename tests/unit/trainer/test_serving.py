@@ -209,6 +209,22 @@ def test_an_engine_that_fails_to_say_what_serves_is_named(installed, tiny_llama,
     )
 
 
+def test_an_engine_that_answers_with_another_type_is_named(
+    installed, accepted, tiny_llama, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(VllmEngine, "serving", lambda *_: None)
+    problem = unserved(read_target(tiny_llama), draft("peagle"))
+    assert (
+        "fails to say what serves the draft: TypeError: it returned NoneType, expected Availability"
+        in problem
+    )
+    monkeypatch.setattr(VllmEngine, "serving_command", lambda *_: 5)
+    assert list(served(tmp_path, "eagle3", 3)) == ["sglang"]
+    assert caplog.messages[-1].endswith(
+        "fails to name its serving command: TypeError: it returned int, expected str"
+    )
+
+
 def test_the_build_for_cpus_is_started_by_its_module(accepted, tmp_path, monkeypatch):
     monkeypatch.setattr("spec_engine_vllm.engine.is_cpu_build", lambda: True)
     words = shlex.split(served(tmp_path, "dspark", 7, architectures=["Qwen3DSparkModel"])["vllm"])

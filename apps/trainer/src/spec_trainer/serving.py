@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from spec_core.engine import Engine
 from spec_core.errors import ConfigError, PluginError, SpecError
 from spec_core.foreign import foreign_errors
 from spec_core.plugins import availability, find, load, load_each
+from spec_core.records import Availability
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from spec_core.draft import Draft
-    from spec_core.records import Availability
     from spec_core.target import TargetSpec
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def serving_engines(target: TargetSpec, draft: Draft) -> dict[str, Availability | SpecError]:
@@ -35,9 +36,16 @@ def _offer(name: str, target: TargetSpec, draft: Draft) -> Availability | SpecEr
         engine_type = load(Engine, name)
         failure = f"engine {name!r} ({find(Engine, name).owner}) fails to say what serves the draft"
         with foreign_errors(PluginError, failure):
-            return engine_type.serving(target, draft)
+            return _of_type(engine_type.serving(target, draft), Availability)
     except SpecError as error:
         return error
+
+
+def _of_type(answer: object, expected: type[T]) -> T:
+    """Return a plugin's answer. Raise TypeError if it has another type, which no type checker has seen."""
+    if not isinstance(answer, expected):
+        raise TypeError(f"it returned {type(answer).__name__}, expected {expected.__name__}")
+    return answer
 
 
 def unserved(target: TargetSpec, draft: Draft) -> str | None:
@@ -93,7 +101,7 @@ def serving_commands(target: TargetSpec, draft: Draft, folder: Path, num_draft_t
             with foreign_errors(PluginError, failure):
                 engine_type.check_export(target, draft, folder)
                 if command := engine_type.serving_command(target, draft, folder, num_draft_tokens):
-                    commands[name] = command
+                    commands[name] = _of_type(command, str)
         except PluginError as error:
             log.warning("%s", error)
         except SpecError:  # this engine cannot serve it

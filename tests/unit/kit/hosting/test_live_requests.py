@@ -11,7 +11,7 @@ import pytest
 
 from spec_core.errors import ConfigError
 from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, LiveRequests, TakenRequests
-from spec_kit.hosting.live_requests import LiveRequestsConfig
+from spec_kit.hosting.live_requests import LiveRequestsConfig, route_of
 from spec_processes.sockets.http_client import LONGEST_ANSWER
 
 
@@ -83,6 +83,47 @@ def test_who_is_left_out_and_why(fields, request_, reason) -> None:
     requests = kept(**fields)
     assert ask(requests, **request_) is not bool(reason)
     assert left_out(requests) == ({reason: 1} if reason else {})
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([b"no", b"yes"], "opted_out"),
+        ([b"yes", b"No"], "opted_out"),
+        ([b"yes, no"], "opted_out"),
+        ([b"yes", b"yes"], ""),
+        ([b"maybe"], "not_opted_in"),
+    ],
+)
+def test_a_refusal_among_repeated_headers_wins(values, reason) -> None:
+    """A client and a proxy may both send the header."""
+    requests = kept(opt_in=True)
+
+    async def receive() -> dict:
+        return {"body": b"{}"}
+
+    async def answer() -> bool:
+        headers = [(b"x-draft-learn", value) for value in values]
+        await requests.begin({"path": "/generate", "headers": headers}, receive)()
+        return requests.admits("a")
+
+    assert asyncio.run(answer()) is not bool(reason)
+    assert left_out(requests) == ({reason: 1} if reason else {})
+
+
+@pytest.mark.parametrize(
+    ("path", "prefix", "route"),
+    [
+        ("/spec/draft/status", "", "/spec/draft/status"),
+        ("/llm/spec/draft/status", "/llm", "/spec/draft/status"),
+        ("/llm/spec/draft/status", "/llm/", "/spec/draft/status"),
+        ("/llm2/generate", "/llm", "/llm2/generate"),
+        ("/generate", "/llm", "/generate"),
+    ],
+)
+def test_a_route_is_the_path_behind_the_prefix_of_a_proxy(path, prefix, route) -> None:
+    """The server of ASGI puts the prefix, ``root_path``, before the path; some frameworks do not."""
+    assert route_of({"path": path, "root_path": prefix}) == route
 
 
 HOSTILE = [

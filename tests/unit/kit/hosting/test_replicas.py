@@ -185,6 +185,16 @@ def test_what_is_no_request_is_not_quoted(server, url, row) -> None:
     assert "31337" not in "".join(traceback.format_exception(error.value))
 
 
+@pytest.mark.parametrize(
+    "left_out", [{"a\nb": 1}, {"<b>": 1}, {"a" * 99: 1}, {"route": 10**4000}, {"route": -1}]
+)
+def test_counts_of_requests_that_fit_no_page_are_refused(server, url, left_out) -> None:
+    with HttpReplica(url, "secret") as replica:
+        server.answer = (200, {"requests": [], "left": 0, "stored": 0, "left_out": left_out})
+        with pytest.raises(EngineError, match="bytes that are none"):
+            replica.take_requests()
+
+
 SCHEMA = FeatureSchema(layers=(1, 3), hidden_size=4, dtype="bfloat16")
 KEY = "ab" * 8
 

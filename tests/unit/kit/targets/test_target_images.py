@@ -111,6 +111,14 @@ def test_processor_that_cannot_be_used_is_a_target_error_of_one_line(copied, con
     assert "\n" not in str(caught.value)
 
 
+def test_sizes_that_make_more_tokens_than_any_memory_holds_are_a_data_error(copied):
+    file = copied() / "preprocessor_config.json"
+    sizes = {"size": {"shortest_edge": 10**12, "longest_edge": 10**13}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | sizes))
+    with pytest.raises(DataError, match=r"\d{11} tokens by the sizes in preprocessor_config\.json"):
+        TargetImages(file.parent).num_tokens(Image.new("RGB", (20, 20)))
+
+
 def test_drafts_for_gemma_4_turn_all_channels(seeing_target):
     """The target's own full attention turns a quarter of the channels, which engines give no draft."""
     target = read_target(seeing_target(GEMMA))

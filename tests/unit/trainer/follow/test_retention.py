@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from spec_core.errors import ArtifactError
+from spec_core.errors import ArtifactError, RunError
 from spec_trainer.configuration.follow import FollowConfig, RetentionConfig
+from spec_trainer.follow import retention
 from spec_trainer.follow.kept_request import KeptRequest, KeptRequests
 from spec_trainer.follow.reservoir import Reservoir
 from spec_trainer.follow.retention import RetainedRequests, open_retained
@@ -270,3 +271,19 @@ def test_without_retention_the_file_of_a_command_before_is_removed(tmp_path) -> 
     directory.requests_journal.write_bytes(b"of a killed process")
     assert open_retained(directory, RetentionConfig()) is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_and_a_locked_file_are_no_reason_to_remove_it(file, monkeypatch) -> None:
+    with opened(file, rows=1000) as retained:
+        retained.write(kept(0, 1))
+        # SQLite then says that the disk is full.
+        retained._database.execute("PRAGMA max_page_count = 1").fetchall()
+        with pytest.raises(RunError, match=r"requests\.sqlite3 was not written: No space left.*make room"):
+            retained.write(kept(*range(1000)))
+    monkeypatch.setattr(retention, "_WAIT_S", 0.01)
+    other = sqlite3.connect(file)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(RunError, match=r"requests\.sqlite3 cannot be used .* now: database is locked"):
+        opened(file)
+    other.close()
+    assert numbers(read(file)) == ([0, 1], [])

@@ -104,7 +104,13 @@ def _kept_states(spec: RunSpec, reservoir: Reservoir, transport: Transport) -> K
 def _check(config: AnyRunConfig) -> None:
     """Raise ConfigError for settings that ``spec-trainer follow`` does not support."""
     train, push = config.train, config.push
+    vocabulary = getattr(config.draft, "vocab_size", None)  # an option of some drafts
     checks = [
+        (
+            vocabulary is not None and config.data.path is None and config.draft.init_from is None,
+            f"draft.vocab_size={vocabulary} with follow without data, in which the most frequent tokens are counted; "
+            "remove it, or set data.path",
+        ),
         (
             not config.follow.servers,
             "follow needs --server: the address of a server, such as http://127.0.0.1:8000",

@@ -132,8 +132,8 @@ class FollowRun:
 
     def _follow(self) -> bool:
         """Repeat cycles. Return True if enough requests have arrived, False if the target has changed."""
+        self._retain()
         while True:
-            self._retain()
             if self._reservoir.num_fresh >= (1 if self._is_complete() else self._config.every):
                 if self._has_new_target():
                     return False
@@ -201,8 +201,9 @@ class FollowRun:
     def _take(self) -> None:
         """Fetch the requests that the servers have stored; if a cycle needs more, wait ``follow.poll_s``."""
         self._check_stop()
-        for taken in self._traffic.take():
+        for taken in self._traffic.take(lambda: self._stop.requested):
             self._reservoir.add(*taken)
+        self._retain()
         self._show()
         if self._lags_behind() and time.monotonic() >= self._again_s:
             log.info("a server has come back with an earlier draft")

@@ -6,6 +6,7 @@ the requests of the previous write. Removed requests are overwritten in the file
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import time
@@ -14,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spec_core.errors import ArtifactError
+from spec_core.errors import ArtifactError, RunError, SpecError
 from spec_core.foreign import check_regular, foreign_errors
 from spec_core.resource import Resource
 from spec_kit.hosting import is_label
-from spec_trainer.disk import check_own
+from spec_trainer.disk import check_own, not_written
 from spec_trainer.follow.kept_request import KeptRequest, KeptRequests
 
 if TYPE_CHECKING:
@@ -37,6 +38,15 @@ _SETTINGS = ("secure_delete = ON", "temp_store = MEMORY", "trusted_schema = OFF"
 _LARGEST_FILE = 1 << 36
 _WAIT_S = 30.0
 """Longest wait for another process that reads the file, such as a backup."""
+_USABLE_LATER = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+}
+"""Codes of errors that are no fault of the file's content."""
 
 
 def open_retained(directory: RunDirectory, config: RetentionConfig) -> RetainedRequests | None:
@@ -66,7 +76,7 @@ class RetainedRequests(Resource):
         try:
             with self._mapped():
                 self._prepare()
-        except ArtifactError:
+        except SpecError:
             self.close()
             raise
 
@@ -171,11 +181,21 @@ class RetainedRequests(Resource):
         with self._database:  # commits, or rolls back after an error
             yield
 
-    def _mapped(self) -> Any:
-        return foreign_errors(
-            ArtifactError,
-            f"{self._file} cannot be used as the file of retained requests; move it away, or remove it",
-        )
+    @contextmanager
+    def _mapped(self) -> Generator[None]:
+        """Raise RunError if the disk is full or the file cannot be used now, ArtifactError for any other error."""
+        problem = f"{self._file} cannot be used as the file of retained requests"
+        with foreign_errors(ArtifactError, f"{problem}; move it away, or remove it"):
+            try:
+                yield
+            except sqlite3.OperationalError as error:
+                code = error.sqlite_errorcode & 0xFF  # without the details
+                if code == sqlite3.SQLITE_FULL:
+                    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    raise not_written(self._file, self._file.parent, full) from error
+                if code in _USABLE_LATER:
+                    raise RunError(f"{problem} now: {error}; run the same command again later") from error
+                raise
 
 
 def _request(row: tuple[Any, ...]) -> KeptRequest:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 import time
 from collections import Counter
+from concurrent import futures
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from spec_core.errors import ConfigError, EngineError
 from spec_trainer.follow.kept_states import take_states
+from spec_trainer.push.background import in_background
 from spec_trainer.push.servers import ask_servers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -23,6 +28,11 @@ log = logging.getLogger(__name__)
 
 _LONGEST_TAKE_S = 10.0
 """Seconds after which one ``take`` requests nothing more from a server, even if more requests are left."""
+
+_CHECK_S = 0.1
+"""Seconds between two looks whether the command is to stop."""
+_GRACE_S = 5.0
+"""Longest time, in seconds, for which a command that is to stop waits for the answers of servers."""
 
 
 class TakenRequest(NamedTuple):
@@ -57,22 +67,37 @@ class Traffic:
         """Number of requests that the servers did not store, by reason."""
         return sum(self._left_out.values(), Counter())
 
-    def take(self) -> list[TakenRequest]:
+    def take(self, should_stop: Callable[[], bool] = lambda: False) -> list[TakenRequest]:
         """Return the requests that the servers have stored since the last call.
 
-        A server that fails is logged once, and is asked again in the next call. Raise ConfigError if a server does
-        not capture the features that the draft needs.
+        A server that fails is logged once, and is asked again in the next call. If ``should_stop()`` becomes true,
+        return soon, with the requests that have come by then. Raise ConfigError if a server does not capture the
+        features that the draft needs.
         """
         taken: list[TakenRequest] = []
         self.versions, self.acceptance_lengths = {}, {}
+        fetch = in_background(partial(self._fetch, taken, should_stop), "traffic")
+        deadline_s = math.inf
+        while not futures.wait([fetch], _CHECK_S).done:
+            if should_stop():
+                deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
+            if time.monotonic() >= deadline_s:
+                return list(taken)
+        fetch.result()
+        return taken
+
+    def _fetch(self, taken: list[TakenRequest], should_stop: Callable[[], bool]) -> None:
+        """Append the servers' requests to ``taken``, up to an error or a stop."""
         for url, server in ask_servers(self._urls, self._timeout_s).items():
             try:
                 if isinstance(server, EngineError):
                     raise server
                 with server:
                     self._check_capture(url, server)
-                    for requests in self._of(url, server):
-                        taken.extend(with_states(server, requests, self._schema))  # up to an error
+                    for one in self._of(url, server):
+                        taken.append(one)  # one by one: up to an error
+                        if should_stop():
+                            return
                 self.versions[url] = server.first_answer.status.version
                 counted = server.first_answer.acceptance
                 if counted.rounds:
@@ -80,11 +105,11 @@ class Traffic:
                 if self._problems.pop(url, None):
                     log.info("%s answers again", url)
             except EngineError as error:
-                if self._problems.get(url) != str(error):
+                problem = re.sub(r"\d+", "", str(error))  # sizes and counts differ from answer to answer
+                if self._problems.get(url) != problem:
                     log.warning("%s", error)
-                self._problems[url] = str(error)
+                self._problems[url] = problem
                 self._capturing.discard(url)
-        return taken
 
     def _check_capture(self, url: str, server: HttpReplica) -> None:
         """Raise ConfigError if the server does not capture the hidden states that the draft is trained on."""
@@ -97,12 +122,12 @@ class Traffic:
             )
         self._capturing.add(url)
 
-    def _of(self, url: str, server: HttpReplica) -> Iterator[Sequence[LiveRequest]]:
+    def _of(self, url: str, server: HttpReplica) -> Iterator[TakenRequest]:
         deadline = time.monotonic() + _LONGEST_TAKE_S
         while True:
             answer = server.take_requests()
             self._left_out[url] = Counter(answer.left_out)
-            yield answer.requests
+            yield from with_states(server, answer.requests, self._schema)
             if not answer.left or time.monotonic() >= deadline:
                 return
 

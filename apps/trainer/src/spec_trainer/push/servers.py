@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from spec_processes.sockets import check_secret, server_address
 from spec_processes.sockets.addresses import bind, parse_address
 from spec_trainer.configuration.push_options import transport_configs
 from spec_trainer.disk import check_writable
+from spec_trainer.push.background import in_background
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -62,8 +63,8 @@ def ask_servers(urls: Sequence[str], timeout_s: float) -> dict[str, HttpReplica 
         except EngineError as error:
             return error
 
-    with ThreadPoolExecutor(max(1, len(urls)), thread_name_prefix="servers") as pool:
-        return dict(zip(urls, pool.map(ask, urls), strict=True))
+    asked = {url: in_background(partial(ask, url), "servers") for url in urls}
+    return {url: answer.result() for url, answer in asked.items()}
 
 
 def open_transports(backend: Backend, options: PushConfig | PushRequest) -> dict[str, WeightTransport]:

@@ -25,7 +25,7 @@ from urllib.parse import parse_qs
 
 from spec_core.errors import ConfigError, EngineError, SpecError
 from spec_kit.hosting.draft_ranks import CALLS
-from spec_kit.hosting.live_requests import LIVE_REQUESTS_VARIABLE, LiveRequests
+from spec_kit.hosting.live_requests import LIVE_REQUESTS_VARIABLE, LiveRequests, route_of
 from spec_kit.hosting.replicas import DRAFT_TOKEN_VARIABLE
 from spec_kit.hosting.served_states import StatesRange
 
@@ -96,7 +96,7 @@ class DraftMiddleware(ABC):
         if scope["type"] != "http":
             await self._app(scope, receive, self._opening(send))
             return
-        path = scope["path"]
+        path = route_of(scope)
         if path.startswith(_PREFIX):
             await _send(send, *await self._answer(scope, path.removeprefix(_PREFIX), receive))
             return

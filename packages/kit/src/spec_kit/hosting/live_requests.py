@@ -26,7 +26,7 @@ from spec_core.config import Config, Seconds
 from spec_core.errors import ConfigError
 from spec_core.validation import validate
 from spec_core.wire_record import WireRecord
-from spec_kit.hosting.served_states import MOST_STATE_ROWS, StatesKey
+from spec_kit.hosting.served_states import MOST_STATE_ROWS, LeftOutReason, StatesKey
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable
@@ -133,7 +133,7 @@ class TakenRequests(WireRecord):
     left: Annotated[int, pydantic.Field(ge=0)]
     """Number of requests that are still stored."""
     stored: Annotated[int, pydantic.Field(ge=0)]
-    left_out: dict[str, Annotated[int, pydantic.Field(ge=0)]]
+    left_out: dict[LeftOutReason, Annotated[int, pydantic.Field(ge=0, lt=1 << 53)]]
     """Reason -> number of requests that were not stored, or were dropped before they were taken."""
 
 
@@ -143,7 +143,7 @@ class _AskedRequest:
 
     route: str
     learn: str
-    """Value of the header ``x-draft-learn``, lower-case; empty if it is absent."""
+    """Value of the header ``x-draft-learn``: ``no``, ``yes``, or empty."""
     label: str
     """Label under which the request is reported."""
     body: bytearray = field(default_factory=bytearray)
@@ -232,10 +232,9 @@ class LiveRequests:
 
     def begin(self, scope: Message, receive: Receive) -> Receive:
         """Record an ASGI request for a later ``admits`` in the same task; return a wrapped ``receive``."""
-        headers = dict(scope["headers"])
-        learn = headers.get(LEARN_HEADER, b"").decode("latin-1").strip().lower()
-        label = self._label(scope["path"], headers.get(LABEL_HEADER))
-        asked = _AskedRequest(scope["path"], learn, label)
+        headers, path = dict(scope["headers"]), route_of(scope)
+        label = self._label(path, headers.get(LABEL_HEADER))
+        asked = _AskedRequest(path, _learn(scope["headers"]), label)
         _ASKED.set(asked)
 
         async def noting() -> Message:
@@ -356,6 +355,19 @@ class LiveRequests:
     def _drop(self, reason: str) -> None:
         self._num_bytes -= self._rows.popleft().num_bytes
         self._left_out[reason] += 1
+
+
+def route_of(scope: Message) -> str:
+    """Return the path of an ASGI request without the prefix by which a proxy reaches the server (``root_path``)."""
+    path, prefix = scope["path"], scope.get("root_path", "").rstrip("/")
+    return path[len(prefix) :] if path.startswith(f"{prefix}/") else path
+
+
+def _learn(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return the value of ``x-draft-learn``; if a client and a proxy both sent the header, ``no`` wins."""
+    lines = [value.decode("latin-1") for name, value in headers if name == LEARN_HEADER]
+    values = {value.strip().lower() for value in ",".join(lines).split(",")}
+    return next((value for value in ("no", "yes") if value in values), "")
 
 
 def _is_sampled(request_id: str, share: float) -> bool:

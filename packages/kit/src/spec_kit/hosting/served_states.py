@@ -26,6 +26,9 @@ ID_BYTES = 4
 StatesKey = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")]
 """Name of a request's states at its server."""
 
+LeftOutReason = Annotated[str, pydantic.Field(pattern=r"^[a-z_]{1,32}$")]
+"""Why a request, or its states, were left out: a name that fits every page and file."""
+
 
 class StatesRange(WireRecord):
     """A client's query for hidden states of one served request, from row ``first`` on.
@@ -60,7 +63,7 @@ class StatesLayout(WireRecord):
 class StatesLeftOut(WireRecord):
     """Answer for a request whose states are missing or incomplete."""
 
-    left_out: Annotated[str, pydantic.Field(pattern=r"^[a-z_]{1,32}$")]
+    left_out: LeftOutReason
     """Why states are missing."""
 
 

@@ -27,6 +27,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _MOST_PIXELS = 89_478_485
 """Most pixels of an image: Pillow's own limit, beyond which it warns of decompression bombs."""
 _TOO_MANY = f"expected at most {_MOST_PIXELS} in all"
+_MOST_TOKENS = 1 << 20
+"""Most tokens of an image; the largest image that is read has a tenth of them with patches of 28 x 28 pixels."""
 _ANIMATED = ("PNG", "WEBP", "GIF")
 _CONFIGS = ("preprocessor_config.json", "processor_config.json")
 _CONFIG_BYTES = 1 << 20
@@ -42,13 +44,22 @@ class TargetImages:
         self._folder = folder
 
     def num_tokens(self, image: Image) -> int:
-        """Return the number of tokens of an image. Raise DataError if the image processor refuses it."""
+        """Return the number of tokens of an image.
+
+        Raise DataError if the image processor refuses the image, or makes no token or too many of it.
+        """
         image_processor = self._image_processor
         with foreign_errors(DataError, "refused by the target's image processor"):
-            if not _counts_patches(image_processor):
-                return int(image_processor(images=[image])[_NUM_TOKENS][0])
-            patches = image_processor.get_number_of_image_patches(image.height, image.width, {})
-            return int(patches) // image_processor.merge_size**2
+            if _counts_patches(image_processor):
+                patches = image_processor.get_number_of_image_patches(image.height, image.width, {})
+                num_tokens = int(patches) // image_processor.merge_size**2
+            else:
+                num_tokens = int(image_processor(images=[image])[_NUM_TOKENS][0])
+        if not 0 < num_tokens <= _MOST_TOKENS:
+            raise DataError(
+                f"{num_tokens} tokens by the sizes in {_CONFIGS[0]} of the target, expected 1 to {_MOST_TOKENS}"
+            )
+        return num_tokens
 
     def arrays(self, images: Sequence[Image]) -> Mapping[str, Tensor]:
         """Return the arguments of the target's forward pass for these images. Raise DataError if refused."""
