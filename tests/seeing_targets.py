@@ -47,7 +47,8 @@ GEMMA_TEMPLATE = TEMPLATE.replace("<|vision_start|>", "").replace("<|vision_end|
 _VISION: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"fullatt_block_indexes": [1]},
     "qwen3_vl": {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
-    "qwen3_vl_moe": {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    # SGLang takes three levels, as published models have.
+    "qwen3_vl_moe": {"depth": 3, "deepstack_visual_indexes": [0, 1, 2], "num_position_embeddings": 16},
     "qwen3_5": {"num_position_embeddings": 16, "deepstack_visual_indexes": []},
     "qwen3_5_moe": {"num_position_embeddings": 16, "deepstack_visual_indexes": []},
 }
