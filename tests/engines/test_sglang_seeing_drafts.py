@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 
 pytestmark = [*needs_sglang, pytest.mark.xdist_group("sglang seeing drafts"), pytest.mark.timeout(600)]
 
-KINDS = ["qwen2_5_vl", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen3_vl", *EXPERTS))]
+KINDS = [
+    "qwen2_5_vl",
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen3_vl", "qwen3_5", *EXPERTS)),
+]
 NEW_TOKENS = 48
 LIMIT_S = 300.0
 
