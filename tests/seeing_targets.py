@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from spec_testing import SampleWithImages
 
-SEEING = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+EXPERTS = ("qwen3_vl_moe", "qwen3_5_moe")
+SEEING = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", *EXPERTS)
 """Qwen's targets, whose images take squares of patches and positions of three coordinates."""
 GEMMA = "gemma4"
 TWO_WAY = "gemma4_two_way"
@@ -46,14 +47,21 @@ GEMMA_TEMPLATE = TEMPLATE.replace("<|vision_start|>", "").replace("<|vision_end|
 _VISION: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"fullatt_block_indexes": [1]},
     "qwen3_vl": {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    # SGLang takes three levels, as published models have.
+    "qwen3_vl_moe": {"depth": 3, "deepstack_visual_indexes": [0, 1, 2], "num_position_embeddings": 16},
     "qwen3_5": {"num_position_embeddings": 16, "deepstack_visual_indexes": []},
+    "qwen3_5_moe": {"num_position_embeddings": 16, "deepstack_visual_indexes": []},
 }
-_ROTATED = {"qwen3_5": 0.5}
+_ROTATED = {"qwen3_5": 0.5, "qwen3_5_moe": 0.5}
 """Share of a head's channels that positions rotate; 1 for others."""
-_TEXT: dict[str, dict[str, Any]] = {
-    "qwen3_5": {"layer_types": ["full_attention"] * 8, "full_attention_interval": 1}
-}
+_ATTENTION: dict[str, Any] = {"layer_types": ["full_attention"] * 8, "full_attention_interval": 1}
 """Qwen3.5 without recurrent layers, so that engine ``hf`` drafts for it."""
+_ROUTED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_TEXT: dict[str, dict[str, Any]] = {
+    "qwen3_5": _ATTENTION,
+    "qwen3_vl_moe": _ROUTED,
+    "qwen3_5_moe": {**_ATTENTION, **_ROUTED, "shared_expert_intermediate_size": 24},
+}
 _PROCESSOR: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "temporal_patch_size": 2,
@@ -122,10 +130,12 @@ def save_seeing_target(
         vision_end_token_id=IMAGE_ID - 1,
     )
     _save_model(folder, config)
+    fields = json.loads((folder / "config.json").read_text())
     if model_type in _ROTATED:  # published files have it here, too, and SGLang reads it here
-        fields = json.loads((folder / "config.json").read_text())
         fields["text_config"]["partial_rotary_factor"] = _ROTATED[model_type]
-        (folder / "config.json").write_text(json.dumps(fields))
+    if model_type == "qwen3_vl_moe":
+        _write_as_published(folder, fields["text_config"])
+    (folder / "config.json").write_text(json.dumps(fields))
     tokenizer = byte_tokenizer((*SPECIALS, IMAGE, VIDEO), TEMPLATE, "<|im_end|>")
     tokenizer.pad_token = SPECIALS[0]
     tokenizer.save_pretrained(folder)
@@ -133,6 +143,23 @@ def save_seeing_target(
     fields = {**_PROCESSOR, "patch_size": patch, "size": edges}
     (folder / "preprocessor_config.json").write_text(json.dumps(fields))
     return folder
+
+
+def _write_as_published(folder: Path, text: dict[str, Any]) -> None:
+    """Give Qwen3-VL's experts the keys and the layout of published files, which engines read.
+
+    Transformers reads these, too, but writes its own.
+    """
+    from safetensors.torch import load_file, save_file
+
+    text["num_experts"] = text.pop("num_local_experts")
+    text["norm_topk_prob"] = True
+    del text["tie_word_embeddings"]
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if ".experts." in name:
+            tensors[name] = tensor.mT.contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _save_gemma(folder: Path, hidden_size: int, head_dim: int, patch: int, *, two_way: bool) -> Path:

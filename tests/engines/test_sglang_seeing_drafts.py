@@ -23,7 +23,7 @@ from spec_kit.hosting import image_fields
 from spec_kit.targets import read_target, read_target_tensors
 
 from ..made_once import made_once
-from ..seeing_targets import picture, reference_states, request_of, save_seeing_target
+from ..seeing_targets import EXPERTS, picture, reference_states, request_of, save_seeing_target
 from .conftest import NUM_DRAFT_TOKENS
 from .replay import Replay
 from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 
 pytestmark = [*needs_sglang, pytest.mark.xdist_group("sglang seeing drafts"), pytest.mark.timeout(600)]
 
-KINDS = ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.slow)]
+KINDS = [
+    "qwen2_5_vl",
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen3_vl", "qwen3_5", *EXPERTS)),
+]
 NEW_TOKENS = 48
 LIMIT_S = 300.0
 

@@ -124,12 +124,11 @@ def test_a_run_on_pictures_does_what_one_with_the_reference_engine_does(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_vl", "qwen3_vl_moe"])
 def test_regenerate_gives_the_answers_that_the_reference_engine_gives(
-    vllm_environment, tmp_path_factory, tmp_path
+    vllm_environment, tmp_path_factory, tmp_path, kind
 ) -> None:
-    target = made_once(
-        tmp_path_factory, "seeing-qwen3_vl", lambda to: save_seeing_target(to, "qwen3_vl", 64, 32)
-    )
+    target = made_once(tmp_path_factory, f"seeing-{kind}", lambda to: save_seeing_target(to, kind, 64, 32))
     rows = []
     for number in range(9):
         pictures = [picture(SIZES[index], number) for index in range(number % 3)]

@@ -180,7 +180,7 @@ def test_an_engine_takes_images_for_the_types_that_it_names(
 ):
     monkeypatch.setattr(SglangEngine, "probe", classmethod(lambda _: Availability(ok=True)))
     line = words("plan", "gemma4", tmp_path / "run", *DRAFTS["eagle3"], "--engine", "sglang")
-    types = "qwen2_5_vl_text, qwen3_5_text, qwen3_vl_text"
+    types = "qwen2_5_vl_text, qwen3_5_moe_text, qwen3_5_text, qwen3_vl_moe_text, qwen3_vl_text"
     assert f"takes images for targets of the types {types} alone" in command_line(*line).error
     line[line.index("--target") + 1] = str(seeing_target("qwen3_5"))
     assert command_line(*line).code == 0

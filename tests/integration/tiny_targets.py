@@ -74,8 +74,9 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "qwen2_5_vl_text": {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}
     },
-    "qwen3_vl_text": {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [2, 1, 1]}
+    **{
+        name: {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [2, 1, 1]}}
+        for name in ("qwen3_vl_text", "qwen3_vl_moe_text")
     },
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
 }

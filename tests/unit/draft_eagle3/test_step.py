@@ -16,8 +16,6 @@ from ..draft_steps import DraftStepSuite, assert_each_precision, assert_equals_t
 from . import cases
 from .cases import KERNEL_AND_CHUNKED, MLA, make_config, make_model
 
-PARTIAL = {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}
-
 WITHOUT_NORMS = {"fc_norm": False, "norm_output": False}
 CASES = {
     "plain": ({}, {}),
@@ -34,7 +32,6 @@ CASES = {
     "lk lambda, reduced": ({"loss": "lk_lambda", "vocab_size": 17}, {}),
     "llama3 rope": ({}, {"rope": LLAMA3}),
     "yarn rope": ({}, {"rope": YARN}),
-    "partial rope": ({}, {"rope": PARTIAL}),
     "two layers": ({"num_layers": 2}, {}),
     "three layers, no norms, reduced": (
         {**WITHOUT_NORMS, "num_layers": 3, "vocab_size": 11},

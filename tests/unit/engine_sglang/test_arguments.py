@@ -145,6 +145,7 @@ def test_blocks_propose_less_than_their_size(draft):
         ("0.5.18", BLOCK | {"architectures": ["DFlash2DraftModel"]}, "which SGLang reads from 0.5.19 on"),
         ("0.5.19", CHAIN | {"image_embeddings": "merged"}, "serves as it was trained from 0.5.20 on"),
         ("0.5.23", CHAIN | {"norm_before_residual": True}, "norm_before_residual=true"),
+        ("0.5.23", CHAIN | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5, but SGLang rotates"),
     ],
 )
 def test_drafts_that_an_sglang_reads_otherwise_are_refused(draft, monkeypatch, version, fields, problem):

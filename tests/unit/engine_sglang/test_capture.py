@@ -57,6 +57,13 @@ class LateLayer(Layer):
         return super().forward(positions, hidden_states, forward_batch, residual)
 
 
+class OpenLateLayer(LateLayer):
+    """Qwen3-VL with experts in 0.5.16: the argument has no name."""
+
+    def forward(self, positions, hidden_states, forward_batch, residual, **kwargs):
+        return super().forward(positions, hidden_states, forward_batch, residual, **kwargs)
+
+
 class NewLayer(Layer):
     """SGLang 0.5.23: the batch carries the residual; a callback is given the sum, which it must copy."""
 
@@ -225,8 +232,9 @@ def test_requests_of_a_batch_get_their_own_rows(layer_type):
         torch.testing.assert_close(runner.exporter.states[key], expected(runner, ids))
 
 
-def test_what_images_add_behind_a_layer_is_in_the_states():
-    runner, ids = Runner(LateLayer), ids_of(1, 5)
+@pytest.mark.parametrize("layer_type", [LateLayer, OpenLateLayer])
+def test_what_images_add_behind_a_layer_is_in_the_states(layer_type):
+    runner, ids = Runner(layer_type), ids_of(1, 5)
     runner.forward(batch_of((1, ids, 0, 5)))
     torch.testing.assert_close(runner.exporter.states[1], expected(runner, ids, LateLayer.LATE))
 

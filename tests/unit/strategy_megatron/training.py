@@ -42,7 +42,9 @@ LR = 3e-5
 LIMIT_S = 600.0
 """Minutes more than the runs of one call take: a loaded machine is no failure."""
 LENGTHS = (11, 1, 7, 19, 5, 2, 13, 9)
-SIZES = {"vocab_size": 98, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+IMAGE = 8
+"""A token that occurs in the documents."""
+SIZES = {"vocab_size": 98, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "image_token_id": IMAGE}
 DRAFTS = {
     "eagle3": (Eagle3Draft, {"num_steps": 3, "vocab_size": 30, "num_kv_heads": 1}),  # replicated
     "eagle3 whole": (
@@ -60,6 +62,7 @@ DRAFTS = {
             "v_head_dim": 6,
         },
     ),
+    "eagle3 merged": (Eagle3Draft, {"num_steps": 3, "image_embeddings": "merged"}),
     "dflash": (DFlashDraft, {"block_size": 4, "num_layers": 2, "num_features": 3}),
     "dflash2": (
         DFlash2Draft,
@@ -155,6 +158,7 @@ def _train(run: Run, folder: Path, me: Rank) -> Result:
     run.strategy.check(config, bench.target, hints)
     place = run.strategy.data_parallel(config, me.rank, me.world_size)
     samples = bench.samples(LENGTHS)
+    assert run.draft != "eagle3 merged" or any(IMAGE in sample.input_ids for sample in samples)
     denominators = bench.denominators(samples)
     mine = samples[place.rank :: place.size]
     batches = [toy_batch(part, bench.schema) for part in (mine[::2], mine[1::2])]

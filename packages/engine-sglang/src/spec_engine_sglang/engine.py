@@ -54,7 +54,9 @@ class SglangEngine(SubprocessEngine):
     abilities: ClassVar[EngineAbilities] = EngineAbilities(
         fresh_weights=True,
         images=True,
-        image_types=frozenset({"qwen2_5_vl_text", "qwen3_vl_text", "qwen3_5_text"}),
+        image_types=frozenset(
+            {"qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text"}
+        ),
     )
     Config: ClassVar[type[EngineConfig]] = SglangConfig
 

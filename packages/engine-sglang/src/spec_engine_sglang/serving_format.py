@@ -132,6 +132,10 @@ def unread_switch(fields: Json) -> str | None:
     """Return which field of config.json no SGLang reads, although the draft was trained with it; else None."""
     if _has_switches(fields) and fields.get("norm_before_residual"):
         return "norm_before_residual=true, which SGLang does not read"
+    rope: Any = fields.get("rope_parameters") or {}
+    share = rope.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
+    if _CHAIN in architectures(fields) and share not in (None, 1):
+        return f"partial_rotary_factor={share}, but SGLang rotates all channels"
     return None
 
 

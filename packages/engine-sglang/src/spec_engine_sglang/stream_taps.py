@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 _LATE = "post_residual_addition"
-"""Name of an argument with a further summand of the stream, which Qwen3-VL adds after a layer for images, in
-SGLang 0.5.16."""
+"""Keyword by which the next layer gets a further summand of the stream, which Qwen3-VL adds after a layer for
+images, in SGLang 0.5.16. Layers with experts have no argument of this name: they take any keyword."""
 _COLLECTOR = "captured_last_layer_outputs"
 """Name of a layer's argument that collects the stream, in SGLang 0.5.23."""
 
@@ -156,7 +156,7 @@ def _before_layer(layer: nn.Module, tap: Tap) -> PreHook:
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = signature.bind(*args, **kwargs).arguments
-        tap(given["hidden_states"], given.get("residual"), late=given.get(_LATE))
+        tap(given["hidden_states"], given.get("residual"), late=kwargs.get(_LATE))
 
     return hook
 

@@ -30,12 +30,13 @@ from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.row_images import ImageRules
 from spec_trainer.data.store import open_dataset, saved_dataset
 
-from ....seeing_targets import GEMMA, GEMMA_TEMPLATE, IMAGE, IMAGE_ID, TEMPLATE, VOCABULARY
+from ....seeing_targets import EXPERTS, GEMMA, GEMMA_TEMPLATE, IMAGE, IMAGE_ID, TEMPLATE, VOCABULARY
 
 PROCESSORS = {
     "qwen2_5_vl": Qwen2_5_VLProcessor,
     "qwen3_vl": Qwen3VLProcessor,
     "qwen3_5": Qwen3VLProcessor,
+    **dict.fromkeys(EXPERTS, Qwen3VLProcessor),
     GEMMA: lambda **parts: transformers.Gemma4Processor(feature_extractor=None, **parts),
 }
 ANSWER = {"role": "assistant", "content": "A cat."}

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 _KEYS_VALUES = ("k_proj.weight", "v_proj.weight")
 C = TypeVar("C", bound=BlockConfig)
 S = TypeVar("S", bound=BlockShape)
-# Keys for the number of rotated channels. SGLang 0.5.16 rotates all channels whatever a DFlash config says, so a
-# fresh draft does, too.
-_ROPE_NOT_COPIED = frozenset({"partial_rotary_factor", "rope_dim"})
 
 
 class BlockDraft(ServedDraft[C, S]):
@@ -94,9 +91,7 @@ class BlockDraft(ServedDraft[C, S]):
             "mask_token_id": choose_mask_token(target) if mask_token_id is None else mask_token_id,
             "layers": options.layers or default_layers(target.num_layers, options.num_features or 5),
             "num_target_layers": target.num_layers,
-            "rope": {
-                key: value for key, value in draft_rope(target.rope).items() if key not in _ROPE_NOT_COPIED
-            },
+            "rope": draft_rope(target.rope),
         }
 
     def target_problem(self, target: TargetSpec) -> str | None:

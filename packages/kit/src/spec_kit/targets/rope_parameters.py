@@ -30,18 +30,19 @@ _LARGEST = 2**53  # a float holds every smaller integer exactly
 
 _OF_IMAGES = frozenset({"mrope_section", "mrope_interleaved"})
 """Keys by which a multimodal target numbers the positions of images; a draft's positions are token indices."""
+_ROTATED = frozenset({"partial_rotary_factor", "rope_dim"})
+"""Keys for the number of rotated channels. SGLang rotates all channels of a draft, whatever its config.json says."""
 
 
 def draft_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     """Return a draft's default rope parameters for a target with the rope parameters ``rope``.
 
-    They are the target's parameters, except for Gemma 4's type ``proportional``, which leaves most channels
-    unrotated. A draft then gets the type ``default`` with the same base.
+    They are the target's parameters, but all channels are rotated. So Gemma 4's type ``proportional``, which leaves
+    most channels unrotated, becomes the type ``default`` with the same base.
     """
-    own = {key: value for key, value in rope.items() if key not in _OF_IMAGES}
+    own = {key: value for key, value in rope.items() if key not in _OF_IMAGES | _ROTATED}
     if own.get("rope_type") == "proportional":
         own |= {"rope_type": "default"}
-        own.pop("partial_rotary_factor", None)
     return own
 
 
