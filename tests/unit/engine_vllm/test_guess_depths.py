@@ -18,26 +18,32 @@ class Scheduler:
 
     longest: int = 1000
     computed: dict[str, int] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
     found: dict[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._update = DepthNotes(self.longest).around(lambda scheduled, outputs: outputs)
 
-    def step(self, finished=(), invalid=None, **requests) -> None:
+    def step(self, finished=(), resumed=(), invalid=None, **requests) -> None:
         """``requests``: for each, the guesses that the target verifies, the tokens that come out, and the end."""
-        names = list(requests)
+        self.known -= set(finished)
+        new = [name for name in requests if name not in self.known]
+        running = [name for name in requests if name in self.known]
+        self.known |= requests.keys()
         scheduled = SimpleNamespace(
-            num_scheduled_tokens={name: 1 + requests[name][0] for name in names},
+            num_scheduled_tokens={name: 1 + guesses for name, (guesses, *_) in requests.items()},
             scheduled_spec_decode_tokens={
                 name: [-1] * guesses for name, (guesses, *_) in requests.items() if guesses
             },
             num_invalid_spec_tokens=invalid,
             finished_req_ids=set(finished),
             scheduled_new_reqs=[
-                SimpleNamespace(req_id=names[0], num_computed_tokens=self.computed.get(names[0], 0))
+                SimpleNamespace(req_id=name, num_computed_tokens=self.computed.get(name, 0)) for name in new
             ],
             scheduled_cached_reqs=SimpleNamespace(
-                req_ids=names[1:], num_computed_tokens=[self.computed.get(name, 0) for name in names[1:]]
+                req_ids=running,
+                resumed_req_ids=set(resumed),
+                num_computed_tokens=[self.computed.get(name, 0) for name in running],
             ),
         )
         outputs = [
@@ -76,6 +82,15 @@ def test_steps_that_verify_nothing_yield_tokens_that_were_not_guessed() -> None:
     vllm.step(a=(GUESSES, 0), b=(GUESSES, 0))  # stale, and dropped
     vllm.step(a=(GUESSES, 1, "length"), b=(GUESSES, 1, "length"))
     assert vllm.found == {"a": [0, 1, 2, 0, 1], "b": [0, 1, 1]}
+
+
+def test_a_request_that_begins_or_resumes_may_be_padded_with_guesses_of_nobody() -> None:
+    vllm = Scheduler()
+    vllm.step(a=(GUESSES, 1))
+    vllm.step(a=(GUESSES, 2))
+    vllm.step(a=(GUESSES, 1), resumed=["a"])
+    vllm.step(a=(GUESSES, 1, "length"))
+    assert vllm.found == {"a": [0, 1, 2, 0, 1]}
 
 
 def test_guesses_that_a_grammar_refuses_are_not_judged() -> None:

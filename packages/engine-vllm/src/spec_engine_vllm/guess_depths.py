@@ -68,11 +68,11 @@ class DepthNotes:
 
     def _note(self, scheduled: Any, outputs: list[Any]) -> None:
         """Note the tokens that a step has yielded, as the outputs say after stop tokens and preemptions."""
+        guesses = self._guesses(scheduled)
         for output in outputs:
-            name = output.request_id
-            guesses = self._guesses(scheduled, name)
+            name, count = output.request_id, len(output.new_token_ids)
             depths = self._depths.setdefault(name, [])
-            depths += [depth if depth <= guesses else 0 for depth in range(1, len(output.new_token_ids) + 1)]
+            depths += [depth if depth <= guesses.get(name, 0) else 0 for depth in range(1, count + 1)]
             if output.finish_reason is not None:
                 output.kv_transfer_params = {**(output.kv_transfer_params or {}), _KEY: depths}
                 self._forget(name)
@@ -81,12 +81,20 @@ class DepthNotes:
         for name in scheduled.finished_req_ids:  # aborted ones, too
             self._forget(name)
 
-    def _guesses(self, scheduled: Any, name: str) -> int:
-        """Return how many guesses of the draft a step has verified for a request."""
-        if not self._has_drafted.get(name, False):
-            return 0
-        refused = (scheduled.num_invalid_spec_tokens or {}).get(name, 0)  # by a grammar, unseen by the target
-        return len(scheduled.scheduled_spec_decode_tokens.get(name, ())) - refused
+    def _guesses(self, scheduled: Any) -> dict[str, int]:
+        """Return how many guesses of the draft a step has verified for each request.
+
+        vLLM may pad a request that a step begins, or resumes after a preemption, with guesses of nobody. Guesses
+        that a grammar has refused were not verified either.
+        """
+        begun = {new.req_id for new in scheduled.scheduled_new_reqs}
+        begun |= scheduled.scheduled_cached_reqs.resumed_req_ids
+        refused = scheduled.num_invalid_spec_tokens or {}
+        return {
+            name: len(guesses) - refused.get(name, 0)
+            for name, guesses in scheduled.scheduled_spec_decode_tokens.items()
+            if name not in begun and self._has_drafted.get(name, False)
+        }
 
     def _forget(self, name: str) -> None:
         self._depths.pop(name, None)
