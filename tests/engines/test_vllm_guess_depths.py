@@ -17,7 +17,7 @@ from .conftest import BATCH_TOKENS, MAX_LENGTH, NUM_DRAFT_TOKENS, VLLM_ARGS
 from .replay import Replay, prefilled
 from .vllm_here import needs_vllm
 
-pytestmark = [*needs_vllm, pytest.mark.xdist_group("drafts"), pytest.mark.slow]
+pytestmark = [*needs_vllm, pytest.mark.xdist_group("drafts")]
 
 DRAFTED = SamplingParams(max_new_tokens=100, num_draft_tokens=NUM_DRAFT_TOKENS)
 BLOCK = 32
@@ -28,6 +28,27 @@ REQUESTS = 24
 STOPS = (11, 12)
 
 
+@pytest.mark.filterwarnings("ignore")  # of vLLM's modules, which are imported here
+@pytest.mark.parametrize("steps_ahead", [0, 1], ids=["scheduler", "asynchronous scheduler"])
+@pytest.mark.parametrize("blocks", [30, 14])
+def test_depths_are_those_that_the_workers_know(llama, steps_ahead, blocks) -> None:
+    """vLLM's schedulers cut prompts into chunks, find cached prefixes, and preempt and pad requests."""
+    from . import vllm_steps
+
+    resumed = 0
+    for seed in range(4):
+        served = vllm_steps.Served(
+            vllm_steps.new_scheduler(llama, bool(steps_ahead), blocks), random.Random(seed)
+        )
+        served.add(REQUESTS)
+        served.run(steps_ahead)
+        expected = {name: [served.depth_of[token] for token in text] for name, text in served.texts.items()}
+        assert served.reported == expected
+        resumed += served.resumed
+    assert resumed > 0
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["eagle3", "eagle3, two layers", "dflash", "peagle", "mtp"])
 def test_depths_are_those_of_a_replay(name, trained_draft, vllm_context, vllm_environment) -> None:
