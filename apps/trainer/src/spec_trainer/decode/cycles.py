@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import ArtifactError, EngineError
+from spec_core.errors import ArtifactError, ConfigError
 from spec_trainer.checkpoint.folder import read_meta
 from spec_trainer.checkpoint.store import read_weights
 from spec_trainer.data.batching import epoch_order
@@ -236,9 +236,9 @@ def _notes(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_depths(decoded: Pass, spec: RunSpec) -> None:
-    """Raise EngineError if the run needs guess depths and the engine, as it is configured, reported none."""
+    """Raise ConfigError if the run needs guess depths and the engine, as it is configured, reported none."""
     if spec.config.decode.on_policy and not all(answer.guess_depths for answer in decoded.answers):
-        raise EngineError(
+        raise ConfigError(
             f"decode.on_policy=true: engine {spec.config.engine.name!r} did not say which guesses it judged; "
             "remove it, or the engine's arguments that change how guesses are verified"
         )
