@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from spec_engine_sglang.guess_depths import begin_answer, guess_depths_of, note_cap, note_verification
+from spec_engine_sglang.guess_depths import answer_depths, begin_answer, note_cap, note_verification
 
 
 class Answer(SimpleNamespace):
@@ -30,7 +30,7 @@ class Answer(SimpleNamespace):
 
     def depths(self) -> list[int]:
         self.send()
-        return list(guess_depths_of(self.received, len(self.output_ids)))
+        return list(answer_depths(self.received, len(self.output_ids)))
 
 
 def test_each_round_begins_at_one() -> None:

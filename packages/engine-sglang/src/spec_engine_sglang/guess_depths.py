@@ -57,7 +57,7 @@ def note_cap(result: None, request: Any, cap_len: int) -> None:
         depths[-1] = 0
 
 
-def guess_depths_of(about: dict[str, Any], num_tokens: int) -> Sequence[int]:
+def answer_depths(about: dict[str, Any], num_tokens: int) -> Sequence[int]:
     """Return the depths of an answer's tokens from SGLang's ``meta_info``; empty if it does not have them all.
 
     The depth of a token that follows a round's last guess is larger than the number of guesses.

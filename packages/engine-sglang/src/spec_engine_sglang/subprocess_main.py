@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import EngineError
-from spec_engine_sglang.guess_depths import guess_depths_of
+from spec_engine_sglang.guess_depths import answer_depths
 from spec_engine_sglang.image_inputs import ImageInputs
 from spec_kit.hosting import EngineLink
 
@@ -126,7 +126,7 @@ def read_answer(answer: Fields) -> Fields:
         "ids": answer["output_ids"],
         "gaps": [top[0][0] - top[1][0] for top in about.get("output_top_logprobs") or ()],
         "accepted": about.get("spec_correct_drafts_histogram") or [],
-        "depths": list(guess_depths_of(about, len(answer["output_ids"]))),
+        "depths": list(answer_depths(about, len(answer["output_ids"]))),
         "cached": about.get("cached_tokens") or 0,
         "times": answer.get("times", ()),
     }
