@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,8 +49,32 @@ class Replay:
             self._known += next(wrong, len(theirs)) + 1
         return steps
 
+    def depths(self, num_guesses: int, reported: Sequence[int]) -> list[int]:
+        """Return at which depth our proposer guesses each token of the answer, if each round has its guesses.
+
+        Where a round would begin, a reported 0 is taken for a token that a prefill yielded.
+        """
+        start = self._known - 1
+        depths = [0]
+        while self._known < len(self._tokens):
+            accepted = 0
+            if reported[self._known - start] == 0:
+                depths.append(0)
+            else:
+                following = self._tokens[self._known : self._known + num_guesses]
+                pairs = zip(self._propose(num_guesses), following, strict=False)
+                accepted = next((i for i, (a, b) in enumerate(pairs) if a != b), len(following))
+                depths += [depth % (num_guesses + 1) for depth in range(1, accepted + 2)]
+            self._known += accepted + 1
+        return depths[: len(self._tokens) - start]
+
     def _propose(self, count: int) -> tuple[int, ...]:
         start, stop = self._proposed_for, self._known - 1
         self._proposer.extend(self._tokens[start + 1 : stop + 1], self._hidden_TNH[start:stop])
         self._proposed_for = stop
         return self._proposer.propose(count, 0.0, torch.Generator()).token_ids
+
+
+def prefilled(depths: Sequence[int], num_guesses: int) -> int:
+    """Return how many tokens after the first have no guess although no round before has accepted all guesses."""
+    return sum(own == 0 and before != num_guesses for before, own in pairwise(depths))

@@ -14,6 +14,7 @@ from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_sglang.config import SglangConfig
 from spec_engine_sglang.engine import SglangEngine
 from spec_kit.targets.target_reader import read_target
+from spec_testing.answer_checks import assert_guess_depths
 
 from ..transformers_target import Transformer
 from .conftest import NUM_DRAFT_TOKENS
@@ -87,8 +88,11 @@ def test_texts_and_acceptance_are_those_of_transformers(llama, engine, trained_d
     context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
     with HfEngine.create(HfConfig(), read_target(llama), context) as hf:
         hf.load_draft(trained.folder)
-        expected = [answer.token_ids for answer in hf.generate(trained.prompts, drafting)]
+        expected = hf.generate(trained.prompts, drafting)
         accepted = hf.acceptance().acceptance_length
     engine.load_draft(trained.folder)
-    assert [answer.token_ids for answer in engine.generate(trained.prompts, drafting)] == expected
+    answers = engine.generate(trained.prompts, drafting)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     assert engine.acceptance().acceptance_length == pytest.approx(accepted, rel=0.02)
+    assert_guess_depths(engine, answers, engine.acceptance())
+    assert [answer.guess_depths for answer in answers] == [answer.guess_depths for answer in expected]

@@ -58,12 +58,13 @@ def test_the_draft_is_served_with_the_acceptance_of_the_reference(trained, shari
     context = EngineContext(backend=CpuBackend(CpuBackend.Config()))
     with HfEngine.create(HfConfig(), read_target(trained.target), context) as reference:
         reference.load_draft(trained.folder)
-        reference.generate(trained.prompts, DRAFTED)
+        replayed = reference.generate(trained.prompts, DRAFTED)
         expected, counted = reference.acceptance(), served.acceptance()
     print(f"{trained.name}: {expected=} {counted=}")
     assert expected.acceptance_length > 1.1  # Medusa has 1.2 here, the others more than 1.3
     assert counted.acceptance_length == pytest.approx(expected.acceptance_length, rel=0.02)
     assert counted.acceptance_per_position == pytest.approx(expected.acceptance_per_position, abs=0.02)
+    assert [answer.guess_depths for answer in drafted] == [answer.guess_depths for answer in replayed]
 
 
 def test_vllm_drafts_the_tokens_that_our_own_forward_pass_drafts(

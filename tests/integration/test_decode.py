@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -257,6 +258,21 @@ def test_a_plugin_that_cannot_is_refused_in_one_line(
     monkeypatch.setattr(plugin, ability, lost)
     _, *keys = untrained.words(untrained.folder / "refused", decode__on_policy=True)
     assert line in command_line("plan", *keys).error
+
+
+def test_answers_without_guess_depths_end_a_run_on_policy_in_one_line(command_line, untrained, monkeypatch):
+    """An engine that can report them may be set so that it cannot: vLLM's adaptive verification is such a setting."""
+    generate = HfEngine.generate
+    monkeypatch.setattr(
+        HfEngine,
+        "generate",
+        lambda *asked: [replace(answer, guess_depths=()) for answer in generate(*asked)],
+    )
+    output = untrained.folder / "without"
+    few = {"decode__prompts": 2, "decode__max_new_tokens": 4, "data__eval_samples": 0, **CHAIN}
+    outcome = command_line(*untrained.words(output, decode__on_policy=True, **few))
+    assert "engine 'hf' did not say which guesses it judged" in outcome.error
+    assert not (output / "decoded" / "cycle-0.jsonl").exists()
 
 
 def test_a_draft_that_the_engine_does_not_serve_is_refused_in_one_line(command_line, untrained, monkeypatch):

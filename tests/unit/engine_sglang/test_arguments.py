@@ -269,6 +269,22 @@ def test_sglang_has_what_host_and_hook_call(source):
     assert "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN" in (source / "environ.py").read_text()
 
 
+def test_sglang_has_what_guess_depths_need(source):
+    """Values of ``customized_info`` are sent with the tokens of the same slice, once the round is counted."""
+    managers = source / "managers"
+    capped = parameters_of(managers / "schedule_batch.py", "update_spec_cap_lens_histogram", "Req")
+    assert capped == {"self", "cap_len"}
+    assert {"customized_info", "output_ids", "rid"} <= attributes_in(managers / "schedule_batch.py")
+    streamed = (managers / "scheduler_components/output_streamer.py").read_text()
+    assert "req_values[send_token_offset : len(output_ids_)]" in streamed
+    assert "customized_info_accumulated" in (managers / "tokenizer_manager.py").read_text()
+    processed = (managers / "scheduler_components/batch_result_processor.py").read_text()
+    counted, capped = (
+        processed.index(f"req.update_spec_{name}_histogram(") for name in ("correct_drafts", "cap_lens")
+    )
+    assert counted < capped
+
+
 def test_sglang_has_what_fresh_weights_need(source):
     managers = source / "managers"
     assert "recv_req" in parameters_of(managers / "scheduler.py", "get_internal_state", "Scheduler")

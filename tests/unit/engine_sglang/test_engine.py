@@ -142,6 +142,7 @@ def test_generation_and_counters(open_engine, eagle3_folder):
     (plain,) = engine.generate([[5, 6]], SamplingParams(max_new_tokens=3))
     assert plain.token_ids == (7, 8, 9)
     assert plain.top2_margin == (1.75, 1.75, 1.75)
+    assert plain.guess_depths == ()
     with pytest.raises(EngineError, match="no draft is loaded"):
         engine.generate([[5]], SamplingParams(max_new_tokens=3, num_draft_tokens=2))
     engine.load_draft(eagle3_folder)
@@ -159,6 +160,9 @@ def test_generation_and_counters(open_engine, eagle3_folder):
     assert [answer.token_ids for answer in streamed] == [(6, 7), (5, 6)]
     assert [answer.verifications for answer in streamed] == [(2, 0, 0, 1)] * 2
     assert all(0 < first <= second for first, second in (answer.times_s for answer in streamed))
+    assert [answer.guess_depths for answer in (*answers, *streamed)] == [(0, 1)] * 4
+    (longer,) = engine.generate([[5]], SamplingParams(max_new_tokens=7, num_draft_tokens=3))
+    assert longer.guess_depths == (0, 1, 1, 1, 2, 3, 0)
     engine.load_draft(eagle3_folder)
     assert engine.acceptance().rounds == 0
 

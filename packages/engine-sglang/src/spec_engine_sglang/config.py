@@ -27,6 +27,7 @@ RESERVED = frozenset(
         "speculative_num_draft_tokens",
         "speculative_dflash_block_size",
         "speculative_dspark_block_size",
+        "speculative_adaptive",  # acceptance counters and guess depths need a fixed number of guesses
         # modes that divide a batch differently than by request
         "enable_two_batch_overlap",
         "enable_pdmux",

@@ -53,6 +53,7 @@ class SglangEngine(SubprocessEngine):
     api_version: ClassVar[int] = 3
     abilities: ClassVar[EngineAbilities] = EngineAbilities(
         fresh_weights=True,
+        guess_depths=True,
         images=True,
         image_types=frozenset(
             {"qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text"}

@@ -85,7 +85,7 @@ def _register_capture() -> None:
 def _register_updates() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from spec_engine_sglang import scheduler_updates
+    from spec_engine_sglang import guess_depths, scheduler_updates
 
     managers = "sglang.srt.managers"
     for name, hook, kind in (
@@ -102,6 +102,17 @@ def _register_updates() -> None:
         (
             f"{managers}.schedule_batch.Req.__init__",
             scheduler_updates.keep_prefixes_apart,
+            HookType.AFTER,
+        ),
+        (f"{managers}.schedule_batch.Req.__init__", guess_depths.begin_answer, HookType.AFTER),
+        (
+            f"{managers}.schedule_batch.Req.update_spec_correct_drafts_histogram",
+            guess_depths.note_verification,
+            HookType.AFTER,
+        ),
+        (
+            f"{managers}.schedule_batch.Req.update_spec_cap_lens_histogram",
+            guess_depths.note_cap,
             HookType.AFTER,
         ),
         (

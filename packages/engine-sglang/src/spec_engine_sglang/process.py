@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from spec_core.records import AcceptanceCounters
 from spec_engine_sglang import hook
 from spec_engine_sglang.arguments import ENVIRONMENT, server_arguments
-from spec_engine_sglang.request_names import Assignment, name_of
+from spec_engine_sglang.request_names import GENERATED, Assignment, name_of
 from spec_kit.hosting import CaptureMode, EngineSubprocess, SpeculativeMode, image_fields
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class SglangProcess(EngineSubprocess):
 
     def decode(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Fields]:
         """Return SGLang's answers in the order of the prompts."""
-        names = [f"spec-generate-{index}-{time.monotonic_ns()}" for index in range(len(prompts))]
+        names = [f"{GENERATED}{index}-{time.monotonic_ns()}" for index in range(len(prompts))]
         greedy_plain = sampling.temperature == 0 and sampling.num_draft_tokens == 0
         gaps = greedy_plain and sampling.with_margins and self._config.gaps
         load = {"times": sampling.with_times, "concurrency": sampling.concurrency or 0}
@@ -69,6 +69,7 @@ class SglangProcess(EngineSubprocess):
         for answer in answers:
             if len(answer["accepted"]) > drafted:  # a round that accepts more accepts every guess
                 answer["accepted"][drafted:] = [sum(answer["accepted"][drafted:])]
+            answer["depths"] = [depth if depth <= drafted else 0 for depth in answer["depths"]]
             for accepted, rounds in enumerate(answer["accepted"]):
                 self._counted += AcceptanceCounters.of_rounds(drafted, accepted, rounds)
         return answers

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+GENERATED = "spec-generate-"
+"""Beginning of the names of requests that are answered, not captured."""
 _NAME = re.compile(r"spec-capture-(\d+)-(\d+)-([\d.]*)(?:-\d+)?")
 
 

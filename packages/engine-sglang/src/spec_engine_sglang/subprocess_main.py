@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import EngineError
+from spec_engine_sglang.guess_depths import answer_depths
 from spec_engine_sglang.image_inputs import ImageInputs
 from spec_kit.hosting import EngineLink
 
@@ -117,14 +118,15 @@ def read_answer(answer: Fields) -> Fields:
     """Return the fields of SGLang's answer that the engine uses.
 
     The fields are the new tokens, the gaps between the two largest logits, the number of verifications that
-    accepted 0, 1, … draft tokens, and the number of cached prompt tokens. SGLang counts a verification in
-    full, even if it passes the answer's end.
+    accepted 0, 1, … draft tokens, the tokens' guess depths, and the number of cached prompt tokens. SGLang
+    counts a verification in full, even if it passes the answer's end.
     """
     about = answer["meta_info"]
     return {
         "ids": answer["output_ids"],
         "gaps": [top[0][0] - top[1][0] for top in about.get("output_top_logprobs") or ()],
         "accepted": about.get("spec_correct_drafts_histogram") or [],
+        "depths": list(answer_depths(about, len(answer["output_ids"]))),
         "cached": about.get("cached_tokens") or 0,
         "times": answer.get("times", ()),
     }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.records import MOST_IMAGES
 from spec_engine_vllm.draft_ranks import EXTENSION
+from spec_engine_vllm.guess_depths import SCHEDULER
 from spec_engine_vllm.serving_format import speculative_config
 from spec_kit.hosting import CaptureMode, SpeculativeMode
 
@@ -101,6 +102,7 @@ def _of_mode(config: VllmConfig, mode: Mode) -> Arguments:
         return {
             "speculative_config": config.draft_args | speculative_config(mode),
             "worker_extension_cls": EXTENSION,
+            "scheduler_cls": SCHEDULER,
         }
     return {}
 

@@ -27,6 +27,7 @@ RESERVED = frozenset(
         "speculative_config",
         "kv_transfer_config",
         "worker_extension_cls",
+        "scheduler_cls",
     }
 )
 """Arguments of vLLM that the engine sets itself."""

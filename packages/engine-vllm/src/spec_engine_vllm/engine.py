@@ -56,7 +56,7 @@ class VllmEngine(SubprocessEngine):
     name: ClassVar[str] = "vllm"
     api_version: ClassVar[int] = 3
     abilities: ClassVar[EngineAbilities] = EngineAbilities(
-        fresh_weights=True, images=True, image_prompts=True
+        fresh_weights=True, guess_depths=True, images=True, image_prompts=True
     )
     Config: ClassVar[type[EngineConfig]] = VllmConfig
 

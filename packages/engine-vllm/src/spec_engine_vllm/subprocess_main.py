@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import EngineError
 from spec_engine_vllm.acceptance_counts import EngineTotals
 from spec_engine_vllm.draft_ranks import VllmRanks
+from spec_engine_vllm.guess_depths import guess_depths_of
 from spec_engine_vllm.image_prompts import ImagePrompts
 from spec_kit.hosting import EngineLink
 from spec_processes import ending
@@ -172,6 +173,7 @@ class Requests:
             "times": times,
             "gaps": [_gap(position) for position in answer.logprobs or ()],
             "accepted": [] if verified is None else list(verified.histogram),
+            "depths": guess_depths_of(output),
             "cached": output.num_cached_tokens or 0,
             "draft": [self._ranks.served.version, self._ranks.served.digest],
         }

@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spec_core.errors import ArtifactError
+from spec_core.errors import ArtifactError, ConfigError
 from spec_trainer.checkpoint.folder import read_meta
 from spec_trainer.checkpoint.store import read_weights
 from spec_trainer.data.batching import epoch_order
@@ -122,6 +122,7 @@ class _Run:
         )
         figures = self._measure(cycle.number, cycle.version)
         decoded = self._answer(prompts, f"cycle {cycle.number}")
+        _check_depths(decoded, self._spec)
         figures |= self._figures("decode", decoded)
         self._folder.write_figures(cycle.number, figures)
         self._folder.write_answers(f"cycle-{cycle.number}", prompts, decoded.answers)
@@ -232,6 +233,15 @@ def _notes(figures: dict[str, Any]) -> dict[str, Any]:
         "serving_acceptance_length": figures.get(f"{HELD_OUT}_acceptance_length", own),
         "decode_acceptance_length": own,
     }
+
+
+def _check_depths(decoded: Pass, spec: RunSpec) -> None:
+    """Raise ConfigError if the run needs guess depths and the engine, as it is configured, reported none."""
+    if spec.config.decode.on_policy and not all(answer.guess_depths for answer in decoded.answers):
+        raise ConfigError(
+            f"decode.on_policy=true: engine {spec.config.engine.name!r} did not say which guesses it judged; "
+            "remove it, or the engine's arguments that change how guesses are verified"
+        )
 
 
 def _check_tokens(answers: Dataset, spec: RunSpec) -> None:

@@ -131,8 +131,8 @@ class EngineSubprocess(Resource):
 
         Each answer has the new token ``ids``, and ``gaps``: the difference of the two largest logits of each
         token, or empty. It has ``draft`` (version, digest) if a pushed draft may serve. If the program counts
-        them, it also has ``accepted`` (how many verifications accepted 0, 1, … guesses), ``cached`` (cached
-        tokens of the prompt), and ``times`` of the tokens in seconds.
+        them, it also has ``accepted`` (how many verifications accepted 0, 1, … guesses), ``depths`` (the guess
+        depth of each token), ``cached`` (cached tokens of the prompt), and ``times`` of the tokens in seconds.
         """
 
     @abstractmethod
@@ -316,6 +316,7 @@ def _generation(answer: Mapping[str, Any], sampling: SamplingParams) -> Generati
     return Generation(
         token_ids=tuple(answer["ids"])[: sampling.max_new_tokens],
         top2_margin=tuple(answer["gaps"]),
+        guess_depths=tuple(answer.get("depths", ()))[: sampling.max_new_tokens],
         verifications=tuple(answer.get("accepted", ())),
         cached_tokens=answer.get("cached", 0),
         times_s=tuple(answer.get("times", ()))[: sampling.max_new_tokens],

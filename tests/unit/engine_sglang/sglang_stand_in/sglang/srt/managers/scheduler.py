@@ -64,7 +64,7 @@ class Scheduler:
             about = {"finish_reason": {"type": "abort", "message": "Input length exceeds the maximum"}}
             return [{"output_ids": [], "meta_info": about} for _ in prompts]
         self._prefill(list(zip(names, prompts, strict=True)))
-        return [self._answer(*pair, top) for pair in zip(prompts, samplings, strict=True)]
+        return [self._answer(*asked, top) for asked in zip(names, prompts, samplings, strict=True)]
 
     def _prefill(self, waiting):
         import torch
@@ -90,17 +90,23 @@ class Scheduler:
                 done[name] = first + length
             waiting = [(name, prompt) for name, prompt in waiting if done[name] < len(prompt)]
 
-    def _answer(self, prompt, sampling, top):
+    def _answer(self, name, prompt, sampling, top):
         count = max(sampling["max_new_tokens"], 1)
+        tokens = [(prompt[-1] + i + 1) % 97 for i in range(count)]
         about = {"finish_reason": {"type": "length", "length": count}}
         if top:
             about["output_top_logprobs"] = [[(-0.25, 1, None), (-2.0, 2, None)]] * count
         if draft_tokens := self.server_args.get("speculative_num_draft_tokens"):
-            request = Req()
+            request = Req(name, tokens[:1])
+            about |= {key: values[0:1] for key, values in (request.customized_info or {}).items()}
             for correct in (0, 0, draft_tokens - 1):
                 request.update_spec_correct_drafts_histogram(correct)
+                sent = len(request.output_ids)
+                request.output_ids = tokens[: sent + correct + 1]
+                for key, values in (request.customized_info or {}).items():
+                    about[key] += values[sent : len(request.output_ids)]
             about["spec_correct_drafts_histogram"] = request.spec_correct_drafts_histogram
-        return {"output_ids": [(prompt[-1] + i + 1) % 97 for i in range(count)], "meta_info": about}
+        return {"output_ids": tokens, "meta_info": about}
 
 
 def run_scheduler_process(server_args, conn):
