@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Literal
 
 from tokenizers import Tokenizer
 
 from spec_trainer.quickstart.corpus import python_documents
 from spec_trainer.quickstart.run import QuickstartSize, prepare_files
-from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_target
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CODE = ("def ", "class ", "async def ", "@")
 """Beginnings of documents that are code; the other ones are docstrings and topics of ``help()``."""
@@ -21,16 +16,6 @@ PROMPT_TOKENS = 24
 STRIDE = 48
 """Tokens from the beginning of a prompt to the beginning of the next one."""
 SEEDS = 4
-SMALL = TinyTargetConfig(
-    num_layers=8,
-    hidden_size=64,
-    num_heads=2,
-    num_kv_heads=2,
-    intermediate_size=128,
-    batch_size=4,
-    steps=240,
-)
-"""The quickstart's recipe with a twentieth of its computing."""
 WORDS = (
     "data.eval_samples=0",
     "train.schedule=constant",
@@ -47,16 +32,11 @@ WORDS = (
 
 
 class ProseAndCode:
-    """A target, and prompts from the text that it has learnt."""
+    """The quickstart's target, which its cache keeps, and prompts from the text that it has learnt."""
 
-    def __init__(self, folder: Path, size: Literal["small", "quickstart"]) -> None:
-        """Make a small target in ``folder``, or have the quickstart's own one, which its cache keeps."""
+    def __init__(self) -> None:
+        self.target = prepare_files(QuickstartSize()).target
         documents = python_documents()
-        if size == "quickstart":
-            self.target = prepare_files(QuickstartSize()).target
-        else:
-            self.target = folder / "target"
-            build_tiny_target(self.target, documents, SMALL)
         tokenizer = Tokenizer.from_file(str(self.target / "tokenizer.json"))
         draw = random.Random(0)
         self._prompts: dict[str, list[list[int]]] = {}
