@@ -130,6 +130,21 @@ def test_the_day_says_who_was_passed_and_when(tmp_path):
     assert verdicts(None, 100.0) == []
 
 
+def test_the_figure_shows_all_servers_and_the_pushes(tmp_path):
+    from day_0_figure import draw, pushed
+
+    row = {"begun_s": 10.0, "at_s": 12.0, "output_tokens_per_s": 100.0}
+    day = {
+        "series": dict.fromkeys(("live", "no-draft", "ngram"), [row]),
+        "follow_starts_s": 5.0,
+        "verdicts": [{"at_s": 9.0, "step": 8, "served": 0}, {"at_s": 15.0, "step": 16, "served": 16}],
+    }
+    assert pushed(day) == [10.0]
+    draw(day, tmp_path / "day.svg")
+    text = (tmp_path / "day.svg").read_text()
+    assert all(word in text for word in ("<svg", "draft that learns", "no draft", "prompt lookup"))
+
+
 def test_the_run_directory_says_what_has_been_trained(tmp_path):
     from follow_figures import trained
 
