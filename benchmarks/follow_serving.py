@@ -120,7 +120,7 @@ DAY = {
     "every": 48,
     "passes": 8,
     "batch_tokens": 2048,
-    "lr": 5e-4,
+    "lr": 3e-4,
 }
 TOY_DAY = {"lr": 3e-3, "warm_s": 1.0}
 
@@ -194,7 +194,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--every", type=int, help="follow.every; default 256")
     parser.add_argument("--passes", type=int, help="follow.passes; default 4, 8 in --day-0")
     parser.add_argument("--batch-tokens", type=int, help="train.global_batch_tokens; default 8192")
-    parser.add_argument("--lr", type=float, help="default 1e-9, so that the draft stays; 5e-4 in --day-0")
+    parser.add_argument("--lr", type=float, help="default 1e-9, so that the draft stays; 3e-4 in --day-0")
     parser.add_argument(
         "--budget-ms",
         type=float,

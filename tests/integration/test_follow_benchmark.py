@@ -135,7 +135,7 @@ def test_the_figure_shows_all_servers_and_the_pushes(tmp_path):
 
     row = {"begun_s": 10.0, "at_s": 12.0, "output_tokens_per_s": 100.0}
     day = {
-        "series": dict.fromkeys(("live", "no-draft", "ngram"), [row]),
+        "series": {name: [row] for name in ("live", "no-draft", "ngram")},
         "follow_starts_s": 5.0,
         "verdicts": [{"at_s": 9.0, "step": 8, "served": 0}, {"at_s": 15.0, "step": 16, "served": 16}],
     }
