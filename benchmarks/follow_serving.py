@@ -244,9 +244,9 @@ def phases(
         servers.start(*dict.fromkeys(PHASES[name].server for name in options.phases))
     found: dict[str, Any] = {}
     for name in options.phases:
-        if PHASES[name].budget and options.budget_ms is None:
-            options.budget_ms = found["plain"]["server"]["budget_ms"]
         try:
+            if PHASES[name].budget and options.budget_ms is None:
+                options.budget_ms = budget_of(found["plain"])
             found[name] = measured(options, servers, name, trainer)
         except SystemExit as error:  # one phase has failed, and the others can go on
             if not isinstance(error.code, str):
@@ -256,6 +256,13 @@ def phases(
         yield {"phases": found, "beside_plain": beside(found)}
 
 
+def budget_of(plain: dict[str, Any]) -> float:
+    """Return the latency budget that the figures of phase plain leave room above."""
+    if (budget := plain.get("server", {}).get("budget_ms")) is None:
+        raise SystemExit("phase plain has found no latency to choose a budget by; give --budget-ms")
+    return budget
+
+
 def measured(
     options: argparse.Namespace, servers: Servers, name: str, trainer: dict[str, str]
 ) -> dict[str, Any]:
@@ -263,7 +270,7 @@ def measured(
     phase, url = PHASES[name], servers.url(PHASES[name].server)
     budget = [f"follow.latency_budget_ms={options.budget_ms}"] if phase.budget else []
     device = options.trainer_device if phase.elsewhere else 0
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"budget_ms": options.budget_ms} if phase.budget else {}
     with ExitStack() as stack:
         answers = stack.enter_context(loaded(options, url, name, everything=phase.everything))
         follower = None
