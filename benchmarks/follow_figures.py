@@ -94,13 +94,13 @@ def figures(answers: Sequence[dict[str, Any]], begun: Window, ended: Window) -> 
             "acceptance_length": since.acceptance and since.acceptance.acceptance_length,
             "cached_prompt_tokens": since.cached_tokens,
             "inter_token_p99_ms": None if quantile is None else 1e3 * quantile,
-            "budget_ms": None if quantile is None else budget_ms(since, quantile),
+            "bound_ms": None if quantile is None else bound_ms(since, quantile),
         },
         "trainer": {**trained, "tokens_per_s": trained["tokens"] / elapsed},
     }
 
 
-def budget_ms(counters: ServerCounters, p99_s: float) -> float | None:
+def bound_ms(counters: ServerCounters, p99_s: float) -> float | None:
     """Return the first bound of a histogram of latencies that leaves room above a p99; None if there is none."""
     bounds = [bound for bound, _ in counters.inter_token_latency if ROOM * p99_s <= bound < math.inf]
     return 1e3 * bounds[0] if bounds else None

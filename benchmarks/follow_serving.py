@@ -258,7 +258,7 @@ def phases(
 
 def budget_of(plain: dict[str, Any]) -> float:
     """Return the latency budget that the figures of phase plain leave room above."""
-    if (budget := plain.get("server", {}).get("budget_ms")) is None:
+    if (budget := plain.get("server", {}).get("bound_ms")) is None:
         raise SystemExit("phase plain has found no latency to choose a budget by; give --budget-ms")
     return budget
 

@@ -94,12 +94,12 @@ def test_another_server_is_passed_where_the_throughput_stays_above_its_own():
 
 
 def test_a_budget_is_a_bound_of_the_histogram_above_the_p99():
-    from follow_figures import budget_ms
+    from follow_figures import bound_ms
 
     counters = moment(0.0, 100, 1, 1, 0).counters
-    assert budget_ms(counters, 0.008) == pytest.approx(10)
-    assert budget_ms(counters, 0.009) == pytest.approx(25)
-    assert budget_ms(counters, 0.03) is None
+    assert bound_ms(counters, 0.008) == pytest.approx(10)
+    assert bound_ms(counters, 0.009) == pytest.approx(25)
+    assert bound_ms(counters, 0.03) is None
 
 
 def test_the_day_says_who_was_passed_and_when(tmp_path):
