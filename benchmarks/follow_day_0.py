@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections import Counter
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -38,14 +39,16 @@ def day_0(options: argparse.Namespace, servers: Servers, trainer: dict[str, str]
     urls = {name: servers.url(name) for name in WINDOWS}
     follower: Follower | None = None
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in WINDOWS}
+    requests = Counter[str]()
     origin_s, origin_clock = time.monotonic(), time.time()
     starts_s, run = 0.0, None
     with ExitStack() as stack:
         for number in itertools.count(1):
             for name, url in urls.items():
-                before = found[name][-1]["requests"] if found[name] else 0
-                rows = turn(options, url, name, number, run if name == "live" else None, origin_s)
-                found[name] += [row | {"requests": before + row["requests"]} for row in rows]
+                watched_run = run if name == "live" else None
+                rows, answered = turn(options, url, name, number, watched_run, origin_s)
+                found[name] += [row | {"requests": requests[name] + row["requests"]} for row in rows]
+                requests[name] += answered
                 if follower is not None:
                     follower.check()
             log.info("round %d: %s", number, {name: brief(rows[-1]) for name, rows in found.items()})
@@ -63,8 +66,8 @@ def day_0(options: argparse.Namespace, servers: Servers, trainer: dict[str, str]
 
 def turn(
     options: argparse.Namespace, url: str, name: str, number: int, run: Path | None, origin_s: float
-) -> list[dict[str, Any]]:
-    """Return the windows of one turn of a server."""
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the windows of one turn of a server, and the number of requests that it answered in all."""
     moments: list[Window] = []
     with loaded(options, url, f"{name}-{number}", everything=name == "live") as answers:
         warm_up(options, url)
@@ -72,7 +75,7 @@ def turn(
         for count in range(1, WINDOWS[name] + 1):
             time.sleep(max(0.0, moments[0].begun_s + count * options.window_s - time.monotonic()))
             moments.append(moment(url, run))
-    return series(answers, moments, origin_s)
+    return series(answers, moments, origin_s), sum(answer["complete"] for answer in answers)
 
 
 def summary(
