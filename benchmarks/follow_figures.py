@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import subprocess
 import time
 import urllib.request
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 CROSSED = 3
 """Windows in a row that have to be above a line that is called crossed."""
+ROOM = 1.2
+"""Least latency budget over the server's own p99."""
 
 
 @dataclass
@@ -91,9 +94,16 @@ def figures(answers: Sequence[dict[str, Any]], begun: Window, ended: Window) -> 
             "acceptance_length": since.acceptance and since.acceptance.acceptance_length,
             "cached_prompt_tokens": since.cached_tokens,
             "inter_token_p99_ms": None if quantile is None else 1e3 * quantile,
+            "bound_ms": None if quantile is None else bound_ms(since, quantile),
         },
         "trainer": {**trained, "tokens_per_s": trained["tokens"] / elapsed},
     }
+
+
+def bound_ms(counters: ServerCounters, p99_s: float) -> float | None:
+    """Return the first bound of a histogram of latencies that leaves room above a p99; None if there is none."""
+    bounds = [bound for bound, _ in counters.inter_token_latency if ROOM * p99_s <= bound < math.inf]
+    return 1e3 * bounds[0] if bounds else None
 
 
 def token_times(answer: dict[str, Any]) -> list[float]:
@@ -116,15 +126,20 @@ def tokens_between(answers: Sequence[dict[str, Any]], begun_s: float, ended_s: f
     )
 
 
-def series(answers: Sequence[dict[str, Any]], moments: Sequence[Window]) -> list[dict[str, Any]]:
-    """Return throughput, acceptance and training between each moment and the next, over seconds since the first."""
+def series(
+    answers: Sequence[dict[str, Any]], moments: Sequence[Window], origin_s: float
+) -> list[dict[str, Any]]:
+    """Return throughput, acceptance and training from each moment to the next, over seconds since ``origin_s``."""
     rows = []
+    ends = [answer["times_s"][-1] for answer in answers if answer["complete"] and answer["times_s"]]
     for begun, ended in itertools.pairwise(moments):
         since, elapsed = ended.counters - begun.counters, ended.begun_s - begun.begun_s
         rows.append(
             {
-                "at_s": ended.begun_s - moments[0].begun_s,
+                "begun_s": begun.begun_s - origin_s,
+                "at_s": ended.begun_s - origin_s,
                 "output_tokens_per_s": tokens_between(answers, begun.begun_s, ended.begun_s) / elapsed,
+                "requests": sum(end < ended.begun_s for end in ends),
                 "acceptance_length": since.acceptance and since.acceptance.acceptance_length,
                 "trained_tokens_per_s": (ended.steps["tokens"] - begun.steps["tokens"]) / elapsed,
                 **{name: ended.steps[name] for name in ("steps", "verdicts", "pushes")},
@@ -133,13 +148,27 @@ def series(answers: Sequence[dict[str, Any]], moments: Sequence[Window]) -> list
     return rows
 
 
-def crossing_s(rows: Sequence[dict[str, Any]], line: float) -> float | None:
-    """Return the time of the first of several windows in a row that are above ``line``; None if there are none."""
-    above = [row["output_tokens_per_s"] > line for row in rows]
+def crossing(rows: Sequence[dict[str, Any]], line: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the first of several windows in a row that are above another server's; None if there are none.
+
+    A window has to be above the last window of the ``line`` before it, and above the first after it.
+    """
+    levels = [_level(row, line) for row in rows]
+    above = [
+        level is not None and row["output_tokens_per_s"] > level
+        for row, level in zip(rows, levels, strict=True)
+    ]
     for number in range(len(rows) - CROSSED + 1):
         if all(above[number : number + CROSSED]):
-            return rows[number]["at_s"]
+            names = ("at_s", "requests", "output_tokens_per_s", "acceptance_length", "steps", "pushes")
+            return {name: rows[number][name] for name in names} | {"line_tokens_per_s": levels[number]}
     return None
+
+
+def _level(row: dict[str, Any], line: Sequence[dict[str, Any]]) -> float | None:
+    before = [other["output_tokens_per_s"] for other in line if other["at_s"] <= row["begun_s"]]
+    after = [other["output_tokens_per_s"] for other in line if other["begun_s"] >= row["at_s"]]
+    return max([*before[-1:], *after[:1]], default=None)
 
 
 def device_memory() -> list[dict[str, int]]:

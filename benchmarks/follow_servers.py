@@ -65,6 +65,12 @@ def write_inputs(options: argparse.Namespace) -> Path:
         if not options.draft_model.exists():
             words = [*draft_words(options), f"output={options.folder / 'unused'}"]
             _write(options, "follow_draft.py", options.draft_model, json.dumps(words))
+    if options.day_0 and options.shallow and options.text is None and options.data is not None:
+        options.text = options.folder / "texts.json"
+        rows = [json.loads(line)["input_ids"] for line in options.data.read_text().splitlines()]
+        options.text.write_text(
+            json.dumps([ids[: 2 * options.prompt_tokens] for ids in rows[: options.texts]])
+        )
     return options.draft_model
 
 
@@ -223,6 +229,17 @@ def loaded(options: argparse.Namespace, url: str, phase: str, *, everything: boo
     with program(command, options.folder / f"load-{phase}.log") as running:
         yield answers
         answers += running.finish(options.limit_s)
+
+
+def warm_up(options: argparse.Namespace, url: str) -> None:
+    """Return once each stream may have had a token, and some seconds later."""
+    begun, deadline = moment(url, None), time.monotonic() + options.limit_s
+    while time.monotonic() < deadline:
+        since = moment(url, None).counters - begun.counters
+        if since.generated_tokens >= options.streams:
+            break
+        time.sleep(0.5)
+    time.sleep(options.warm_s)
 
 
 class Follower:

@@ -6,10 +6,10 @@
 
 Starts stock servers of vLLM (or ``--server sglang``) on the first device, keeps a steady load of streamed greedy
 completions on one of them, and measures tokens/s, the times between tokens, the time to the first token, acceptance,
-the trainer's tokens/s and memory in each of ``--phases``. ``--day-0`` measures the same load without a draft and with
-prompt lookup, then lets a draft of fresh weights learn from its server's requests, and says when the server's
-tokens/s cross those two. Prints one JSON document, which ``--output`` keeps from the first phase on; ``--folder``
-keeps all logs and runs.
+the trainer's tokens/s and memory in each of ``--phases``. ``--day-0`` then lets a draft of fresh weights learn from
+its server's requests. A server without a draft and one with prompt lookup take turns with it, and ``follow_day_0``
+says when its tokens/s cross theirs. Prints one JSON document, which ``--output`` keeps from the first phase on;
+``--folder`` keeps all logs and runs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,24 @@ import os
 import secrets
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commands import end_by_exception
-from follow_figures import crossing_s, figures, moment, series
-from follow_servers import COMMANDS, Servers, chosen_mps, following, loaded, watched, write_inputs
+from follow_day_0 import day_0
+from follow_figures import figures
+from follow_servers import (
+    COMMANDS,
+    Servers,
+    chosen_mps,
+    following,
+    loaded,
+    warm_up,
+    watched,
+    write_inputs,
+)
 from measure import machine, versions
 from push_server import DRAFT_TOKENS
 from random_target import SHAPES
@@ -38,10 +47,7 @@ from trainer_step import PACKAGES
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from follow_figures import Window
-    from follow_servers import Follower
+    from collections.abc import Iterator
 
 log = logging.getLogger("follow")
 
@@ -69,9 +75,9 @@ PHASES = {
     "states-0.1": Phase("states"),
     "states": Phase("states", everything=True),
     "follow-states": Phase("states", everything=True, follows=True, elsewhere=True),
+    "follow-states-here": Phase("states", everything=True, follows=True),
+    "follow-states-budget": Phase("states", everything=True, follows=True, budget=True),
     "plain-again": Phase("plain"),
-    "no-draft": Phase("no-draft"),
-    "ngram": Phase("ngram"),
 }
 DEFAULT_PHASES = ("plain", "share-0.1", "share-1", "follow", "follow-budget", "plain-again")
 TOY = {
@@ -85,8 +91,9 @@ TOY = {
     "kv_gib": 0.0625,
     "every": 32,
     "batch_tokens": 512,
+    "passes": 4,
+    "lr": 1e-9,
     "draft_vocab_size": 0,
-    "budget_ms": 100.0,
 }
 USUAL = {
     "streams": 32,
@@ -99,9 +106,23 @@ USUAL = {
     "kv_gib": 4.0,
     "every": 256,
     "batch_tokens": 8192,
+    "passes": 4,
+    "lr": 1e-9,
     "draft_vocab_size": 32_000,
-    "budget_ms": 25.0,
 }
+
+
+DAY = {
+    "streams": 8,
+    "prompt_tokens": 64,
+    "warm_s": 1.0,
+    "window_s": 2.5,
+    "every": 48,
+    "passes": 8,
+    "batch_tokens": 2048,
+    "lr": 3e-4,
+}
+TOY_DAY = {"lr": 3e-3, "warm_s": 1.0}
 
 
 def main() -> int:
@@ -137,7 +158,7 @@ def main() -> int:
             if options.output is not None:
                 options.output.write_text(json.dumps(document, indent=2))
         print(json.dumps(document, indent=2))
-    return 0
+    return int(any("failed" in row for row in document.get("phases", {}).values()))
 
 
 def _options() -> argparse.Namespace:
@@ -159,22 +180,32 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shallow", action="store_true", help="a random target that drafts can learn")
     parser.add_argument("--text", type=Path, help="JSON list of token id lists that prompts are cut from")
     parser.add_argument("--data", type=Path, help="data of follow; default: random rows for a smaller head")
-    parser.add_argument("--streams", type=int, help="requests under way at any time; default 32")
+    parser.add_argument(
+        "--streams", type=int, help="requests under way at any time; default 32, 8 in --day-0"
+    )
     parser.add_argument("--prompt-tokens", type=int, help="default 256")
     parser.add_argument("--new-tokens", type=int, help="of each answer; default 256")
     parser.add_argument("--seconds", type=float, help="of each phase's measurement; default 45")
     parser.add_argument("--warm-s", type=float, help="of load before it; default 8")
     parser.add_argument("--day-s", type=float, help="for which the draft learns in --day-0; default 240")
-    parser.add_argument("--window-s", type=float, help="of the series of --day-0; default 5")
+    parser.add_argument("--window-s", type=float, help="of the series of --day-0; default 2.5")
+    parser.add_argument("--rounds-before", type=int, default=2, help="rounds of --day-0 before follow starts")
+    parser.add_argument("--texts", type=int, default=8, help="that prompts of --day-0 --shallow are cut from")
     parser.add_argument("--every", type=int, help="follow.every; default 256")
-    parser.add_argument("--passes", type=int, default=4, help="follow.passes")
+    parser.add_argument("--passes", type=int, help="follow.passes; default 4, 8 in --day-0")
     parser.add_argument("--batch-tokens", type=int, help="train.global_batch_tokens; default 8192")
     parser.add_argument("--lr", type=float, help="default 1e-9, so that the draft stays; 3e-4 in --day-0")
-    parser.add_argument("--budget-ms", type=float, help="follow.latency_budget_ms; default 25")
+    parser.add_argument(
+        "--budget-ms",
+        type=float,
+        help="follow.latency_budget_ms; default: a bound above the p99 of phase plain",
+    )
     parser.add_argument(
         "--draft-vocab-size", type=int, help="rows of the draft's head; default 32000; 0: the target's"
     )
-    parser.add_argument("--trainer-device", type=int, default=1, help="device of follow-other-gpu")
+    parser.add_argument(
+        "--trainer-device", type=int, default=1, help="device of --day-0 and other GPUs' phases"
+    )
     parser.add_argument("--mps", type=int, help="share the GPU by MPS; this percentage of it for the trainer")
     parser.add_argument("--kv-gib", type=float, help="of each server; default 4")
     parser.add_argument(
@@ -192,11 +223,14 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     defaults = dict(TOY if options.toy else USUAL)
     if options.day_0:
-        defaults |= {} if options.toy else {"prompt_tokens": 64, "every": 128, "batch_tokens": 4096}
+        defaults |= TOY_DAY if options.toy else DAY
     for name, value in defaults.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    options.lr = options.lr or (1e-9 if not options.day_0 else 3e-3 if options.toy else 3e-4)
+    if options.budget_ms is None and any(PHASES[name].budget for name in options.phases):
+        before = options.phases[: [PHASES[name].budget for name in options.phases].index(True)]
+        if "plain" not in before:
+            parser.error("a phase with a budget needs --budget-ms, or phase plain before it")
     options.shape = options.shape or "toy"
     options.dtype = "float32" if options.backend == "cpu" else "bfloat16"
     return options
@@ -210,8 +244,23 @@ def phases(
         servers.start(*dict.fromkeys(PHASES[name].server for name in options.phases))
     found: dict[str, Any] = {}
     for name in options.phases:
-        found[name] = measured(options, servers, name, trainer)
+        try:
+            if PHASES[name].budget and options.budget_ms is None:
+                options.budget_ms = budget_of(found["plain"])
+            found[name] = measured(options, servers, name, trainer)
+        except SystemExit as error:  # one phase has failed, and the others can go on
+            if not isinstance(error.code, str):
+                raise
+            log.error("%s: %s", name, error.code)
+            found[name] = {"failed": error.code[-4000:]}
         yield {"phases": found, "beside_plain": beside(found)}
+
+
+def budget_of(plain: dict[str, Any]) -> float:
+    """Return the latency budget that the figures of phase plain leave room above."""
+    if (budget := plain.get("server", {}).get("bound_ms")) is None:
+        raise SystemExit("phase plain has found no latency to choose a budget by; give --budget-ms")
+    return budget
 
 
 def measured(
@@ -221,7 +270,7 @@ def measured(
     phase, url = PHASES[name], servers.url(PHASES[name].server)
     budget = [f"follow.latency_budget_ms={options.budget_ms}"] if phase.budget else []
     device = options.trainer_device if phase.elsewhere else 0
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"budget_ms": options.budget_ms} if phase.budget else {}
     with ExitStack() as stack:
         answers = stack.enter_context(loaded(options, url, name, everything=phase.everything))
         follower = None
@@ -238,17 +287,6 @@ def measured(
     return found
 
 
-def warm_up(options: argparse.Namespace, url: str) -> None:
-    """Return once each stream may have had a token, and some seconds later."""
-    begun, deadline = moment(url, None), time.monotonic() + options.limit_s
-    while time.monotonic() < deadline:
-        since = moment(url, None).counters - begun.counters
-        if since.generated_tokens >= options.streams:
-            break
-        time.sleep(0.5)
-    time.sleep(options.warm_s)
-
-
 def brief(found: dict[str, Any]) -> str:
     """Return a line of a phase's figures."""
     tokens, first, server = found["inter_token_ms"], found["first_token_ms"], found["server"]
@@ -263,6 +301,7 @@ def brief(found: dict[str, Any]) -> str:
 
 def beside(found: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Return each phase's throughput and latencies over those of ``plain``."""
+    found = {name: row for name, row in found.items() if "failed" not in row}
     plain = found.get("plain")
     if plain is None:
         return {}
@@ -275,71 +314,6 @@ def beside(found: dict[str, Any]) -> dict[str, dict[str, float]]:
         return {key: value / base for key, (value, base) in pairs.items() if base}
 
     return {name: ratios(row) for name, row in found.items() if name != "plain"}
-
-
-def day_0(options: argparse.Namespace, servers: Servers, trainer: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the two lines to cross, then the series of a draft that learns."""
-    if not options.one_at_a_time:
-        servers.start("no-draft", "ngram", "live")
-    lines: dict[str, Any] = {}
-    for name in ("no-draft", "ngram"):
-        lines[name] = measured(options, servers, name, trainer)
-        servers.stop(name)
-        yield {"lines": lines}
-    url = servers.url("live")
-    device = options.trainer_device if "follow-other-gpu" in options.phases else 0
-    moments: list[Window] = []
-    marks: dict[str, int] = {}
-    with ExitStack() as stack:
-        answers = stack.enter_context(loaded(options, url, "day-0", everything=True))
-        warm_up(options, url)
-        _watch(options, url, None, 3 * options.window_s, moments)
-        with following(options, url, "day-0", device, ["follow.replay=0"], trainer) as follower:
-            marks["follow_starts"] = len(moments) - 1
-            _watch(options, url, follower, options.day_s, moments)
-        marks["follow_ended"] = len(moments) - 1
-        _watch(options, url, None, max(6 * options.window_s, options.seconds / 2), moments, follower)
-    rows = series(answers, moments)
-    base = {name: row["output_tokens_per_s"] for name, row in lines.items()}
-    start, end = marks["follow_starts"], marks["follow_ended"]
-    result = {
-        "series": rows,
-        "follow_starts_s": moments[start].begun_s - moments[0].begun_s,
-        "follow_ended_s": moments[end].begun_s - moments[0].begun_s,
-        "lines_tokens_per_s": base,
-        "crossed_s": {name: crossing_s(rows, line) for name, line in base.items()},
-        "before": figures(answers, moments[0], moments[start]),
-        "learning": figures(answers, moments[start], moments[end]),
-        "after": figures(answers, moments[min(end + 1, len(moments) - 2)], moments[-1]),
-        "notes": follower.notes(),
-    }
-    log.info("lines %s, crossed at %s; after: %s", base, result["crossed_s"], brief(result["after"]))
-    yield {"lines": lines, "day_0": result}
-
-
-def _watch(
-    options: argparse.Namespace,
-    url: str,
-    follower: Follower | None,
-    seconds: float,
-    moments: list[Window],
-    ended: Follower | None = None,
-) -> None:
-    """Append a moment now, if there is none, and after each window."""
-    known = follower or ended
-    look: Callable[[], Window] = lambda: moment(url, known and known.run)  # noqa: E731
-    if not moments:
-        moments.append(look())
-    begun = time.monotonic()
-    for number in range(1, round(seconds / options.window_s) + 1):
-        time.sleep(max(0.0, begun + number * options.window_s - time.monotonic()))
-        moments.append(look())
-        if follower is not None:
-            follower.check()
-        if len(moments) % 4 == 0:
-            last = moments[-1].counters - moments[-2].counters
-            tau = last.acceptance.acceptance_length if last.acceptance else 1.0
-            log.info("tau %.2f, %s", tau, moments[-1].steps)
 
 
 if __name__ == "__main__":

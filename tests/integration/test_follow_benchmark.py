@@ -62,20 +62,87 @@ def test_figures_are_of_the_window_alone():
     assert found["trainer"]["tokens_per_s"] == pytest.approx(200)
 
 
-def test_a_line_is_crossed_where_the_throughput_stays_above_it():
-    from follow_figures import crossing_s, series
+def test_another_server_is_passed_where_the_throughput_stays_above_its_own():
+    from follow_figures import crossing, series
 
-    moments = [moment(5.0 * number, 0, number, number, 0) for number in range(8)]
+    moments = [moment(100.0 + 5.0 * number, 0, number, number, 0) for number in range(8)]
     tokens = [10, 60, 10, 40, 60, 60, 60]
     answers = [
-        answer(5.0 * place, [5.0 * place + 1], [number], complete=True) for place, number in enumerate(tokens)
+        answer(5.0 * place, [101.0 + 5.0 * place], [number], complete=place != 0)
+        for place, number in enumerate(tokens)
     ]
-    rows = series(answers, moments)
+    rows = series(answers, moments, 90.0)
     assert [row["output_tokens_per_s"] for row in rows] == pytest.approx([number / 5 for number in tokens])
     assert [row["acceptance_length"] for row in rows] == pytest.approx([2.0] * 7)
-    assert crossing_s(rows, 11.0) == rows[4]["at_s"] == 25.0
-    assert crossing_s(rows, 7.0) == 20.0
-    assert crossing_s(rows, 13.0) is None
+    assert [row["requests"] for row in rows] == [0, 1, 2, 3, 4, 5, 6]
+    assert (rows[0]["begun_s"], rows[0]["at_s"], rows[-1]["at_s"]) == (10.0, 15.0, 45.0)
+
+    def line(*points):
+        return [
+            {"begun_s": at_s - 1, "at_s": at_s, "output_tokens_per_s": speed, "acceptance_length": None}
+            for at_s, speed in points
+        ]
+
+    found = crossing(rows, line((9.0, 11.0), (50.0, 9.0)))
+    assert (found["at_s"], found["requests"], found["line_tokens_per_s"]) == (35.0, 4, 11.0)
+    assert crossing(rows, line((9.0, 7.0)))["at_s"] == 30.0
+    # A window is compared with the neighbours that it does not overlap.
+    assert crossing(rows, line((9.0, 11.0), (26.0, 7.0)))["at_s"] == 35.0
+    assert crossing(rows, line((9.0, 11.0), (20.0, 7.0), (31.0, 7.0)))["at_s"] == 30.0
+    assert crossing(rows, line((9.0, 13.0), (50.0, 1.0))) is None
+    assert crossing(rows, []) is None
+
+
+def test_a_budget_is_a_bound_of_the_histogram_above_the_p99():
+    from follow_figures import bound_ms
+
+    counters = moment(0.0, 100, 1, 1, 0).counters
+    assert bound_ms(counters, 0.008) == pytest.approx(10)
+    assert bound_ms(counters, 0.009) == pytest.approx(25)
+    assert bound_ms(counters, 0.03) is None
+
+
+def test_the_day_says_who_was_passed_and_when(tmp_path):
+    from follow_day_0 import summary, verdicts
+
+    def rows(times, speeds):
+        return [
+            {"begun_s": at_s - 2, "at_s": at_s, "output_tokens_per_s": speed, "acceptance_length": 1.5}
+            | {"requests": int(at_s), "steps": 0, "verdicts": 0, "pushes": 0}
+            for at_s, speed in zip(times, speeds, strict=True)
+        ]
+
+    found = {
+        "live": rows([2, 4, 6, 8, 32, 34, 36, 38], [20, 20, 20, 20, 8, 12, 13, 14]),
+        "no-draft": rows([12, 42], [10, 10]),
+        "ngram": rows([16, 46], [15, 15]),
+    }
+    day = summary(found, 30.0, [], [])
+    # Windows from before the draft began to learn show nothing of it.
+    assert day["crossed"]["no-draft"]["at_s"] == 34
+    assert day["crossed"]["ngram"] is None
+    assert day["before"] == {"live": 20, "no-draft": 10, "ngram": 15}
+    assert day["last"] == {"live": pytest.approx(127 / 8), "no-draft": 10, "ngram": 15}
+    assert summary(found, 0.0, [], [])["crossed"] == {}
+    row = {"step": 3, "requests": 7, "acceptance_length": 1.5, "acceptance_length_served": 1.0, "served": 3}
+    (tmp_path / "versions.jsonl").write_text(json.dumps(row | {"version": 1, "time": 120.0, "chance": 0.1}))
+    assert verdicts(tmp_path, 100.0) == [{"at_s": 20.0, **row, "version": 1}]
+    assert verdicts(None, 100.0) == []
+
+
+def test_the_figure_shows_all_servers_and_the_pushes(tmp_path):
+    from day_0_figure import draw, pushed
+
+    row = {"begun_s": 10.0, "at_s": 12.0, "output_tokens_per_s": 100.0}
+    day = {
+        "series": {name: [row] for name in ("live", "no-draft", "ngram")},
+        "follow_starts_s": 5.0,
+        "verdicts": [{"at_s": 9.0, "step": 8, "served": 0}, {"at_s": 15.0, "step": 16, "served": 16}],
+    }
+    assert pushed(day) == [10.0]
+    draw(day, tmp_path / "day.svg")
+    text = (tmp_path / "day.svg").read_text()
+    assert all(word in text for word in ("<svg", "draft that learns", "no draft", "prompt lookup"))
 
 
 def test_the_run_directory_says_what_has_been_trained(tmp_path):
