@@ -5,10 +5,16 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import socket
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from spec_core.records import SamplingParams
@@ -17,11 +23,10 @@ from spec_kit.targets import read_target
 from spec_trainer.cli import run
 
 from .test_vllm_updates import Server
-from .vllm_here import needs_vllm
+from .vllm_here import lives, needs_vllm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
@@ -66,9 +71,9 @@ def server(vllm_environment, target, fresh, tmp_path, vllm_context, monkeypatch)
         server.close()
 
 
-def ask(server: Server, prompt: list[int], learn: str = "", **fields: Any) -> list[int]:
+def ask(port: int, prompt: list[int], learn: str = "", **fields: Any) -> list[int]:
     """The greedy answer to a prompt."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     headers = {"Content-Type": "application/json", **({"x-draft-learn": learn} if learn else {})}
     sampling = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
     body = {"token_ids": prompt, "sampling_params": {**sampling, **fields.pop("sampling", {})}, **fields}
@@ -86,17 +91,17 @@ def test_a_draft_follows_the_traffic_of_a_server(
     draw = random.Random(3)
     with HttpReplica(server.url, server.token) as replica:
         prompt = [5, 6, 7]
-        answer = ask(server, prompt)
-        ask(server, [8, 9], learn="no")
-        ask(server, [10, 11], cache_salt="mine")
-        ask(server, [12, 13], sampling={"allowed_token_ids": [20, 21, 22]})
+        answer = ask(server.port, prompt)
+        ask(server.port, [8, 9], learn="no")
+        ask(server.port, [10, 11], cache_salt="mine")
+        ask(server.port, [12, 13], sampling={"allowed_token_ids": [20, 21, 22]})
         taken = replica.take_requests()
         assert [(row.prompt, row.answer) for row in taken.requests] == [(prompt, answer)]
         assert taken.left_out == {"opted_out": 1, "cache_salt": 1, "constrained": 1}
 
         prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(160)]
         with ThreadPoolExecutor(8) as clients:
-            answers = list(clients.map(lambda prompt: ask(server, prompt), prompts))
+            answers = list(clients.map(lambda prompt: ask(server.port, prompt), prompts))
         before = replica.acceptance()
         monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, server.token)
         words = ["--server", server.url, "--target", target, "--draft-model", fresh]
@@ -112,7 +117,7 @@ def test_a_draft_follows_the_traffic_of_a_server(
         assert json.loads(verdicts[-1])["version"] == 1, verdicts
         assert HttpReplica(server.url, server.token).first_answer.status.version == 1
         with ThreadPoolExecutor(8) as clients:
-            again = list(clients.map(lambda prompt: ask(server, prompt), prompts[:40]))
+            again = list(clients.map(lambda prompt: ask(server.port, prompt), prompts[:40]))
         assert again == answers[:40]
         after = replica.acceptance()
         assert after.acceptance_length > before.acceptance_length + 0.05
@@ -122,6 +127,44 @@ def test_a_draft_follows_the_traffic_of_a_server(
     log = server.log.read_text()
     for kept in (prompts[0], answers[0][:8]):
         assert ", ".join(map(str, kept)) not in log
+
+
+@pytest.mark.slow
+def test_it_starts_a_vllm_with_the_fresh_draft_and_ends_it(
+    vllm_environment, target, rows, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.delenv(DRAFT_TOKEN_VARIABLE, raising=False)
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0}')
+    monkeypatch.delenv("SPEC_TEST_FORKS")  # it starts its processes as a user's does
+    output, draw = tmp_path / "run", random.Random(8)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    words = ["--serve", "vllm", "--target", target, "--data", rows, "--output", output, "--requests", 160]
+    keys = [f"follow.serve.address=127.0.0.1:{port}", "train.lr=3e-3", "train.warmup_steps=5"]
+    keys += ["train.global_batch_tokens=96", "follow.held_out=0.25", "draft.name=eagle3"]
+    arguments = json.dumps(["--max-model-len", "256", "--tokens-only", "--gpu-memory-utilization", "0.1"])
+    with (tmp_path / "log").open("wb") as log:
+        command = [str(Path(sys.executable).with_name("spec-trainer")), "follow", *keys, *map(str, words)]
+        process = subprocess.Popen([*command, f"follow.serve.arguments={arguments}"], stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 240
+        while "answers" not in (tmp_path / "log").read_text():
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        children = psutil.Process(process.pid).children(recursive=True)
+        prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(160)]
+        with ThreadPoolExecutor(8) as clients:
+            answers = list(clients.map(lambda prompt: ask(port, prompt), prompts))
+        assert process.wait(180) == 0, (tmp_path / "log").read_text()
+    finally:
+        process.kill()
+    assert len(children) >= 2
+    assert not [child for child in children if lives(child)]
+    verdicts = (output / "versions.jsonl").read_text().splitlines()
+    assert json.loads(verdicts[-1])["version"] == 1, verdicts
+    said = (output / "logs" / "server.log").read_text()
+    assert ", ".join(map(str, answers[0][:8])) not in said
 
 
 @pytest.fixture
