@@ -142,7 +142,7 @@ def test_it_starts_a_vllm_with_the_fresh_draft_and_ends_it(
     words = ["--serve", "vllm", "--target", target, "--data", rows, "--output", output, "--requests", 160]
     keys = [f"follow.serve.address=127.0.0.1:{port}", "train.lr=3e-3", "train.warmup_steps=5"]
     keys += ["train.global_batch_tokens=96", "follow.held_out=0.25", "draft.name=eagle3"]
-    arguments = json.dumps(["--max-model-len", "256", "--tokens-only", "--gpu-memory-utilization", "0.1"])
+    arguments = "--max-model-len 256 --tokens-only --gpu-memory-utilization 0.1"
     with (tmp_path / "log").open("wb") as log:
         command = [str(Path(sys.executable).with_name("spec-trainer")), "follow", *keys, *map(str, words)]
         process = subprocess.Popen([*command, f"follow.serve.arguments={arguments}"], stdout=log, stderr=log)

@@ -356,7 +356,7 @@ class EngineSuite(ConformanceSuite):
         """E19: a program serves the draft here, one line says which would, or ConfigError says that none can."""
         assert_serving(engine, draft_folder)
 
-    def test_e20_a_server_for_follow_listens_where_it_is_told(self, engine: Engine) -> None:
+    def test_e20_words_of_a_server_for_follow_name_its_port(self, engine: Engine) -> None:
         """E20: the words of the server's command line name the port."""
         assert_live_server_words(engine)
 

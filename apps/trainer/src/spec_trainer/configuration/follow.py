@@ -33,8 +33,8 @@ class ServeConfig(Config):
     """Engine whose program serves the target with the draft, such as vllm; by default none."""
     address: str = "127.0.0.1:8000"
     """host:port at which the server listens."""
-    arguments: tuple[str, ...] = ()
-    """Further words of the server's command line, such as --max-model-len,4096."""
+    arguments: str = ""
+    """Further words of the server's command line, as in a shell, such as --max-model-len 4096."""
     start_s: Seconds = 900.0
     """Longest time until the server first answers."""
 

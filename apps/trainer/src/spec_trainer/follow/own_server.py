@@ -57,6 +57,7 @@ def url_of(config: AnyRunConfig) -> str:
 def check_own_server(parts: RunParts) -> None:
     """Raise ConfigError if the engine that the user named cannot start here as a server for the draft."""
     _check_free(parts.config)
+    _arguments(parts.config)
     _live_requests(parts.config)
     name = str(parts.config.follow.serve.engine)
     engine_type = load(Engine, name)
@@ -160,7 +161,7 @@ class OwnServer(Resource):
             further = engine_type.live_server_words(*_address(spec.config))
         if command is None or further is None:
             raise ConfigError(f"follow.serve.engine={name}: this engine has no serving command for {draft}")
-        return [*shlex.split(command), *further, *self._config.arguments]
+        return [*shlex.split(command), *further, *_arguments(spec.config)]
 
     def _await_answer(self, process: subprocess.Popen[bytes]) -> None:
         url, deadline = url_of(self._spec.config), time.monotonic() + self._config.start_s
@@ -219,6 +220,16 @@ def _address(config: AnyRunConfig) -> tuple[str, int]:
             f"follow.serve.address={address!r}: clients need to know the port; give one above 0"
         )
     return host, port
+
+
+def _arguments(config: AnyRunConfig) -> list[str]:
+    arguments = config.follow.serve.arguments
+    try:
+        return shlex.split(arguments)
+    except ValueError as error:
+        raise ConfigError(
+            f"follow.serve.arguments={arguments!r}: {cause(error)}; expected words of a shell"
+        ) from error
 
 
 def _check_free(config: AnyRunConfig) -> None:
