@@ -5,16 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import random
-import socket
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from spec_core.records import SamplingParams
@@ -22,11 +16,13 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, HttpR
 from spec_kit.targets import read_target
 from spec_trainer.cli import run
 
+from .own_server import follows_its_own_server
 from .test_vllm_updates import Server
-from .vllm_here import lives, needs_vllm
+from .vllm_here import needs_vllm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 pytestmark = [*needs_vllm, pytest.mark.xdist_group("states")]
@@ -133,38 +129,10 @@ def test_a_draft_follows_the_traffic_of_a_server(
 def test_it_starts_a_vllm_with_the_fresh_draft_and_ends_it(
     vllm_environment, target, rows, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.delenv(DRAFT_TOKEN_VARIABLE, raising=False)
-    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0}')
     monkeypatch.delenv("SPEC_TEST_FORKS")  # it starts its processes as a user's does
-    output, draw = tmp_path / "run", random.Random(8)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    words = ["--serve", "vllm", "--target", target, "--data", rows, "--output", output, "--requests", 160]
-    keys = [f"follow.serve.address=127.0.0.1:{port}", "train.lr=3e-3", "train.warmup_steps=5"]
-    keys += ["train.global_batch_tokens=96", "follow.held_out=0.25", "draft.name=eagle3"]
     arguments = "--max-model-len 256 --tokens-only --gpu-memory-utilization 0.1"
-    with (tmp_path / "log").open("wb") as log:
-        command = [str(Path(sys.executable).with_name("spec-trainer")), "follow", *keys, *map(str, words)]
-        process = subprocess.Popen([*command, f"follow.serve.arguments={arguments}"], stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + 240
-        while "answers" not in (tmp_path / "log").read_text():
-            assert process.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        children = psutil.Process(process.pid).children(recursive=True)
-        prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(160)]
-        with ThreadPoolExecutor(8) as clients:
-            answers = list(clients.map(lambda prompt: ask(port, prompt), prompts))
-        assert process.wait(180) == 0, (tmp_path / "log").read_text()
-    finally:
-        process.kill()
-    assert len(children) >= 2
-    assert not [child for child in children if lives(child)]
-    verdicts = (output / "versions.jsonl").read_text().splitlines()
-    assert json.loads(verdicts[-1])["version"] == 1, verdicts
-    said = (output / "logs" / "server.log").read_text()
-    assert ", ".join(map(str, answers[0][:8])) not in said
+    words = ["--serve", "vllm", "--target", target, "--data", rows, "--output", tmp_path / "run"]
+    follows_its_own_server([*map(str, words), f"follow.serve.arguments={arguments}"], tmp_path / "run", ask)
 
 
 @pytest.fixture
