@@ -6,6 +6,7 @@ import http.client
 import itertools
 import json
 import random
+import shlex
 import shutil
 import threading
 import time
@@ -26,6 +27,7 @@ from spec_kit.targets import read_target
 from spec_trainer.cli import run
 
 from ..made_once import made_once
+from .own_server import follows_its_own_server
 from .page_server import PageServer, shell_block
 from .served_states import answers_of, captured
 from .sglang_here import ARGS, needs_sglang, sglang_environment  # noqa: F401 (a fixture)
@@ -114,9 +116,9 @@ def server(sglang_environment, target, fresh, folder) -> Iterator[PageServer]:  
         server.close()
 
 
-def ask(server: PageServer, path: str, fields: dict[str, Any], **headers: str) -> dict[str, Any]:
+def ask(port: int, path: str, fields: dict[str, Any], **headers: str) -> dict[str, Any]:
     """The JSON of an answer, or of the last part of a streamed one."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
     with closing(connection):
         connection.request("POST", path, json.dumps(fields), JSON | headers)
         answer = connection.getresponse()
@@ -129,10 +131,8 @@ def ask(server: PageServer, path: str, fields: dict[str, Any], **headers: str) -
     return json.loads(content)
 
 
-def greedy(server: PageServer, prompt: list[int], **fields: Any) -> list[int]:
-    return ask(server, "/generate", {"input_ids": prompt, "sampling_params": SAMPLING, **fields})[
-        "output_ids"
-    ]
+def greedy(port: int, prompt: list[int], **fields: Any) -> list[int]:
+    return ask(port, "/generate", {"input_ids": prompt, "sampling_params": SAMPLING, **fields})["output_ids"]
 
 
 def hang_up(server: PageServer) -> None:
@@ -178,18 +178,18 @@ def test_requests_are_stored_however_they_come(server, target) -> None:
     """The tokens are those of SGLang's own answers, and its request to itself at its start is left out."""
     count, before = counted(server)
     assert before["warm_up"] == 1
-    own = greedy(server, PROMPT)
+    own = greedy(server.port, PROMPT)
     expected = [(PROMPT, own, "/generate")]
     for fields in ({"stream": True}, {"return_logprob": True, "top_logprobs_num": 2}):
-        assert greedy(server, PROMPT, **fields) == own
+        assert greedy(server.port, PROMPT, **fields) == own
         expected.append((PROMPT, own, "/generate"))
     batch = {"input_ids": [PROMPT, [8, 9]], "sampling_params": SAMPLING}
-    parts = ask(server, "/generate", batch, **{"x-draft-label": "code"})
+    parts = ask(server.port, "/generate", batch, **{"x-draft-label": "code"})
     expected += [(PROMPT, own, "code"), ([8, 9], parts[1]["output_ids"], "code")]
     for stream in (False, True):
-        ask(server, "/v1/completions", {**OPENAI, "prompt": PROMPT, "stream": stream})
+        ask(server.port, "/v1/completions", {**OPENAI, "prompt": PROMPT, "stream": stream})
         expected.append((PROMPT, own, "/v1/completions"))
-    chat = ask(server, "/v1/chat/completions", {**OPENAI, "messages": MESSAGES})
+    chat = ask(server.port, "/v1/chat/completions", {**OPENAI, "messages": MESSAGES})
     rows, causes = taken(server, count + len(expected) + 1)
     *others, last = [(row.prompt, row.answer, row.label) for row in rows]
     assert sorted(others) == sorted(expected)
@@ -201,13 +201,18 @@ def test_requests_are_stored_however_they_come(server, target) -> None:
 
 def test_other_requests_are_left_out_and_counted(server) -> None:
     count, before = counted(server)
-    ask(server, "/generate", {"input_ids": PROMPT, "sampling_params": SAMPLING}, **{"x-draft-learn": "no"})
-    greedy(server, PROMPT, cache_salt="mine")
-    greedy(server, PROMPT, extra_key="mine")
+    ask(
+        server.port,
+        "/generate",
+        {"input_ids": PROMPT, "sampling_params": SAMPLING},
+        **{"x-draft-learn": "no"},
+    )
+    greedy(server.port, PROMPT, cache_salt="mine")
+    greedy(server.port, PROMPT, extra_key="mine")
     for fields in ({"n": 2}, {"logit_bias": {"7": 3.0}}):
-        ask(server, "/generate", {"input_ids": PROMPT, "sampling_params": SAMPLING | fields})
-    ask(server, "/v1/completions", {**OPENAI, "prompt": [PROMPT, [7, 8]], "n": 2})
-    ask(server, "/v1/chat/completions", {**OPENAI, "messages": MESSAGES, "store": False})
+        ask(server.port, "/generate", {"input_ids": PROMPT, "sampling_params": SAMPLING | fields})
+    ask(server.port, "/v1/completions", {**OPENAI, "prompt": [PROMPT, [7, 8]], "n": 2})
+    ask(server.port, "/v1/chat/completions", {**OPENAI, "messages": MESSAGES, "store": False})
     hang_up(server)
     abort(server)
     rows, causes = taken(server, count + 10)
@@ -222,7 +227,7 @@ def test_states_of_requests_at_once_are_those_of_a_fresh_prefill(server, target)
     draw = random.Random(6)
     prompts = [[draw.randrange(3, 97) for _ in range(draw.randrange(1, 60))] for _ in range(16)]
     with ThreadPoolExecutor(16) as clients:
-        answers = list(clients.map(lambda prompt: greedy(server, prompt, **FOLLOWED), prompts))
+        answers = list(clients.map(lambda prompt: greedy(server.port, prompt, **FOLLOWED), prompts))
     with HttpReplica(server.url, server.token) as replica:
         num_right, causes = captured(replica, target)
     assert (num_right, causes) == (len(prompts), before)
@@ -241,7 +246,9 @@ def test_a_draft_follows_the_traffic_of_a_server(
     def client() -> None:
         while not over.is_set():
             number = next(numbers)
-            answers[number].add(tuple(greedy(server, prompts[number], **FOLLOWED, stream=number % 2 == 0)))
+            answers[number].add(
+                tuple(greedy(server.port, prompts[number], **FOLLOWED, stream=number % 2 == 0))
+            )
 
     monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, server.token)
     words = ["--server", server.url, "--target", target, "--draft-model", fresh, "--data", rows]
@@ -256,7 +263,7 @@ def test_a_draft_follows_the_traffic_of_a_server(
         for one in clients:
             one.result()
         for number, tokens in enumerate(
-            pool.map(lambda prompt: greedy(server, prompt, **FOLLOWED), prompts[:16])
+            pool.map(lambda prompt: greedy(server.port, prompt, **FOLLOWED), prompts[:16])
         ):
             answers[number].add(tuple(tokens))
     verdicts = (folder / "run" / "versions.jsonl").read_text().splitlines()
@@ -271,6 +278,20 @@ def test_a_draft_follows_the_traffic_of_a_server(
     log = server.log.read_text()
     for kept in (prompts[0], list(own[0].token_ids)[:8]):
         assert ", ".join(map(str, kept)) not in log
+
+
+@pytest.mark.slow
+def test_it_starts_an_sglang_with_the_fresh_draft_and_ends_it(target, rows, tmp_path) -> None:
+    flags = {"dtype": "float32", **ARGS}
+    arguments = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in flags.items()
+    ]
+    words = ["--serve", "sglang", "--target", target, "--data", rows, "--output", tmp_path / "run"]
+    keys = [f"follow.serve.arguments={shlex.join(arguments)}"]
+    follows_its_own_server(
+        [*map(str, words), *keys], tmp_path / "run", lambda port, prompt: greedy(port, prompt, **FOLLOWED)
+    )
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, HttpR
 from spec_kit.targets import read_target
 from spec_trainer.cli import run
 
+from .own_server import follows_its_own_server
 from .test_vllm_updates import Server
 from .vllm_here import needs_vllm
 
@@ -66,9 +67,9 @@ def server(vllm_environment, target, fresh, tmp_path, vllm_context, monkeypatch)
         server.close()
 
 
-def ask(server: Server, prompt: list[int], learn: str = "", **fields: Any) -> list[int]:
+def ask(port: int, prompt: list[int], learn: str = "", **fields: Any) -> list[int]:
     """The greedy answer to a prompt."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     headers = {"Content-Type": "application/json", **({"x-draft-learn": learn} if learn else {})}
     sampling = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
     body = {"token_ids": prompt, "sampling_params": {**sampling, **fields.pop("sampling", {})}, **fields}
@@ -86,17 +87,17 @@ def test_a_draft_follows_the_traffic_of_a_server(
     draw = random.Random(3)
     with HttpReplica(server.url, server.token) as replica:
         prompt = [5, 6, 7]
-        answer = ask(server, prompt)
-        ask(server, [8, 9], learn="no")
-        ask(server, [10, 11], cache_salt="mine")
-        ask(server, [12, 13], sampling={"allowed_token_ids": [20, 21, 22]})
+        answer = ask(server.port, prompt)
+        ask(server.port, [8, 9], learn="no")
+        ask(server.port, [10, 11], cache_salt="mine")
+        ask(server.port, [12, 13], sampling={"allowed_token_ids": [20, 21, 22]})
         taken = replica.take_requests()
         assert [(row.prompt, row.answer) for row in taken.requests] == [(prompt, answer)]
         assert taken.left_out == {"opted_out": 1, "cache_salt": 1, "constrained": 1}
 
         prompts = [[draw.randrange(3, 97) for _ in range(4)] for _ in range(160)]
         with ThreadPoolExecutor(8) as clients:
-            answers = list(clients.map(lambda prompt: ask(server, prompt), prompts))
+            answers = list(clients.map(lambda prompt: ask(server.port, prompt), prompts))
         before = replica.acceptance()
         monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, server.token)
         words = ["--server", server.url, "--target", target, "--draft-model", fresh]
@@ -112,7 +113,7 @@ def test_a_draft_follows_the_traffic_of_a_server(
         assert json.loads(verdicts[-1])["version"] == 1, verdicts
         assert HttpReplica(server.url, server.token).first_answer.status.version == 1
         with ThreadPoolExecutor(8) as clients:
-            again = list(clients.map(lambda prompt: ask(server, prompt), prompts[:40]))
+            again = list(clients.map(lambda prompt: ask(server.port, prompt), prompts[:40]))
         assert again == answers[:40]
         after = replica.acceptance()
         assert after.acceptance_length > before.acceptance_length + 0.05
@@ -122,6 +123,16 @@ def test_a_draft_follows_the_traffic_of_a_server(
     log = server.log.read_text()
     for kept in (prompts[0], answers[0][:8]):
         assert ", ".join(map(str, kept)) not in log
+
+
+@pytest.mark.slow
+def test_it_starts_a_vllm_with_the_fresh_draft_and_ends_it(
+    vllm_environment, target, rows, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.delenv("SPEC_TEST_FORKS")  # it starts its processes as a user's does
+    arguments = "--max-model-len 256 --tokens-only --gpu-memory-utilization 0.1"
+    words = ["--serve", "vllm", "--target", target, "--data", rows, "--output", tmp_path / "run"]
+    follows_its_own_server([*map(str, words), f"follow.serve.arguments={arguments}"], tmp_path / "run", ask)
 
 
 @pytest.fixture

@@ -77,6 +77,7 @@ def follow(
     *overrides: str,
     flags: RunFlags = _NO_FLAGS,
     server: Annotated[list[str] | None, Parameter(consume_multiple=1, negative="")] = None,
+    serve: str | None = None,
     draft_model: Path | None = None,
     requests: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     as_json: Json = False,
@@ -90,6 +91,8 @@ def follow(
         Configuration keys, such as follow.replay=0.5.
     server
         Addresses of the servers, such as http://127.0.0.1:8000 (follow.servers).
+    serve
+        Engine whose server the command starts itself, such as vllm (follow.serve.engine).
     draft_model
         Draft that the servers have been started with (draft.init_from). By default fresh weights.
     requests
@@ -100,6 +103,7 @@ def follow(
 
     keys = {
         "follow.servers": server,
+        "follow.serve.engine": serve,
         "draft.init_from": None if draft_model is None else str(draft_model),
         "follow.requests": requests,
     }

@@ -46,6 +46,10 @@ E19 ``serving`` returns whether a program that can serve the exports of a draft 
     export. If none is, ``reason`` is one line that says which version can and how to install it, and ``versions``
     has what is installed instead. It raises ConfigError, one line, if no version can. Optional: by default it is the
     result of ``probe`` if the draft names the engine.
+E20 ``live_server_words`` returns further words of ``serving_command`` with which the program listens at a host and a
+    port, takes pushed drafts and hands out live requests, by HTTP (``spec_kit.hosting.HttpReplica``). The program
+    reads its secret and which requests it stores from the environment variables SPEC_DRAFT_TOKEN and
+    SPEC_LIVE_REQUESTS. Optional: by default it returns None, because no program does all this.
 """
 
 from __future__ import annotations
@@ -238,6 +242,11 @@ class Engine(Resource):
         Called only if ``check_export`` accepts the folder and the draft names this engine in
         ``serving_methods``.
         """
+        return None
+
+    @classmethod
+    def live_server_words(cls, host: str, port: int) -> Sequence[str] | None:
+        """Return words for ``serving_command`` that make its program a server for ``follow``, or None (E20)."""
         return None
 
     @classmethod

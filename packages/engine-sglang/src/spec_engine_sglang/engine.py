@@ -106,6 +106,11 @@ class SglangEngine(SubprocessEngine):
         return sglang_command(target, mode)
 
     @classmethod
+    def live_server_words(cls, host: str, port: int) -> list[str]:
+        """Return the flags of a server; the plugin in SGLang's process does the rest (E20)."""
+        return ["--host", host, "--port", str(port)]
+
+    @classmethod
     def server_counters(cls, metrics: str) -> ServerCounters | None:
         """Return the counters of an SGLang server from its metrics; None for another program (E16)."""
         return sglang_counters(metrics)

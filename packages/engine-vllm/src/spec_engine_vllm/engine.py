@@ -9,6 +9,7 @@ from spec_core import EngineAbilities
 from spec_core.errors import ConfigError
 from spec_engine_vllm.arguments import longest
 from spec_engine_vllm.config import VllmConfig
+from spec_engine_vllm.draft_ranks import EXTENSION
 from spec_engine_vllm.process import VllmProcess
 from spec_engine_vllm.server_counters import vllm_counters
 from spec_engine_vllm.serving_format import (
@@ -124,6 +125,13 @@ class VllmEngine(SubprocessEngine):
             folder=folder, method=draft.serving_methods[cls.name], num_draft_tokens=num_draft_tokens, load=0
         )
         return vllm_command(target, mode, is_cpu_build=is_cpu_build())
+
+    @classmethod
+    def live_server_words(cls, host: str, port: int) -> list[str]:
+        """Return the flags of a vLLM server that takes pushed drafts and stores live requests (E20)."""
+        middleware = "spec_engine_vllm.draft_routes.DraftRoutes"
+        where = ["--host", host, "--port", str(port)]
+        return [*where, "--worker-extension-cls", EXTENSION, "--middleware", middleware]
 
     @classmethod
     def server_counters(cls, metrics: str) -> ServerCounters | None:

@@ -1,4 +1,4 @@
-"""EngineSuite tests the contract of spec_core.engine (E1–E16, E19) against an independent computation.
+"""EngineSuite tests the contract of spec_core.engine (E1–E16, E19, E20) against an independent computation.
 
 ::
 
@@ -43,7 +43,7 @@ from spec_testing.answer_checks import (
 from spec_testing.conformance import ConformanceSuite
 from spec_testing.limits import patient
 from spec_testing.reference import reference_backend
-from spec_testing.serving_checks import assert_serving, assert_serving_command
+from spec_testing.serving_checks import assert_live_server_words, assert_serving, assert_serving_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -355,6 +355,10 @@ class EngineSuite(ConformanceSuite):
     ) -> None:
         """E19: a program serves the draft here, one line says which would, or ConfigError says that none can."""
         assert_serving(engine, draft_folder)
+
+    def test_e20_words_of_a_server_for_follow_name_its_port(self, engine: Engine) -> None:
+        """E20: the words of the server's command line name the port."""
+        assert_live_server_words(engine)
 
     @pytest.mark.parametrize(
         "metrics", ["", "<html>", "up 1\n", "# HELP up\n" * 3, "process_cpu_seconds_total nan"]

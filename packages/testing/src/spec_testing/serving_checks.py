@@ -31,6 +31,15 @@ def assert_serving_command(engine: Engine, draft_folder: Path) -> None:
     assert any(str(draft_folder) in word for word in words)
 
 
+def assert_live_server_words(engine: Engine) -> None:
+    """Assert that the words of a server for ``follow`` name the port, and each of them is a word of a shell (E20)."""
+    words = engine.live_server_words("127.0.0.1", 54321)
+    if words is None:
+        pytest.skip("the engine has no server that follow can start")
+    assert any("54321" in word for word in words)
+    assert shlex.split(shlex.join(words)) == list(words)
+
+
 def assert_serving(engine: Engine, draft_folder: Path) -> None:
     """Assert that the engine says whether it serves the draft here, and in one line what would (E19)."""
     draft = recognise(draft_folder, engine.target)

@@ -18,6 +18,7 @@ from spec_trainer.decode.inline_driver import inline_driver
 from spec_trainer.follow.follow_run import FollowRun
 from spec_trainer.follow.kept_states import KeptStates
 from spec_trainer.follow.metrics_page import MetricsPage
+from spec_trainer.follow.own_server import OwnServer, check_own_server, choose_secret, url_of
 from spec_trainer.follow.retention import open_retained
 from spec_trainer.push.servers import check_sender
 from spec_trainer.resolve import read_inputs
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from spec_trainer.config import AnyRunConfig
     from spec_trainer.decode.run_driver import RunDriver
     from spec_trainer.follow.reservoir import Reservoir
-    from spec_trainer.run.spec import RunSpec
+    from spec_trainer.run.spec import RunParts, RunSpec
 
 
 def resolve_follow(
@@ -44,6 +45,8 @@ def resolve_follow(
     Raise UsageError, with a message of one line, if the command line or an input is wrong.
     """
     parts, replayed = read_inputs(config_file, flags, overrides, follows=True)
+    if parts.config.follow.serve.engine is not None:
+        parts = _with_own_server(parts)
     _check(parts.config)
     check_sender(parts)
     if parts.config.follow.metrics is not None:
@@ -88,13 +91,28 @@ def run_follow(spec: RunSpec) -> dict[str, Any]:
 
         try:
             with (
+                nullcontext() if follow.serve.engine is None else OwnServer(spec, stop) as server,
                 open_retained(spec.directory, follow.retention) or nullcontext() as retained,
                 nullcontext() if follow.metrics is None else MetricsPage(follow.metrics) as page,
             ):
-                FollowRun(spec, open_driver, stop, done_steps, page, retained).run()
+                FollowRun(spec, open_driver, stop, done_steps, page, retained, server).run()
         finally:
             spec.directory.remove_unfinished()
     return spec.directory.read_summary()
+
+
+def _with_own_server(parts: RunParts) -> RunParts:
+    """Return the run with the address of its own server among ``follow.servers``.
+
+    Raise UsageError if the server cannot be started here.
+    """
+    check_own_server(parts)
+    follow, own = parts.config.follow, url_of(parts.config)
+    others = tuple(url for url in follow.servers if url != own)
+    if not others:  # servers of the user have their secret already
+        choose_secret()
+    follow = follow.model_copy(update={"servers": (own, *others)})
+    return replace(parts, config=parts.config.model_copy(update={"follow": follow}))
 
 
 def _kept_states(spec: RunSpec, reservoir: Reservoir, transport: Transport) -> KeptStates:
@@ -113,7 +131,8 @@ def _check(config: AnyRunConfig) -> None:
         ),
         (
             not config.follow.servers,
-            "follow needs --server: the address of a server, such as http://127.0.0.1:8000",
+            "follow needs a server: --server with an address such as http://127.0.0.1:8000, or --serve with the "
+            "engine whose server it starts itself",
         ),
         (
             train.ranks > 1,

@@ -26,12 +26,26 @@ class RetentionConfig(Config):
     """Longest time, in seconds, for which a request is kept on disk while the command runs."""
 
 
+class ServeConfig(Config):
+    """Section ``follow.serve``: a server that the command starts itself, and ends when it ends."""
+
+    engine: str | None = None
+    """Engine whose program serves the target with the draft, such as vllm; by default none."""
+    address: str = "127.0.0.1:8000"
+    """host:port at which the server listens."""
+    arguments: str = ""
+    """Further words of the server's command line, as in a shell, such as --max-model-len 4096."""
+    start_s: Seconds = 900.0
+    """Longest time until the server first answers."""
+
+
 class FollowConfig(Config):
     """Section ``follow``: ``spec-trainer follow`` trains a draft on live requests of running servers."""
 
     servers: tuple[ServerUrl, ...] = ()
     """Addresses of the servers, such as http://127.0.0.1:8000. Their secret is in the environment variable
     SPEC_DRAFT_TOKEN."""
+    serve: ServeConfig = ServeConfig()
     requests: PositiveInt | None = None
     """Live requests after which the command ends; by default it goes on until it is stopped."""
     every: PositiveInt = 64

@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import RunError, TargetError, UsageError
@@ -30,13 +30,12 @@ from spec_trainer.follow.labels import lengths_by_label
 from spec_trainer.follow.latency_budget import LatencyBudget
 from spec_trainer.follow.reservoir import Reservoir
 from spec_trainer.follow.traffic import Traffic
-from spec_trainer.follow.verdicts import first_target
+from spec_trainer.follow.verdicts import ServedDraft, first_target, last_served
 from spec_trainer.push.publish import publish_draft
 from spec_trainer.push.request import PushRequest
 from spec_trainer.push.servers import ANSWER_S
 from spec_trainer.report.page import write_report
 from spec_trainer.run.metrics import StepLines
-from spec_trainer.run.records import VersionRow, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from spec_trainer.command_line.stop_request import StopRequest
     from spec_trainer.decode.run_driver import RunDriver
     from spec_trainer.follow.metrics_page import MetricsPage
+    from spec_trainer.follow.own_server import OwnServer
     from spec_trainer.follow.retention import RetainedRequests
     from spec_trainer.run.spec import RunSpec
 
@@ -61,16 +61,6 @@ _LONGEST_PAUSE = 16
 """Largest number of cycles from one verdict to the next, if drafts do not improve."""
 
 
-@dataclass(frozen=True)
-class _Served:
-    """The draft that the servers serve."""
-
-    step: int
-    """Number of steps after which the draft was exported; 0 for the start draft."""
-    version: int | None
-    """Version number of the draft on the servers; None before the first push."""
-
-
 class FollowRun:
     """Runs the cycles of ``spec-trainer follow``, and holds their state."""
 
@@ -82,13 +72,15 @@ class FollowRun:
         done_steps: int,
         page: MetricsPage | None = None,
         retained: RetainedRequests | None = None,
+        server: OwnServer | None = None,
     ) -> None:
         """Continue after ``done_steps`` steps, with the draft that was pushed last; show figures on ``page``.
 
+        ``server`` is the server that the command starts itself.
         ``open_driver`` returns a driver that has an engine with the target, or that takes the reservoir's features.
         """
         self._spec, self._open_driver, self._stop, self._done_steps = spec, open_driver, stop, done_steps
-        self._page, self._retained = page, retained
+        self._page, self._retained, self._server = page, retained, server
         self._config = spec.config.follow
         target = spec.target
         longest = min(spec.config.data.max_length, target.max_positions)
@@ -105,7 +97,7 @@ class FollowRun:
             None if budget_ms is None else LatencyBudget(self._config.servers, budget_ms, self._config.poll_s)
         )
         self._folder = DecodedFolder(spec.directory)
-        self._served = _last_served(spec)
+        self._served = last_served(spec)
         self._first_target = first_target(spec)
         self._acceptance_lengths: dict[str, float] = {}
         """Acceptance length of the drafts in the last verdict: served, trained, start."""
@@ -190,9 +182,14 @@ class FollowRun:
         start = self._folder.draft(0)
         if not start.exists():
             self._export(first_weights(self._spec), start)
-            if self._spec.config.draft.init_from is None:
+            if self._spec.config.draft.init_from is None and self._server is None:
                 log.info("the start draft, which servers are to begin with, is %s", start)
         self._folder.keep_only(0, self._served.step)
+        self._keep_server()
+
+    def _keep_server(self) -> None:
+        if self._server is not None:
+            self._server.keep(self._folder.draft(self._served.step))
 
     def _export(self, weights: dict[str, Any], folder: Path) -> None:
         spec = self._spec
@@ -201,6 +198,7 @@ class FollowRun:
     def _take(self) -> None:
         """Fetch the requests that the servers have stored; if a cycle needs more, wait ``follow.poll_s``."""
         self._check_stop()
+        self._keep_server()
         for taken in self._traffic.take(lambda: self._stop.requested):
             self._reservoir.add(*taken)
         self._retain()
@@ -352,7 +350,7 @@ class FollowRun:
         if not report.committed:
             return False
         log.info("servers have the draft of step %d as version %d", step, report.version)
-        self._served = _Served(step, report.version)
+        self._served = ServedDraft(step, report.version)
         self._num_pushes += 1
         return True
 
@@ -390,11 +388,3 @@ class FollowRun:
         }
         directory.write_summary(summary)
         write_report(directory, f"Training of {summary['description']}", summary)
-
-
-def _last_served(spec: RunSpec) -> _Served:
-    """Return the draft that was pushed last, or the start draft if the pushed draft's folder is gone."""
-    rows = read_records(spec.directory.versions, VersionRow)
-    if rows and spec.directory.served_draft(rows[-1]["served"]).exists():
-        return _Served(rows[-1]["served"], rows[-1]["version"])
-    return _Served(0, None)

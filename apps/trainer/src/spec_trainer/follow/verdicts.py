@@ -5,7 +5,7 @@ A verdict is one comparison of drafts: its time, the acceptance lengths, and whi
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,24 @@ if TYPE_CHECKING:
 
     from spec_core import TargetSpec
     from spec_trainer.run.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class ServedDraft:
+    """The draft that the servers serve."""
+
+    step: int
+    """Number of steps after which the draft was exported; 0 for the start draft."""
+    version: int | None
+    """Version number of the draft on the servers; None before the first push."""
+
+
+def last_served(spec: RunSpec) -> ServedDraft:
+    """Return the draft that was pushed last, or the start draft if the pushed draft's folder is gone."""
+    rows = read_records(spec.directory.versions, VersionRow)
+    if rows and spec.directory.served_draft(rows[-1]["served"]).exists():
+        return ServedDraft(rows[-1]["served"], rows[-1]["version"])
+    return ServedDraft(0, None)
 
 
 def read_verdicts(folder: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,173 @@
+"""``spec-trainer follow --serve ENGINE`` starts a server, starts it again, and leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE
+
+from . import draft_server, launching, live_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .conftest import CommandLine
+
+_ROOT = Path(__file__).parents[2]
+_ENTRY_POINTS = """\
+[spec_core.engines]
+serving = serving_engine:ServingEngine
+failing = serving_engine:FailingEngine
+"""
+
+
+@pytest.fixture(autouse=True)
+def _environment(tmp_path, monkeypatch) -> None:
+    """The plugin, installed as a distribution, and what the server of the tests reads."""
+    info = tmp_path / "site" / "serving_engine-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: serving-engine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(_ENTRY_POINTS)
+    found = [str(info.parent), str(Path(__file__).parent / "serving_engine"), str(_ROOT)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(found))
+    monkeypatch.setenv(DRAFT_TOKEN_VARIABLE, draft_server.TOKEN)
+    monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0}')
+
+
+@pytest.fixture
+def port() -> int:
+    return live_server.free_port()
+
+
+@pytest.fixture
+def words(make_target, port, tmp_path) -> list[str]:
+    """A run from fresh weights whose server listens at ``port``."""
+    target = make_target("llama", num_hidden_layers=4)
+    keys = [f"target={target}", f"output={tmp_path / 'run'}", f"follow.serve.address=127.0.0.1:{port}"]
+    keys += ["draft.layers=[1,2,3]", "draft.num_steps=2", "train.global_batch_tokens=256", "train.lr=1e-3"]
+    return [
+        "follow",
+        "--serve",
+        "serving",
+        *keys,
+        "data.eval_samples=0",
+        "follow.every=8",
+        "follow.poll_s=0.05",
+    ]
+
+
+@contextmanager
+def running(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("ab") as output:
+        process = subprocess.Popen([*launching.program(), *words], stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(port: int, num: int, seed: int) -> None:
+    draw = random.Random(seed)
+    asked = [[draw.randrange(97) for _ in range(6)] for _ in range(num)]
+    assert len(live_server.ask(f"http://127.0.0.1:{port}", asked)["answers"]) == num
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(1)
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def until_it_listens(port: int, command: subprocess.Popen[bytes]) -> None:
+    launching.until(lambda: listens(port) or command.poll() is not None)
+    assert command.poll() is None, "the command has ended"
+
+
+def servers(port: int) -> list[psutil.Process]:
+    """Processes whose command line has the server's program and its port."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if {"tests.integration.live_server", str(port)} <= set(process.info["cmdline"] or ())
+    ]
+
+
+@pytest.mark.slow
+def test_a_server_is_started_with_the_fresh_draft_started_again_and_ended(words, port, tmp_path) -> None:
+    log, output = tmp_path / "log", tmp_path / "run"
+    with running([*words, "--requests", "24"], log) as command:
+        until_it_listens(port, command)
+        ask(port, 8, 1)
+        (server,) = servers(port)
+        assert str(output / "decoded" / "draft-0") in server.cmdline()
+        server.send_signal(signal.SIGKILL)
+        launching.until(lambda: "it is started again" in log.read_text())
+        until_it_listens(port, command)
+        ask(port, 24, 2)
+        assert command.wait(launching.START_S) == 0, log.read_text()
+    assert not servers(port)
+    assert json.loads((output / "summary.json").read_text())["requests"] >= 24
+    assert str(port) in (output / "logs" / "server.log").read_text(), "the server's output"
+    assert "was killed by signal 9" in log.read_text()
+    for file in (file for file in output.rglob("*") if file.is_file()):
+        assert draft_server.TOKEN.encode() not in file.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_killed_command_and_an_interrupted_one_leave_no_server(words, port, tmp_path) -> None:
+    for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 130)):
+        with running(words, tmp_path / "log") as command:
+            until_it_listens(port, command)
+            found = servers(port)
+            command.send_signal(number)
+            assert command.wait(launching.START_S) == code
+            assert found
+            assert not psutil.wait_procs(found, 30)[1]
+
+
+def test_a_server_that_does_not_start_ends_the_command_in_one_line(words, port, tmp_path) -> None:
+    log = tmp_path / "log"
+    with running([*words, "follow.serve.engine=failing"], log) as command:
+        assert command.wait(launching.START_S) == 1
+    (line,) = [line for line in log.read_text().splitlines() if "spec-trainer: error:" in line]
+    assert line.endswith(
+        "the server of follow.serve ended with exit code 1 before it answered: MemoryError: no room for the "
+        f"target; see {tmp_path / 'run' / 'logs' / 'server.log'}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            ["follow.serve.engine=hf"],
+            "follow.serve.engine=hf: this engine has no server that follow can start",
+        ),
+        ([], "follow.serve.engine=vllm: vllm is not installed"),
+        (["follow.serve.engine=none"], "no engine plugin is called 'none'"),
+        (["follow.serve.address=127.0.0.1:0"], "clients need to know the port; give one above 0"),
+        (["follow.serve.arguments='--a"], "No closing quotation; expected words of a shell"),
+        (["follow.serve.address=here"], "'here' is not host:port"),
+        (["follow.serve.address=203.0.113.7:8000"], "give host:port of this host, with a free port"),
+    ],
+)
+def test_a_server_that_cannot_be_started_is_refused_before_anything_is_written(
+    keys, message, words, tmp_path, command_line: CommandLine
+) -> None:
+    outcome = command_line(
+        *[word for word in words if word not in ("--serve", "serving")], "--serve", "vllm", *keys
+    )
+    assert (outcome.code, message in outcome.error) == (2, True), outcome.error
+    assert not (tmp_path / "run").exists()
