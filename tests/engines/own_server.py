@@ -38,8 +38,7 @@ def follows_its_own_server(
     """
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    environment = {**os.environ, LIVE_REQUESTS_VARIABLE: '{"share": 1.0}'}
-    environment.pop(DRAFT_TOKEN_VARIABLE, None)  # the command makes one up
+    environment = os.environ | {LIVE_REQUESTS_VARIABLE: '{"share": 1.0}', DRAFT_TOKEN_VARIABLE: "a secret"}
     command = [*launching.program(), "follow", "--requests", str(NUM_REQUESTS)]
     command += [*KEYS, f"follow.serve.address=127.0.0.1:{port}", *words]
     log, draw = output.with_name("log"), random.Random(8)

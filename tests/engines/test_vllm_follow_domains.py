@@ -53,7 +53,7 @@ class Session:
         """Ask by several clients at once."""
         sampling = {"max_tokens": NUM_TOKENS}
         with ThreadPoolExecutor(NUM_CLIENTS) as clients:
-            asked = [clients.submit(ask, self._server, one, learn, sampling=sampling) for one in prompts]
+            asked = [clients.submit(ask, self._server.port, one, learn, sampling=sampling) for one in prompts]
             for prompt, answer in zip(prompts, asked, strict=True):
                 self.answered.add((*prompt, *answer.result()))
 

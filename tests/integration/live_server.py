@@ -168,7 +168,7 @@ def ask(url: str, prompts: list[list[int]], path: str = "/ask", **headers: str) 
 
 def scraped(address: str) -> ServerMetrics:
     """Return the metrics of an address HOST:PORT."""
-    with closing(HTTPConnection(address, timeout=10)) as connection:
+    with closing(HTTPConnection(address, timeout=60)) as connection:
         connection.request("GET", "/metrics")
         return ServerMetrics(connection.getresponse().read().decode())
 

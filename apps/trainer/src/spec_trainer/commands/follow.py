@@ -18,7 +18,7 @@ from spec_trainer.decode.inline_driver import inline_driver
 from spec_trainer.follow.follow_run import FollowRun
 from spec_trainer.follow.kept_states import KeptStates
 from spec_trainer.follow.metrics_page import MetricsPage
-from spec_trainer.follow.own_server import OwnServer, check_own_server, choose_secret, url_of
+from spec_trainer.follow.own_server import OwnServer, check_own_server, url_of
 from spec_trainer.follow.retention import open_retained
 from spec_trainer.push.servers import check_sender
 from spec_trainer.resolve import read_inputs
@@ -108,9 +108,7 @@ def _with_own_server(parts: RunParts) -> RunParts:
     """
     check_own_server(parts)
     follow, own = parts.config.follow, url_of(parts.config)
-    others = tuple(url for url in follow.servers if url != own)
-    if not others:  # servers of the user have their secret already
-        choose_secret()
+    others = (url for url in follow.servers if url != own)
     follow = follow.model_copy(update={"servers": (own, *others)})
     return replace(parts, config=parts.config.model_copy(update={"follow": follow}))
 

@@ -30,7 +30,7 @@ from spec_trainer.follow.labels import lengths_by_label
 from spec_trainer.follow.latency_budget import LatencyBudget
 from spec_trainer.follow.reservoir import Reservoir
 from spec_trainer.follow.traffic import Traffic
-from spec_trainer.follow.verdicts import ServedDraft, first_target, last_served
+from spec_trainer.follow.verdicts import ServedVersion, first_target, last_served
 from spec_trainer.push.publish import publish_draft
 from spec_trainer.push.request import PushRequest
 from spec_trainer.push.servers import ANSWER_S
@@ -350,7 +350,7 @@ class FollowRun:
         if not report.committed:
             return False
         log.info("servers have the draft of step %d as version %d", step, report.version)
-        self._served = ServedDraft(step, report.version)
+        self._served = ServedVersion(step, report.version)
         self._num_pushes += 1
         return True
 

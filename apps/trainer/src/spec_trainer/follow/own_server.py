@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
 import shlex
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from spec_core.errors import ConfigError, EngineError, PluginError, ProtocolErro
 from spec_core.foreign import cause, foreign_errors
 from spec_core.plugins import find, load
 from spec_core.resource import Resource
-from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, LiveRequestsConfig
+from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, LiveRequestsConfig
 from spec_processes import SAFE_PATH, Reaper, end_group, ending
 from spec_processes.sockets.addresses import bind, format_address, parse_address
 from spec_trainer.command_line.stop_request import Interrupted
@@ -73,11 +72,6 @@ def check_own_server(parts: RunParts) -> None:
         found = engine_type.serving(parts.target, parts.draft)
     if not found.ok:
         raise ConfigError(f"follow.serve.engine={name}: {found.reason}")
-
-
-def choose_secret() -> None:
-    """Choose the secret of pushes, if the environment has none. Only this process and its server know it."""
-    os.environ.setdefault(DRAFT_TOKEN_VARIABLE, secrets.token_hex(16))
 
 
 class OwnServer(Resource):

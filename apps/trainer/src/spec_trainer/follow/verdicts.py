@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ServedDraft:
+class ServedVersion:
     """The draft that the servers serve."""
 
     step: int
@@ -32,12 +32,12 @@ class ServedDraft:
     """Version number of the draft on the servers; None before the first push."""
 
 
-def last_served(spec: RunSpec) -> ServedDraft:
+def last_served(spec: RunSpec) -> ServedVersion:
     """Return the draft that was pushed last, or the start draft if the pushed draft's folder is gone."""
     rows = read_records(spec.directory.versions, VersionRow)
     if rows and spec.directory.served_draft(rows[-1]["served"]).exists():
-        return ServedDraft(rows[-1]["served"], rows[-1]["version"])
-    return ServedDraft(0, None)
+        return ServedVersion(rows[-1]["served"], rows[-1]["version"])
+    return ServedVersion(0, None)
 
 
 def read_verdicts(folder: Path) -> list[dict[str, Any]]:
