@@ -11,7 +11,7 @@ from spec_trainer.quickstart.run import QuickstartSize, prepare_files
 
 CODE = ("def ", "class ", "async def ", "@")
 """Beginnings of documents that are code; the other ones are docstrings and topics of ``help()``."""
-MOST_DOCUMENTS = 400
+MOST_DOCUMENTS = 500
 PROMPT_TOKENS = 24
 STRIDE = 48
 """Tokens from the beginning of a prompt to the beginning of the next one."""

@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from contextlib import redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -260,6 +260,18 @@ def program() -> list[str]:
     if script.exists():
         return [str(script)]
     return [sys.executable, "-P", "-c", "from spec_trainer.cli import main; main()"]
+
+
+@contextmanager
+def running(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command as a process of its own, whose output is added to ``log``."""
+    with log.open("ab") as output:
+        process = subprocess.Popen([*program(), *words], stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def metrics(output: Path) -> list[dict[str, Any]]:

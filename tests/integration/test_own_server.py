@@ -7,8 +7,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +18,7 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE
 from . import draft_server, launching, live_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import subprocess
 
     from .conftest import CommandLine
 
@@ -67,17 +65,6 @@ def words(make_target, port, tmp_path) -> list[str]:
     ]
 
 
-@contextmanager
-def running(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("ab") as output:
-        process = subprocess.Popen([*launching.program(), *words], stdout=output, stderr=output)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def ask(port: int, num: int, seed: int) -> None:
     draw = random.Random(seed)
     asked = [[draw.randrange(97) for _ in range(6)] for _ in range(num)]
@@ -90,9 +77,9 @@ def listens(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def until_it_listens(port: int, command: subprocess.Popen[bytes]) -> None:
-    launching.until(lambda: listens(port) or command.poll() is not None)
-    assert command.poll() is None, "the command has ended"
+def until_it_answers(log: Path, command: subprocess.Popen[bytes]) -> None:
+    launching.until(lambda: "answers" in log.read_text() or command.poll() is not None)
+    assert command.poll() is None, log.read_text()
 
 
 def servers(port: int) -> list[psutil.Process]:
@@ -107,14 +94,14 @@ def servers(port: int) -> list[psutil.Process]:
 @pytest.mark.slow
 def test_a_server_is_started_with_the_fresh_draft_started_again_and_ended(words, port, tmp_path) -> None:
     log, output = tmp_path / "log", tmp_path / "run"
-    with running([*words, "--requests", "24"], log) as command:
-        until_it_listens(port, command)
+    with launching.running([*words, "--requests", "24"], log) as command:
+        until_it_answers(log, command)
         ask(port, 8, 1)
         (server,) = servers(port)
         assert str(output / "decoded" / "draft-0") in server.cmdline()
         server.send_signal(signal.SIGKILL)
         launching.until(lambda: "it is started again" in log.read_text())
-        until_it_listens(port, command)
+        launching.until(lambda: listens(port))
         ask(port, 24, 2)
         assert command.wait(launching.START_S) == 0, log.read_text()
     assert not servers(port)
@@ -128,8 +115,9 @@ def test_a_server_is_started_with_the_fresh_draft_started_again_and_ended(words,
 @pytest.mark.slow
 def test_a_killed_command_and_an_interrupted_one_leave_no_server(words, port, tmp_path) -> None:
     for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 130)):
-        with running(words, tmp_path / "log") as command:
-            until_it_listens(port, command)
+        log = tmp_path / f"log-{number}"
+        with launching.running(words, log) as command:
+            until_it_answers(log, command)
             found = servers(port)
             command.send_signal(number)
             assert command.wait(launching.START_S) == code
@@ -139,7 +127,7 @@ def test_a_killed_command_and_an_interrupted_one_leave_no_server(words, port, tm
 
 def test_a_server_that_does_not_start_ends_the_command_in_one_line(words, port, tmp_path) -> None:
     log = tmp_path / "log"
-    with running([*words, "follow.serve.engine=failing"], log) as command:
+    with launching.running([*words, "follow.serve.engine=failing"], log) as command:
         assert command.wait(launching.START_S) == 1
     (line,) = [line for line in log.read_text().splitlines() if "spec-trainer: error:" in line]
     assert line.endswith(
@@ -158,7 +146,7 @@ def test_a_server_that_does_not_start_ends_the_command_in_one_line(words, port, 
         ([], "follow.serve.engine=vllm: vllm is not installed"),
         (["follow.serve.engine=none"], "no engine plugin is called 'none'"),
         (["follow.serve.address=127.0.0.1:0"], "clients need to know the port; give one above 0"),
-        (["follow.serve.arguments='--a"], "No closing quotation; expected words of a shell"),
+        (["follow.serve.arguments=--a 'b"], "No closing quotation; expected words of a shell"),
         (["follow.serve.address=here"], "'here' is not host:port"),
         (["follow.serve.address=203.0.113.7:8000"], "give host:port of this host, with a free port"),
     ],
