@@ -43,6 +43,7 @@ def controller() -> Iterator[CaptureController]:
 @pytest.fixture
 def exporter(controller: CaptureController) -> Iterator[FeatureExporter]:
     with FeatureExporter(controller.address, LIMIT_S) as exporter:
+        assert controller.wait_connected(LIMIT_S)
         yield exporter
 
 
@@ -112,7 +113,6 @@ def test_ids_of_requests_under_way_differ(controller, exporter, receiver) -> Non
 
 
 def test_a_batch_without_requests_is_done(controller, exporter) -> None:
-    controller.wait_connected(LIMIT_S)
     assert registered(controller)[1].result(LIMIT_S) is None
 
 
