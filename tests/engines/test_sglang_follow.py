@@ -146,7 +146,7 @@ def hang_up(server: PageServer) -> None:
 def abort(server: PageServer) -> None:
     """Ask for an answer, and have SGLang abort it as soon as it knows the request."""
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, server, "/generate", {**LONG, "rid": "aborted"})
+        asked = pool.submit(ask, server.port, "/generate", {**LONG, "rid": "aborted"})
         while not asked.done():
             time.sleep(0.1)
             server.ask("POST", "/abort_request", {"rid": "aborted"})
