@@ -63,8 +63,7 @@ def check_own_server(parts: RunParts) -> None:
     with foreign_errors(
         PluginError, f"engine {name!r} ({find(Engine, name).owner}) fails to say what it serves"
     ):
-        words = engine_type.live_server_words("127.0.0.1", 1)
-        if words is None:
+        if engine_type.live_server_words(*_address(parts.config)) is None:
             raise ConfigError(
                 f"follow.serve.engine={name}: this engine has no server that follow can start; start a server "
                 "yourself and give its address by --server"
@@ -102,6 +101,7 @@ class OwnServer(Resource):
         elif (code := self._process.poll()) is not None:
             problem = f"the server of follow.serve {ending(code)}{self._reason()}"
             self._end(self._process)
+            self._process = None
             self._count(problem)
             log.warning("%s; it is started again", problem)
             self._process = self._start(draft)
@@ -239,8 +239,7 @@ def _check_free(config: AnyRunConfig) -> None:
 
 def _live_requests(config: AnyRunConfig) -> str:
     """Return what the server stores, as JSON: the user's ``SPEC_LIVE_REQUESTS``, or a share of the requests."""
-    if (chosen := os.environ.get(LIVE_REQUESTS_VARIABLE)) is not None:
-        LiveRequestsConfig.from_environment()
-        return chosen
+    if LiveRequestsConfig.from_environment() is not None:
+        return os.environ[LIVE_REQUESTS_VARIABLE]
     states = config.follow.states_bytes if config.follow.capture == "serving" else 0
     return LiveRequestsConfig(share=_SHARE, states_bytes=states).model_dump_json(exclude_defaults=True)
