@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from spec_core.errors import ConfigError, EngineError, PluginError, ProtocolErro
 from spec_core.foreign import cause, foreign_errors
 from spec_core.plugins import find, load
 from spec_core.resource import Resource
-from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, LiveRequestsConfig
+from spec_kit.hosting import LIVE_REQUESTS_VARIABLE, LiveRequestsConfig, logged_errors
 from spec_processes import SAFE_PATH, Reaper, end_group, ending
 from spec_processes.sockets.addresses import bind, format_address, parse_address
 from spec_trainer.command_line.stop_request import Interrupted
@@ -43,7 +42,6 @@ _GRACE_S = 20.0
 """Seconds between SIGTERM, at which the server answers its last requests, and SIGKILL."""
 _COUNTED_S = 24 * 60 * 60.0
 """Period in which restarts are counted, as replacements of engines are."""
-_ERROR = re.compile(r"\b((?:\w+\.)*[A-Z]\w*(?:Error|Exception): .+)$", re.MULTILINE)
 _TAIL_BYTES = 1 << 18
 
 
@@ -194,7 +192,8 @@ class OwnServer(Resource):
         """
         with self._log.open("rb") as file:
             file.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
-            errors = list(dict.fromkeys(_ERROR.findall(file.read().decode(errors="replace"))))[-2:]
+            lines = file.read().decode(errors="replace").splitlines()
+        errors = list(dict.fromkeys(logged_errors(lines)))[-2:]
         return f"{': ' if errors else ''}{'; '.join(errors)}; see {self._log}"
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:

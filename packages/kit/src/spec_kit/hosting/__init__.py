@@ -24,6 +24,7 @@ from spec_kit.hosting.live_requests import (
 )
 from spec_kit.hosting.modes import CaptureMode, Fields, Mode, PlainMode, SpeculativeMode
 from spec_kit.hosting.program_arguments import unreserved
+from spec_kit.hosting.program_log import logged_errors
 from spec_kit.hosting.program_version import installed_version, probe_version
 from spec_kit.hosting.replicas import DRAFT_TOKEN_VARIABLE, CapturedRows, HttpReplica, ProgramReplica
 from spec_kit.hosting.served_states import (
@@ -86,6 +87,7 @@ __all__ = [
     "image_of_fields",
     "installed_version",
     "is_label",
+    "logged_errors",
     "passed_on",
     "piece_rows",
     "probe_version",

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import re
 import subprocess
 import threading
 import time
@@ -30,6 +29,7 @@ from spec_core.records import Generation
 from spec_core.resource import Resource
 from spec_kit.hosting.capture_controller import CAPTURE_VARIABLE, CaptureController
 from spec_kit.hosting.modes import CaptureMode
+from spec_kit.hosting.program_log import logged_errors
 from spec_processes import Reaper, end_group, ending, spawn
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ _CONNECTED_S = 10.0
 """Seconds to wait, once the program is ready, for the exporter's connection, which is made earlier."""
 _LAST_LINES = 400
 """Number of last log lines of the program that are searched for the cause of its death."""
-_CAUSE = re.compile(r"\b((?:\w+\.)*[A-Z]\w*(?:Error|Exception): .+)$")
 
 
 class EngineSubprocess(Resource):
@@ -238,7 +237,7 @@ class EngineSubprocess(Resource):
 
     def logged_errors(self) -> list[str]:
         """Return the errors in the last lines of the program's log."""
-        return [found[1] for line in self._last_lines if (found := _CAUSE.search(line))]
+        return logged_errors(self._last_lines)
 
     def _listen(self) -> None:
         for message in self._channel.messages():
