@@ -75,11 +75,13 @@ class ChatRenderer:
         chat = replace(chat, messages=self._served(chat.messages, template))
         marked = _MARKS.search(template) is not None
         text, marks = self._render(chat, chat.messages, marked=marked)
-        turns = chat.answers[-1:] if last_turn_only else chat.answers
+        turns = chat.trained(last_turn_only)
         if not marked:
             return Rendering(text, self._found(chat, text, turns))
-        first = self._marks_before(chat, turns[0]) if turns else 0
-        return Rendering(text, marks[first:] if last_turn_only else marks)
+        if turns == chat.answers:
+            return Rendering(text, marks)
+        borders = [(self._marks_before(chat, index), self._marks_before(chat, index + 1)) for index in turns]
+        return Rendering(text, [mark for start, stop in borders for mark in marks[start:stop]])
 
     def opening(self, chat: Chat, messages: Sequence[dict[str, Any]]) -> str:
         """Render ``messages`` and the generation prompt after them.

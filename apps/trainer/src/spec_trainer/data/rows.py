@@ -13,6 +13,7 @@ import numpy as np
 from spec_core.wording import counted, shortened, shown
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.image_parts import ROW_KEYS, TEXT_ONLY, image_part, row_images, with_images
+from spec_trainer.data.training_marks import MARKS, untrained_messages
 
 # ShareGPT's roles in the words of chat templates; OpenAI's roles stand for themselves.
 _ROLES = {
@@ -42,11 +43,18 @@ class Chat:
     """Template variables that the row specifies."""
     images: tuple[Any, ...] = ()
     """References of the images, in the order of their parts in ``messages``; not checked yet."""
+    untrained: frozenset[int] = frozenset()
+    """Numbers of the answers, counted from 0, that the row marks as not to be trained."""
 
     @property
     def answers(self) -> list[int]:
         """Indices of the assistant's messages, ascending."""
         return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+
+    def trained(self, last_turn_only: bool) -> list[int]:
+        """Return the indices of the assistant's messages that are trained, ascending."""
+        chosen = [index for number, index in enumerate(self.answers) if number not in self.untrained]
+        return [index for index in chosen if not last_turn_only or index == self.answers[-1]]
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,8 @@ def parse_row(row: object, no_images: str = TEXT_ONLY) -> Chat | Text | Tokens:
             _check_media(fields, no_images)
             messages = _messages(key, fields[key], fields.get("system"), no_images)
             messages, images = (messages, ()) if no_images else with_images(messages, fields)
-            return Chat(messages, _tools(fields.get("tools")), flag, kwargs, images)
+            chat = Chat(messages, _tools(fields.get("tools")), flag, kwargs, images)
+            return replace(chat, untrained=_untrained_answers(chat, fields[key], fields.get("loss_mask")))
     if "text" in fields:
         return Text(_text(fields["text"]))
     keys = shortened(", ".join(map(str, fields)), 200)
@@ -159,11 +168,18 @@ def _messages(key: str, turns: object, system: object, no_images: str) -> list[d
     return [{"role": "system", "content": system}, *messages]
 
 
+def _untrained_answers(chat: Chat, turns: list[Mapping[str, Any]], mask: object) -> frozenset[int]:
+    """Return the numbers of the answers that the row marks as not to be trained."""
+    system = len(chat.messages) - len(turns)
+    untrained = {index + system for index in untrained_messages(turns, mask)}
+    return frozenset(number for number, index in enumerate(chat.answers) if index in untrained)
+
+
 def _message(name: str, turn: object, no_images: str) -> dict[str, Any]:
     """Convert a message, also ShareGPT's {from, value}, to OpenAI's {role, content}; keep other keys."""
     if not isinstance(turn, Mapping):
         raise BadRow("bad conversation", f"{name} is not an object")
-    message = {key: value for key, value in turn.items() if value is not None}
+    message = {key: value for key, value in turn.items() if value is not None and key not in MARKS}
     speaker = message.pop("from", None)
     role = message.get("role", speaker)
     if not isinstance(role, str) or role not in _ROLES:
