@@ -60,6 +60,12 @@ def left_out(requests: LiveRequests) -> dict[str, int]:
         ({}, {}, ""),
         ({}, {"learn": "no"}, "opted_out"),
         ({}, {"learn": " NO"}, "opted_out"),
+        *(
+            ({}, {"learn": value}, "opted_out")
+            for value in ("false", "0", "off", "never", '"no"', "none", "\x00", ",")
+        ),
+        *(({}, {"learn": value}, "opted_out") for value in ("true", "1", "yes!", '"yes"', "yes;no", "yes,")),
+        ({"share": 1e-9}, {"learn": "\tYes "}, ""),
         ({"share": 1e-9}, {}, "not_sampled"),
         ({"share": 1e-9}, {"learn": "yes"}, ""),
         ({"opt_in": True}, {}, "not_opted_in"),
@@ -71,7 +77,13 @@ def left_out(requests: LiveRequests) -> dict[str, int]:
         ({"models": ["m"]}, {"body": '{"model": "m"}'}, ""),
         ({}, {"body": '{"store": false}'}, "store_false"),
         ({}, {"body": '{"store": false}', "learn": "yes"}, "store_false"),
+        *(
+            ({}, {"body": f'{{"store": {no}}}'}, "store_false")
+            for no in ('"false"', "0", '""', '"no"', "[]", "{}", "0.0")
+        ),
+        *(({}, {"body": f'{{"store": {no}}}'}, "store_false") for no in ('"true"', "1", "1.0", "[true]")),
         ({}, {"body": '{"store": true}'}, ""),
+        ({}, {"body": '{"store": null}'}, ""),
         ({}, {"body": '{"cache_salt": "mine"}'}, "cache_salt"),
         ({}, {"body": "[1]"}, "unreadable"),
         ({}, {"body": b"\xff{}"}, "unreadable"),
@@ -92,7 +104,11 @@ def test_who_is_left_out_and_why(fields, request_, reason) -> None:
         ([b"yes", b"No"], "opted_out"),
         ([b"yes, no"], "opted_out"),
         ([b"yes", b"yes"], ""),
-        ([b"maybe"], "not_opted_in"),
+        ([b"yes", b"false"], "opted_out"),
+        ([b"yes, maybe"], "opted_out"),
+        ([b""], "opted_out"),
+        ([b"\xff"], "opted_out"),
+        ([], "not_opted_in"),
     ],
 )
 def test_a_refusal_among_repeated_headers_wins(values, reason) -> None:

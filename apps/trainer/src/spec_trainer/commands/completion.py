@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
 
 from pydantic import BaseModel
 
@@ -31,7 +32,7 @@ _WITH_KEYS = ("train", "plan", "capture", "regenerate", "evaluate")
 
 def completion_script(app: App, shell: Literal["bash", "zsh", "fish"]) -> str:
     """Return cyclopts' completion script with this project's additions."""
-    ours = {"bash": _bash, "zsh": _zsh, "fish": lambda: _fish(app)}[shell]
+    ours = {"bash": lambda: _bash(app), "zsh": _zsh, "fish": lambda: _fish(app)}[shell]
     return app.generate_completion(shell=shell) + ours()
 
 
@@ -75,23 +76,36 @@ def _cases(then: str) -> str:
     )
 
 
-def _bash() -> str:
-    files = "|".join(f"--{flag}" for flag in _FILES)
+def _bash(app: App) -> str:
     words = " ".join(f"{key}=" for key in _keys())
+    # A file's name may hold code, and bash inserts COMPREPLY as it is. So cyclopts' `compgen -f` is never reached: an
+    # empty COMPREPLY with `-o default` leaves files to readline, which quotes them.
     return f"""
 _spec_trainer_all() {{
   typeset cur="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
+  if [[ "$before" == "=" ]]; then before="${{COMP_WORDS[COMP_CWORD-2]}}"; fi
+  COMPREPLY=()
   case "$before" in
 {_cases('COMPREPLY=($(compgen -W "{}" -- "$cur")); return')}
-    {files}) COMPREPLY=($(compgen -f -- "$cur")); compopt -o filenames 2>/dev/null; return ;;
+    {"|".join(_path_flags(app))}) return ;;
   esac
   _spec_trainer
   if [[ ${{#COMPREPLY[@]}} == 0 && "$cur" != -* && "$before" != --* && {_takes_keys("${COMP_WORDS[1]}")} ]]; then
     COMPREPLY=($(compgen -W "{words}" -- "$cur")); compopt -o nospace 2>/dev/null
   fi
 }}
-complete -F _spec_trainer_all spec-trainer
+complete -o default -F _spec_trainer_all spec-trainer
 """
+
+
+def _path_flags(app: App) -> list[str]:
+    """Return the flags of all commands that take a path."""
+    found = {f"--{flag}" for flag in _FILES}
+    for command in _command_names(app):
+        for argument in app[command].assemble_argument_collection():
+            if Path in (argument.hint, *get_args(argument.hint)):
+                found |= {name for name in argument.names if name.startswith("--")}
+    return sorted(found)
 
 
 def _takes_keys(command: str) -> str:
@@ -144,7 +158,10 @@ def _commands(app: App, flag: str) -> str:
     """Return the names of all commands that accept ``flag``, separated by spaces."""
     return " ".join(
         command
-        for command in app
-        if not command.startswith("-")
-        and any(f"--{flag}" in argument.names for argument in app[command].assemble_argument_collection())
+        for command in _command_names(app)
+        if any(f"--{flag}" in argument.names for argument in app[command].assemble_argument_collection())
     )
+
+
+def _command_names(app: App) -> list[str]:
+    return [command for command in app if not command.startswith("-")]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 LIVE_REQUESTS_VARIABLE = "SPEC_LIVE_REQUESTS"
 """Environment variable of a server: the fields of LiveRequestsConfig as JSON. If unset, nothing is stored."""
 LEARN_HEADER = b"x-draft-learn"
-"""Header of a request: ``no`` prevents its storage, ``yes`` stores it regardless of ``share``."""
+"""Header of a request: ``yes`` stores it regardless of ``share``; any other value prevents its storage."""
 LABEL_HEADER = b"x-draft-label"
 """Header of a request: one of the labels of the configuration, by which acceptance is reported."""
 OTHER_LABEL = "other"
@@ -142,8 +142,8 @@ class _AskedRequest:
     """A request as it arrived by HTTP."""
 
     route: str
-    learn: str
-    """Value of the header ``x-draft-learn``: ``no``, ``yes``, or empty."""
+    learns: bool | None
+    """What the header ``x-draft-learn`` says; None if the request has none."""
     label: str
     """Label under which the request is reported."""
     body: bytearray = field(default_factory=bytearray)
@@ -167,7 +167,8 @@ class _AskedRequest:
         if not isinstance(fields, dict):
             return "unreadable"
         self.model = fields.get("model")
-        if fields.get("store") is False:
+        store = fields.get("store")
+        if store is not None and store is not True:  # "false" and 0, too: only a clear yes is one
             return "store_false"
         return "cache_salt" if fields.get("cache_salt") is not None else ""
 
@@ -234,7 +235,7 @@ class LiveRequests:
         """Record an ASGI request for a later ``admits`` in the same task; return a wrapped ``receive``."""
         headers, path = dict(scope["headers"]), route_of(scope)
         label = self._label(path, headers.get(LABEL_HEADER))
-        asked = _AskedRequest(path, _learn(scope["headers"]), label)
+        asked = _AskedRequest(path, _learns(scope["headers"]), label)
         _ASKED.set(asked)
 
         async def noting() -> Message:
@@ -323,11 +324,11 @@ class LiveRequests:
         config = self._config
         if asked is None:  # no client has sent this request
             return "no_http"
-        if asked.learn == "no":
+        if asked.learns is False:
             return "opted_out"
-        if asked.learn != "yes" and config.opt_in:
+        if not asked.learns and config.opt_in:
             return "not_opted_in"
-        if asked.learn != "yes" and not _is_sampled(request_id, config.share):
+        if not asked.learns and not _is_sampled(request_id, config.share):
             return "not_sampled"
         if config.routes and asked.route not in config.routes:
             return "route"
@@ -363,11 +364,14 @@ def route_of(scope: Message) -> str:
     return path[len(prefix) :] if path.startswith(f"{prefix}/") else path
 
 
-def _learn(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the value of ``x-draft-learn``; if a client and a proxy both sent the header, ``no`` wins."""
+def _learns(headers: Iterable[tuple[bytes, bytes]]) -> bool | None:
+    """Return what ``x-draft-learn`` says, or None without the header.
+
+    A client and a proxy may both send it. Whatever is not ``yes`` is a no, and one no is enough.
+    """
     lines = [value.decode("latin-1") for name, value in headers if name == LEARN_HEADER]
-    values = {value.strip().lower() for value in ",".join(lines).split(",")}
-    return next((value for value in ("no", "yes") if value in values), "")
+    values = {value.strip(" \t").lower() for line in lines for value in line.split(",")}
+    return values == {"yes"} if lines else None
 
 
 def _is_sampled(request_id: str, share: float) -> bool:
