@@ -35,9 +35,9 @@ from spec_trainer.command_line.examples import EXAMPLES, examples_text
 from spec_trainer.command_line.exit_codes import exit_code_of
 from spec_trainer.command_line.last_resort import unforeseen_errors
 from spec_trainer.command_line.log_flags import Json, LogFlags
+from spec_trainer.command_line.named_file import check_named_page, write_named_file
 from spec_trainer.command_line.run_flags import RunFlags
 from spec_trainer.command_line.words import check_command_line, check_overrides, convert_flag
-from spec_trainer.disk import write_atomically
 from spec_trainer.evaluation.request import EvaluationRequest
 from spec_trainer.regeneration.request import RegenerationRequest  # noqa: TC001 (cyclopts evaluates annotations)
 from spec_trainer.server_commands import follow, push, serving
@@ -280,6 +280,8 @@ def evaluate(
         Options of engine and backend, such as engine.dtype=float32, and data.chat_template_kwargs.NAME=VALUE.
     """
     request = request or EvaluationRequest()  # which says what is missing
+    if request.report is not None:
+        check_named_page(request.report, "--report")
     if request.server:
         from spec_trainer.commands.evaluate_server import evaluate_servers
         from spec_trainer.server_evaluation.server_page import server_page as evaluated_page
@@ -294,7 +296,7 @@ def evaluate(
         document = evaluate_draft(request, overrides)
     print_lines(document, lines(document), as_json)
     if request.report is not None:  # last, so that a full disk does not cost the figures
-        write_atomically(request.report, evaluated_page(document))
+        write_named_file(request.report, evaluated_page(document))
 
 
 @app.command

@@ -127,7 +127,7 @@ def write_atomically(file: Path, text: str) -> None:
     """Write a file so that readers see the old or the new content. Raise RunError if the disk is full."""
     scratch = file.with_name(f".{file.name.lstrip('.')}.{secrets.token_hex(8)}")
     try:
-        with scratch.open("x") as stream:  # never through what somebody has put there
+        with scratch.open("x", encoding="utf-8") as stream:  # never through what somebody has put there
             stream.write(text)
         scratch.replace(file)
     except OSError as error:

@@ -141,10 +141,11 @@ def test_a_second_command_is_kept_out(path):
         opened(path)
 
 
-def test_nothing_is_written_through_a_link(path, tmp_path):
+@pytest.mark.parametrize("end", ["", ".meta.json"])
+def test_nothing_is_written_through_a_link(path, tmp_path, end):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.touch()
-    path.symlink_to(elsewhere)
+    path.with_name(path.name + end).symlink_to(elsewhere)
     with pytest.raises(ArtifactError, match="is a link: expected a file of its own"):
         opened(path)
     assert elsewhere.read_bytes() == b""

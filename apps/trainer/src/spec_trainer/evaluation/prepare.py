@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,7 +58,6 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     from spec_trainer.draft_folder import check_draft
     from spec_trainer.hub import resolve_target
 
-    _check_report(request)
     options = read_engine_options(request.engine, request.backend, words)
     target = read_target(resolve_target(request.target))
     draft, num_draft_tokens = check_draft(request.draft_folder, target, request.num_draft_tokens)
@@ -89,16 +87,6 @@ def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     return Evaluation(
         request=request, options=options, target=target, draft=draft, chat=chat, work=work, asked=asked
     )
-
-
-def _check_report(request: EvaluationRequest) -> None:
-    if request.report is None:
-        return
-    folder = request.report.absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"--report={request.report}: its folder does not exist")
-    if os.path.isdir(request.report) or not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"--report={request.report} is not a file that can be written; name another")
 
 
 def _longest_prompt(request: EvaluationRequest, target: TargetSpec, num_draft_tokens: int) -> int:

@@ -87,7 +87,8 @@ def check_answer_file(path: Path, settings: Mapping[str, Any]) -> None:
     """
     if path.is_dir():
         raise ArtifactError(f"output {path} is a folder; give a file")
-    check_own(path)
+    for own in (path, meta_of_answers(path)):
+        check_own(own)
     check_writable(path.parent)
     if not path.parent.is_dir():
         raise ArtifactError(f"output {path}: there is no folder {path.parent}; make it first")

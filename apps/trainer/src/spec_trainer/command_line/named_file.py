@@ -1,0 +1,55 @@
+"""Write a file that the user named, whatever it is: a new or a plain file, a link, a pipe or a device."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ConfigError
+from spec_trainer.disk import not_written, write_atomically
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_PAGE = b"<!doctype html>"
+
+
+def check_named_page(file: Path, flag: str) -> None:
+    """Raise ConfigError if ``file``, the value of ``flag``, cannot get a page of HTML, or holds something else."""
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{flag}={file}: its folder does not exist")
+    place = folder if _is_replaced(file) else file
+    if file.is_dir() or not os.access(place, os.W_OK):
+        raise ConfigError(f"{flag}={file} is not a file that can be written; name another")
+    if file.is_file() and not _is_empty_or_page(file):
+        raise ConfigError(f"{flag}={file} is there and is no report; name another file, or remove it first")
+
+
+def write_named_file(file: Path, text: str) -> None:
+    """Write a file as a whole. Through a link, and into what is no plain file, write in place: it stays what it is.
+
+    Raise RunError if it cannot be written, or if it is a pipe that nobody reads.
+    """
+    if _is_replaced(file):
+        write_atomically(file, text)
+        return
+    try:
+        # O_NONBLOCK: a pipe without a reader is an error instead of a wait without an end.
+        descriptor = os.open(file, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_NOCTTY)
+        os.set_blocking(descriptor, True)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise not_written(file, file.parent, error) from error
+
+
+def _is_replaced(file: Path) -> bool:
+    """Return whether a file is new or plain, so that another file can take its place."""
+    return not os.path.lexists(file) or stat.S_ISREG(file.lstat().st_mode)
+
+
+def _is_empty_or_page(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(len(_PAGE)).lower() in (b"", _PAGE)
