@@ -144,8 +144,8 @@ def _run(command: Sequence[str]) -> tuple[float, float]:
 
 def _build_target(folder: Path, steps: int) -> None:
     let_waiting_threads_sleep()  # as the command does, before torch is imported
-    from spec_trainer.quickstart.corpus import python_documents
-    from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_target
+    from spec_trainer.cli.quickstart.corpus import python_documents
+    from spec_trainer.cli.quickstart.tiny_target import TinyTargetConfig, build_tiny_target
 
     build_tiny_target(folder, python_documents(None)[:200], TinyTargetConfig(steps=steps))
 

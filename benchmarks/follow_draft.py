@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
-from spec_trainer.commands.follow import resolve_follow
-from spec_trainer.decode.cycles import first_weights
-from spec_trainer.draft_trainer import export_draft
+from spec_trainer.cli.commands.follow import resolve_follow
+from spec_trainer.live.cycles import first_weights
+from spec_trainer.run.draft_trainer import export_draft
 
 
 def main() -> None:

@@ -21,17 +21,17 @@ from measure import machine, versions
 
 from spec_core import Draft, plugins
 from spec_kit.drafting import initial_weights
-from spec_trainer.commands.train import run_training
-from spec_trainer.quickstart.run import QuickstartSize, held_out_prompts, prepare_files
-from spec_trainer.quickstart.tiny_target import TinyTargetConfig
-from spec_trainer.resolve import resolve
+from spec_trainer.cli.commands.train import run_training
+from spec_trainer.cli.quickstart.run import QuickstartSize, held_out_prompts, prepare_files
+from spec_trainer.cli.quickstart.tiny_target import TinyTargetConfig
+from spec_trainer.plan.resolve import resolve
 from spec_trainer.training.wiring import create_engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spec_core.records import AcceptanceCounters, SamplingParams
-    from spec_trainer.quickstart.run import QuickstartFiles
+    from spec_trainer.cli.quickstart.run import QuickstartFiles
     from spec_trainer.run.spec import RunSpec
 
 DEFAULT = (initial_weights.MATRIX_GAIN, initial_weights.FUSION_GAIN)

@@ -22,11 +22,11 @@ from trainer_step_case import LR, default_optimizer, make_problem
 from spec_core import Backend, StepConfig, Strategy, plugins
 from spec_kit.targets import read_target
 from spec_kit.weight_sync import Publisher, separate_stream
-from spec_trainer.data.chat_config import ChatConfig
-from spec_trainer.draft_trainer import BatchShare, DraftTrainer
+from spec_trainer.configuration.chat import ChatConfig
 from spec_trainer.push.request import PushRequest
 from spec_trainer.push.servers import connect_servers, open_transports
 from spec_trainer.push.snapshot import WeightSnapshot
+from spec_trainer.run.draft_trainer import BatchShare, DraftTrainer
 
 if TYPE_CHECKING:
     from spec_kit.weight_sync import PublishReport

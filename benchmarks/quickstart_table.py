@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 from measure import machine, versions
 
 from spec_core import Backend, Draft, plugins
-from spec_trainer.commands.train import run_training
-from spec_trainer.quickstart.run import CPU_CONCURRENCY, QuickstartSize, held_out_prompts, prepare_files
-from spec_trainer.quickstart.tiny_arithmetic import bfloat16_products, one_thread
-from spec_trainer.resolve import resolve
+from spec_trainer.cli.commands.train import run_training
+from spec_trainer.cli.quickstart.run import CPU_CONCURRENCY, QuickstartSize, held_out_prompts, prepare_files
+from spec_trainer.cli.quickstart.tiny_arithmetic import bfloat16_products, one_thread
+from spec_trainer.plan.resolve import resolve
 from spec_trainer.training.wiring import create_engine
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from spec_core import Engine
     from spec_core.records import SamplingParams
-    from spec_trainer.evaluation.workload import Prompts
-    from spec_trainer.quickstart.run import QuickstartFiles
+    from spec_trainer.cli.quickstart.run import QuickstartFiles
+    from spec_trainer.measure.evaluation.workload import Prompts
     from spec_trainer.run.spec import RunSpec
 
 

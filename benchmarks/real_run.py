@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from trainer_step import Case
 
-SPEC_TRAINER = [sys.executable, "-c", "from spec_trainer.cli import main; main()"]
+SPEC_TRAINER = [sys.executable, "-c", "from spec_trainer.cli.app import main; main()"]
 """The console script; works where the packages are only on PYTHONPATH, too."""
 SECTIONS = ("backend", "engine", "placement", "train")
 """Sections of the resolved configuration that the document repeats."""

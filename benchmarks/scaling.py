@@ -27,13 +27,13 @@ from simulated_run import CAPTURE, MEAN_TOKENS, SCHEMA, STEP, MeasuredSpeed, Sim
 from spec_backend_cpu.backend import CpuBackend
 from spec_processes import collect_rarely
 from spec_strategy_fsdp.strategy import FsdpStrategy
-from spec_trainer.command_line.progress import StepProgress
-from spec_trainer.command_line.stop_request import StopRequest
-from spec_trainer.config import run_config_type
-from spec_trainer.controller.worker_driver import WorkerDriver
-from spec_trainer.controller.worker_specs import worker_specs
+from spec_trainer.base.progress import StepProgress
+from spec_trainer.base.stop_request import StopRequest
+from spec_trainer.configuration.run import run_config_type
 from spec_trainer.run.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.run.spec import RunSpec
+from spec_trainer.workers.worker_driver import WorkerDriver
+from spec_trainer.workers.worker_specs import worker_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -24,10 +24,10 @@ from spec_core import Launcher, WorkerEnded
 from spec_core.records import FeatureSchema
 from spec_processes import ChannelWorker, ControlChannel, WorkerInbox
 from spec_processes.sockets.framed_socket import FramedSocket
-from spec_trainer.controller import protocol
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
 from spec_trainer.run.batch_schedule import BatchSchedule
+from spec_trainer.workers import protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

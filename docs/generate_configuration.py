@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import PydanticUndefined
 
 from spec_core import WeightTransport, plugins
-from spec_trainer.config import SECTIONS, run_config_type
 from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
+from spec_trainer.configuration.run import SECTIONS, run_config_type
 from spec_trainer.configuration.track import track_config_type
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import random
 
 from tokenizers import Tokenizer
 
-from spec_trainer.quickstart.corpus import python_documents
-from spec_trainer.quickstart.run import QuickstartSize, prepare_files
+from spec_trainer.cli.quickstart.corpus import python_documents
+from spec_trainer.cli.quickstart.run import QuickstartSize, prepare_files
 
 CODE = ("def ", "class ", "async def ", "@")
 """Beginnings of documents that are code; the other ones are docstrings and topics of ``help()``."""

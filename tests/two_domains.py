@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import transformers
 
-from spec_trainer import cli
+from spec_trainer.cli import app as cli
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

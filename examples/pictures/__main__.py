@@ -23,16 +23,16 @@ from transformers import AutoTokenizer
 
 from spec_core.records import SamplingParams
 from spec_kit.targets import read_target
-from spec_trainer.cli import run
-from spec_trainer.commands.evaluate import evaluate_draft
+from spec_trainer.base.disk import write_atomically
+from spec_trainer.cli.app import run
+from spec_trainer.cli.commands.evaluate import evaluate_draft
+from spec_trainer.cli.quickstart.baselines import BigramModel, BigramProposer
+from spec_trainer.configuration.engine_options import read_engine_options
 from spec_trainer.data.prompts import load_prompts
-from spec_trainer.decode.passes import decode
-from spec_trainer.disk import write_atomically
-from spec_trainer.engine_options import read_engine_options
-from spec_trainer.evaluation.request import EvaluationRequest
-from spec_trainer.quickstart.baselines import BigramModel, BigramProposer
-from spec_trainer.run.images import prompt_image_rules
+from spec_trainer.measure.evaluation.request import EvaluationRequest
+from spec_trainer.plan.images import prompt_image_rules
 from spec_trainer.training.wiring import create_engine
+from spec_trainer.workers.passes import decode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,11 +20,11 @@ NO_PYTHON = "starts a program that is no Python"
 TEST = "runs in tests alone, in whatever directory their author has chosen"
 
 STARTS = {
-    ("apps/trainer/src/spec_trainer/commands/check.py", "get_context"): INHERITS,
+    ("apps/trainer/src/spec_trainer/cli/commands/check.py", "get_context"): INHERITS,
     ("apps/trainer/src/spec_trainer/data/row_encoder.py", "ProcessPoolExecutor"): INHERITS,
     ("apps/trainer/src/spec_trainer/data/row_encoder.py", "multiprocessing.get_context"): INHERITS,
-    ("apps/trainer/src/spec_trainer/commands/plugins.py", "subprocess.run"): INHERITS,
-    ("apps/trainer/src/spec_trainer/follow/own_server.py", "subprocess.Popen"): SETS,
+    ("apps/trainer/src/spec_trainer/cli/commands/plugins.py", "subprocess.run"): INHERITS,
+    ("apps/trainer/src/spec_trainer/live/own_server.py", "subprocess.Popen"): SETS,
     ("packages/backend-cuda/src/spec_backend_cuda/mps.py", "subprocess.Popen"): SETS,
     ("packages/backend-cuda/src/spec_backend_cuda/mps_owner.py", "subprocess.call"): SETS,
     ("packages/backend-cuda/src/spec_backend_cuda/mps_owner.py", "subprocess.run"): NO_PYTHON,

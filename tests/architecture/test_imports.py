@@ -89,8 +89,8 @@ FORBIDDEN = [
     ("spec_kit.streams", "spec_kit.hosting"),
     ("spec_kit.drafting", "spec_kit.collectives"),
     ("spec_processes", "spec_kit"),
-    ("spec_trainer.data", "spec_trainer.resolve"),
-    ("spec_trainer.training.loop", "spec_trainer.commands.train"),
+    ("spec_trainer.data", "spec_trainer.plan.resolve"),
+    ("spec_trainer.training.loop", "spec_trainer.cli.commands.train"),
 ]
 """A module, and what the import law forbids it to import."""
 

@@ -68,9 +68,9 @@ def test_strings_keep_the_layers():
     ("importer", "code", "imported"),
     [
         (
-            "spec_trainer.controller.worker_driver",
-            "Program('spec_trainer.commands.train:run_training')",
-            "spec_trainer.commands.train",
+            "spec_trainer.workers.worker_driver",
+            "Program('spec_trainer.cli.commands.train:run_training')",
+            "spec_trainer.cli.commands.train",
         ),
         ("spec_engine_vllm.process", "module = 'spec_trainer.cli'", "spec_trainer.cli"),
         (

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from spec_trainer import cli
+from spec_trainer.cli import app as cli
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from spec_trainer import cli
+from spec_trainer.cli import app as cli
 
 PAGE = (Path(__file__).parents[2] / "docs" / "launcher-ray.md").read_text()
 

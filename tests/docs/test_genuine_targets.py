@@ -14,8 +14,8 @@ import pytest
 import transformers
 import yaml
 
-from spec_trainer.data.chat_config import PromptConfig
-from spec_trainer.data.config import DataConfig
+from spec_trainer.configuration.chat import PromptConfig
+from spec_trainer.configuration.data import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.prompts import load_prompts
 
@@ -156,7 +156,7 @@ def test_the_values_in_these_tests_are_those_of_the_genuine_config(values, targe
 def test_the_recipe_passes_plan(recipe, values, target, rows, data, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "spec_trainer.run.memory.free_host_bytes", lambda: 1 << 40
+        "spec_trainer.plan.memory.free_host_bytes", lambda: 1 << 40
     )  # not this host's business
     planned = plan(recipe, target, data, capsys)
     assert planned["data"].startswith("kept samples: ")

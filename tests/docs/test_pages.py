@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from spec_trainer import cli
+from spec_trainer.cli import app as cli
 
 from ..integration.foreign_layouts import as_specforge
-from ..unit.trainer.server_evaluation.streaming_server import streaming
+from ..unit.trainer.measure.server.streaming_server import streaming
 from .workplace import commands
 
 ROOT = Path(__file__).parents[2]

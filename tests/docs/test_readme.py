@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_trainer import cli
+from spec_trainer.cli import app as cli
 
 from .workplace import commands
 
@@ -113,7 +113,7 @@ def test_a_package_names_modules_that_exist(page):
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.stem)
 def test_examples_are_valid_configurations(example):
-    from spec_trainer.resolve import resolve_config
+    from spec_trainer.plan.resolve import resolve_config
 
     config, _ = resolve_config(example, {"backend.name": "cpu", "engine.name": "hf"}, [])
     assert config.train.lr > 0

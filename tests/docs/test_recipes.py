@@ -12,7 +12,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from spec_trainer import cli
+from spec_trainer.cli import app as cli
 
 from ..chat_templates import CONVERSATIONS, byte_tokenizer, thinking_tokenizer
 from ..seeing_targets import IMAGE, IMAGE_ID, SPECIALS, TEMPLATE, VIDEO
@@ -26,7 +26,7 @@ def test_every_target_has_a_recipe() -> None:
 @pytest.fixture(autouse=True)
 def large_host(monkeypatch) -> None:
     """Here the drafts of many GPUs are planned for one CPU, whose memory and disk may be less."""
-    monkeypatch.setattr("spec_trainer.run.memory.free_host_bytes", lambda: 1 << 40)
+    monkeypatch.setattr("spec_trainer.plan.memory.free_host_bytes", lambda: 1 << 40)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
 
 

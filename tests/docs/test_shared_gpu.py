@@ -11,10 +11,10 @@ import pytest
 
 from spec_backend_cpu.backend import CpuBackend
 from spec_core import Draft, plugins
-from spec_trainer.commands.plan import describe_run
-from spec_trainer.resolve import read_inputs
-from spec_trainer.run.activations import largest_pass_bytes, with_passes_that_fit
-from spec_trainer.run.memory import RunSizes, rank_parts, rooms
+from spec_trainer.cli.commands.plan import describe_run
+from spec_trainer.plan.activations import largest_pass_bytes, with_passes_that_fit
+from spec_trainer.plan.memory import RunSizes, rank_parts, rooms
+from spec_trainer.plan.resolve import read_inputs
 
 from .recipes import CONFIGS, write_shapes
 

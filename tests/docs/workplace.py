@@ -7,8 +7,8 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from spec_trainer.quickstart.corpus import Document
-from spec_trainer.quickstart.tiny_target import TinyTargetConfig, build_tiny_target, continuation_chat
+from spec_trainer.cli.quickstart.corpus import Document
+from spec_trainer.cli.quickstart.tiny_target import TinyTargetConfig, build_tiny_target, continuation_chat
 
 if TYPE_CHECKING:
     from pathlib import Path

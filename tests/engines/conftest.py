@@ -20,7 +20,7 @@ from spec_core.records import SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_engine_vllm.config import VllmConfig
 from spec_kit.targets.target_reader import read_target
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 from ..made_once import made_once
 from .forked_starts import forked_starts

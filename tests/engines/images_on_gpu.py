@@ -323,7 +323,7 @@ def served(given, target: Path, name: str):
     settings = ["train.steps=80", "train.warmup_steps=5", "train.global_batch_tokens=1024"]
     settings.append("data.on_bad_row=skip")  # a random target may answer with tokens of images
     settings += [f"backend.name={given.backend}", "engine.dtype=float32"]
-    start = "import sys; from spec_trainer.cli import run; sys.exit(run(sys.argv[1:]))"
+    start = "import sys; from spec_trainer.cli.app import run; sys.exit(run(sys.argv[1:]))"
     command = [sys.executable, "-c", start, *map(str, words), *DRAFTS[name], *settings]
     subprocess.run(command, check=True, stdout=sys.stderr, timeout=LIMIT_S)
     draft = output / "draft"

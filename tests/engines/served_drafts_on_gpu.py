@@ -52,7 +52,7 @@ from spec_engine_hf.hf_model import HfModel
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.targets import read_target
 from spec_testing.answer_checks import KOLMOGOROV_LIMIT
-from spec_trainer.draft_folder import check_draft
+from spec_trainer.run.draft_folder import check_draft
 
 log = logging.getLogger("served")
 

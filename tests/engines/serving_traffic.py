@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from spec_trainer.follow.kept_states import take_states
+from spec_trainer.live.kept_states import take_states
 
 if TYPE_CHECKING:
     import torch

@@ -175,7 +175,7 @@ def rigged(environment: Mapping[str, str], streams: Path) -> dict[str, str]:
 
 def command(*words: object, environment: Mapping[str, str] = os.environ) -> str:
     """Run a command of spec-trainer; return what it prints."""
-    line = [sys.executable, "-c", "from spec_trainer.cli import main; main()", *map(str, words)]
+    line = [sys.executable, "-c", "from spec_trainer.cli.app import main; main()", *map(str, words)]
     return subprocess.run(line, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 

@@ -40,7 +40,7 @@ from spec_core.errors import EngineError
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
 from spec_kit.targets import read_target
 from spec_kit.weight_sync import Publisher, open_weight_transports
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 log = logging.getLogger("updates")
 

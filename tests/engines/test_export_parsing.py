@@ -13,7 +13,7 @@ import torch
 from spec_core import Draft, plugins
 from spec_engine_vllm.engine import VllmEngine
 from spec_kit.targets.target_reader import read_target
-from spec_trainer.commands.evaluate import export_untrained
+from spec_trainer.cli.commands.evaluate import export_untrained
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("states")]
 

@@ -24,7 +24,7 @@ from spec_core.records import SamplingParams
 from spec_engine_hf.engine import HfConfig, HfEngine
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, HttpReplica
 from spec_kit.targets import read_target
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 from ..made_once import made_once
 from .own_server import follows_its_own_server

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, HttpReplica
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 from .page_server import PageServer, shell_block
 from .served_states import answered, answers_of, captured

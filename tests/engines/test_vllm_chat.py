@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from spec_trainer.data.chat_config import PromptConfig
+from spec_trainer.configuration.chat import PromptConfig
 from spec_trainer.data.prompts import load_prompts
 
 from ..chat_templates import CONVERSATIONS, READS_PARTS, THINKING, thinking_tokenizer

@@ -8,12 +8,12 @@ import pytest
 
 from spec_core.records import SamplingParams
 from spec_kit.targets.target_reader import read_target
-from spec_trainer.cli import run
-from spec_trainer.commands.evaluate import measure
+from spec_trainer.cli.app import run
+from spec_trainer.cli.commands.evaluate import measure
 from spec_trainer.data.tokens import Encoder
-from spec_trainer.evaluation.benchmarks import Questions, read_benchmarks
-from spec_trainer.evaluation.measure import ask_all
-from spec_trainer.evaluation.workload import Workload
+from spec_trainer.measure.evaluation.benchmarks import Questions, read_benchmarks
+from spec_trainer.measure.evaluation.measure import ask_all
+from spec_trainer.measure.evaluation.workload import Workload
 
 from ..integration.foreign_layouts import as_specforge, as_speculators
 from .bench_rows import ROWS, write_rows

@@ -14,7 +14,7 @@ import pytest
 from spec_core.records import SamplingParams
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE, HttpReplica
 from spec_kit.targets import read_target
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 from .own_server import follows_its_own_server
 from .test_vllm_updates import Server

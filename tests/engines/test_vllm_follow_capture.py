@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 from ..integration import draft_server, launching, live_server
 from .conftest import VLLM_ARGS

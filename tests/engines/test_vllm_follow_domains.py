@@ -14,7 +14,7 @@ import transformers
 from spec_core.records import AcceptanceCounters, SamplingParams
 from spec_engine_vllm.server_counters import vllm_counters
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE
-from spec_trainer import cli
+from spec_trainer.cli import app as cli
 
 from .. import two_domains
 from ..integration import draft_server, launching

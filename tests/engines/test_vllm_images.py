@@ -11,7 +11,7 @@ import pytest
 from spec_core.errors import EngineError
 from spec_core.records import FeatureSchema
 from spec_testing import EngineImagesSuite, SampleWithImages
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 from ..integration.launching import Lab, losses
 from ..made_once import made_once

@@ -16,7 +16,7 @@ from spec_core.records import CaptureRequest
 from spec_engine_vllm.engine import VllmEngine
 from spec_kit.drafting.draft_folder import recognise
 from spec_kit.targets.target_reader import read_target
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 from ..made_once import made_once
 from ..seeing_targets import GEMMA, IMAGE_ID, picture, question, reference_states, save_seeing_target

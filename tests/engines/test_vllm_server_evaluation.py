@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 from .conftest import MAX_LENGTH, NEW_TOKENS, NUM_DRAFT_TOKENS
 from .page_server import ServerProcess

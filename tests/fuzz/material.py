@@ -78,7 +78,7 @@ def _data(root: Path) -> None:
 def _drafts(root: Path) -> None:
     from spec_core import Draft, plugins
     from spec_kit.targets.target_reader import read_target
-    from spec_trainer.commands.evaluate import export_untrained
+    from spec_trainer.cli.commands.evaluate import export_untrained
 
     target = read_target(root / "target")
     options = {"eagle3": {}, "dflash": {"num_layers": 1, "block_size": 4}}
@@ -90,7 +90,7 @@ def _drafts(root: Path) -> None:
 
 
 def _features(root: Path) -> None:
-    from spec_trainer.cli import run
+    from spec_trainer.cli.app import run
 
     words = ["--target", root / "target", "--data", root / "tokens.jsonl", "--output", root / "features"]
     assert run(["capture", *map(str, words), "capture.shard_bytes=20000", "data.eval_samples=2"]) == 0
@@ -114,7 +114,7 @@ def run_words(root: Path, kind: str, output: Path) -> list[object]:
 
 
 def _runs(root: Path) -> None:
-    from spec_trainer.cli import run
+    from spec_trainer.cli.app import run
 
     for kind in ("run", "cycles"):
         assert run([str(word) for word in run_words(root, kind, root / kind)]) == 0

@@ -38,8 +38,8 @@ def absurd_number(root: Path, folder: Path, draw: random.Random) -> tuple[str, l
 def keys(draft: str) -> Iterator[str]:
     """Yield every key of a configuration that names this draft."""
     from spec_core import Draft, plugins
-    from spec_trainer.config import SECTIONS, run_config_type
     from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
+    from spec_trainer.configuration.run import SECTIONS, run_config_type
 
     types: dict[str, Any] = {
         kind: plugins.load(interface, DEFAULT_PLUGINS[kind]).Config for kind, interface in SECTIONS.items()

@@ -99,7 +99,7 @@ def _start(one: Running) -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + LARGEST_BYTES,) * 2)
     os.chdir(one.case.folder)
-    from spec_trainer.cli import run
+    from spec_trainer.cli.app import run
 
     code = 99
     try:
@@ -162,7 +162,7 @@ def _warm_up(root: Path, place: Path) -> None:
     """Imports what commands import, once for all."""
     import torch
 
-    from spec_trainer.cli import run
+    from spec_trainer.cli.app import run
 
     torch.set_num_threads(1)
     for data in ("rows.jsonl", "rows.parquet"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 from spec_trainer.data import render_process
 
 from . import cases, material, servers

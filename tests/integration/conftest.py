@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 from . import launching
 

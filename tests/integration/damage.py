@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spec_trainer.checkpoint.folder import finished
+from spec_trainer.training.checkpoint.folder import finished
 
 if TYPE_CHECKING:
     import random

@@ -42,8 +42,8 @@ import spec_kit.weight_sync
 import spec_weight_transports
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_kit.weight_sync import push as push_module
-from spec_trainer import cli
-from spec_trainer.commands import push as push_command
+from spec_trainer.cli import app as cli
+from spec_trainer.cli.commands import push as push_command
 
 from . import draft_server, launching
 from .chaos import make_target

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import psutil
 
-from spec_trainer import cli
+from spec_trainer.cli import app as cli
 
 from .traps import Traps
 
@@ -259,7 +259,7 @@ def program() -> list[str]:
     script = Path(sys.executable).with_name("spec-trainer")
     if script.exists():
         return [str(script)]
-    return [sys.executable, "-P", "-c", "from spec_trainer.cli import main; main()"]
+    return [sys.executable, "-P", "-c", "from spec_trainer.cli.app import main; main()"]
 
 
 @contextmanager

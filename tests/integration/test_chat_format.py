@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 from spec_trainer.data.prompts import load_prompts
 
 from ..chat_templates import CONVERSATIONS, THINKING, thinking_tokenizer
@@ -156,7 +156,7 @@ def test_a_template_of_ones_own_serves_a_target_without_one(make_target, tmp_pat
     tokenizer = thinking_tokenizer()
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path)
-    from spec_trainer.data.chat_config import PromptConfig
+    from spec_trainer.configuration.chat import PromptConfig
 
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps(CONVERSATIONS[0]) + "\n")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 from .launching import last_step, losses, metrics, started, until
 
@@ -97,7 +97,7 @@ def test_light_commands_do_not_import_torch():
         ["plugins", "--json"],
     ]
     code = (
-        "import sys; from spec_trainer.cli import run\n"
+        "import sys; from spec_trainer.cli.app import run\n"
         f"for command in {light!r}:\n"
         "    assert run(command) == 0, command\n"
         "    heavy = {'torch', 'transformers', 'datasets'} & sys.modules.keys()\n"

@@ -15,11 +15,11 @@ from spec_core.errors import RunError
 from spec_draft_eagle3.draft import Eagle3Draft
 from spec_engine_hf.engine import HfEngine
 from spec_engine_sglang.engine import SglangEngine
-from spec_trainer.decode import cycles
-from spec_trainer.decode.folder import DecodedFolder
-from spec_trainer.quickstart import run as quickstart
-from spec_trainer.quickstart.tiny_target import TinyTargetConfig
+from spec_trainer.cli.quickstart import run as quickstart
+from spec_trainer.cli.quickstart.tiny_target import TinyTargetConfig
+from spec_trainer.live import cycles
 from spec_trainer.run.records import MeasurementRow, read_records
+from spec_trainer.workers.decoded_folder import DecodedFolder
 
 from . import launching
 

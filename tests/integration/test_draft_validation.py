@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from spec_core import Draft, plugins
 from spec_engine_hf.engine import HfEngine
 from spec_kit.targets.target_reader import read_target
-from spec_trainer.commands.evaluate import export_untrained
+from spec_trainer.cli.commands.evaluate import export_untrained
 
 from .foreign_layouts import as_angelslim, as_specforge, as_speculators
 

@@ -27,9 +27,9 @@ import transformers
 from spec_core.records import AcceptanceCounters
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, LIVE_REQUESTS_VARIABLE
 from spec_kit.targets import read_target
-from spec_trainer import cli
+from spec_trainer.cli import app as cli
 from spec_trainer.configuration.follow import RetentionConfig
-from spec_trainer.follow.retention import RetainedRequests
+from spec_trainer.live.retention import RetainedRequests
 
 from .. import two_domains
 from ..two_domains import DOMAINS, Regained, prompts

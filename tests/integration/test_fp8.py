@@ -14,7 +14,7 @@ from spec_core.kernels import no_kernel
 from spec_kit.drafting import Fp8Layers, use_fp8_head
 from spec_testing.draft_workbench import LENGTHS, build
 from spec_testing.toy_target import toy_batch, toy_target
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 from .launching import losses
 

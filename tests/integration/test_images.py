@@ -15,7 +15,7 @@ from PIL import Image
 from spec_core.records import Availability
 from spec_engine_hf.engine import HfEngine
 from spec_engine_sglang.engine import SglangEngine
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 from ..seeing_targets import ALL_SEEING, IMAGE_ID, SEEING
 from .launching import losses

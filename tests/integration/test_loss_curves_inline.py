@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_trainer.commands.train import run_training
-from spec_trainer.resolve import resolve
+from spec_trainer.cli.commands.train import run_training
+from spec_trainer.plan.resolve import resolve
 
 from .launching import losses
 

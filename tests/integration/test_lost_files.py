@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_trainer.command_line.progress import StepProgress
+from spec_trainer.base.progress import StepProgress
 
 from .leftovers import EXTRA_S, assert_fails, belongings
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 from ..chat_templates import byte_tokenizer
 from .traps import Traps

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from spec_processes import WORKER_MODULE
-from spec_trainer.checkpoint.folder import check_whole
+from spec_trainer.training.checkpoint.folder import check_whole
 
 from .launching import losses, newest_checkpoint, trained
 from .namespaces import RayHosts, ray_hosts

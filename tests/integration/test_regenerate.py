@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 from ..chat_templates import byte_tokenizer
 from .launching import started, until

@@ -13,7 +13,7 @@ import transformers
 from PIL import Image
 
 from spec_engine_hf.engine import HfEngine
-from spec_trainer.cli import run
+from spec_trainer.cli.app import run
 
 from ..seeing_targets import GEMMA, IMAGE_ID, picture, question
 

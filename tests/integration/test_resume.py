@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spec_trainer.checkpoint.folder import step_folders, step_of
 from spec_trainer.data import kept, row_encoder
+from spec_trainer.training.checkpoint.folder import step_folders, step_of
 
 from .launching import (
     STEPS,

@@ -12,7 +12,7 @@ from spec_core.records import SamplingParams
 from spec_engine_hf import decoding
 from spec_engine_hf.session import Session
 from spec_kit.targets.target_reader import read_target
-from spec_trainer.quickstart.baselines import BigramModel, BigramProposer, PromptLookupProposer
+from spec_trainer.cli.quickstart.baselines import BigramModel, BigramProposer, PromptLookupProposer
 
 from ..draft_decoding import assert_follows_the_joint_distribution
 

@@ -12,7 +12,7 @@ import transformers
 from spec_core.errors import DataError, EngineError
 from spec_core.records import CaptureRequest, ImageSource, PromptWithImages, SamplingParams
 from spec_engine_hf import decoding
-from spec_trainer.quickstart.baselines import PromptLookupProposer
+from spec_trainer.cli.quickstart.baselines import PromptLookupProposer
 
 from ...seeing_targets import ALL_SEEING, IMAGE_ID, arrays_of, picture, reference_states, request_of
 

@@ -12,7 +12,7 @@ import pytest
 
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
-from spec_trainer.resolve import resolve
+from spec_trainer.plan.resolve import resolve
 from spec_trainer.run.batch_schedule import BatchSchedule, BatchSettings
 
 if TYPE_CHECKING:

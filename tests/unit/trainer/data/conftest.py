@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from spec_testing import processes
+from spec_trainer.configuration.data import DataConfig
 from spec_trainer.data import row_encoder
-from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 
 from ....chat_templates import CHATML, stretches

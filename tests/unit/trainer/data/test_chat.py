@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from spec_core.errors import DataError
+from spec_trainer.configuration.data import DataConfig
 from spec_trainer.data import render_process, turns
-from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.render_process import RenderProcess
 

@@ -13,7 +13,7 @@ import pytest
 from datasets import Dataset as Table
 
 from spec_core.errors import ArtifactError, DataError
-from spec_trainer.data.config import DataConfig
+from spec_trainer.configuration.data import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.sources import read_rows
 

@@ -25,7 +25,7 @@ from transformers.processing_utils import ProcessorMixin
 
 from spec_core.errors import DataError
 from spec_kit.targets import read_target
-from spec_trainer.data.config import DataConfig
+from spec_trainer.configuration.data import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.row_images import ImageRules
 from spec_trainer.data.store import open_dataset, saved_dataset

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_core.errors import DataError
+from spec_trainer.configuration.data import DataConfig
 from spec_trainer.data import kept
-from spec_trainer.data.config import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.kept import keep_run_data, load_run_data
 from spec_trainer.data.render_process import RenderProcess

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from spec_core.errors import DataError
-from spec_trainer.data.config import DataConfig
+from spec_trainer.configuration.data import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.prompts import load_prompts, serving_prompts
 

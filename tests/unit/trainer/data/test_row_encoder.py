@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from spec_core.errors import DataError, RunError
-from spec_trainer.data.config import DataConfig
+from spec_trainer.configuration.data import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.row_encoder import RowEncoder, encode_rows
 from spec_trainer.data.sources import read_rows
@@ -117,7 +117,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from spec_trainer.data import row_encoder
-from spec_trainer.data.config import DataConfig
+from spec_trainer.configuration.data import DataConfig
 from spec_trainer.data.sources import read_rows
 if __name__ == "__main__":
     row_encoder.ALONE_S = -1

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spec_core.records import FeatureSchema
-from spec_trainer.commands.capture import resolve_capture, run_capture
+from spec_trainer.cli.commands.capture import resolve_capture, run_capture
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.packing import empty_batch
 from spec_trainer.data.report import DataReport

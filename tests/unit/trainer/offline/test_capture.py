@@ -8,7 +8,7 @@ from collections import namedtuple
 import pytest
 
 from spec_core.errors import ArtifactError, ConfigError, RunError
-from spec_trainer.commands.capture import resolve_capture, run_capture
+from spec_trainer.cli.commands.capture import resolve_capture, run_capture
 from spec_trainer.offline.index import read_index
 from spec_trainer.offline.verify import verify_features
 

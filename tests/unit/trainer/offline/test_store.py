@@ -79,7 +79,7 @@ def test_what_asks_for_an_engine_is_refused(resolved, key):
 
 
 def test_plan_says_that_no_engine_starts(capture, resolved):
-    from spec_trainer.commands.plan import describe_run
+    from spec_trainer.cli.commands.plan import describe_run
 
     folder = capture()
     document = describe_run(resolved(f"data.features={folder}", "train.ranks=2"))

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from spec_core.errors import RunError
-from spec_trainer.command_line.progress import StepProgress
-from spec_trainer.command_line.stop_request import StopRequest
-from spec_trainer.decode.inline_driver import inline_driver
+from spec_trainer.base.progress import StepProgress
+from spec_trainer.base.stop_request import StopRequest
 from spec_trainer.offline.store import open_features
 from spec_trainer.offline.stream import StoredStream
+from spec_trainer.workers.inline_driver import inline_driver
 
 from .conftest import flip
 

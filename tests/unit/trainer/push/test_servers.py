@@ -11,7 +11,7 @@ import torch
 from spec_core.errors import ConfigError
 from spec_kit.hosting import DRAFT_TOKEN_VARIABLE
 from spec_testing import reference_backend
-from spec_trainer.config import PushConfig
+from spec_trainer.configuration.run import PushConfig
 from spec_trainer.push import servers
 from spec_trainer.push.servers import check_servers, open_publisher, open_transports
 

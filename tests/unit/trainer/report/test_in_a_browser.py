@@ -12,7 +12,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from spec_trainer.evaluation.evaluation_page import evaluation_page
+from spec_trainer.measure.evaluation.evaluation_page import evaluation_page
 from spec_trainer.report.page import write_report
 from spec_trainer.run.directory import RunDirectory
 

@@ -9,13 +9,7 @@ import pytest
 
 from spec_core.errors import ConfigError, EngineError
 from spec_core.records import CaptureRequest, FeatureSchema
-from spec_trainer.run.dispatch import (
-    Dispatcher,
-    SampleReference,
-    capture_from,
-    check_sizes,
-    sample_bytes,
-)
+from spec_trainer.run.dispatch import Dispatcher, SampleReference, capture_from, check_sizes, sample_bytes
 
 SCHEMA = FeatureSchema(layers=(1, 2), hidden_size=4, dtype="float32")
 TOKEN = 2 * 4 * 4 + 8

@@ -11,8 +11,8 @@ import torch
 from spec_core.errors import DeadlineExceeded, EngineError, ProtocolError
 from spec_core.records import FeatureSample, FeatureSchema
 from spec_kit.streams.inline_transport import InlineTransport
-from spec_trainer.config import AnyRunConfig, TimeoutsConfig
-from spec_trainer.data.config import DataConfig
+from spec_trainer.configuration.data import DataConfig
+from spec_trainer.configuration.run import AnyRunConfig, TimeoutsConfig
 from spec_trainer.run.feature_stream import FeatureStream
 
 CPU = torch.device("cpu")

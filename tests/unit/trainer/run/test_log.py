@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from spec_trainer.data.packing import empty_batch
-from spec_trainer.draft_trainer import BatchShare
 from spec_trainer.run.batch_schedule import BatchSchedule
 from spec_trainer.run.directory import RunDirectory
+from spec_trainer.run.draft_trainer import BatchShare
 from spec_trainer.run.log import RunLog, cut_records
 from spec_trainer.run.metrics import read_metrics
 from spec_trainer.run.records import Row, TrainedRow, read_records

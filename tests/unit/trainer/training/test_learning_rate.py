@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spec_trainer.config import TrainConfig
+from spec_trainer.configuration.run import TrainConfig
 from spec_trainer.training.learning_rate import learning_rate
 
 

@@ -7,7 +7,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ConfigError
-from spec_trainer.disk import not_written, write_atomically
+from spec_trainer.base.disk import not_written, write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from spec_trainer.data.chat_config import ChatConfig
+    from spec_trainer.configuration.chat import ChatConfig
 
 
 Spans = list[tuple[int, int]]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core.records import ImageSource
-    from spec_trainer.data.config import DataConfig
+    from spec_trainer.configuration.data import DataConfig
     from spec_trainer.data.row_images import ImageRules
     from spec_trainer.data.rows import Chat
     from spec_trainer.data.tokens import Encoded, Encoder

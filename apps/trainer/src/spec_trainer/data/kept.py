@@ -18,18 +18,18 @@ import pydantic
 
 from spec_core.errors import DataError
 from spec_core.foreign import cause, check_regular, foreign_errors, read_bytes
+from spec_trainer.base.disk import new_folder, remove
 from spec_trainer.data.dataset import Dataset, load_dataset
 from spec_trainer.data.report import DataReport
 from spec_trainer.data.row_images import NO_IMAGES
 from spec_trainer.data.sources import check_answers, source_files
 from spec_trainer.data.store import DATASET_FILES, load_arrays, open_dataset, save_arrays, write_dataset
 from spec_trainer.data.tokens import tokenizer_files
-from spec_trainer.disk import new_folder, remove
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from spec_trainer.data.config import DataConfig
+    from spec_trainer.configuration.data import DataConfig
     from spec_trainer.data.row_images import ImageRules
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from spec_core.errors import DataError
-from spec_trainer.data.chat_config import PromptConfig
+from spec_trainer.configuration.chat import PromptConfig
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.row_images import NO_PROMPT_IMAGES, ImageRules
 from spec_trainer.data.rows import parse_row

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
     from pathlib import Path
 
-    from spec_trainer.data.config import DataConfig
+    from spec_trainer.configuration.data import DataConfig
     from spec_trainer.data.rows import Tokens
     from spec_trainer.data.sources import DataRow
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import DataError
 from spec_core.foreign import cause, check_regular, foreign_errors, read_bytes
 from spec_core.wording import shown
-from spec_trainer.data.chat_config import chat_of_answers, meta_of_answers
+from spec_trainer.base.hub import hub_problem, is_hub_name
+from spec_trainer.configuration.chat import chat_of_answers, meta_of_answers
 from spec_trainer.data.errors import BadRow
-from spec_trainer.hub import hub_problem, is_hub_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
 
-    from spec_trainer.data.chat_config import ChatConfig
+    from spec_trainer.configuration.chat import ChatConfig
 
 _LINE_BYTES = 16 << 20
 """Largest number of bytes of one JSONL row, enough for some millions of tokens. As Python lists they take 20 times as

@@ -16,9 +16,9 @@ import numpy as np
 from spec_core.errors import DataError
 from spec_core.foreign import read_bytes
 from spec_core.records import ImageSource
+from spec_trainer.base.disk import not_written
 from spec_trainer.data.dataset import Dataset, Sample
 from spec_trainer.data.report import DataReport
-from spec_trainer.disk import not_written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

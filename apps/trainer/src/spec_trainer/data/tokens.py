@@ -15,8 +15,8 @@ from spec_core.errors import DataError
 from spec_core.foreign import check_regular, foreign_errors
 from spec_core.records import PromptWithImages
 from spec_core.wording import counted, shown
+from spec_trainer.configuration.chat import ChatConfig
 from spec_trainer.data.chat import ChatRenderer
-from spec_trainer.data.chat_config import ChatConfig
 from spec_trainer.data.errors import BadRow
 from spec_trainer.data.image_parts import count_images
 from spec_trainer.data.row_images import NO_IMAGES, ImageRules, RowImages

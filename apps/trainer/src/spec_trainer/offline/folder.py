@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spec_core.errors import ArtifactError
-from spec_trainer.disk import check_own, check_writable, locked_folder
+from spec_trainer.base.disk import check_own, check_writable, locked_folder
 from spec_trainer.offline.index import INDEX_FILE, FeatureIndex, read_index, write_index
 from spec_trainer.offline.shard import SCRATCH, read_entry
 

@@ -18,7 +18,7 @@ from spec_core.errors import ArtifactError
 from spec_core.foreign import foreign_errors, read_bytes
 from spec_core.records import FeatureSchema  # noqa: TC001 (pydantic evaluates annotations)
 from spec_core.wording import counted
-from spec_trainer.disk import write_atomically
+from spec_trainer.base.disk import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

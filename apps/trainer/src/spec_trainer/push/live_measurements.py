@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from spec_trainer.draft_trainer import DraftTrainer
+    from spec_trainer.run.draft_trainer import DraftTrainer
     from spec_trainer.run.spec import RunSpec
 
 _KEPT = ("serving_version", "serving_acceptance_length")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from spec_kit.weight_sync import PublishReport, ReplicaOutcome
-    from spec_trainer.draft_trainer import DraftTrainer
+    from spec_trainer.run.draft_trainer import DraftTrainer
     from spec_trainer.run.spec import RunSpec
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from spec_core import Backend
 from spec_core.plugins import load_available
 from spec_kit.drafting.draft_files import check_finite
-from spec_trainer.draft_folder import check_draft
 from spec_trainer.push.servers import connect_servers, open_publisher
+from spec_trainer.run.draft_folder import check_draft
 
 if TYPE_CHECKING:
     from spec_core import TargetSpec

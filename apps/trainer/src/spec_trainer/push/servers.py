@@ -14,8 +14,8 @@ from spec_kit.hosting import DRAFT_TOKEN_VARIABLE, HttpReplica
 from spec_kit.weight_sync import open_weight_transports
 from spec_processes.sockets import check_secret, server_address
 from spec_processes.sockets.addresses import bind, parse_address
+from spec_trainer.base.disk import check_writable
 from spec_trainer.configuration.push_options import transport_configs
-from spec_trainer.disk import check_writable
 from spec_trainer.push.background import in_background
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from spec_core import Backend, TargetSpec, WeightTransport
     from spec_kit.weight_sync import Publisher
-    from spec_trainer.config import PushConfig
+    from spec_trainer.configuration.run import PushConfig
     from spec_trainer.push.request import PushRequest
     from spec_trainer.run.spec import RunParts, RunSpec
 

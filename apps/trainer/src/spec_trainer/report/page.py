@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from spec_trainer.disk import write_atomically
+from spec_trainer.base.disk import write_atomically
 from spec_trainer.report.decoding import DECODING_STYLE, explanations, speed_picture, texts, topics
 from spec_trainer.report.html import figures, number, table, text
 from spec_trainer.report.svg import svg

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spec_core import Draft, Strategy
-    from spec_trainer.config import AnyRunConfig
+    from spec_trainer.configuration.run import AnyRunConfig
     from spec_trainer.data.dataset import Dataset, Sample
 
 

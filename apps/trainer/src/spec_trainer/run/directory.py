@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import ArtifactError, RunError
 from spec_core.foreign import read_bytes
+from spec_trainer.base.disk import check_own, check_writable, locked_folder, remove, write_atomically
 from spec_trainer.configuration import dump_yaml
 from spec_trainer.configuration.moved_keys import OLD_KEYS, moved_values
 from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
-from spec_trainer.disk import check_own, check_writable, locked_folder, remove, write_atomically
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from spec_trainer.config import AnyRunConfig
+    from spec_trainer.configuration.run import AnyRunConfig
 
 _TRAIN_IDENTITY = (
     "lr", "schedule", "warmup_steps", "decay_share", "min_lr_ratio", "clip", "dtype", "global_batch_tokens",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from spec_core import FeatureReceiver
     from spec_core.records import DraftBatch, FeatureSample, FeatureSchema, Span
-    from spec_trainer.config import AnyRunConfig
+    from spec_trainer.configuration.run import AnyRunConfig
     from spec_trainer.run.batch_schedule import BatchSchedule, GlobalBatch
 
 

@@ -6,7 +6,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from spec_trainer.config import TrainConfig
+    from spec_trainer.configuration.run import TrainConfig
 
 FEWEST_STEPS = 100
 """Smallest number of steps after which a draft has learned something; the quickstart's run takes 160."""

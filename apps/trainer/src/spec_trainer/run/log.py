@@ -15,8 +15,8 @@ from spec_trainer.run.trackers import build_trackers
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spec_trainer.draft_trainer import BatchShare
     from spec_trainer.run.directory import RunDirectory
+    from spec_trainer.run.draft_trainer import BatchShare
     from spec_trainer.run.spec import RunSpec
     from spec_trainer.run.trackers import GuardedTracker
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from spec_trainer.disk import not_written, write_atomically
+from spec_trainer.base.disk import not_written, write_atomically
 from spec_trainer.run.records import Row, StepRow, read_records, whole_rows
 
 log = logging.getLogger(__name__)

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 from spec_core.errors import ConfigError
 from spec_core.launcher import LaunchContext
 from spec_trainer.data.prompts import serving_prompts
-from spec_trainer.placement.members import members, most_on_a_device, on_hosts, with_fewer_ranks
 from spec_trainer.run.batch_schedule import BatchSchedule, BatchSettings
 from spec_trainer.run.directory import RunDirectory, run_identity
 from spec_trainer.run.dispatch import sample_bytes
+from spec_trainer.run.members import members, most_on_a_device, on_hosts, with_fewer_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from spec_core import Backend, Draft, Engine, Launcher, Optimizer, Strategy, TargetSpec
     from spec_core.records import FeatureSchema
-    from spec_trainer.config import AnyRunConfig
+    from spec_trainer.configuration.run import AnyRunConfig
     from spec_trainer.data.dataset import Dataset
-    from spec_trainer.placement.members import Member
+    from spec_trainer.run.members import Member
 
 _ENDLESS = 1 << 40
 """Number of steps of a run that follows live requests: never reached, because the run goes on until

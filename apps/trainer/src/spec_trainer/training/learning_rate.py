@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from spec_trainer.config import TrainConfig
+    from spec_trainer.configuration.run import TrainConfig
 
 
 def learning_rate(step: int, total_steps: int, config: TrainConfig) -> float:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import RunError
-from spec_trainer.checkpoint.folder import CheckpointMeta, step_of
-from spec_trainer.command_line.stop_request import Interrupted
-from spec_trainer.draft_trainer import BatchShare
+from spec_trainer.base.stop_request import Interrupted
+from spec_trainer.run.draft_trainer import BatchShare
+from spec_trainer.training.checkpoint.folder import CheckpointMeta, step_of
 from spec_trainer.training.learning_rate import learning_rate
 from spec_trainer.training.memory_used import memory_used
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from spec_core import TrainStep
     from spec_core.records import StepOutput
-    from spec_trainer.checkpoint.store import CheckpointStore
-    from spec_trainer.draft_trainer import DraftTrainer
     from spec_trainer.push.live_measurements import LiveMeasurements
     from spec_trainer.push.live_pushes import LivePushes
     from spec_trainer.run.batch_schedule import GlobalBatch
+    from spec_trainer.run.draft_trainer import DraftTrainer
     from spec_trainer.run.feature_stream import BatchSource
     from spec_trainer.run.log import RunLog
     from spec_trainer.run.spec import RunSpec
     from spec_trainer.run.timer import Timer
+    from spec_trainer.training.checkpoint.store import CheckpointStore
     from spec_trainer.training.profiling import StepProfiler
 
 

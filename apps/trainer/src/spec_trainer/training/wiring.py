@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from spec_core import plugins
 from spec_core.engine import EngineContext
 from spec_core.errors import ArtifactError
-from spec_trainer.checkpoint.store import CheckpointStore
-from spec_trainer.draft_trainer import DraftTrainer
 from spec_trainer.report.page import write_report
+from spec_trainer.run.draft_trainer import DraftTrainer
 from spec_trainer.run.few_steps import few_steps_warning
 from spec_trainer.run.log import RunLog
 from spec_trainer.run.metrics import read_metrics
 from spec_trainer.run.records import KeptSummary, read_figures
+from spec_trainer.run.serving import serving_commands
 from spec_trainer.run.timer import Timer
-from spec_trainer.serving import serving_commands
+from spec_trainer.training.checkpoint.store import CheckpointStore
 from spec_trainer.training.loop import TrainState, train
 from spec_trainer.training.profiling import StepProfiler
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from spec_core import Engine, Strategy, TargetSpec, TargetTensors, Transport
-    from spec_trainer.engine_options import EngineOptions
+    from spec_trainer.configuration.engine_options import EngineOptions
     from spec_trainer.push.live_measurements import Measure
     from spec_trainer.run.feature_stream import BatchSource
     from spec_trainer.run.spec import RunParts, RunSpec

@@ -1,1 +1,0 @@
-"""``spec-trainer capture``: store the features of every sample in a folder."""

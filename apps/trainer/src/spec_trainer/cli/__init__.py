@@ -1,0 +1,1 @@
+"""This package has the command line: each command, its flags and output, and the quickstart."""

@@ -1,0 +1,36 @@
+"""``spec-trainer convert``: rewrite another project's draft in the layout that vLLM and SGLang load."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from spec_core.errors import ArtifactError
+from spec_trainer.base.disk import check_writable
+from spec_trainer.base.hub import resolve_target
+from spec_trainer.configuration.chat import read_chat_record
+from spec_trainer.run.draft_trainer import export_draft
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def convert_draft(draft_model: Path, target_folder: str, output: Path) -> Path:
+    """Write the draft in ``draft_model`` in this project's layout into ``output``, and return ``output``.
+
+    The weights are unchanged. Raise an error if no draft plugin recognises the layout, or if the draft does not fit
+    the target.
+    """
+    from spec_kit.drafting import recognise
+    from spec_kit.drafting.draft_files import check_finite
+    from spec_kit.targets.target_reader import read_target, read_target_tensors
+
+    if os.path.exists(output):
+        raise ArtifactError(f"output {output} exists; choose a new folder")
+    check_writable(output)
+    target = read_target(resolve_target(target_folder))
+    draft = recognise(draft_model, target)
+    check_finite(draft_model)
+    weights = draft.build(target, read_target_tensors(target), None).state_dict()
+    export_draft(draft, weights, target, output, read_chat_record(draft_model))
+    return output

@@ -1,0 +1,100 @@
+"""Run ``spec-trainer evaluate``: start the engine, measure a draft, and return the figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from spec_trainer.cli.engine_output import engine_output_kept
+from spec_trainer.data.tokens import Encoder
+from spec_trainer.measure.evaluation.document import summarise
+from spec_trainer.measure.evaluation.inputs import figures_by_input
+from spec_trainer.measure.evaluation.measure import (
+    ask_all,
+    decode_once_with,
+    decode_with_draft,
+    decode_without_draft,
+)
+from spec_trainer.measure.evaluation.prepare import prepare
+from spec_trainer.run.draft_trainer import export_draft
+from spec_trainer.run.serving import serving_commands
+from spec_trainer.training.wiring import create_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spec_core import Draft, Engine, TargetSpec
+    from spec_trainer.measure.evaluation.request import EvaluationRequest
+    from spec_trainer.measure.evaluation.workload import Workload
+
+
+def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the document of ``evaluate --json``; ``words`` are arguments such as ``engine.key=value``."""
+    evaluation = prepare(request, words)
+    with TemporaryDirectory() as scratch:
+        untrained = None
+        if evaluation.measures_untrained:
+            untrained = export_untrained(evaluation.draft, evaluation.target, Path(scratch) / "untrained")
+        options = evaluation.options
+        with engine_output_kept(options.engine_type), create_engine(options, evaluation.target) as engine:
+            work = evaluation.work
+            if evaluation.asked is not None:
+                work = ask_all(engine, work, evaluation.asked)
+            figures = measure(engine, request.draft_folder, work, untrained)
+    return {
+        "target": str(evaluation.target.folder),
+        "draft": str(request.draft_folder),
+        "engine": evaluation.options.engine_type.name,
+        "engine_versions": dict(evaluation.options.engine_type.probe().versions),
+        "backend": evaluation.options.backend.name,
+        "seed": request.seed,
+        "prompts": len(work.prompts),
+        "chat_template_kwargs": evaluation.chat.chat_template_kwargs,
+        **figures,
+        "serve": serving_commands(
+            evaluation.target, evaluation.draft, request.draft_folder, work.num_draft_tokens
+        ),
+    }
+
+
+def measure(engine: Engine, draft_model: Path, work: Workload, untrained: Path | None) -> dict[str, Any]:
+    """Return the figures of a draft (see ``summarise``), and the acceptance length of an untrained draft.
+
+    ``untrained``: folder of the untrained draft; None if it is not measured.
+    """
+    plain = decode_without_draft(engine, work)
+    decode = None
+    if any(number is not None for number in work.right):
+        decode = Encoder(engine.target.folder, engine.target.vocab_size).decode
+    drafted = decode_with_draft(engine, draft_model, work)
+    figures = summarise(work, plain, drafted, decode)
+    before = None
+    if untrained is not None:
+        before = decode_once_with(engine, untrained, work, "an untrained draft")
+    return {
+        "acceptance_length_before": before and before.counters.acceptance_length,
+        **figures,
+        "inputs": figures_by_input(work, plain, drafted, before),
+    }
+
+
+def export_untrained(draft: Draft, target: TargetSpec, folder: Path) -> Path:
+    """Export an untrained draft of the same shape into ``folder``, and return the folder.
+
+    The weights are random. A draft with ``init_from`` is built from that folder, because the options alone do
+    not fix its shape; its weight matrices are then replaced by random ones.
+    """
+    import torch
+
+    from spec_kit.drafting import INIT_STD
+    from spec_kit.targets.target_reader import read_target_tensors
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        module = draft.build(target, read_target_tensors(target), None)
+        if draft.config.init_from is not None:
+            for weights in module.parameters():
+                if weights.dim() > 1:
+                    weights.normal_(std=INIT_STD)
+    export_draft(draft, module.state_dict(), target, folder)
+    return folder

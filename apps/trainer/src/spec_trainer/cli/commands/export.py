@@ -1,0 +1,78 @@
+"""``spec-trainer export``: write the draft of a checkpoint as a draft folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from spec_core.errors import ArtifactError, ConfigError
+from spec_trainer.base.disk import check_writable, new_folder, not_written
+from spec_trainer.base.hub import resolve_target
+from spec_trainer.plan.resolve import resolved_config
+from spec_trainer.run.draft_trainer import export_draft
+from spec_trainer.run.serving import serving_commands
+from spec_trainer.training.checkpoint.folder import check_whole
+from spec_trainer.training.checkpoint.store import read_weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from spec_core import Draft, TargetSpec
+
+
+def export_checkpoint(
+    checkpoint: Path, output: Path, target_folder: str | None = None, *, whole_target: bool = False
+) -> dict[str, Any]:
+    """Write the draft of ``checkpoint`` into ``output``; return path, figures and serving commands.
+
+    ``target_folder``: the new path of the target, if its folder was moved; it must be the target that the draft was
+    trained for. ``whole_target``: write a copy of the target with the draft inside.
+    """
+    from spec_kit.drafting.draft_folder import recognise
+    from spec_kit.targets.target_reader import read_target
+
+    meta = check_whole(checkpoint)
+    if os.path.exists(output):
+        raise ArtifactError(f"output {output} exists; choose a new folder")
+    check_writable(output)
+    try:
+        config, types = resolved_config(checkpoint / "config.yaml")
+    except (ConfigError, yaml.YAMLError) as error:
+        raise ArtifactError(f"{checkpoint} is not a usable checkpoint: {error}") from error
+    target = read_target(resolve_target(target_folder or config.target))
+    if target.digest != meta.target_digest:
+        raise ArtifactError(f"target {target.folder} has changed since {checkpoint} was trained on it")
+    draft = types["draft"](config.draft)
+    draft.check_target(target)
+    num_draft_tokens = config.decode.num_draft_tokens or draft.default_draft_tokens
+    weights = read_weights(types["strategy"], checkpoint)
+    if whole_target:
+        _export_inside_target(draft, weights, target, output)
+        target = read_target(output)
+        draft = recognise(output, target)
+    else:
+        export_draft(draft, weights, target, output, config.data)
+    return {
+        "draft": str(output),
+        "eval_acceptance_length": meta.acceptance_length,
+        "serve": serving_commands(target, draft, output, num_draft_tokens),
+    }
+
+
+def _export_inside_target(draft: Draft, weights: dict[str, Tensor], target: TargetSpec, output: Path) -> None:
+    """Write a copy of the target's folder with the draft's weights inside."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    scratch = new_folder(output.parent, f".{output.name}-")
+    try:
+        export_draft(draft, weights, target, scratch / "draft")
+        draft.write_into_target(target, scratch / "draft", scratch / "target")
+        (scratch / "target").rename(output)
+    except OSError as error:
+        raise not_written(f"target {output}", output.parent, error) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

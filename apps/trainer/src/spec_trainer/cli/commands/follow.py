@@ -1,0 +1,187 @@
+"""``spec-trainer follow``: train a draft on live requests of running servers, and push better versions."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import ConfigError
+from spec_trainer.base.progress import StepProgress
+from spec_trainer.base.stop_request import StopRequest
+from spec_trainer.live.follow_run import FollowRun
+from spec_trainer.live.kept_states import KeptStates
+from spec_trainer.live.metrics_page import MetricsPage
+from spec_trainer.live.own_server import OwnServer, check_own_server, url_of
+from spec_trainer.live.retention import open_retained
+from spec_trainer.plan.resolve import read_inputs
+from spec_trainer.push.servers import check_sender
+from spec_trainer.run.dispatch import sample_bytes
+from spec_trainer.run.log import cut_records
+from spec_trainer.training.checkpoint.folder import step_of
+from spec_trainer.training.checkpoint.resume import CommandCheckpoints
+from spec_trainer.training.checkpoint.store import check_strategy
+from spec_trainer.workers.inline_driver import inline_driver
+from spec_trainer.workers.worker_driver import worker_driver
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from spec_core import Transport
+    from spec_trainer.configuration.run import AnyRunConfig
+    from spec_trainer.live.reservoir import Reservoir
+    from spec_trainer.run.spec import RunParts, RunSpec
+    from spec_trainer.workers.run_driver import RunDriver
+
+
+def resolve_follow(
+    config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]
+) -> RunSpec:
+    """Return the run that a command line describes; create nothing.
+
+    Raise UsageError, with a message of one line, if the command line or an input is wrong.
+    """
+    parts, replayed = read_inputs(config_file, flags, overrides, follows=True)
+    if parts.config.follow.serve.engine is not None:
+        parts = _with_own_server(parts)
+    _check(parts.config)
+    check_sender(parts)
+    if parts.config.follow.metrics is not None:
+        MetricsPage(parts.config.follow.metrics).close()
+    longest = min(parts.config.data.max_length, parts.target.max_positions)
+    if longest > (most := parts.config.engine.batch_tokens):
+        raise ConfigError(
+            f"engine.batch_tokens={most} with follow is smaller than a request may be ({longest} tokens); raise it "
+            f"to {longest} or set data.max_length={most}"
+        )
+    window = sample_bytes(parts.schema, 2 * max(longest, parts.config.train.global_batch_tokens))
+    placement = parts.config.placement.model_copy(update={"window_bytes": window})
+    config = parts.config.model_copy(update={"placement": placement})
+    spec = replace(parts, config=config).with_dataset(replayed)
+    spec.members()
+    spec.directory.check_owner(spec.identity)
+    return spec
+
+
+def run_follow(spec: RunSpec) -> dict[str, Any]:
+    """Run the command until ``follow.requests`` requests have arrived, and return the summary.
+
+    The run resumes from its run directory. If the command is stopped, write the summary, too, and raise Interrupted.
+    """
+    with spec.directory.locked(), StopRequest() as stop:
+        spec.directory.open(spec.identity, spec.resuming("latest").config)
+        first = CommandCheckpoints(
+            spec.directory.checkpoints, spec.config.train.resume_from, spec.identity
+        ).first
+        if first is not None:
+            check_strategy(spec.strategy_type, first)
+        done_steps = step_of(first) if first else 0
+        cut_records(spec.directory, done_steps)
+        follow = spec.config.follow
+
+        def open_driver(spec: RunSpec, reservoir: Reservoir) -> AbstractContextManager[RunDriver]:
+            progress = StepProgress(None, "following")
+            if follow.capture == "serving":
+                return inline_driver(spec, stop, progress, open_source=partial(_kept_states, spec, reservoir))
+            opened = inline_driver if spec.config.placement.kind == "inline" else worker_driver
+            return opened(spec, stop, progress)
+
+        try:
+            with (
+                nullcontext() if follow.serve.engine is None else OwnServer(spec, stop) as server,
+                open_retained(spec.directory, follow.retention) or nullcontext() as retained,
+                nullcontext() if follow.metrics is None else MetricsPage(follow.metrics) as page,
+            ):
+                FollowRun(spec, open_driver, stop, done_steps, page, retained, server).run()
+        finally:
+            spec.directory.remove_unfinished()
+    return spec.directory.read_summary()
+
+
+def _with_own_server(parts: RunParts) -> RunParts:
+    """Return the run with the address of its own server among ``follow.servers``.
+
+    Raise UsageError if the server cannot be started here.
+    """
+    check_own_server(parts)
+    follow, own = parts.config.follow, url_of(parts.config)
+    others = (url for url in follow.servers if url != own)
+    follow = follow.model_copy(update={"servers": (own, *others)})
+    return replace(parts, config=parts.config.model_copy(update={"follow": follow}))
+
+
+def _kept_states(spec: RunSpec, reservoir: Reservoir, transport: Transport) -> KeptStates:
+    return KeptStates(reservoir.states, transport, spec.config.timeouts.step_s)
+
+
+def _check(config: AnyRunConfig) -> None:
+    """Raise ConfigError for settings that ``spec-trainer follow`` does not support."""
+    train, push = config.train, config.push
+    vocabulary = getattr(config.draft, "vocab_size", None)  # an option of some drafts
+    checks = [
+        (
+            vocabulary is not None and config.data.path is None and config.draft.init_from is None,
+            f"draft.vocab_size={vocabulary} with follow without data, in which the most frequent tokens are counted; "
+            "remove it, or set data.path",
+        ),
+        (
+            not config.follow.servers,
+            "follow needs a server: --server with an address such as http://127.0.0.1:8000, or --serve with the "
+            "engine whose server it starts itself",
+        ),
+        (
+            train.ranks > 1,
+            f"train.ranks={train.ranks} with follow, which trains in one rank; set train.ranks=1",
+        ),
+        (
+            train.restarts > 0,
+            f"train.restarts={train.restarts} with follow, which ends with a lost rank; remove it, and start the "
+            "command again",
+        ),
+        (
+            train.schedule != "constant",
+            f"train.schedule={train.schedule} with follow, which has no last step; set train.schedule=constant",
+        ),
+        (train.steps is not None, f"train.steps={train.steps} with follow; set follow.requests instead"),
+        (train.eval_every > 0, f"train.eval_every={train.eval_every} with follow; remove it"),
+        (train.serve_every > 0, f"train.serve_every={train.serve_every} with follow; remove it"),
+        (config.decode.every > 0, f"decode.every={config.decode.every} with follow; remove it"),
+        (bool(push.to), f"push.to={','.join(push.to)} with follow; set follow.servers instead"),
+        (push.canary_margin is not None, f"push.canary_margin={push.canary_margin} with follow; remove it"),
+        (config.data.features is not None, f"data.features={config.data.features} with follow; remove it"),
+    ]
+    if config.follow.capture == "serving":
+        checks += _serving_checks(config)
+    for wrong, message in checks:
+        if wrong:
+            raise ConfigError(message)
+
+
+def _serving_checks(config: AnyRunConfig) -> list[tuple[bool, str]]:
+    """Return a condition and an error message for each setting that needs an engine of the run's own.
+
+    The condition is true if the setting is used. The settings are not allowed with
+    ``follow.capture=serving``.
+    """
+    follow, serving = config.follow, "with follow.capture=serving, which has no engine of its own"
+    return [
+        (
+            config.placement.kind != "inline",
+            f"placement.kind={config.placement.kind} {serving}; remove engine.name and placement.kind",
+        ),
+        (
+            follow.retention.rows > 0,
+            f"follow.retention.rows={follow.retention.rows} {serving} to capture requests again; remove it",
+        ),
+        (
+            follow.new_target != "stop",
+            f"follow.new_target={follow.new_target} {serving} to capture requests again; remove it",
+        ),
+        (
+            config.data.path is not None,
+            f"data.path {serving} to capture the samples; remove it, or set follow.capture=prefill",
+        ),
+    ]

@@ -1,0 +1,51 @@
+"""Read the options of a command that needs an engine and no trainer: flags and ``section.key=value``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from pydantic import Field
+
+from spec_core import Backend, BackendConfig, Config, Engine, EngineConfig
+from spec_core.validation import validate
+from spec_trainer.configuration import read_configuration
+from spec_trainer.configuration.chat import PromptConfig
+from spec_trainer.configuration.plugin_names import named_plugin
+from spec_trainer.configuration.run import TimeoutsConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+B = TypeVar("B", bound=BackendConfig)
+E = TypeVar("E", bound=EngineConfig)
+
+
+class EngineSections(Config, Generic[B, E]):
+    """The configuration sections of a command without trainer; ``data`` only says how prompts become text."""
+
+    backend: B = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
+    engine: E = Field(default_factory=dict, validate_default=True)  # type: ignore[assignment]
+    timeouts: TimeoutsConfig = TimeoutsConfig()
+    data: PromptConfig = PromptConfig()
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The sections and plugins from which ``create_engine`` makes an engine for a command without a run."""
+
+    config: EngineSections[BackendConfig, EngineConfig]
+    backend: Backend
+    engine_type: type[Engine]
+
+
+def read_engine_options(engine: str, backend: str, words: Sequence[str]) -> EngineOptions:
+    """Read the options of a command from plugin names and ``section.key=value`` arguments (``words``).
+
+    Nothing is started. Raise UsageError, with a message of one line, if an option is wrong.
+    """
+    values = read_configuration(None, {"backend.name": backend, "engine.name": engine}, words)
+    backend_type, engine_type = named_plugin(Backend, values), named_plugin(Engine, values)
+    model = EngineSections[backend_type.Config, engine_type.Config]  # type: ignore[name-defined]
+    config = validate(model, values, "options")
+    return EngineOptions(config, backend_type(config.backend), engine_type)

@@ -1,1 +1,0 @@
-"""The controller of a run starts workers through a launcher, sends them tasks, and stops them."""

@@ -1,1 +1,0 @@
-"""Alternate between decoding and training: an engine answers prompts, the run trains on the answers."""

@@ -1,1 +1,0 @@
-"""Follow live traffic: train on requests of running servers, and push drafts that improve."""

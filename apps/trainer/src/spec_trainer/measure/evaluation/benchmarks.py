@@ -1,0 +1,330 @@
+"""Read public benchmarks from the hub or from files, and make questions of their rows.
+
+A question has the wording with which published acceptance lengths of drafts were measured, so that this project's
+figures can be compared with them. Answers are graded if a row has the right number, as in GSM8K, or the right choice,
+as in MMLU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import ConfigError, DataError
+from spec_core.foreign import foreign_errors, read_bytes
+from spec_core.wording import shortened
+from spec_trainer.data.errors import BadRow
+from spec_trainer.data.rows import Chat
+from spec_trainer.data.sources import READABLE, data_files, read_files, read_hub
+from spec_trainer.measure.evaluation.grading import LETTERS, right_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from decimal import Decimal
+    from pathlib import Path
+
+    from spec_trainer.data.sources import DataRow
+    from spec_trainer.data.tokens import Encoder
+
+Row = Mapping[str, Any]
+
+_COMMIT = re.compile(r"\w{1,64}")
+_COMMIT_BYTES = 1 << 10
+_BOXED = "{}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+_CHOICE = "Please reason step by step, and put the letter of the right choice within \\boxed{}."
+_PASSES_TESTS = (
+    "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{}\n```"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A benchmark: a data set on the hub, and how to make questions of its rows."""
+
+    hub: str
+    """Id of the data set on the hub."""
+    questions: Callable[[Row], list[str]]
+    """Returns the questions of a row, one for each turn of the conversation; raises KeyError if the row lacks a
+    field."""
+    config: str | None = None
+    split: str = "test"
+
+
+def _one(field: str, wording: str = "{}") -> Callable[[Row], list[str]]:
+    return lambda row: [wording.format(_text(row[field]))]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text, got {type(value).__name__}")
+    if not value.strip():
+        raise TypeError("expected a text, got an empty one")
+    return value
+
+
+def _turns(row: Row, field: str = "prompt") -> list[str]:
+    turns = row[field]
+    if not isinstance(turns, list):  # a text would be asked letter by letter
+        raise TypeError(f"expected a list of texts in '{field}', got {type(turns).__name__}")
+    return [_text(turn) for turn in turns]
+
+
+def _instruction(row: Row) -> list[str]:
+    instruction, added = _text(row["instruction"]), row.get("input")
+    return [f"{instruction}\n\nInput:\n{added}" if added else instruction]
+
+
+def _choices(row: Row) -> list[str]:
+    question, choices = _text(row["question"]), row["choices"]
+    if not isinstance(choices, list) or not 2 <= len(choices) <= len(LETTERS):
+        raise TypeError(f"expected a list of 2 to {len(LETTERS)} texts in 'choices'")
+    lines = [f"{letter}. {_text(choice)}" for letter, choice in zip(LETTERS, choices, strict=False)]
+    return ["\n".join([question, "", *lines, "", _CHOICE])]
+
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "mt_bench": Benchmark(hub="HuggingFaceH4/mt_bench_prompts", split="train", questions=_turns),
+    "gsm8k": Benchmark(hub="openai/gsm8k", config="main", questions=_one("question", _BOXED)),
+    "math500": Benchmark(hub="HuggingFaceH4/MATH-500", questions=_one("problem", _BOXED)),
+    "aime24": Benchmark(hub="HuggingFaceH4/aime_2024", split="train", questions=_one("problem", _BOXED)),
+    "aime25": Benchmark(hub="MathArena/aime_2025", split="train", questions=_one("problem", _BOXED)),
+    "humaneval": Benchmark(hub="openai/openai_humaneval", questions=_one("prompt", _PASSES_TESTS)),
+    "mbpp": Benchmark(hub="google-research-datasets/mbpp", config="sanitized", questions=_one("prompt")),
+    "mmlu": Benchmark(hub="cais/mmlu", config="all", questions=_choices),
+    "alpaca": Benchmark(hub="tatsu-lab/alpaca", split="train", questions=_instruction),
+}
+
+
+@dataclass
+class BenchmarkRow:
+    """A row of a benchmark: its questions, and the prompts of the questions asked so far."""
+
+    benchmark: str
+    where: str
+    questions: list[str]
+    right: Decimal | str | None = None
+    """The right answer, a number or the letter of a choice; None if the row has none."""
+    prompts: list[Sequence[int]] = field(default_factory=list["Sequence[int]"])
+    messages: list[dict[str, Any]] = field(default_factory=list["dict[str, Any]"])
+
+    def ask(self, encoder: Encoder, longest: int) -> None:
+        """Make the prompt of this row's next question, which follows the questions and answers so far.
+
+        Raise DataError if the prompt has more than ``longest`` tokens.
+        """
+        self.messages.append({"role": "user", "content": self.questions[len(self.prompts)]})
+        try:
+            prompt = encoder.opening(Chat(self.messages), self.messages).input_ids
+        except BadRow as bad:
+            raise DataError(f"{self.where}: {bad}") from bad
+        if not 0 < len(prompt) <= longest:
+            raise DataError(
+                f"{self.where}: turn {len(self.prompts) + 1} makes a prompt of {len(prompt)} tokens; 1 to {longest} "
+                "are possible"
+            )
+        self.prompts.append(prompt)
+
+    def answer(self, text: str) -> None:
+        """Append the target's answer to the last prompt to the conversation."""
+        self.messages.append({"role": "assistant", "content": text})
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this row has a question that was not asked yet."""
+        return len(self.prompts) < len(self.questions)
+
+
+def parse_benchmarks(words: str) -> dict[str, int | None]:
+    """Return the number of rows of each benchmark in text such as ``gsm8k:200,mt_bench``.
+
+    The number is None if the text gives none: then all rows are asked. Capitals, dashes and underscores in
+    names do not matter: ``MT-Bench`` is ``mt_bench``. The name of the data set on the hub is accepted, too.
+    Raise ConfigError for any other text.
+    """
+    names = {spelling: name for name in BENCHMARKS for spelling in _spellings(name)}
+    wanted: dict[str, int | None] = {}
+    for word in words.split(","):
+        given, colon, count = word.strip().partition(":")
+        name = names.get(_plain(given))
+        is_number = count.isdecimal() and len(count) < 8 and int(count) > 0
+        if name is None or name in wanted or (colon and not is_number):
+            raise ConfigError(
+                f"--bench={shortened(words, 200)}: {shortened(word.strip(), 50)!r} is not understood; expected some "
+                f"of {', '.join(BENCHMARKS)}, each at most once, and with a number of rows where not all are wanted, "
+                "such as mt_bench,gsm8k:200"
+            )
+        wanted[name] = int(count) if colon else None
+    return wanted
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _spellings(name: str) -> set[str]:
+    """Return all accepted names of a benchmark, in lower case without dashes and underscores.
+
+    They are its key in ``BENCHMARKS``, with and without its configuration, and the name of its data set on the hub.
+    """
+    benchmark = BENCHMARKS[name]
+    names = (name, f"{benchmark.config}-{name}", benchmark.hub, benchmark.hub.partition("/")[2])
+    return {_plain(spelling) for spelling in names}
+
+
+class Questions:
+    """The conversations of the benchmarks' rows; the target's answers are added turn by turn."""
+
+    def __init__(self, rows: Sequence[BenchmarkRow], encoder: Encoder, longest: int) -> None:
+        """Make a prompt of the first question of each row.
+
+        ``longest``: the largest number of tokens of a prompt.
+        """
+        self._rows, self._encoder, self._longest = rows, encoder, longest
+        for row in rows:
+            row.ask(encoder, longest)
+
+    @property
+    def prompts(self) -> list[Sequence[int]]:
+        """Token ids of the prompts so far: benchmark by benchmark, row by row, turn by turn."""
+        return [prompt for row in self._rows for prompt in row.prompts]
+
+    @property
+    def benchmarks(self) -> tuple[str, ...]:
+        """Name of the benchmark of each prompt in ``prompts``."""
+        return tuple(row.benchmark for row in self._rows for _ in row.prompts)
+
+    @property
+    def right(self) -> tuple[Decimal | str | None, ...]:
+        """The right answer, a number or a letter, to each prompt in ``prompts``; None if there is none."""
+        return tuple(row.right for row in self._rows for _ in row.prompts)
+
+    @property
+    def are_open(self) -> bool:
+        """Whether a row has a question that was not asked yet."""
+        return any(row.is_open for row in self._rows)
+
+    def ask_all(self, answer: Callable[[list[Sequence[int]]], Sequence[Sequence[int]]]) -> None:
+        """Make the prompts of all later questions, which contain the target's answers to earlier questions.
+
+        The function ``answer`` gets prompts and returns the tokens of the target's answers, without
+        end-of-text tokens. Answers that were cut are used, too.
+        """
+        while waiting := [row for row in self._rows if row.is_open]:
+            answers = answer([row.prompts[-1] for row in waiting])
+            for row, token_ids in zip(waiting, answers, strict=True):
+                row.answer(self._encoder.decode(token_ids))
+                row.ask(self._encoder, self._longest)
+
+
+def read_benchmarks(wanted: Mapping[str, int | None], folder: Path | None) -> list[BenchmarkRow]:
+    """Return the wanted number of rows of each benchmark, from ``folder`` or the hub.
+
+    Raise DataError, which names the row, if a row does not have the benchmark's columns.
+    """
+    found: list[BenchmarkRow] = []
+    for name, most in wanted.items():
+        rows = list(itertools.islice(_rows(name, folder), most))
+        if not rows:
+            raise DataError(f"benchmark {name} has no rows in {folder or BENCHMARKS[name].hub}")
+        found += [BenchmarkRow(name, row.where, _questions(name, row), _right(row)) for row in rows]
+    return found
+
+
+def _rows(name: str, folder: Path | None) -> Iterator[DataRow]:
+    benchmark = BENCHMARKS[name]
+    if folder is not None:
+        yield from read_files(_files(name, folder))
+        return
+    try:
+        yield from read_hub(benchmark.hub, benchmark.split, benchmark.config)
+    except DataError as error:
+        raise DataError(f"{error}; --bench-data=FOLDER reads the rows of benchmarks from files") from error
+
+
+def _files(name: str, folder: Path) -> list[Path]:
+    """Return the files of the benchmark ``name`` in ``folder``.
+
+    They are the data file with this name, or else the files of a copy of the benchmark's data set. The file's
+    name may be any of ``_spellings``, such as ``sanitized-mbpp``.
+    """
+    benchmark, names = BENCHMARKS[name], _spellings(name)
+    with foreign_errors(DataError, f"--bench-data={folder} cannot be read"):
+        members = sorted(folder.iterdir())
+    for member in members:
+        suffix = next((suffix for suffix in READABLE if member.name.endswith(suffix)), "")
+        if _plain(member.name.removesuffix(suffix)) in names and (suffix or member.is_dir()):
+            return _of_split(benchmark, member) if member.is_dir() else [member]
+    if copy := _copy(benchmark.hub, names, folder.absolute()):
+        return _of_split(benchmark, copy)
+    raise DataError(
+        f"--bench-data={folder} has no {name}: expected {name}.jsonl, {name}.json, {name}.parquet or a folder {name} "
+        f"with rows as in {benchmark.hub} on the hub"
+    )
+
+
+def _copy(hub: str, names: set[str], folder: Path) -> Path | None:
+    """Return the folder that holds a copy of the data set ``hub``; None if there is none.
+
+    The first of these is taken: the current snapshot, if ``folder`` or ``folder``/hub is a hub cache;
+    ``folder``/owner/name; ``folder`` itself, if it is a snapshot of the data set or its name is in ``names``.
+    """
+    cached = f"datasets--{hub.replace('/', '--')}"
+    for place in (folder / cached, folder / "hub" / cached, folder):
+        if place.name == cached and (current := place / "refs" / "main").is_file():
+            return place / "snapshots" / _commit(current)
+    if (folder / hub).is_dir():
+        return folder / hub
+    is_snapshot = folder.parent.name == "snapshots" and folder.parent.parent.name == cached
+    return folder if is_snapshot or _plain(folder.name) in names else None
+
+
+def _commit(file: Path) -> str:
+    commit = read_bytes(file, DataError, _COMMIT_BYTES).decode(errors="replace").strip()
+    if not _COMMIT.fullmatch(commit):
+        raise DataError(f"{file} names no commit: it is no cache of the hub")
+    return commit
+
+
+def _of_split(benchmark: Benchmark, folder: Path) -> list[Path]:
+    """Return the files in ``folder`` that hold the benchmark's configuration and split.
+
+    If no path names the configuration (or split), the files of all configurations (or splits) are returned.
+    """
+    files = data_files(folder)
+    for part in (benchmark.config, benchmark.split, "question"):
+        named = [file for file in files if part and _names(file.relative_to(folder), part)]
+        files = named or files
+    return files
+
+
+def _names(path: Path, part: str) -> bool:
+    """Return whether ``path`` belongs to ``part``, a configuration or split of a data set.
+
+    It does if one of its folders has this name, or if the file's name begins with this word.
+    """
+    return part in path.parts[:-1] or re.match(rf"{part}\b", path.name) is not None
+
+
+def _right(row: DataRow) -> Decimal | str | None:
+    return right_answer(row.content) if isinstance(row.content, Mapping) else None
+
+
+def _questions(name: str, row: DataRow) -> list[str]:
+    content = row.content
+    if isinstance(content, BadRow):
+        raise DataError(f"{row.where}: {content}") from content
+    try:
+        questions = []
+        if isinstance(content, Mapping):
+            ask = partial(_turns, field="turns") if "turns" in content else BENCHMARKS[name].questions
+            questions = ask(content)
+    except (KeyError, TypeError) as error:
+        problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{row.where} is no row of {name} as in {BENCHMARKS[name].hub}: {problem}") from error
+    if not questions:
+        raise DataError(f"{row.where} is no row of {name} as in {BENCHMARKS[name].hub}: expected texts")
+    return questions

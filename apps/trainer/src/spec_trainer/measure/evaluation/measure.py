@@ -1,0 +1,110 @@
+"""Decode a workload with a draft and without one, and measure the time.
+
+Some engines have to restart to decode with another draft or without one. So the whole workload is decoded without a
+draft first, then with the draft, then with the untrained draft.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from spec_trainer.workers.passes import Pass, decode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spec_core import Engine
+    from spec_core.records import SamplingParams
+    from spec_trainer.measure.evaluation.benchmarks import Questions
+    from spec_trainer.measure.evaluation.workload import Prompts, Workload
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """The passes over a workload that an engine has decoded, either all with a draft or all without one."""
+
+    greedy: Pass
+    sampled: Pass | None
+    loads: dict[int, Pass]
+    """Number of concurrent answers -> its timed pass, with the arrival times of tokens if the engine streams."""
+
+    def own(self, work: Workload) -> Pass:
+        """Return the pass whose figures are at the document's top level: greedy or sampled, as ``work`` asks."""
+        return self.sampled if self.sampled is not None and work.sampling.temperature > 0 else self.greedy
+
+
+def ask_all(engine: Engine, work: Workload, asked: Questions) -> Workload:
+    """Return the workload ``work`` with the later turns' prompts, which have the target's greedy answers.
+
+    Decoding with the draft and without it then has the same prompts, so that texts and times can be compared.
+    """
+    ends = frozenset(engine.target.eos_token_ids)
+    sampling = work.without_draft().greedy
+
+    def answer(prompts: Prompts) -> list[list[int]]:
+        log.info("answering prompts (%d), for the questions that follow", len(prompts))
+        answers = [list(answer.token_ids) for answer in engine.generate(prompts, sampling)]
+        return [ids[:-1] if ids and ids[-1] in ends else ids for ids in answers]
+
+    if asked.are_open:
+        asked.ask_all(answer)
+    return replace(work, prompts=asked.prompts, benchmarks=asked.benchmarks, right=asked.right)
+
+
+def decode_without_draft(engine: Engine, work: Workload) -> Passes:
+    """Decode the workload without a draft.
+
+    If the engine supports it, its answers also have the gap between the two largest logits at each token.
+    """
+    work = work.without_draft()
+    passes = _decode_all(engine, work, "without a draft")
+    if passes.greedy.answers[0].top2_margin:
+        return passes
+    log.info(
+        "decoding prompts (%d) greedily once more, for the gaps of the two largest logits", len(work.prompts)
+    )
+    answers = engine.generate(work.prompts, replace(work.greedy, with_margins=True))
+    return replace(passes, greedy=replace(passes.greedy, answers=answers))
+
+
+def decode_with_draft(engine: Engine, draft_model: Path, work: Workload) -> Passes:
+    """Load the draft and decode the workload with it."""
+    engine.load_draft(draft_model)
+    return _decode_all(engine, work, f"with a draft (tokens of a round: {work.num_draft_tokens})")
+
+
+def decode_once_with(engine: Engine, draft_model: Path, work: Workload, what: str) -> Pass:
+    """Decode the workload once with the draft in the folder ``draft_model``.
+
+    ``what``: the draft's name in the log.
+    """
+    engine.load_draft(draft_model)
+    log.info("decoding prompts (%d) with %s", len(work.prompts), what)
+    return decode(engine, work.prompts, work.timed)
+
+
+def _decode_all(engine: Engine, work: Workload, how: str) -> Passes:
+    number = len(work.prompts)
+    log.info("decoding prompts (%d) greedily %s", number, how)
+    greedy, sampled = _decode_once(engine, work, work.greedy), None
+    if work.sampled is not None:
+        log.info("decoding prompts (%d) at temperature %g %s", number, work.sampled.temperature, how)
+        sampled = _decode_once(engine, work, work.sampled)
+    loads: dict[int, Pass] = {}
+    for size in work.concurrency:
+        log.info("timing answers at concurrency %d %s", size, how)
+        streamed = replace(work.timed, with_times=True, concurrency=size)
+        loads[size] = decode(engine, work.enough_for(size), streamed)
+    return Passes(greedy=greedy, sampled=sampled, loads=loads)
+
+
+def _decode_once(engine: Engine, work: Workload, sampling: SamplingParams) -> Pass:
+    if not work.benchmarks:
+        return decode(engine, work.prompts, sampling)
+    return Pass.joined(
+        {name: decode(engine, prompts, sampling) for name, prompts in work.by_benchmark().items()}
+    )

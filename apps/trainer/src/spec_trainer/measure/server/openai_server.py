@@ -1,0 +1,195 @@
+"""OpenAiServer is a client of a running server with OpenAI's HTTP API, such as vLLM or SGLang."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import EngineError
+from spec_core.foreign import foreign_errors
+from spec_core.resource import Resource
+from spec_core.wording import one_line, shortened, shown
+from spec_processes.sockets import HttpClient, check_secret
+from spec_trainer.measure.evaluation.latency import AnswerTimes
+from spec_trainer.measure.server.metrics_reader import engine_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from spec_core.engine import Engine
+    from spec_core.records import ServerCounters
+    from spec_trainer.measure.server.questions import Question
+
+log = logging.getLogger(__name__)
+
+API_KEY_VARIABLE = "OPENAI_API_KEY"
+"""Environment variable with the API key that a server started with ``--api-key`` requires."""
+_SHORT_ANSWER_S = 30.0
+"""Longest time for a request of the list of models or of the metrics, in seconds."""
+_LONGEST_PAGE = 1 << 24
+"""Largest size of the list of models, and of the page of metrics, in bytes."""
+_LONGEST_START, _LONGEST_TOKEN = 1 << 20, 1 << 12
+"""Largest size of an answer in bytes: a constant and an amount per token. vLLM sends some 250 per token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedAnswer:
+    """A server's answer to one question."""
+
+    text: str
+    num_tokens: int
+    times: AnswerTimes | None
+    """Arrival times of the answer's chunks; None if the answer has no text, such as because it ends at once."""
+
+
+class OpenAiServer(Resource):
+    """A client of a running server; any thread may use it."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        """Request the model's name from the server at ``url``; no answer may take longer than ``timeout_s``.
+
+        Raise ConfigError for an invalid URL, or an API key that no HTTP header can carry. Raise EngineError
+        if no server answers.
+        """
+        self._client = HttpClient(url.rstrip("/").removesuffix("/v1"), _api_key())
+        self.url, self._timeout_s = self._client.url, timeout_s
+        self.model = self._first_model()
+        self.engine_name: str | None = None
+        """Name of the engine that the server runs; None if no plugin recognizes the server's metrics."""
+        self._engine_type: type[Engine] | None = None
+        self._find_engine()
+
+    def answer(self, question: Question, options: Mapping[str, Any]) -> ServedAnswer:
+        """Return the server's answer. ``options``: further fields of the request, such as ``max_tokens``.
+
+        Raise EngineError if the server refuses the request, or if the answer is invalid or too late.
+        """
+        fields = {
+            "model": self.model,
+            **question.fields,
+            **options,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        longest = _LONGEST_START + _LONGEST_TOKEN * int(options["max_tokens"])
+        start = time.perf_counter()
+        texts: list[str] = []
+        times_s: list[float] = []
+        num_tokens = None
+        for part in self._parts(question.path, json.dumps(fields), longest):
+            if text := _text(part):
+                texts.append(text)
+                times_s.append(time.perf_counter() - start)
+            num_tokens = _num_tokens(part, num_tokens)
+        if num_tokens is None:
+            raise EngineError(
+                f"{self.url} does not count the tokens of its answer: expected usage at "
+                "the end of a stream (stream_options.include_usage)"
+            )
+        times = AnswerTimes(num_tokens=num_tokens, parts_s=times_s) if times_s else None
+        return ServedAnswer(text="".join(texts), num_tokens=num_tokens, times=times)
+
+    def counters(self) -> ServerCounters | None:
+        """Return the server's counters since its start; None if no plugin can read its metrics."""
+        if self._engine_type is None:
+            return None
+        with (
+            suppress(EngineError),
+            foreign_errors(
+                EngineError, f"{self.url} has metrics that engine {self.engine_name!r} cannot read"
+            ),
+        ):
+            return self._engine_type.server_counters(self._page("/metrics"))
+        return None
+
+    def close(self) -> None:
+        """Make all current and later requests raise EngineError; any thread may call it."""
+        self._client.close()
+
+    def _first_model(self) -> str:
+        text = self._page("/v1/models")
+        with foreign_errors(EngineError, f"{self.url} has no list of models: it answered {shown(text[:80])}"):
+            model = json.loads(text)["data"][0]["id"]
+            if not isinstance(model, str):
+                raise TypeError(f"expected a name, got {shown(model)}")
+            return model
+
+    def _find_engine(self) -> None:
+        """Find the engine plugin that recognizes the server's metrics."""
+        try:
+            metrics = self._page("/metrics")
+        except EngineError:
+            return
+        found = engine_of(metrics)
+        if found is not None:
+            self.engine_name, self._engine_type = found
+
+    def _page(self, path: str) -> str:
+        limit_s = min(_SHORT_ANSWER_S, self._timeout_s)
+        return b"".join(self._client.stream(path, "", limit_s, _LONGEST_PAGE)).decode(errors="replace")
+
+    def _parts(self, path: str, body: str, longest: int) -> Iterator[dict[str, Any]]:
+        """Yield the events of a streamed answer as parsed JSON objects, up to the event ``[DONE]``.
+
+        Raise EngineError if the answer is incomplete, invalid or too long.
+        """
+        with closing(self._client.stream(path, body, self._timeout_s, longest)) as stream:
+            for data in _events(stream):
+                if data == b"[DONE]":
+                    return
+                yield self._part(data)
+        raise EngineError(f"{self.url} ended an answer in its middle: expected data: [DONE] at the end")
+
+    def _part(self, data: bytes) -> dict[str, Any]:
+        problem = f"{self.url} streams what is no part of an answer: {shown(data[:80])}"
+        with foreign_errors(EngineError, problem):
+            part = json.loads(data)
+            if not isinstance(part, dict):
+                raise TypeError(f"expected an object, got {type(part).__name__}")
+        if (error := part.get("error")) is not None:
+            raise EngineError(f"{self.url} failed an answer: {shortened(one_line(json.dumps(error)), 400)}")
+        return part
+
+
+def _api_key() -> str | None:
+    key = os.environ.get(API_KEY_VARIABLE) or None
+    if key is not None:
+        check_secret(key, API_KEY_VARIABLE)
+    return key
+
+
+def _events(stream: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the data of server-sent events. Each event must be one line, as vLLM and SGLang write it."""
+    rest = bytearray()
+    for data in stream:
+        rest += data
+        if b"\n" not in data:
+            continue
+        *lines, last = bytes(rest).split(b"\n")
+        rest = bytearray(last)
+        yield from (line[len(b"data:") :].strip() for line in lines if line.startswith(b"data:"))
+
+
+def _text(part: Mapping[str, Any]) -> str:
+    """Return the text in one event of a streamed completion or chat; reasoning counts as text."""
+    choices = part.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        return ""
+    delta = choice.get("delta")
+    places = [(choice, "text")]
+    if isinstance(delta, dict):
+        places = [(delta, name) for name in ("reasoning_content", "reasoning", "content")]
+    found = [place.get(name) for place, name in places]
+    return next((text for text in found if isinstance(text, str) and text), "")
+
+
+def _num_tokens(part: Mapping[str, Any], before: int | None) -> int | None:
+    usage = part.get("usage")
+    number = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return number if isinstance(number, int) and 0 <= number < 1 << 31 else before

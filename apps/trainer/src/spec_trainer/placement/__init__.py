@@ -1,1 +1,0 @@
-"""Assign roles, devices and shares of devices to the processes of a run."""

@@ -1,0 +1,1 @@
+"""This package resolves and checks a run before anything starts, and computes what it needs."""

@@ -1,0 +1,399 @@
+"""Turn a command line into a RunSpec: read and check configuration, data and target; start nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec_core.errors import ConfigError
+from spec_core.validation import validate
+from spec_core.wording import counted
+from spec_trainer.base.hub import resolve_target
+from spec_trainer.configuration import read_configuration, read_resolved
+from spec_trainer.configuration.follow import FOLLOW_DEFAULTS
+from spec_trainer.configuration.moved_keys import move_keys, warn_of_moved
+from spec_trainer.configuration.plugin_names import named_plugin, with_plugin_names
+from spec_trainer.configuration.push_options import absolute, anchor_options, transport_configs
+from spec_trainer.configuration.run import SECTIONS, AnyRunConfig, DecodeConfig, check_source, run_config_type
+from spec_trainer.configuration.track import track_config_type
+from spec_trainer.offline.store import open_features
+from spec_trainer.plan.activations import with_passes_that_fit
+from spec_trainer.plan.fp8 import check_fp8
+from spec_trainer.plan.images import check_sight, image_rules
+from spec_trainer.plan.memory import RunSizes, rooms
+from spec_trainer.run.directory import RunDirectory
+from spec_trainer.run.dispatch import check_sizes, sample_bytes
+from spec_trainer.run.spec import RunParts, RunSpec
+from spec_trainer.run.trackers import check_trackers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from spec_core import Backend, Engine, TargetSpec
+    from spec_trainer.data.dataset import Dataset
+
+log = logging.getLogger(__name__)
+
+_PATHS = (
+    (None, "target"),
+    *(("data", key) for key in ("path", "eval_path", "features", "media_root")),
+    ("draft", "init_from"),
+)
+_POLICIES = ("all", "quorum", "best_effort")
+
+
+def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> RunSpec:
+    """Return the run that a command line describes; create and start nothing.
+
+    Raise UsageError, with a message of one line, if the command line or an input that it names is wrong.
+    """
+    parts, dataset = read_inputs(config_file, flags, overrides)
+    run = parts.with_dataset(dataset)
+    with _one_line():
+        _check(run := with_passes_that_fit(_as_begun(run)))
+    return run
+
+
+def _as_begun(run: RunSpec) -> RunSpec:
+    """Return the run with former defaults of the draft's options, if it began before they changed."""
+    former = run.config.draft.as_before()
+    if former is None or run.directory.begun_as() is None:
+        return run
+    config = run.config.model_copy(update={"draft": former})
+    before = replace(run, config=config, draft=type(run.draft)(former))
+    return before if before.identity == run.directory.begun_as() else run
+
+
+def _divided_as_begun(config: AnyRunConfig) -> AnyRunConfig:
+    """Return the configuration with the run directory's ``train.balance`` and ``train.accumulation``.
+
+    A key that the user has set keeps the user's value. So a resumed run has the same batches bit for bit. A
+    directory that began before ``train.balance`` existed balances tokens.
+    """
+    file = RunDirectory(config.output).config
+    before = {"balance": "tokens", "accumulation": 1}
+    if not os.path.isfile(file):
+        return config
+    with suppress(ConfigError):  # no run depends on that file
+        begun = read_resolved(file).get("train")
+        if isinstance(begun, dict):
+            wanted = {
+                key: begun.get(key, before[key]) for key in before.keys() - config.train.model_fields_set
+            }
+            values = validate(type(config.train), wanted, f"config {file}").model_dump(include=set(wanted))
+            return config.model_copy(update={"train": config.train.model_copy(update=values)})
+    return config
+
+
+def read_inputs(
+    config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str], *, follows: bool = False
+) -> tuple[RunParts, Dataset]:
+    """Return a run's RunParts and dataset (empty without data). Raise UsageError if an input is wrong."""
+    from spec_kit.drafting.draft_files import check_finite
+    from spec_trainer.data.kept import load_run_data
+
+    with _one_line():
+        config, types = resolve_config(config_file, flags, overrides, FOLLOW_DEFAULTS if follows else None)
+        if not follows:
+            check_source(config)
+        parts = _load_parts(_divided_as_begun(config), types)
+        if parts.config.draft.init_from is not None:
+            check_finite(parts.config.draft.init_from)
+        if parts.config.decodes:
+            _check_decoder(parts)
+        longest_prompt = parts.longest_prompt if parts.config.decode.every else None
+        dataset = load_run_data(
+            parts.config.data,
+            parts.target.folder,
+            parts.target.vocab_size,
+            longest_prompt,
+            with_questions=parts.config.train.serve_every > 0,
+            run_directory=parts.config.output,
+            images=image_rules(parts, follows=follows),
+        )
+        _check_positions(parts.target, dataset)
+        return parts, dataset
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # everything read here was named by the user
+        raise ConfigError(f"{error.filename or 'input'}: {error.strerror or error}") from error
+
+
+def _check(run: RunSpec) -> None:
+    _check_held_out(run)
+    if run.config.decode.every:
+        _check_window(run)
+    elif run.config.data.features is None:
+        check_sizes(run.schedule, run.schema, run.window_bytes)
+    else:
+        open_features(run)
+    run.members()
+    run.directory.check_owner(run.identity)
+    for room in rooms(run, RunSizes(run)):
+        room.check()
+
+
+def _check_decoder(parts: RunParts) -> None:
+    """Raise ConfigError if the engine cannot decode with the draft in the way that the configuration says."""
+    config, most = parts.config, parts.draft.max_draft_tokens
+    decode, wanted = config.decode, parts.num_draft_tokens
+    if most is not None and wanted > most:
+        raise ConfigError(
+            f"decode.num_draft_tokens={wanted}: draft {config.draft.name!r} guesses "
+            f"{counted(most, 'token')} a round; lower it"
+        )
+    if decode.on_policy and not parts.draft.learns_from_guesses:
+        raise ConfigError(
+            f"decode.on_policy=true: draft {config.draft.name!r} does not learn from judged guesses; remove it"
+        )
+    if decode.on_policy and not parts.engine_type.abilities.guess_depths:
+        raise ConfigError(
+            f"decode.on_policy=true: engine {config.engine.name!r} does not say which guesses it judged; remove it"
+        )
+    parts.engine_type.check_method(config.engine, parts.draft)
+    key = "serve_every" if config.train.serve_every else "push_every"
+    if (steps := getattr(config.train, key)) and not parts.engine_type.abilities.fresh_weights:
+        raise ConfigError(
+            f"train.{key}={steps}: engine {config.engine.name!r} takes no fresh weights while it serves; set "
+            f"train.{key}=0"
+        )
+    if parts.longest_prompt < 1:
+        raise ConfigError(
+            f"decode.max_new_tokens={decode.max_new_tokens} leaves no room for a prompt: target "
+            f"{parts.target.folder} has {parts.target.max_positions} positions, "
+            f"engine.batch_tokens={config.engine.batch_tokens}; lower it"
+        )
+
+
+def _check_positions(target: TargetSpec, dataset: Dataset) -> None:
+    """Raise ConfigError if a sample has more tokens than the target's largest context length."""
+    longest = max(dataset.lengths, key=dataset.lengths.__getitem__, default=None)
+    if longest is not None and dataset.lengths[longest] > target.max_positions:
+        raise ConfigError(
+            f"sample {longest} has {dataset.lengths[longest]} tokens, target {target.folder} has "
+            f"{target.max_positions} positions; set data.max_length={target.max_positions} or less"
+        )
+
+
+def _check_window(run: RunSpec) -> None:
+    """Raise ConfigError if ``placement.window_bytes`` is too small for the longest prompt and answer."""
+    window, longest = run.config.placement.window_bytes, run.longest_sample
+    size = sample_bytes(run.schema, longest)
+    if window is not None and size > window:
+        raise ConfigError(
+            f"placement.window_bytes={window} is smaller than a prompt with its answer ({longest} tokens, {size} "
+            f"bytes of features); raise it to {size} or lower decode.max_new_tokens"
+        )
+
+
+def _check_held_out(run: RunSpec) -> None:
+    for key in ("eval_every", "serve_every"):
+        steps = getattr(run.config.train, key)
+        if steps and not run.dataset.held_out:
+            raise ConfigError(
+                f"train.{key}={steps}, but nothing is held out of {counted(len(run.dataset.train), 'sample')}; set "
+                "data.eval_path or data.eval_samples, or remove it"
+            )
+    if run.config.train.serve_every and not run.serving_prompts:
+        raise ConfigError(
+            f"train.serve_every={run.config.train.serve_every}, but none of "
+            f"{counted(len(run.dataset.held_out), 'held-out sample')} has a prompt of at most {run.longest_prompt} "
+            "tokens; lower decode.max_new_tokens or remove it"
+        )
+
+
+def resolve_parts(values: Mapping[str, Any]) -> RunParts:
+    """Return the RunParts of a run, for a worker process, from the values of its resolved configuration."""
+    return _load_parts(*_validated(dict(values), "configuration of the run"))
+
+
+def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
+    from spec_kit.targets.target_reader import check_target_tensors, read_target
+
+    backend, draft = types["backend"](config.backend), types["draft"](config.draft)
+    _check_dtype(config, backend)
+    check_trackers(config.track)
+    target = read_target(resolve_target(config.target))
+    draft.check_target(target)
+    check_target_tensors(target, draft.target_tensors(target))
+    if config.data.features is None:
+        check_sight(config, types["engine"], target)
+        types["engine"].check_target(config.engine, target)
+        types["engine"].check_capture(config.engine, draft.required_features(target))
+    types["strategy"].check(config.strategy, target, draft.shard_hints(target))
+    if config.train.fp8 is not None:
+        check_fp8(config, backend, types["strategy"], target)
+    return RunParts(
+        config=config.model_copy(update={"draft": draft.config}),
+        backend=backend,
+        draft=draft,
+        engine_type=types["engine"],
+        optimizer=types["optimizer"](config.optimizer),
+        strategy_type=types["strategy"],
+        launcher_type=types["launcher"],
+        target=target,
+        schema=draft.required_features(target),
+    )
+
+
+def resolve_config(
+    config_file: Path | None,
+    flags: Mapping[str, object],
+    overrides: Sequence[str],
+    defaults: Mapping[str, object] | None = None,
+) -> tuple[AnyRunConfig, dict[str, Any]]:
+    """Return the validated configuration, and the plugin class of each section that names a plugin."""
+    values = read_configuration(config_file, flags, overrides, defaults)
+    values.setdefault("output", str(_default_output(config_file, values)))
+    moved = move_keys(values)
+    _anchor(values)
+    resolved = _validated(values, f"config {config_file}" if config_file else "configuration")
+    warn_of_moved(moved)
+    return resolved
+
+
+def resolved_config(file: Path) -> tuple[AnyRunConfig, dict[str, Any]]:
+    """Return configuration and plugin classes from ``config.yaml`` of a run or of a checkpoint."""
+    values = read_resolved(file)
+    move_keys(values)
+    return _validated(values, f"config {file}")
+
+
+def _anchor(values: dict[str, Any]) -> None:
+    """Make paths absolute, so that ``config.yaml`` means the same from any working directory.
+
+    A value that may also be a name, such as a hub repository, is a path if that path exists.
+    """
+    for section, key in _PATHS:
+        part = values if section is None else values.get(section)
+        if isinstance(part, dict) and isinstance(part.get(key), str):
+            path = absolute(part[key])
+            part[key] = path if os.path.exists(path) else part[key]
+    push = values.get("push")
+    if isinstance(push, dict):
+        if isinstance(push.get("folder"), str):
+            push["folder"] = absolute(push["folder"])
+        if "options" in push:
+            push["options"] = anchor_options(push["options"])
+
+
+def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[str, Any]]:
+    types: dict[str, Any] = {kind: named_plugin(interface, values) for kind, interface in SECTIONS.items()}
+    model = run_config_type(
+        **{kind: plugin.Config for kind, plugin in types.items()},
+        track=track_config_type(values.get("track", {})),
+    )
+    _set_default_placement(values, types["engine"])
+    _drop_policy(values)
+    config = validate(model, with_plugin_names(values), source)
+    transport_configs(config.push.options, source)
+    _check_decoding(config)
+    _check_placement(config, types["engine"])
+    return config, types
+
+
+def _set_default_placement(values: dict[str, Any], engine_type: type[Engine]) -> None:
+    """Set the default of ``placement.kind`` if the engine has processes of its own or features are stored."""
+    placement = values.setdefault("placement", {})
+    if not isinstance(placement, dict):
+        return
+    if _key(values, "data", "features") is None:
+        if not engine_type.abilities.in_process:
+            placement.setdefault("kind", "colocated")
+    elif _key(values, "train", "ranks") not in (None, 1):
+        placement.setdefault("kind", "disaggregated")
+
+
+def _drop_policy(values: dict[str, Any]) -> None:
+    """Remove the key ``push.policy``, which configurations of earlier versions have, from ``values``."""
+    if (policy := _key(values, "push", "policy")) not in _POLICIES:
+        return
+    values["push"] = {key: value for key, value in values["push"].items() if key != "policy"}
+    if policy != "all":
+        log.warning(
+            "push.policy=%s does nothing any more: each server commits what it has received; remove the key",
+            policy,
+        )
+
+
+def _key(values: Mapping[str, Any], section: str, key: str) -> Any:
+    part = values.get(section)
+    return part.get(key) if isinstance(part, dict) else None
+
+
+def _check_placement(config: AnyRunConfig, engine_type: type[Engine]) -> None:
+    runs = config.data.features is None
+    if runs and config.placement.kind == "inline" and not engine_type.abilities.in_process:
+        raise ConfigError(
+            f"placement.kind=inline with engine.name={config.engine.name}: this engine runs in processes of its own; "
+            "set placement.kind=colocated or disaggregated"
+        )
+
+
+def _check_decoding(config: AnyRunConfig) -> None:
+    """Raise ConfigError for settings that conflict with decoding, or ``decode`` settings without effect."""
+    decode, push, push_every = config.decode, config.push, config.train.push_every
+    if not decode.every:
+        unused = {"on_policy"} if config.decodes else set(DecodeConfig.model_fields)
+        for key, value in decode.model_dump(exclude_defaults=True, include=unused).items():
+            what = "its answers are not trained on" if config.decodes else "nothing is decoded"
+            raise ConfigError(
+                f"decode.{key}={value} without decode.every: {what}; set decode.every or remove it"
+            )
+    if not config.decodes:
+        return
+    serve_every = config.train.serve_every
+    subject = f"train.serve_every={serve_every} with" if serve_every else f"decode.every={decode.every} with"
+    checks = [
+        (
+            serve_every > 0 and decode.every > 0,
+            f"{subject} decode.every={decode.every}: its cycles measure the draft; remove one of them",
+        ),
+        (
+            config.data.features is not None,
+            f"{subject} data.features: features are read from {config.data.features}, no engine starts; remove one "
+            "of them",
+        ),
+        (
+            config.placement.kind == "inline" and decode.replicas > 1,
+            f"decode.replicas={decode.replicas} with placement.kind=inline: an inline engine lives in the one "
+            "trainer process; set placement.kind=disaggregated or decode.replicas=1",
+        ),
+        (
+            bool(push.to),
+            f"{subject} push.to={','.join(push.to)}: the run's own engine gets the draft; remove one of them",
+        ),
+        (
+            push.canary_margin is not None,
+            f"{subject} push.canary_margin={push.canary_margin}: the run's own engine has no other traffic; "
+            "remove it",
+        ),
+        (
+            decode.every > 0 and push_every % decode.every != 0,
+            f"train.push_every={push_every} with decode.every={decode.every}: the engine decodes between cycles "
+            f"only; set train.push_every={decode.every} or a multiple of it, or 0 for no push",
+        ),
+    ]
+    for wrong, message in checks:
+        if wrong:
+            raise ConfigError(message)
+
+
+def _default_output(config_file: Path | None, values: Mapping[str, Any]) -> Path:
+    return Path("runs") / (config_file.stem if config_file else Path(str(values.get("target", "run"))).name)
+
+
+def _check_dtype(config: AnyRunConfig, backend: Backend) -> None:
+    dtypes = backend.capabilities().dtypes
+    if config.train.dtype not in dtypes:
+        raise ConfigError(
+            f"train.dtype={config.train.dtype}: backend {config.backend.name!r} trains in {', '.join(sorted(dtypes))}"
+        )

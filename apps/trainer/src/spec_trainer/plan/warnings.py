@@ -1,0 +1,25 @@
+"""Collect the warnings about a run, which ``plan`` shows and ``train`` logs at its start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_trainer.plan.activations import activations_warning
+from spec_trainer.plan.end_tokens import end_token_warning
+from spec_trainer.run.few_steps import few_steps_warning
+from spec_trainer.run.serving import unserved
+
+if TYPE_CHECKING:
+    from spec_trainer.plan.memory import RunSizes
+    from spec_trainer.run.spec import RunSpec
+
+
+def run_warnings(run: RunSpec, sizes: RunSizes) -> list[str]:
+    """Return a line for each reason to expect a poor draft or too little memory."""
+    found = (
+        few_steps_warning(run.config.train, run.schedule.total_steps),
+        end_token_warning(run.dataset.train, run.target),
+        activations_warning(run, sizes),
+        unserved(run.target, run.draft),
+    )
+    return [warning for warning in found if warning is not None]

@@ -1,0 +1,58 @@
+"""Files and folders that a command writes: whole, and where it may."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from spec_core.errors import ArtifactError, RunError
+from spec_trainer.base.disk import check_writable, write_atomically
+
+
+def test_directory_below_a_file_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    check_writable(tmp_path / "a" / "b")
+    for folder in (tmp_path / "file" / "a", tmp_path / "file" / "a" / "b"):
+        with pytest.raises(ArtifactError, match=r"file is not a folder that can be written to"):
+            check_writable(folder)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_directory_below_a_read_only_one_cannot_be_made(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ArtifactError, match="is not a folder that can be written to"):
+        check_writable(tmp_path / "a")
+
+
+def test_atomic_write_replaces_the_whole_and_leaves_nothing_else(tmp_path, full_disk):
+    file = tmp_path / "file"
+    write_atomically(file, "a long first version")
+    write_atomically(file, "short")
+    assert file.read_text() == "short"
+    with full_disk(), pytest.raises(RunError, match=f"^{file} was not written: .*File too large"):
+        write_atomically(file, "never")
+    assert file.read_text() == "short"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_atomic_write_follows_no_link_that_somebody_has_put_in_its_way(tmp_path, monkeypatch):
+    """Nobody else knows the names that it writes to; a name that is taken already is not written through."""
+    (tmp_path / "precious").write_text("kept")
+    for name in (f".file.{os.getpid()}", ".file.0000"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    write_atomically(tmp_path / "file", "text")
+    assert not (tmp_path / "file").is_symlink()
+    monkeypatch.setattr("secrets.token_hex", lambda num_bytes: "0000")
+    with pytest.raises(RunError, match="File exists"):
+        write_atomically(tmp_path / "file", "another")
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_atomic_write_follows_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "file", "text")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640

@@ -1,0 +1,83 @@
+"""``spec-trainer check``: each step has its own verdict; one failure hides no other."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+
+import pytest
+
+from spec_backend_cpu.backend import CpuBackend
+from spec_core.errors import ConfigError, PluginNotFound
+from spec_core.records import Availability
+from spec_trainer.cli.commands import check
+from spec_trainer.cli.commands.check import check_backend
+
+
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch):
+    """Fork the other processes from a server that has imported torch, in place of starting Python for each."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["torch", "spec_backend_cpu.backend"])
+    monkeypatch.setattr(check, "get_context", lambda _: server)
+
+
+def steps(report) -> dict[str, dict]:
+    return {step["step"]: step for step in report["steps"]}
+
+
+def test_cpu_passes():
+    report = check_backend("cpu")
+    assert report["ok"]
+    assert steps(report).keys() >= {
+        "probe",
+        "device",
+        "memory limit",
+        "attention kernel",
+        "2-rank collectives",
+        "transport round trip",
+        "transport, colocated",
+        "transport, disaggregated",
+    }
+    assert "torch" in report["versions"]
+    assert report["capabilities"]["num_devices"] == 1
+    assert report["package"].startswith("spec-backend-cpu ")
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_a_failing_step_is_reported_and_the_others_still_run(monkeypatch):
+    class Broken(CpuBackend):
+        def transport(self, placement):
+            if placement == "inline":
+                raise RuntimeError("the link is down\nand more")
+            raise ConfigError("there is no such link")
+
+    monkeypatch.setattr("spec_core.plugins.load", lambda interface, name: Broken)
+    report = check_backend("cpu")
+    assert not report["ok"]
+    verdicts = steps(report)
+    assert "the link is down" in verdicts["transport round trip"]["detail"]
+    assert [step for step, verdict in verdicts.items() if not verdict["ok"]] == ["transport round trip"]
+    assert verdicts["transport, colocated"]["detail"] == "not run: there is no such link"
+
+
+def test_an_unavailable_backend_is_not_touched(monkeypatch):
+    class Absent(CpuBackend):
+        @classmethod
+        def probe(cls):
+            return Availability(ok=False, reason="the SDK is missing")
+
+        def __init__(self, config):
+            raise AssertionError("built")
+
+    monkeypatch.setattr("spec_core.plugins.load", lambda interface, name: Absent)
+    report = check_backend("absent")
+    assert not report["ok"]
+    assert steps(report) == {
+        "probe": {"step": "probe", "ok": False, "seconds": 0.0, "detail": "the SDK is missing"}
+    }
+
+
+def test_unknown_backend():
+    with pytest.raises(PluginNotFound, match="no backend plugin is called 'nothing'"):
+        check_backend("nothing")

@@ -1,0 +1,97 @@
+"""The run's configuration: defaults in one place, plugins' own sections, a file that gives the same run back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from spec_core import BackendConfig, Config, EngineConfig, StrategyConfig
+from spec_core.errors import ConfigError
+from spec_core.validation import validate
+from spec_draft_eagle3.config import Eagle3Config
+from spec_engine_hf.engine import HfConfig
+from spec_optimizers.adamw import AdamWConfig
+from spec_trainer.configuration import dump_yaml
+from spec_trainer.configuration.data import DataConfig
+from spec_trainer.configuration.run import AnyRunConfig, run_config_type
+from spec_trainer.configuration.track import track_config_type
+
+LEAST = {"target": "t", "output": "o", "data": {"path": "d"}}
+
+DESIGN = {
+    "": "target output seed",
+    "backend": "name",
+    "data": "path max_length last_turn_only packing on_bad_row",
+    "draft": "name loss num_steps step_decay vocab_size init_from",
+    "optimizer": "name betas eps weight_decay",
+    "strategy": "name",
+    "train": "ranks steps epochs dtype lr schedule warmup_steps accumulation global_batch_tokens clip "
+    "save_every keep eval_every push_every",
+    "engine": "name replicas tensor_parallel batch_tokens",
+    "push": "to transport bucket_bytes folder options address timeout_s canary_margin canary_rounds",
+    "placement": "kind trainer_fraction engine_fraction window_bytes",
+    "launcher": "name",
+    "timeouts": "start_s peer_s step_s",
+    "track": "tensorboard wandb",
+    "profile": "steps",
+}
+"""Keys that users rely on."""
+
+RunConfig = run_config_type(
+    BackendConfig, Eagle3Config, StrategyConfig, HfConfig, optimizer=AdamWConfig, track=track_config_type()
+)
+
+
+def test_every_promised_key_exists():
+    document = validate(RunConfig, LEAST, "test").model_dump()
+    for section, keys in DESIGN.items():
+        assert (document[section] if section else document).keys() >= set(keys.split())
+
+
+def test_sections_of_plugins_have_the_plugins_own_keys():
+    config = validate(
+        RunConfig, {**LEAST, "engine": {"dtype": "bfloat16"}, "draft": {"num_steps": 3}}, "test"
+    )
+    assert isinstance(config.engine, HfConfig)
+    assert isinstance(config.draft, Eagle3Config)
+    with pytest.raises(ConfigError, match=r"unknown key 'engine.dtype'"):
+        validate(AnyRunConfig, {**LEAST, "engine": {"dtype": "bfloat16"}}, "test")
+
+
+def test_file_gives_an_equal_configuration_back():
+    values = {
+        **LEAST,
+        "train": {"lr": 1e-4},
+        "optimizer": {"betas": [0.8, 0.9]},
+        "profile": {"steps": [3]},
+        "draft": {"layers": [1, 4]},
+    }
+    config = validate(RunConfig, values, "test")
+    assert validate(RunConfig, yaml.safe_load(dump_yaml(config)), "test") == config
+
+
+def test_defaults_written_out_are_no_illegal_combination():
+    """The resolved file writes every key; a default there is nobody's choice."""
+    for schedule in ("cosine", "wsd", "constant"):
+        config = validate(RunConfig, {**LEAST, "train": {"schedule": schedule, "steps": 3}}, "test")
+        assert validate(RunConfig, config.model_dump(mode="json"), "test") == config
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("placement", {"kind": "colocated", "trainer_fraction": 0.6, "engine_fraction": 0.4}),
+        ("train", {"schedule": "wsd", "decay_share": 0.5, "min_lr_ratio": 0.1}),
+        ("train", {"epochs": 3}),
+    ],
+)
+def test_legal_combinations(section, values):
+    validate(RunConfig, {**LEAST, section: values}, "test")
+
+
+def test_configuration_can_be_built_in_code():
+    config = AnyRunConfig(target="t", output=Path("o"), data=DataConfig(path="d"))
+    assert (config.engine, config.backend) == (EngineConfig(), BackendConfig())
+    assert isinstance(config.train, Config)

@@ -1,0 +1,45 @@
+"""Requests for an evaluation that are accepted, and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spec_core.errors import ConfigError
+from spec_trainer.measure.evaluation.request import EvaluationRequest
+
+
+def request(**fields):
+    return EvaluationRequest(target="t", draft_model=Path("d"), prompts=Path("p"), **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_draft_tokens", 0),
+        ("max_new_tokens", 0),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("concurrency", "1,x"),
+        ("concurrency", "0"),
+        ("concurrency", "1,,2"),
+        ("concurrency", "-1"),
+    ],
+)
+def test_request_out_of_range(name, value):
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}="):
+        request(**{name: value})
+
+
+def test_prompts_come_from_a_file_or_from_benchmarks():
+    for fields in ({}, {"prompts": Path("p"), "bench": "gsm8k"}):
+        with pytest.raises(ConfigError, match="needs one of --prompts FILE and --bench NAMES"):
+            EvaluationRequest(target="t", draft_model=Path("d"), **fields)
+    with pytest.raises(ConfigError, match="--bench-data=f is for --bench"):
+        request(bench_data=Path("f"))
+
+
+def test_concurrencies_are_a_list_without_repetitions():
+    assert request(concurrency="8, 1,32,8").concurrencies == (8, 1, 32)
+    assert request().concurrencies == ()

