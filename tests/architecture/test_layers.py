@@ -72,7 +72,7 @@ def test_strings_keep_the_layers():
             "Program('spec_trainer.cli.commands.train:run_training')",
             "spec_trainer.cli.commands.train",
         ),
-        ("spec_engine_vllm.process", "module = 'spec_trainer.cli'", "spec_trainer.cli"),
+        ("spec_engine_vllm.process", "module = 'spec_trainer.cli.app'", "spec_trainer.cli.app"),
         (
             "spec_processes.spawn",
             "pkgutil.resolve_name('spec_kit.hosting.modes:CaptureMode')",

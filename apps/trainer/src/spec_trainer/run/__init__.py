@@ -1,1 +1,1 @@
-"""This package has the inputs, directory, batch schedule and metrics of a run."""
+"""This package has what a run is (spec, directory, metrics) and its hot path (schedule, dispatch, streams)."""

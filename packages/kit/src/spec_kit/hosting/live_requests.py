@@ -143,7 +143,7 @@ class _AskedRequest:
 
     route: str
     learns: bool | None
-    """What the header ``x-draft-learn`` says; None if the request has none."""
+    """Answer of the header ``x-draft-learn``; None if the request has none."""
     label: str
     """Label under which the request is reported."""
     body: bytearray = field(default_factory=bytearray)

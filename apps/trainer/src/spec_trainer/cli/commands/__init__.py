@@ -1,1 +1,1 @@
-"""Each module has one command; ``cli.py`` parses the arguments and calls it."""
+"""Each module has one command; ``cli/app.py`` parses the arguments and calls it."""
