@@ -18,7 +18,9 @@ from .launching import losses, program
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-OTHERS = Path(__file__).parents[1] / "plugins" / "broken"
+OTHERS = Path(__file__).parents[1] / "plugins"
+INSTALLED = ("broken/spec-broken", "broken/spec-tracker-failing", "spec-engine-remote")
+"""Folders of the strangers' distributions. The engine ``remote`` captures, but serves no draft."""
 LIMIT_S = 120
 IN_TURN = """
 import json, sys
@@ -31,10 +33,21 @@ sys.exit(max(cli.run(words) for words in json.loads(sys.argv[1])))
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> dict[str, str]:
-    """Environment of processes in which both distributions are installed, as by ``pip install --editable``."""
-    site = tmp_path_factory.mktemp("site")
-    for name in ("spec-broken", "spec-tracker-failing"):
-        project = tomllib.loads((OTHERS / name / "pyproject.toml").read_text())["project"]
+    """Environment of processes in which all of ``INSTALLED`` are there, as by ``pip install --editable``."""
+    return {**os.environ, "PYTHONPATH": str(_site(tmp_path_factory.mktemp("site"), *INSTALLED))}
+
+
+@pytest.fixture
+def with_heavy(installed, tmp_path) -> dict[str, str]:
+    """The same with an engine whose import ends the process as Ctrl-C does, so that none may import it."""
+    heavy = _site(tmp_path, "broken/spec-engine-heavy")
+    return {**installed, "PYTHONPATH": os.pathsep.join([installed["PYTHONPATH"], str(heavy)])}
+
+
+def _site(site: Path, *distributions: str) -> Path:
+    for folder in map(OTHERS.joinpath, distributions):
+        name = folder.name
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         info = site / f"{name.replace('-', '_')}-{project['version']}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(
@@ -47,17 +60,19 @@ def installed(tmp_path_factory) -> dict[str, str]:
             )
         )
         package = name.replace("-", "_")
-        (site / package).symlink_to(OTHERS / name / "src" / package)
-    return {**os.environ, "PYTHONPATH": str(site)}
+        (site / package).symlink_to(folder / "src" / package)
+    return site
 
 
 @pytest.fixture
 def call(installed, tmp_path):
     """``call(*words)``: code, stdout and stderr of a command beside the plugins of others."""
 
-    def call(*words: object, begin: Sequence[str] = program()) -> subprocess.CompletedProcess[str]:
+    def call(
+        *words: object, begin: Sequence[str] = program(), env: dict[str, str] = installed
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            list(map(str, [*begin, *words])), capture_output=True, text=True, env=installed, cwd=tmp_path,
+            list(map(str, [*begin, *words])), capture_output=True, text=True, env=env, cwd=tmp_path,
             timeout=LIMIT_S, check=False,
         )  # fmt: skip
 
@@ -83,11 +98,19 @@ def run_words(peaked_target, rows_file) -> list[object]:
     ]  # fmt: skip
 
 
+def test_plan_imports_no_engine_that_it_does_not_need_and_counts_none_that_only_captures(
+    call, run_words, with_heavy
+):
+    done = call("plan", *run_words, "--json", env=with_heavy)
+    assert (done.returncode, done.stderr.count("spec-trainer: ")) == (0, 0), done.stderr
+    assert list(json.loads(done.stdout)["served_by"]) == ["sglang", "vllm"]
+
+
 @pytest.mark.slow
 def test_commands_that_name_none_of_them_are_not_changed(
-    call, command_line, run_words, peaked_target, rows_file, tmp_path, monkeypatch
+    call, command_line, run_words, peaked_target, rows_file, tmp_path, monkeypatch, installed, with_heavy
 ):
-    """Without them: the same commands in this process."""
+    """Without them: the same commands in this process. Completion alone imports every plugin, for its keys."""
     monkeypatch.chdir(tmp_path)
     outcomes = {}
     for beside in (False, True):
@@ -97,6 +120,9 @@ def test_commands_that_name_none_of_them_are_not_changed(
             "plan": ["plan", *run_words, "--output", "runs/x", "--json"],
             "train": ["train", *run_words, "--output", folder],
             "export": ["export", "--checkpoint", folder / "checkpoints" / "step-3", "--output", folder / "exported"],
+            "convert": [
+                "convert", "--draft-model", folder / "draft", "--target", peaked_target, "--output", folder / "new",
+            ],
             "evaluate": [
                 "evaluate", "--target", peaked_target, "--draft-model", folder / "draft", "--prompts", rows_file,
                 "--max-new-tokens", "4", "--json",
@@ -104,7 +130,7 @@ def test_commands_that_name_none_of_them_are_not_changed(
             "completion": ["--print-completion", "bash"],
         }.items():  # fmt: skip
             if beside:
-                done = call(*words)
+                done = call(*words, env=installed if name == "completion" else with_heavy)
                 code, out, err = done.returncode, done.stdout, done.stderr
             else:
                 done = command_line(*words)

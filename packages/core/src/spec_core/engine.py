@@ -209,9 +209,8 @@ class Engine(Resource):
     def check_export(cls, target: TargetSpec, draft: Draft, folder: Path) -> None:
         """Raise ArtifactError if no supported version of this engine can serve the export in ``folder``.
 
-        Each installed engine checks every export, even if the engine cannot run on this machine. An error
-        refuses the export if the draft names the engine in ``serving_methods``; otherwise it is only a
-        warning.
+        The engines that a draft names in ``serving_methods`` check each of its exports, even if they cannot run
+        on this machine. An error refuses the export.
         """
 
     @classmethod

@@ -38,7 +38,7 @@ from spec_core.validation import suggestion
 from spec_core.weight_transport import WeightTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
     from spec_core.kernels import FindKernel, Kernel
     from spec_core.records import Availability
@@ -183,9 +183,16 @@ def availability(interface: type[P], name: str) -> Availability:
     return _probe(load_record(interface, record), record)
 
 
-def load_each(interface: type[P]) -> Iterator[tuple[str, type[P] | PluginError]]:
-    """Yield every installed plugin's name with its class, or with the error that loading it raised."""
+def load_each(
+    interface: type[P], names: Container[str] | None = None
+) -> Iterator[tuple[str, type[P] | PluginError]]:
+    """Yield every installed plugin's name with its class, or with the error that loading it raised.
+
+    ``names``: the only plugins to import; None means all. An import may take minutes.
+    """
     for name in sorted({record.name for record in installed(interface)}):
+        if names is not None and name not in names:
+            continue
         try:
             yield name, load(interface, name)
         except PluginError as error:

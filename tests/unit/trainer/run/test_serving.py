@@ -164,12 +164,6 @@ VLLM_28, SGLANG = "pip install 'vllm>=0.28,<0.34'", "sglang is not installed; pi
                 "this draft works with >=0.5.20,<0.5.24; pip install 'sglang>=0.5.20,<0.5.24'",
             ],
         ),
-        (
-            {"sglang": "0.5.23"},
-            "peagle",
-            {},
-            ["vllm would: vllm is not installed; pip install 'vllm>=0.26,<0.34'"],
-        ),
     ],
 )
 def test_what_no_installed_engine_serves_is_refused_in_one_line(
@@ -186,6 +180,14 @@ def test_what_no_installed_engine_serves_is_refused_in_one_line(
     assert unserved(target, plugin) in line
     for part in parts:
         assert part in line
+
+
+def test_an_engine_that_serves_no_such_draft_does_not_count_as_installed(installed, tiny_llama):
+    """P-EAGLE's exports are for vLLM alone, so a machine that has SGLang only trains them."""
+    installed(sglang="0.5.23")
+    target, plugin = read_target(tiny_llama), draft("peagle")
+    check_serving(target, plugin)
+    assert serving_engines(target, plugin)["vllm"].reason.startswith("vllm is not installed; pip install")
 
 
 def test_a_draft_of_engines_that_have_no_plugin_here_is_refused(installed, tiny_llama):

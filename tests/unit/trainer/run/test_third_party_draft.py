@@ -22,6 +22,7 @@ from spec_engine_vllm.engine import VllmEngine
 from spec_kit.drafting import recognise
 from spec_kit.targets import read_target
 from spec_trainer.run.draft_folder import check_export
+from spec_trainer.run.serving import serving_commands
 
 COUSIN = """
 from spec_core import Draft
@@ -146,23 +147,24 @@ def test_an_export_of_a_third_party_is_checked_by_the_engines_that_it_names(targ
         ("SystemExit(0)", "SystemExit: 0"),
     ],
 )
-@pytest.mark.parametrize("named", [False, True])
-def test_only_an_engine_that_the_draft_names_refuses_its_export(
-    install, target, cousin, caplog, monkeypatch, error, said, named
+def test_an_engine_that_the_draft_names_refuses_its_export(
+    install, target, cousin, monkeypatch, error, said
 ):
     install("engines", "picky", "PickyEngine", PICKY.replace("FAILURE", error))
     draft = recognise(cousin, target)
-    monkeypatch.setattr(type(draft), "serving_methods", {"picky": "mine"} if named else {"vllm": "eagle3"})
+    monkeypatch.setattr(type(draft), "serving_methods", {"picky": "mine"})
     line = f"the cousin draft was exported and fails the check: engine 'picky' (picky-plugin 1.0): {said}"
-    if named:
-        with pytest.raises(RunError) as caught:
-            check_export(draft, cousin, target)
-        assert str(caught.value) == line
-    else:
+    with pytest.raises(RunError) as caught:
         check_export(draft, cousin, target)
-        assert [record.getMessage() for record in caplog.records] == [
-            f"{line}; the draft does not name this engine, so the export stands"
-        ]
+    assert str(caught.value) == line
+
+
+def test_an_engine_that_the_draft_does_not_name_is_not_even_imported(install, target, cousin):
+    install("engines", "heavy", "HeavyEngine", "raise KeyboardInterrupt")
+    draft = recognise(cousin, target)
+    check_export(draft, cousin, target)
+    assert serving_commands(target, draft, cousin, 2).keys() == {"vllm"}
+    assert "heavy_plugin" not in sys.modules
 
 
 @pytest.mark.parametrize(
@@ -179,10 +181,12 @@ def test_a_draft_plugin_that_fails_on_anothers_folder_does_not_hide_the_one_that
         recognise(cousin, target)
 
 
-def test_a_broken_engine_does_not_stop_an_export(install, target, cousin, caplog):
+def test_a_broken_engine_does_not_stop_an_export(install, target, cousin, caplog, monkeypatch):
     install("engines", "broken", "BrokenEngine", None)
+    draft = recognise(cousin, target)
+    monkeypatch.setattr(type(draft), "serving_methods", {"broken": "mine"})
     with caplog.at_level(logging.WARNING):
-        check_export(recognise(cousin, target), cousin, target)
+        check_export(draft, cousin, target)
     assert "the export is not checked for engine broken" in caplog.text
 
 

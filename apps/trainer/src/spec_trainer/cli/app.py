@@ -100,8 +100,9 @@ def plan(
         Number of samples to print as the draft gets them; tokens that it learns are green, or between [[ and
         ]] without colours.
     serve_elsewhere
-        Only warn if no engine that is installed here serves the draft, instead of refusing it. If no engine
-        is installed here, the draft is refused only if no installed plugin names a version that would serve it.
+        Only warn if no engine that is installed here serves the draft, instead of refusing it. If none of the
+        engines that serve such drafts is installed here, the draft is refused only if no installed plugin names
+        a version that would serve it.
     """
     from spec_trainer.cli.commands.plan import describe_run
     from spec_trainer.push.servers import check_listening, check_pushes

@@ -47,8 +47,7 @@ def check_export(draft: Draft, folder: Path, target: TargetSpec) -> None:
     """Check the folder that ``draft`` has exported.
 
     The draft's plugin and the engines that the draft names in ``serving_methods`` must accept the folder for
-    ``target``; otherwise raise RunError, because the user is not at fault. If any other installed engine rejects
-    it, only log a warning.
+    ``target``; otherwise raise RunError, because the user is not at fault. Other engines are not asked.
     """
     exported = f"the {draft.name} draft was exported and fails the check"
     with _failures_of(f"{exported}: draft plugin {draft.name!r}"):
@@ -56,17 +55,12 @@ def check_export(draft: Draft, folder: Path, target: TargetSpec) -> None:
         if again is None:
             raise ArtifactError(f"{draft.name} does not recognise it")
         again.check_target(target)
-    for name, engine_type in load_each(Engine):
+    for name, engine_type in load_each(Engine, draft.serving_methods):
         if isinstance(engine_type, PluginError):
             log.warning("the export is not checked for engine %s: %s", name, engine_type)
             continue
-        try:
-            with _failures_of(f"{exported}: engine {name!r} ({find(Engine, name).owner})"):
-                engine_type.check_export(target, again, folder)
-        except RunError as error:
-            if name in draft.serving_methods:
-                raise
-            log.warning("%s; the draft does not name this engine, so the export stands", error)
+        with _failures_of(f"{exported}: engine {name!r} ({find(Engine, name).owner})"):
+            engine_type.check_export(target, again, folder)
 
 
 @contextmanager

@@ -51,12 +51,12 @@ def _of_type(answer: object, expected: type[T]) -> T:
 def unserved(target: TargetSpec, draft: Draft) -> str | None:
     """Return one line that says that no engine here serves the draft's exports, and which would; else None.
 
-    If no engine that runs in processes of its own is installed here, it is enough that a plugin here says which
-    version of its engine would: such a machine only trains.
+    If none of the engines that serve drafts of this kind is installed here, it is enough that a plugin here says
+    which version of its engine would: such a machine only trains.
     """
     offers = serving_engines(target, draft)
     known = {name: offer for name, offer in offers.items() if not isinstance(offer, SpecError)}
-    if any(offer.ok for offer in known.values()) or (known and not _has_programs()):
+    if any(offer.ok for offer in known.values()) or (known and not _has_programs(draft)):
         return None
     would = "".join(f". {name} would: {offer.reason}" for name, offer in known.items())
     others = "".join(f". {name}: {offer}" for name, offer in offers.items() if name not in known)
@@ -69,18 +69,17 @@ def unserved(target: TargetSpec, draft: Draft) -> str | None:
 def check_serving(target: TargetSpec, draft: Draft) -> None:
     """Raise ConfigError if no engine that is installed here serves the draft's exports.
 
-    If no engine is installed here, raise it only if no installed plugin names a version that would.
+    If no engine that serves drafts of this kind is installed here, raise it only if no installed plugin names a
+    version that would.
     """
     if problem := unserved(target, draft):
         raise ConfigError(f"{problem}. To train here and serve elsewhere: --serve-elsewhere")
 
 
-def _has_programs() -> bool:
-    """Return whether an engine that runs the target in processes of its own is installed, in any version."""
-    for name, engine_type in load_each(Engine):
-        if isinstance(engine_type, PluginError) or engine_type.abilities.in_process:
-            continue
-        with suppress(PluginError):  # this plugin's probe fails
+def _has_programs(draft: Draft) -> bool:
+    """Return whether an engine that serves such drafts, with some options, is installed in any version."""
+    for name in {*type(draft).serving_methods, *draft.serving_methods}:
+        with suppress(PluginError):  # this plugin is not installed, or fails
             found = availability(Engine, name)
             if found.ok or found.versions:
                 return True
@@ -93,8 +92,8 @@ def serving_commands(target: TargetSpec, draft: Draft, folder: Path, num_draft_t
     An engine is included if its plugin is installed, even if the engine's program is not.
     """
     commands: dict[str, str] = {}
-    for name, engine_type in load_each(Engine):
-        if isinstance(engine_type, PluginError) or name not in draft.serving_methods:
+    for name, engine_type in load_each(Engine, draft.serving_methods):
+        if isinstance(engine_type, PluginError):
             continue
         failure = f"engine {name!r} ({find(Engine, name).owner}) fails to name its serving command"
         try:

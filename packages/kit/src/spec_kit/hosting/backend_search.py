@@ -12,10 +12,11 @@ def backend_for(device_type: str) -> Backend:
 
     Raise EngineError if there is none.
     """
-    found = dict(plugins.load_each(Backend))
-    for plugin in found.values():
+    names: list[str] = []
+    for name, plugin in plugins.load_each(Backend):
         if isinstance(plugin, type) and plugin.device_type == device_type:
             return plugin(plugin.Config())
+        names.append(name)
     raise EngineError(
-        f"no installed backend has devices of type {device_type!r}; installed are {', '.join(found) or 'none'}"
+        f"no installed backend has devices of type {device_type!r}; installed are {', '.join(names) or 'none'}"
     )
