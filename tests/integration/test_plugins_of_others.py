@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OTHERS = Path(__file__).parents[1] / "plugins"
-INSTALLED = ("broken/spec-broken", "broken/spec-tracker-failing", "spec-engine-remote")
+INSTALLED = (
+    "broken/spec-broken", "broken/spec-tracker-failing", "broken/spec-optimizer-failing", "spec-engine-remote",
+)  # fmt: skip
 """Folders of the strangers' distributions. The engine ``remote`` captures, but serves no draft."""
 LIMIT_S = 120
 IN_TURN = """
@@ -179,6 +181,17 @@ def test_a_command_that_names_one_ends_in_one_line(call_in_turn, run_words, tmp_
         for kind in kinds
     ]
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("placement", ["inline", "colocated"])
+def test_an_error_in_a_strangers_code_ends_a_run_with_the_strangers_name(
+    call, run_words, tmp_path, placement
+):
+    words = [*run_words, "--output", tmp_path / "run", "--placement", placement, "optimizer.name=failing"]
+    done = call("train", *words)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("spec-trainer: ")]
+    assert done.returncode == 1
+    assert "KeyError: 'momentum', raised in optimizer 'failing' of spec-optimizer-failing 0.1.0" in line
 
 
 @pytest.mark.slow

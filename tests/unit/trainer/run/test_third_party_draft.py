@@ -147,9 +147,7 @@ def test_an_export_of_a_third_party_is_checked_by_the_engines_that_it_names(targ
         ("SystemExit(0)", "SystemExit: 0"),
     ],
 )
-def test_an_engine_that_the_draft_names_refuses_its_export(
-    install, target, cousin, monkeypatch, error, said
-):
+def test_an_engine_that_the_draft_names_refuses_its_export(install, target, cousin, monkeypatch, error, said):
     install("engines", "picky", "PickyEngine", PICKY.replace("FAILURE", error))
     draft = recognise(cousin, target)
     monkeypatch.setattr(type(draft), "serving_methods", {"picky": "mine"})

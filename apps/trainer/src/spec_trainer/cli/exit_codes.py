@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cyclopts.exceptions import CycloptsError
 
 from spec_core.errors import SpecError
+from spec_core.plugin_faults import raised_in
 from spec_core.wording import one_line
 from spec_trainer.base.stop_request import Interrupted
 from spec_trainer.cli.last_resort import unforeseen_errors
@@ -34,7 +35,9 @@ def exit_code_of(command: Callable[[], None]) -> int:
     except SpecError as error:
         return failed(str(error), error.exit_code)
     except OSError as error:  # a full disk, a folder that vanished: the system's message is the best one
-        return failed(str(error), 2 if error.errno in _ERRORS_OF_NAMES else 1)
+        return failed(
+            f"{error}{raised_in(error, 'spec_trainer')}", 2 if error.errno in _ERRORS_OF_NAMES else 1
+        )
     except Interrupted as stopped:
         return failed(str(stopped), 130)
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from spec_core.errors import RunError, SpecError
 from spec_core.foreign import cause
+from spec_core.plugin_faults import raised_in
 from spec_trainer.base.disk import cache_folder
 from spec_trainer.base.stop_request import Interrupted
 
@@ -34,7 +35,7 @@ def unforeseen_errors(logs: Path | None = None, *foreseen: type[BaseException]) 
     except BaseException as error:  # panics of compiled libraries are no Exception
         saved = _keep("".join(traceback.format_exception(error)), logs)
         where = f"; its traceback is in {saved}" if saved else ""
-        raise RunError(f"unforeseen {_name(error)}{where}") from error
+        raise RunError(f"unforeseen {_name(error)}{raised_in(error, 'spec_trainer')}{where}") from error
 
 
 def _name(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import PeerLost, UsageError, first_line
 from spec_core.launcher import LOOPBACK
+from spec_core.plugin_faults import raised_in
 from spec_trainer.workers.protocol import (
     ControlMessage,
     DatasetPart,
@@ -68,7 +69,8 @@ class ControllerLink:
     def report(self, error: BaseException) -> None:
         """Send the error with which this worker exits, as one line for the user; the log has the traceback."""
         with suppress(PeerLost):
-            self.send(Failed(type(error).__name__, first_line(error), isinstance(error, UsageError)))
+            message = first_line(error) + raised_in(error, "spec_trainer")
+            self.send(Failed(type(error).__name__, message, isinstance(error, UsageError)))
 
 
 def run_worker(link: RunLink, order: Mapping[str, Any]) -> None:

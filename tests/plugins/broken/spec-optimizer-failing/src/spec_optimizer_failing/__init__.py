@@ -1,0 +1,1 @@
+"""An optimizer whose code has a bug."""
