@@ -129,7 +129,7 @@ class SimulatedLauncher(Launcher):
     """Starts stand-ins. Their time is simulated and their CPU time counted apart from the controller's."""
 
     name = "simulated"
-    api_version = 2
+    api_version = 1
 
     def __init__(self, config: LauncherConfig, context: LaunchContext) -> None:
         """Prepare; nothing starts."""

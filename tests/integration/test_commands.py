@@ -123,7 +123,7 @@ def test_plugins_are_listed_with_what_the_design_asks_for(command_line):
         assert row.keys() == {
             "kind", "name", "distribution", "version", "api", "status", "reason"
         }  # fmt: skip
-    assert all(row["status"] == "ok" and row["api"] == 2 for row in rows if row["name"] == "cpu")
+    assert all(row["status"] == "ok" and row["api"] == 1 for row in rows if row["name"] == "cpu")
     assert "eagle3" in command_line("plugins").out
 
 

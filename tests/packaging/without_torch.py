@@ -16,7 +16,7 @@ from spec_core.records import Availability, Capabilities
 class BareBackend(Backend):
     """A backend of processes that need no device."""
 
-    name, api_version = "bare", 2
+    name, api_version = "bare", 1
 
     @classmethod
     def probe(cls):

@@ -256,7 +256,7 @@ def test_abstract_methods_that_are_left_are_listed(install):
         from spec_core import Backend
 
         class Planted(Backend):
-            name, api_version = "planted", 2
+            name, api_version = "planted", 1
             probe = classmethod(lambda cls: None)
     """
     install("spec-planted", source)
@@ -269,14 +269,14 @@ def test_abstract_methods_that_are_left_are_listed(install):
     ("version", "what_to_do"),
     [
         (7, "older: pip install --upgrade spec-core spec-trainer, or install an older spec-planted"),
-        (1, "newer: pip install --upgrade spec-planted"),
+        (0, "newer: pip install --upgrade spec-planted"),
     ],
 )
 def test_another_api_version_is_named_with_what_to_upgrade(install, version, what_to_do):
     install("spec-planted", GOOD + f"        api_version = {version}\n")
     assert refusal(PluginApiMismatch) == (
         f"backend 'planted' of spec-planted 3.1 was written for version {version} of spec_core.Backend, this "
-        f"spec-core accepts 2, which is {what_to_do}"
+        f"spec-core accepts 1, which is {what_to_do}"
     )
 
 
@@ -293,7 +293,7 @@ def test_every_version_of_the_interfaces_range_loads(install, monkeypatch):
 @pytest.mark.parametrize("version", ["2.0", "'2'"])
 def test_api_version_that_is_no_integer_is_a_mismatch(install, version):
     install("spec-planted", GOOD + f"        api_version = {version}\n")
-    assert f"states api_version={version}, this spec-core accepts 2; install a matching version" in refusal(
+    assert f"states api_version={version}, this spec-core accepts 1; install a matching version" in refusal(
         PluginApiMismatch
     )
 
@@ -350,8 +350,8 @@ def test_probe_that_says_no_is_quoted(install):
 @pytest.mark.parametrize(
     ("source", "status", "reason", "api"),
     [
-        (GOOD, "ok", "", 2),
-        (GOOD + "        probe = classmethod(lambda cls: UNAVAILABLE)\n", "unavailable", "no device", 2),
+        (GOOD, "ok", "", 1),
+        (GOOD + "        probe = classmethod(lambda cls: UNAVAILABLE)\n", "unavailable", "no device", 1),
         (
             GOOD + "        probe = classmethod(lambda cls: 1 / 0)\n",
             "broken",

@@ -41,7 +41,7 @@ class TableDraft(Draft):
     """Maps each token to one guess, read from draft.json."""
 
     name = "table"
-    api_version = 2
+    api_version = 1
 
     @classmethod
     def from_folder(cls, folder):

@@ -58,7 +58,7 @@ class AscendBackend(Backend):
     """Huawei NPUs of one host."""
 
     name: ClassVar[str] = "ascend"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[BackendConfig]] = AscendConfig
     dist_backend: ClassVar[str] = "hccl"
     device_type: ClassVar[str] = "npu"

@@ -29,7 +29,7 @@ class CpuBackend(Backend):
     """Backend for the host's CPU."""
 
     name: ClassVar[str] = "cpu"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     dist_backend: ClassVar[str] = "gloo"
 
     @classmethod

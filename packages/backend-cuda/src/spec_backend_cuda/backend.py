@@ -77,7 +77,7 @@ class CudaBackend(Backend):
     """NVIDIA GPUs of one host."""
 
     name: ClassVar[str] = "cuda"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[BackendConfig]] = CudaConfig
     dist_backend: ClassVar[str] = "nccl"
     device_type: ClassVar[str] = "cuda"

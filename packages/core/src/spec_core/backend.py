@@ -54,8 +54,8 @@ Placement = Literal["inline", "colocated", "disaggregated"]
 class Backend(ABC):
     """A hardware plugin; the module's docstring has the contract."""
 
-    API_VERSIONS: ClassVar[range] = range(2, 3)
-    """Accepted versions of this interface; 2 is the version of the first release."""
+    API_VERSIONS: ClassVar[range] = range(1, 2)
+    """Accepted versions of this interface (``docs/compatibility.md``)."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""

@@ -139,8 +139,8 @@ class EngineAbilities:
 class Engine(Resource):
     """An engine captures the target's hidden states and decodes. The module's docstring has the contract."""
 
-    API_VERSIONS: ClassVar[range] = range(3, 4)
-    """Accepted versions of this interface; 3, which has ``abilities``, is the version of the first release."""
+    API_VERSIONS: ClassVar[range] = range(1, 2)
+    """Accepted versions of this interface (``docs/compatibility.md``)."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""

@@ -38,8 +38,8 @@ class Tracker(Resource):
     A run uses the tracker NAME if its key ``track.NAME`` has any value but null and false.
     """
 
-    API_VERSIONS: ClassVar[range] = range(2, 3)
-    """Accepted versions of this interface; 2 is the version of the first release."""
+    API_VERSIONS: ClassVar[range] = range(1, 2)
+    """Accepted versions of this interface (``docs/compatibility.md``)."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""

@@ -102,8 +102,8 @@ class WeightTransport(Resource):
     One object serves any number of updates, also concurrent ones.
     """
 
-    API_VERSIONS: ClassVar[range] = range(2, 3)
-    """Accepted versions of this interface; 2 is the version of the first release."""
+    API_VERSIONS: ClassVar[range] = range(1, 2)
+    """Accepted versions of this interface (``docs/compatibility.md``)."""
     name: ClassVar[str]
     api_version: ClassVar[int]
     """The version that the plugin was written for."""

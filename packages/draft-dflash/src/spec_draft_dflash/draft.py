@@ -30,7 +30,7 @@ class DFlashDraft(BlockDraft[DFlashConfig, DFlashShape]):
     """
 
     name: ClassVar[str] = "dflash"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[DraftConfig]] = DFlashConfig
     Shape = DFlashShape
     architecture: ClassVar[str] = ARCHITECTURE

@@ -28,7 +28,7 @@ class DFlash2Draft(BlockDraft[DFlash2Config, DFlash2Shape]):
     """
 
     name: ClassVar[str] = "dflash2"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[DraftConfig]] = DFlash2Config
     Shape = DFlash2Shape
     architecture: ClassVar[str] = ARCHITECTURE

@@ -29,7 +29,7 @@ class DSparkDraft(BlockDraft[DSparkConfig, DSparkShape]):
     """
 
     name: ClassVar[str] = "dspark"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[DraftConfig]] = DSparkConfig
     Shape = DSparkShape
     architecture: ClassVar[str] = ARCHITECTURE

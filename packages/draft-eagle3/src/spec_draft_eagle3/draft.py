@@ -44,7 +44,7 @@ class Eagle3Draft(ServedDraft[Eagle3Config, Eagle3Shape]):
     """EAGLE-3 (arXiv 2503.01840) with training-time test; see ``spec_core.draft`` for the contract."""
 
     name: ClassVar[str] = "eagle3"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[DraftConfig]] = Eagle3Config
     Shape = Eagle3Shape
     architecture: ClassVar[str] = ARCHITECTURE

@@ -41,7 +41,7 @@ class MtpDraft(ServedDraft[MtpConfig, MtpShape]):
     """
 
     name: ClassVar[str] = "mtp"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[DraftConfig]] = MtpConfig
     Shape = MtpShape
     architecture: ClassVar[str] = MtpShape.architectures[0]

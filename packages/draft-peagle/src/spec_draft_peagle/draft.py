@@ -49,7 +49,7 @@ class PEagleDraft(ServedDraft[PEagleConfig, PEagleShape]):
     """
 
     name: ClassVar[str] = "peagle"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[DraftConfig]] = PEagleConfig
     Shape = PEagleShape
     architecture: ClassVar[str] = ARCHITECTURE

@@ -57,7 +57,7 @@ class HfEngine(Engine):
     """The engine ``hf``: one worker thread owns the model and runs one call after the other."""
 
     name: ClassVar[str] = "hf"
-    api_version: ClassVar[int] = 3
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[EngineConfig]] = HfConfig
     abilities: ClassVar[EngineAbilities] = EngineAbilities(
         in_process=True,

@@ -50,7 +50,7 @@ class SglangEngine(SubprocessEngine):
     """
 
     name: ClassVar[str] = "sglang"
-    api_version: ClassVar[int] = 3
+    api_version: ClassVar[int] = 1
     abilities: ClassVar[EngineAbilities] = EngineAbilities(
         fresh_weights=True,
         guess_depths=True,

@@ -55,7 +55,7 @@ class VllmEngine(SubprocessEngine):
     """The engine ``vllm``: captures through a KV connector, and serves drafts."""
 
     name: ClassVar[str] = "vllm"
-    api_version: ClassVar[int] = 3
+    api_version: ClassVar[int] = 1
     abilities: ClassVar[EngineAbilities] = EngineAbilities(
         fresh_weights=True, guess_depths=True, images=True, image_prompts=True
     )

@@ -69,7 +69,7 @@ class LocalLauncher(Launcher):
     """Starts each worker as a child process with a control channel."""
 
     name: ClassVar[str] = "local"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
 
     def __init__(self, config: LauncherConfig, context: LaunchContext) -> None:
         """Store the arguments; no process starts before ``start``."""

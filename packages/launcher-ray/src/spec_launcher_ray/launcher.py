@@ -78,7 +78,7 @@ class RayLauncher(Launcher):
     """Starts each worker in an actor that holds its devices."""
 
     name: ClassVar[str] = "ray"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[LauncherConfig]] = RayConfig
 
     config: RayConfig

@@ -35,7 +35,7 @@ class AdamWOptimizer(Optimizer):
     """AdamW (arXiv 1711.05101) over float32 weights."""
 
     name: ClassVar[str] = "adamw"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[OptimizerConfig]] = AdamWConfig
 
     config: AdamWConfig

@@ -36,7 +36,7 @@ class MuonOptimizer(Optimizer):
     """Muon (arXiv 2502.16982) for hidden matrices, and AdamW for a head, an embedding and vectors."""
 
     name: ClassVar[str] = "muon"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[OptimizerConfig]] = MuonConfig
 
     config: MuonConfig

@@ -46,7 +46,7 @@ class FsdpStrategy(Strategy):
     """
 
     name: ClassVar[str] = "fsdp"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     takes_fp8: ClassVar[bool] = True
     Config: ClassVar[type[StrategyConfig]] = FsdpConfig
 

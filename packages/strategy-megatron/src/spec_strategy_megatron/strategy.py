@@ -45,7 +45,7 @@ class MegatronStrategy(Strategy):
     """
 
     name: ClassVar[str] = "megatron"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[StrategyConfig]] = MegatronConfig
 
     config: MegatronConfig

@@ -39,7 +39,7 @@ class PreparedBackend(Backend):
     """
 
     name: ClassVar[str] = "prepared"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[BackendConfig]] = PreparedConfig
     dist_backend: ClassVar[str] = "gloo"
 

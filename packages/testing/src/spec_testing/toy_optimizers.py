@@ -25,7 +25,7 @@ class ToyOptimizer(Optimizer):
     """
 
     name: ClassVar[str] = "toy"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
 
     def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> torch.optim.Optimizer:
         """Return the torch optimizer of these weights."""
@@ -72,7 +72,7 @@ class PlainDescent(Optimizer):
     """Plain gradient descent: each step is the learning rate times the gradient."""
 
     name: ClassVar[str] = "descent"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
 
     def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> torch.optim.Optimizer:
         """Return the torch optimizer of these weights."""

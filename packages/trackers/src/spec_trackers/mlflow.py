@@ -19,7 +19,7 @@ class MlflowTracker(Tracker):
     """Sends scalars to the MLflow server that MLflow's environment variables name (``MLFLOW_TRACKING_URI``)."""
 
     name: ClassVar[str] = "mlflow"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     description: ClassVar[str] = "MLflow experiment name; the server is that of MLFLOW_TRACKING_URI."
 
     @classmethod

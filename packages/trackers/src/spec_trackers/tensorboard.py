@@ -18,7 +18,7 @@ class TensorBoardTracker(Tracker):
     """Writes scalars into a folder for TensorBoard."""
 
     name: ClassVar[str] = "tensorboard"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Value: ClassVar[Any] = bool
     default: ClassVar[Any] = False
     description: ClassVar[str] = "Writes event files into the run directory; needs tensorboard installed."

@@ -21,7 +21,7 @@ class TrackioTracker(Tracker):
     """Sends scalars to Trackio, on this host or at the server that Trackio's environment variables name."""
 
     name: ClassVar[str] = "trackio"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     description: ClassVar[str] = "Trackio project name."
 
     @classmethod

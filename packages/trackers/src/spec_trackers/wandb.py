@@ -19,7 +19,7 @@ class WandbTracker(Tracker):
     """Sends scalars to Weights & Biases, in a run of a project."""
 
     name: ClassVar[str] = "wandb"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     description: ClassVar[str] = "Weights & Biases project name."
 
     @classmethod

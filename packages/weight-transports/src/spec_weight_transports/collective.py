@@ -29,7 +29,7 @@ class CollectiveTransport(WeightTransport):
     """The weight transport ``collective``: publisher and ranks of a replica reuse a process group (W7)."""
 
     name: ClassVar[str] = "collective"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
 
     def __init__(self, config: WeightTransportConfig, backend: Backend) -> None:
         """Store the options; the first update builds a process group."""

@@ -61,7 +61,7 @@ class FileTransport(WeightTransport):
     """The weight transport ``file``: the publisher writes files, and ranks read them."""
 
     name: ClassVar[str] = "file"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[WeightTransportConfig]] = FileConfig
 
     def __init__(self, config: WeightTransportConfig, backend: Backend) -> None:

@@ -43,7 +43,7 @@ class IpcWeightTransport(WeightTransport):
     """The weight transport ``ipc``: shared memory between processes of one host."""
 
     name: ClassVar[str] = "ipc"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
 
     def location(self, device: torch.device) -> str:
         """Return this host's name, this process's id, and the vendor's id of the device, if any."""

@@ -33,7 +33,7 @@ class CousinDraft(Draft):
     '''One that vLLM drafts with as with Eagle3, by a model class of its authors.'''
 
     name = "cousin"
-    api_version = 2
+    api_version = 1
     serving_methods = {"vllm": "eagle3"}
 
     @classmethod
@@ -57,7 +57,7 @@ from spec_core.errors import ArtifactError, EngineError
 
 class PickyEngine(Engine):
     name = "picky"
-    api_version = 3
+    api_version = 1
 
     @classmethod
     def check_export(cls, target, draft, folder):

@@ -20,7 +20,7 @@ from spec_trainer.run.trackers import build_trackers, check_trackers
 
 
 class Noting(Tracker):
-    name, api_version = "noting", 2
+    name, api_version = "noting", 1
     made: ClassVar[list] = []
 
     def __init__(self, value, folder):

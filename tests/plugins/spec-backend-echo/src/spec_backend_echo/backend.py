@@ -33,7 +33,7 @@ class EchoConfig(BackendConfig):
 
 class EchoBackend(Backend):
     name: ClassVar[str] = "echo"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[BackendConfig]] = EchoConfig
     dist_backend: ClassVar[str] = "gloo"
 

@@ -61,7 +61,7 @@ class MedusaShape(DraftShape):
 
 class MedusaDraft(ServedDraft[MedusaConfig, MedusaShape]):
     name: ClassVar[str] = "medusa"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[DraftConfig]] = MedusaConfig
     Shape: ClassVar[type[DraftShape]] = MedusaShape
     architecture: ClassVar[str] = "MedusaModel"

@@ -33,7 +33,7 @@ class RemoteEngine(SubprocessEngine):
     """Runs the target by Transformers in a process of its own."""
 
     name: ClassVar[str] = "remote"
-    api_version: ClassVar[int] = 3
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[EngineConfig]] = RemoteConfig
 
     @classmethod

@@ -34,7 +34,7 @@ class SerialEngine(Engine):
     """Runs the target by Transformers in this process."""
 
     name: ClassVar[str] = "serial"
-    api_version: ClassVar[int] = 3
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[EngineConfig]] = SerialConfig
     abilities: ClassVar[EngineAbilities] = EngineAbilities(in_process=True, fresh_weights=True)
 

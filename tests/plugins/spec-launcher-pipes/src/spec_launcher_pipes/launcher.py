@@ -73,7 +73,7 @@ class PipesLauncher(Launcher):
     """One thread for each worker reads its output into one queue."""
 
     name: ClassVar[str] = "pipes"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[LauncherConfig]] = PipesConfig
 
     def __init__(self, config: PipesConfig, context: LaunchContext) -> None:

@@ -25,7 +25,7 @@ class NormedConfig(OptimizerConfig):
 
 class NormedOptimizer(Optimizer):
     name: ClassVar[str] = "normed"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[OptimizerConfig]] = NormedConfig
 
     config: NormedConfig

@@ -47,7 +47,7 @@ class ReplicatedConfig(StrategyConfig):
 
 class ReplicatedStrategy(Strategy):
     name: ClassVar[str] = "replicated"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[StrategyConfig]] = ReplicatedConfig
 
     config: ReplicatedConfig

@@ -18,7 +18,7 @@ class LinesTracker(Tracker):
     """Appends a line for each step to the file that ``track.lines`` names."""
 
     name: ClassVar[str] = "lines"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     description: ClassVar[str] = "File that the scalars of each step are appended to."
 
     @classmethod

@@ -40,7 +40,7 @@ class SocketTransport(WeightTransport):
     """The weight transport ``socket``."""
 
     name: ClassVar[str] = "socket"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     Config: ClassVar[type[WeightTransportConfig]] = SocketConfig
 
     @classmethod

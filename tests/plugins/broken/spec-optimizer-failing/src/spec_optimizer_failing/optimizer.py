@@ -16,7 +16,7 @@ class FailingOptimizer(Optimizer):
     """Looks up what nobody stored."""
 
     name: ClassVar[str] = "failing"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
 
     def build(self, weights: Sequence[TrainedWeight], map_whole: MapWhole) -> Any:
         """Raise KeyError."""

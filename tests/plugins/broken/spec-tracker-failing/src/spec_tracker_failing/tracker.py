@@ -16,7 +16,7 @@ class FailingTracker(Tracker):
     """Fails in the call that ``track.failing`` names."""
 
     name: ClassVar[str] = "failing"
-    api_version: ClassVar[int] = 2
+    api_version: ClassVar[int] = 1
     description: ClassVar[str] = "Call in which the tracker fails: open, log, exit or close."
 
     def __init__(self, value: str, folder: Path) -> None:
