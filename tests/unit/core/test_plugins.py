@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core import Backend, Draft, Engine, Strategy, TargetType, plugin_import, plugins
+from spec_core import Backend, Draft, Engine, Optimizer, Strategy, TargetType, plugin_import, plugins
 from spec_core.errors import (
     PluginApiMismatch,
     PluginConflict,
@@ -263,6 +263,21 @@ def test_abstract_methods_that_are_left_are_listed(install):
     message = refusal(PluginInvalid)
     assert "Planted leaves abstract methods undefined: capabilities, child_env, device, " in message
     assert "probe" not in message
+    assert message.endswith(", transport")
+
+
+def test_a_method_that_the_interface_calls_otherwise_is_named_beside_those_that_are_left(install):
+    source = """
+        from spec_core import Optimizer
+
+        class Planted(Optimizer):
+            name, api_version = "planted", 1
+            def construct(self, weights, map_whole): ...
+    """
+    install("spec-planted", source, group="optimizers")
+    assert refusal(PluginInvalid, Optimizer).endswith(
+        "Planted leaves abstract methods undefined: build; it defines construct, which spec_core.Optimizer lacks"
+    )
 
 
 @pytest.mark.parametrize(

@@ -343,12 +343,22 @@ def _version_problem(interface: type[P], plugin: type[P], distribution: str) -> 
 def _problem(interface: type[P], plugin: type[P], name: str) -> str | None:
     """Return how the class breaks the interface, as the end of a sentence about the plugin, or None."""
     if left := sorted(getattr(plugin, "__abstractmethods__", ())):
-        return f" leaves abstract methods undefined: {', '.join(left)}"
+        return f" leaves abstract methods undefined: {', '.join(left)}{_unknown_methods(interface, plugin)}"
     if getattr(plugin, "name", None) != name:
         return f".name is {getattr(plugin, 'name', None)!r}, its entry point is called {name!r}"
     if not (inspect.isclass(plugin.Config) and issubclass(plugin.Config, interface.Config)):
         return f".Config is not a subclass of {interface.Config.__name__}"
     return None
+
+
+def _unknown_methods(interface: type[P], plugin: type[P]) -> str:
+    """Return the end of a message, with the public methods of the class that the interface does not have.
+
+    An undefined method may be one of them, if the interface has renamed it or the class misspells it.
+    """
+    own = [name for name in vars(plugin) if not name.startswith("_") and callable(getattr(plugin, name))]
+    unknown = sorted(name for name in own if not hasattr(interface, name))
+    return f"; it defines {', '.join(unknown)}, which spec_core.{interface.__name__} lacks" if unknown else ""
 
 
 def _probe(plugin: type[P], record: PluginRecord) -> Availability:
