@@ -73,6 +73,9 @@ class TargetType:
     norm: NormKind = "rms"
     eps: str = "rms_norm_eps"
     """Key of config.json that holds the final norm's epsilon."""
+    norm_tensor: str | None = None
+    """Name of the final norm's weight beside the embedding, such as "final_norm.weight". None means one of the usual
+    names, such as "norm.weight"."""
     embedding_scale: Scale = one
     """Computes from config.json the factor on the embedding."""
     logit_scale: Scale = one

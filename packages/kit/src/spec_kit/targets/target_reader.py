@@ -91,7 +91,7 @@ class _StoredTensors(Mapping[str, "Tensor"]):
 def _describe(config: TargetConfig, described: TargetType, tensors: Mapping[str, StoredTensor]) -> TargetSpec:
     folder = config.file.parent
     embedding = _embedding_name(folder, tensors)
-    norm = _norm_name(folder, tensors, embedding)
+    norm = _norm_name(folder, tensors, embedding, described.norm_tensor)
     head, head_bias = _head_names(config, tensors, embedding)
     hidden_size = config.integer("hidden_size", "n_embd", "d_model")
     heads = config.integer("num_attention_heads", "n_head", "n_heads")
@@ -187,12 +187,16 @@ def _embedding_name(folder: Path, tensors: Mapping[str, StoredTensor]) -> str:
     raise TargetError(f"{folder} holds {problem}; looked for {_tried('…', _EMBEDDINGS)}")
 
 
-def _norm_name(folder: Path, tensors: Mapping[str, StoredTensor], embedding: str) -> str:
+def _norm_name(
+    folder: Path, tensors: Mapping[str, StoredTensor], embedding: str, described: str | None
+) -> str:
+    """Return the name of the final norm's weight. ``described``: the name that the target's type gives it."""
     prefix = embedding.removesuffix(f"{_leaf(embedding)}.weight")
-    for leaf in _NORMS:
+    leaves = _NORMS if described is None else (described.removesuffix(".weight"),)
+    for leaf in leaves:
         if f"{prefix}{leaf}.weight" in tensors:
             return f"{prefix}{leaf}.weight"
-    raise TargetError(f"{folder} holds no final norm; looked for {_tried(prefix, _NORMS)}")
+    raise TargetError(f"{folder} holds no final norm; looked for {_tried(prefix, leaves)}")
 
 
 def _head_names(
