@@ -30,6 +30,13 @@ STRANGERS = {
     "waiting": PROBE.format(wait="import time; time.sleep(600)"),
     "broken": "import no_such_module\n",
     "exiting": "import sys\nsys.exit(0)\n",
+    "dated": "from spec_backend_cpu.backend import CpuBackend\nclass Plugin(CpuBackend):\n    name = 'dated'\n"
+    "    def transport(self, placement):\n        from spec_kit.streams import LargePool\n        return LargePool\n",
+    "careful": "from typing import TYPE_CHECKING\nfrom spec_backend_cpu.backend import CpuBackend\n"
+    "if TYPE_CHECKING:\n    from spec_kit.streams import LargePool\n"
+    "try:\n    from spec_core import Poll\nexcept ImportError:\n    from spec_core import Backend\n"
+    "class Plugin(CpuBackend):\n    name = 'careful'\n"
+    "    def other(self):\n        from spec_kit.hosting import FeatureExporter\n        import spec_core.records\n",
     "talking": "import atexit\nprint('hello', end='')\natexit.register(print, 'bye')\n"
     "from spec_backend_cpu.backend import CpuBackend\nclass Plugin(CpuBackend):\n    name = 'talking'\n",
 }
@@ -88,6 +95,17 @@ def test_a_plugin_that_exits_or_prints_has_its_row(install):
     assert rows["talking"]["status"] == "ok"
     assert (rows["exiting"]["status"], rows["exiting"]["distribution"]) == ("broken", "stranger-exiting")
     assert rows["exiting"]["reason"].endswith("does not import (stranger_exiting:Plugin): SystemExit: 0")
+
+
+def test_an_import_in_a_function_of_what_the_libraries_lack_is_broken(install, tmp_path):
+    install("dated", "careful")
+    rows = {row["name"]: row for row in plugin_table.plugin_rows()}
+    assert (rows["careful"]["status"], rows["careful"]["reason"]) == ("ok", "")
+    assert rows["dated"]["status"] == "broken"
+    assert rows["dated"]["reason"] == (
+        f"backend 'dated' of stranger-dated 1.0: {tmp_path}/stranger_dated.py:5 imports "
+        "spec_kit.streams.LargePool, which does not exist"
+    )
 
 
 def test_an_entry_point_of_a_misspelt_group_has_a_row(install, tmp_path):

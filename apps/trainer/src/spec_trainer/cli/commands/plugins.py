@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from spec_core import plugins
 from spec_core.errors import PluginError
+from spec_trainer.cli.commands.plugin_sources import gone_import
 from spec_trainer.cli.documents import document_stream, keep_stdout_for_documents
 
 _COMMAND = "spec-trainer"
@@ -89,14 +90,18 @@ def _probe_apart(record: plugins.PluginRecord) -> tuple[str, str, int | None]:
 def main(kind: str, name: str, probe_s: str) -> None:
     """Print the status of one plugin; this function runs in a child process.
 
-    An alarm signal kills the process if the plugin's probe takes more than ``probe_s`` seconds after the
-    import.
+    A plugin whose sources import what the libraries lack is broken, although it loads. An alarm signal kills the
+    process if the plugin's probe takes more than ``probe_s`` seconds after the import.
     """
     record = next(record for record in plugins.listed() if (record.kind, record.name) == (kind, name))
     with suppress(PluginError):  # the status says so
         plugins.load_listed(record)
+    gone = gone_import(record.entry_point.module.partition(".")[0])
     signal.alarm(int(probe_s))
-    print(json.dumps(plugins.status(record)), file=document_stream(), flush=True)
+    found = plugins.status(record)
+    if gone and found[0] != "broken":
+        found = "broken", f"{record.what}: {gone}", None
+    print(json.dumps(found), file=document_stream(), flush=True)
 
 
 if __name__ == "__main__":
