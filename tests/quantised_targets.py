@@ -18,6 +18,29 @@ LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
 LARGEST_INT8 = 127.0
 
 
+def modelopt_target(target: Path, folder: Path, algorithm: str) -> Path:
+    """Write ``target`` as NVIDIA's ModelOpt does: FP8 or NVFP4, which hf_quant_config.json alone names."""
+    shutil.copytree(target, folder)
+    stored: dict[str, Tensor] = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        stored |= (
+            _modelopt_tensors(name, weight, algorithm) if name.endswith("_proj.weight") else {name: weight}
+        )
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    named = {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": named}))
+    return folder
+
+
+def _modelopt_tensors(name: str, weight: Tensor, algorithm: str) -> dict[str, Tensor]:
+    if algorithm == "FP8":
+        scale = weight.float().abs().max() / LARGEST_FP8
+        return {name: (weight / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+    rows, columns = weight.shape
+    packed = torch.zeros(rows, columns // 2, dtype=torch.uint8)
+    return {name: packed, f"{name}_scale": torch.ones(rows, columns // 16).to(torch.float8_e4m3fn)}
+
+
 def write_dequantised(quantised: Path, folder: Path) -> Path:
     """Write a quantised target with its matrices in float32: each integer or 8-bit float times its row's scale."""
     folder.mkdir(parents=True, exist_ok=True)

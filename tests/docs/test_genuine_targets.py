@@ -8,19 +8,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import transformers
 import yaml
 
+from spec_core.errors import TargetError
+from spec_kit.targets import read_target
+from spec_kit.targets.target_types import target_type
 from spec_trainer.configuration.chat import PromptConfig
 from spec_trainer.configuration.data import DataConfig
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.prompts import load_prompts
 
 from ..chat_templates import stretches
-from .fetch_targets import TARGETS
+from .fetch_targets import PUBLISHED, TARGETS
 from .recipes import CONFIGS, RECIPES, plan, text_config, write_tensors
 
 FILES = os.environ.get("SPEC_TEST_TARGETS", "")
@@ -132,6 +136,26 @@ def data(rows, tmp_path) -> Path:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows * 5))
     return file
+
+
+def read_published(folder: Path, tmp_path: Path):
+    """Read a published config.json, beside files of tensors that hold no data."""
+    shutil.copytree(folder, tmp_path / "target")
+    write_tensors(tmp_path / "target", json.loads((folder / "config.json").read_text()))
+    return read_target(tmp_path / "target")
+
+
+@pytest.mark.parametrize("folder", sorted(Path(FILES).glob(f"{PUBLISHED}/*")), ids=lambda path: path.name)
+def test_published_config_of_a_supported_type_is_read(folder, tmp_path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    if target_type(config["model_type"]) is None:
+        with pytest.raises(TargetError, match="is none of the types"):
+            read_published(folder, tmp_path)
+        return
+    target = read_published(folder, tmp_path)
+    text = text_config(config)
+    assert (target.hidden_size, target.vocab_size) == (text["hidden_size"], text["vocab_size"])
+    assert target.rope["rope_theta"] > 0
 
 
 def test_the_values_in_these_tests_are_those_of_the_genuine_config(values, target) -> None:

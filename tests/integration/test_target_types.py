@@ -45,6 +45,8 @@ ESSENTIAL = {
     *("eos_token_id", "pad_token_id", "image_token_id"),
 }
 # Of a rope_scaling with the oldest key, "type", these take the factor and no kind: we take both.
+FLAT_ROPE_UNHEARD = frozenset({"mimo_v2_flash"})
+"""Types whose published config.json has flat rotary values, which transformers replaces by equal defaults."""
 TYPE_KEY_UNHEARD = {"gemma3", "gemma3_text", "olmo3"}
 
 # Without an epsilon it has layer norms; of the scalings, transformers refuses all but its own.
@@ -137,7 +139,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(name, tmp_path):
     )
     file = tmp_path / "config.json"
     sparse = without_defaults(json.loads(file.read_text()))
-    for spelling in OLD_SPELLINGS:
+    for spelling in OLD_SPELLINGS[:1] if name in FLAT_ROPE_UNHEARD else OLD_SPELLINGS:
         written = {**sparse, "text_config": {**sparse["text_config"], **spelling}} if name in WRAPPERS else {}
         file.write_text(json.dumps(written or {**sparse, **spelling}))
         if TARGET_TYPES[WRAPPERS.get(name, name)].needs_rope and not is_whole(spelling):

@@ -74,6 +74,8 @@ class TargetSpec:
     """Hugging Face ``rope_parameters``: rope_theta, rope_type, partial_rotary_factor, and the scaling's
     parameters."""
     eos_token_ids: tuple[int, ...] = ()
+    """Ids of the tokens at which servers end an answer: of generation_config.json or config.json, and the
+    tokenizer's."""
     latent: LatentSizes | None = None
     """Sizes of the target's multi-head latent attention; None if it has another kind of attention."""
     image_token_id: int | None = None

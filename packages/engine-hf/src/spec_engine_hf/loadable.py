@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import logging
-import warnings
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spec_core import foreign_errors
 from spec_core.errors import TargetError
+from spec_kit.targets import quantised_weight, quiet_transformers, stored_tensors
 
 if TYPE_CHECKING:
     from spec_core import TargetSpec
@@ -31,6 +31,11 @@ def check_loadable(target: TargetSpec) -> None:
         )
     if quantization := config.get("quantization_config"):
         _check_quantization(target, quantization)
+    elif (name := quantised_weight(stored_tensors(target.folder))) is not None:
+        raise TargetError(
+            f"target {target.folder} is quantised ({name}), but its config.json has no quantization_config, without "
+            "which transformers ignores the scales; choose another engine (engine.name)"
+        )
 
 
 def _is_known(model_type: str) -> bool:
@@ -52,20 +57,11 @@ def _check_quantization(target: TargetSpec, quantization: dict[str, Any]) -> Non
     """Raise TargetError if Transformers does not know the quantisation or needs a library that is missing."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    log = logging.getLogger("transformers")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            AutoHfQuantizer.from_config(quantization, pre_quantized=True).validate_environment(
-                device_map=None
-            )
-    except (ImportError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        method = quantization.get("quant_method")
-        raise TargetError(
-            f"target {target.folder} is quantised ({method}), and transformers {version('transformers')} cannot load "
-            f"it: {' '.join(str(error).split())}; or choose another engine (engine.name)"
-        ) from error
-    finally:
-        log.setLevel(level)
+    method = quantization.get("quant_method")
+    problem = (
+        f"target {target.folder} is quantised ({method}), and transformers {version('transformers')} cannot load it; "
+        "mend this or choose another engine (engine.name)"
+    )
+    with quiet_transformers(), foreign_errors(TargetError, problem):
+        quantizer = AutoHfQuantizer.from_config(quantization, pre_quantized=True)
+        quantizer.validate_environment(device_map=None)

@@ -66,6 +66,16 @@ def test_llama_spec_holds_shapes_names_and_numbers(tiny_llama):
     assert target.eos_token_ids == (2,)
 
 
+def test_published_form_of_mimo_v2_flash_is_read(damaged):
+    """Its rotary values are flat; ``swa_rope_theta`` is that of the layers with a sliding window."""
+    published = {"rope_theta": 5000000, "swa_rope_theta": 10000, "partial_rotary_factor": 0.334}
+    unnamed = dict.fromkeys(("rope_parameters", "rope_scaling", "rms_norm_eps"), "absent")
+    set_config(damaged, model_type="mimo_v2_flash", layernorm_epsilon=1e-05, **published, **unnamed)
+    target = read_target(damaged)
+    assert target.rope == {"rope_type": "default", "rope_theta": 5000000, "partial_rotary_factor": 0.334}
+    assert target.norm_eps == 1e-05
+
+
 LATENT = {"kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
 
 
@@ -128,12 +138,6 @@ def test_head_is_tied_where_neither_the_config_nor_the_weights_name_one(damaged)
     set_config(damaged, tie_word_embeddings="absent")
     rewrite_weights(damaged, lm_head__weight=None)
     assert read_target(damaged).tied
-
-
-def test_stored_head_wins_over_a_config_that_ties(damaged):
-    """transformers keeps the two apart where their values differ."""
-    set_config(damaged, tie_word_embeddings=True)
-    assert read_target(damaged).head_name == "lm_head.weight"
 
 
 def test_sharded_tensors_equal_those_of_a_single_file(make_target, tiny_llama):
@@ -271,7 +275,10 @@ def test_digest_tells_targets_apart_and_is_stable(damaged, tiny_llama):
         ({"model_type": "granite", "embedding_multiplier": True}, ["embedding_multiplier=True", "a number"]),
         ({"model_type": "granite", "logits_scaling": 0}, ["logits_scaling=0", "positive"]),
         ({"model_type": "afmoe", "mup_enabled": 1}, ["mup_enabled=1", "true or false"]),
-        ({"model_type": "gpt_oss", "rope_parameters": "absent"}, ["rope_parameters=None", "gpt_oss"]),
+        (
+            {"model_type": "gpt_oss", "rope_parameters": "absent"},
+            ["rope_parameters=None", "gpt_oss", '"rope_theta"'],
+        ),
         ({"rms_norm_eps": 0}, ["rms_norm_eps=0", "a positive number"]),
         ({"rms_norm_eps": 10**400}, ["rms_norm_eps=1000", "a number"]),
         ({"rms_norm_eps": True}, ["rms_norm_eps=True"]),

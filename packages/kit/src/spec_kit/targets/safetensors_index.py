@@ -6,6 +6,7 @@ maps names to files. Source of the format: https://github.com/huggingface/safete
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +21,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 _LENGTH_BYTES = 8
+_BLOCK_BYTES = 1 << 20
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
 
 
@@ -35,11 +37,17 @@ class StoredTensor:
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of the folder's model, sorted. Raise TargetError if one is missing."""
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
-    if single.is_file():
-        return [single]
     if not index.is_file():
-        raise TargetError(_no_weights(folder))
+        if not single.is_file():
+            raise TargetError(_no_weights(folder))
+        return [single]
     files = sorted({folder / name for name in _file_names(index)})
+    if single.is_file() and files != [single]:
+        # transformers would read the single file, vLLM and SGLang the files of the index.
+        raise TargetError(
+            f"{folder} holds two models, {SINGLE_FILE} and the files that {INDEX_FILE} names, and engines differ in "
+            "which they load; delete the one that is not the target"
+        )
     for file in files:
         if not file.is_file():
             raise TargetError(
@@ -68,6 +76,26 @@ def read_header(file: Path) -> bytes:
     """Return the bytes of the JSON header of a safetensors file that ``stored_tensors`` has read."""
     with file.open("rb") as stream:
         return stream.read(int.from_bytes(stream.read(_LENGTH_BYTES), "little"))
+
+
+def are_equal(folder: Path, one: str, other: str) -> bool:
+    """Return whether two stored tensors of a folder's model have the same dtype, shape and bytes."""
+    tensors = stored_tensors(folder)
+    first, second = tensors[one], tensors[other]
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    blocks = zip(_blocks(first.file, one), _blocks(second.file, other), strict=True)
+    return all(block == as_block for block, as_block in blocks)
+
+
+def _blocks(file: Path, name: str) -> Iterator[bytes]:
+    """Yield the bytes of a stored tensor in blocks of at most 1 MiB."""
+    header = read_header(file)
+    start, stop = json.loads(header)[name]["data_offsets"]
+    with file.open("rb") as stream:
+        stream.seek(_LENGTH_BYTES + len(header) + start)
+        for done in range(0, stop - start, _BLOCK_BYTES):
+            yield stream.read(min(_BLOCK_BYTES, stop - start - done))
 
 
 def sampled_blocks(file: Path) -> Iterator[bytes]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import suppress
 from copy import deepcopy
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from spec_core import TargetType
 from spec_core.errors import TargetError
 from spec_core.foreign import read_json_object
+from spec_kit.targets.quiet_transformers import quiet_transformers
 from spec_kit.targets.target_types import target_type
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _EXPECTED = "a target is the folder of a model, with its config.json, safetensors and tokenizer"
+_TIE = "tie_word_embeddings"
 _LARGEST = 2**53  # a float holds every smaller integer exactly
 
 
@@ -88,8 +89,7 @@ class TargetConfig:
         Empty if transformers is not installed or cannot read the file.
         """
         values = deepcopy(self._top if self._nested is None else self._nested)  # transformers writes to it
-        # transformers may raise any error for invalid values, and warns of old names of keys.
-        with suppress(Exception), warnings.catch_warnings(action="ignore"):
+        with suppress(Exception), quiet_transformers():  # it may raise any error for invalid values
             from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
             return CONFIG_MAPPING[self.model_type].from_dict(values).to_dict()
@@ -133,10 +133,20 @@ class TargetConfig:
 
     @property
     def unties(self) -> bool:
-        """Whether config.json says that head and embedding are not tied; the top level takes precedence."""
-        key = "tie_word_embeddings"
-        outer = self._top if key in self._top else self._values
-        return key in outer and not self._flag(key, outer[key])
+        """Whether config.json says that head and embedding are not tied."""
+        return self._stored_tie is False
+
+    @property
+    def ties(self) -> bool:
+        """Whether head and embedding are tied, by config.json or by transformers' default of this model type."""
+        stored = self._stored_tie
+        return self._left_out.get(_TIE) is True if stored is None else stored
+
+    @property
+    def _stored_tie(self) -> bool | None:
+        """The value of config.json, None if absent; the top level takes precedence."""
+        outer = self._top if _TIE in self._top else self._values
+        return self._flag(_TIE, outer[_TIE]) if _TIE in outer else None
 
     def section(self, name: str) -> dict[str, Any]:
         """Return the object ``name`` of config.json, empty if it is absent or null."""

@@ -7,9 +7,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from spec_core.errors import TargetError
-from spec_core.foreign import foreign_errors, read_bytes, read_json_object
+from spec_core.foreign import foreign_errors, read_bytes
 from spec_core.target import LatentSizes, TargetSpec, TargetTensors
-from spec_kit.targets.safetensors_index import read_header, sampled_blocks, stored_tensors, weight_files
+from spec_kit.targets.end_tokens import end_token_ids
+from spec_kit.targets.quantised_weights import check_quantisation
+from spec_kit.targets.safetensors_index import (
+    are_equal,
+    read_header,
+    sampled_blocks,
+    stored_tensors,
+    weight_files,
+)
 from spec_kit.targets.target_config import TargetConfig
 from spec_kit.targets.target_rope import target_rope
 
@@ -42,7 +50,9 @@ def read_target(folder: Path) -> TargetSpec:
     tensors = stored_tensors(folder)
     spec = _describe(config, described, tensors)
     _check_shapes(spec, tensors)
+    check_quantisation(config, tensors)
     _check_padding(config, spec.vocab_size)
+    _check_tied(config, spec)
     return spec
 
 
@@ -124,7 +134,7 @@ def _describe(config: TargetConfig, described: TargetType, tensors: Mapping[str,
         logit_scale=described.logit_scale(config),
         logit_softcap=described.logit_softcap(config),
         rope=target_rope(config, max_positions),
-        eos_token_ids=_eos_token_ids(config),
+        eos_token_ids=end_token_ids(config),
         latent=_latent(config),
         image_token_id=_image_token_id(config),
         image_ends=_image_ends(config),
@@ -204,7 +214,7 @@ def _head_names(
 ) -> tuple[str, str | None]:
     """Return the names of the head and of its bias, or None for the bias.
 
-    A stored head is used even if config.json ties it to the embedding; then both are equal.
+    A stored head is used even if config.json ties it to the embedding; then both are equal (``_check_tied``).
     """
     unties = config.unties
     for stem in _HEADS:
@@ -241,6 +251,23 @@ def _check_padding(config: TargetConfig, vocab_size: int) -> None:
         raise config.error(("pad_token_id",), value, f"a token id below vocab_size={vocab_size}")
 
 
+def _check_tied(config: TargetConfig, target: TargetSpec) -> None:
+    """Raise TargetError if the head is tied to the embedding, and another head is stored.
+
+    vLLM then uses the embedding, transformers the stored head.
+    """
+    if (
+        not target.tied
+        and config.ties
+        and not are_equal(target.folder, target.head_name, target.embedding_name)
+    ):
+        raise TargetError(
+            f"{config.file} ties the head to the embedding (tie_word_embeddings), but {target.head_name} is stored "
+            f"and differs from {target.embedding_name}, and engines differ in which they use; write "
+            f'"tie_word_embeddings": false, or delete that tensor'
+        )
+
+
 def _torch_dtype(stored: StoredTensor, name: str) -> str:
     if stored.dtype not in _TORCH_DTYPES:
         raise TargetError(
@@ -255,14 +282,6 @@ def _attention_bias(config: TargetConfig, tensors: Mapping[str, StoredTensor], e
     layers = embedding.removesuffix(f"{_leaf(embedding)}.weight") + "layers."
     stored = any(name.startswith(layers) and name.endswith("q_proj.bias") for name in tensors)
     return stored or config.flag("attention_bias")
-
-
-def _eos_token_ids(config: TargetConfig) -> tuple[int, ...]:
-    """Return the end token ids, from generation_config.json if it has any, else from config.json."""
-    file = config.file.parent / "generation_config.json"
-    stored = read_json_object(file, TargetError).get("eos_token_id") if file.exists() else None
-    own = config.token_ids("eos_token_id", config.get("eos_token_id"))
-    return own if stored is None else config.token_ids(f"eos_token_id of {file.name}", stored)
 
 
 def _target_digest(folder: Path) -> str:

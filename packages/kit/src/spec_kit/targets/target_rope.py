@@ -42,7 +42,9 @@ def _stored(config: TargetConfig) -> dict[str, Any]:
     """Return the field rope_scaling, or else rope_parameters; transformers too prefers the older field."""
     stored = config.section("rope_scaling") or config.section("rope_parameters")
     if config.described.needs_rope and not stored:
-        raise config.error(("rope_parameters",), None, f"the values of this {config.model_type} model")
+        example = '{"rope_type": "default", "rope_theta": …}'
+        expected = f"the object of the published {config.model_type} config.json, such as {example}"
+        raise config.error(("rope_parameters",), None, expected)
     return stored
 
 
