@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import logging
-import os
-import signal
 import sys
-import warnings
-from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
 import pytest
 
 from spec_backend_cpu.backend import CpuBackend
-from spec_core import Backend, Draft, Engine, Optimizer, Strategy, TargetType, plugin_import, plugins
+from spec_core import Backend, Draft, Engine, Optimizer, Strategy, TargetType, plugins
 from spec_core.errors import (
     PluginApiMismatch,
     PluginConflict,
@@ -28,6 +22,7 @@ from spec_core.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 GOOD = """
     from spec_backend_cpu.backend import CpuBackend
@@ -148,79 +143,10 @@ def test_module_that_does_not_import_is_broken(install, source, cause):
     )
 
 
-@pytest.mark.parametrize("line", ["import spec_core.streams", "from spec_core import SharedMemoryTransport"])
-def test_a_name_that_core_lacks_comes_with_where_libraries_are(install, line):
-    install("spec-planted", line)
-    assert refusal(PluginImportFailed).endswith(
-        "; spec_core holds the contract alone: libraries are in spec_kit, spec_processes and spec_testing"
-    )
-
-
 def test_ctrl_c_during_an_import_is_ctrl_c(install):
     install("spec-planted", "raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
         plugins.load(Backend, "planted")
-
-
-@pytest.mark.parametrize(
-    ("source", "line"),
-    [("import time; time.sleep(600)", 1), ("import time\ntry: time.sleep(600)\nexcept Exception: pass", 2)],
-)
-def test_module_that_hangs_is_broken(install, monkeypatch, source, line):
-    module = install("spec-planted", source) / "spec_planted.py"
-    monkeypatch.setattr(plugin_import, "IMPORT_S", 0.1)
-    handler = signal.getsignal(signal.SIGALRM)
-    timer = signal.setitimer(signal.ITIMER_REAL, 1000)
-    assert refusal(PluginImportFailed).endswith(f"was not done after 0.1 s, and hangs at {module}:{line}")
-    assert signal.getsignal(signal.SIGALRM) == handler
-    assert signal.setitimer(signal.ITIMER_REAL, *timer)[0] > 0, "the process's own alarm is kept"
-
-
-DISTURBING = """
-    import logging, os, signal, sys, warnings
-    import torch
-    print("to stdout")
-    sys.stdout.write("more")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.DEBUG, force=True)
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
-    torch.set_default_dtype(torch.float16)
-    os.chdir("/")
-"""
-
-
-@pytest.mark.parametrize("end", ["", "    sys.exit(3)\n"])
-def test_a_modules_import_leaves_the_process_as_it_was(install, capsys, end):
-    install("spec-planted", DISTURBING + end + GOOD)
-
-    def settings():
-        import torch
-
-        root = logging.root
-        signals = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-        logs = (list(root.handlers), root.level, root.manager.disable)
-        return signals, logs, list(warnings.filters), torch.get_default_dtype(), Path.cwd(), sys.stdout
-
-    before = settings()
-    assert plugins.status(plugins.find(Backend, "planted"))[0] == ("broken" if end else "ok")
-    assert settings() == before
-    assert capsys.readouterr() == ("", "to stdout\nmore")
-
-
-def test_a_working_directory_that_is_closed_to_this_user_keeps_no_module_out(install, monkeypatch):
-    """The operating system says so: root, who may run this, can search any folder."""
-    install("spec-planted")
-    open_file = os.open
-
-    def refuse(path, *options, **more):
-        if path == ".":
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return open_file(path, *options, **more)
-
-    monkeypatch.setattr(os, "open", refuse)
-    assert plugins.load(Backend, "planted").name == "planted"
 
 
 def test_an_entry_point_of_a_misspelt_group_is_found(install):

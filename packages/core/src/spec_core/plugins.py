@@ -7,11 +7,7 @@ This module does not import torch; a plugin's entry-point module must import wit
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import sys
-from dataclasses import dataclass, replace
-from functools import lru_cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,9 +24,10 @@ from spec_core.errors import (
     PluginUnavailable,
     first_line,
 )
+from spec_core.foreign import cause
 from spec_core.launcher import Launcher
 from spec_core.optimizer import Optimizer
-from spec_core.plugin_import import NotImported, import_entry_point
+from spec_core.plugin_records import PluginRecord, entry_points, plugin_records
 from spec_core.strategy import Strategy
 from spec_core.target_type import TargetType
 from spec_core.tracker import Tracker
@@ -50,29 +47,6 @@ _KERNELS = "spec_core.kernels"
 """Entry-point group of kernels; an entry point's name is ``DEVICE_TYPE:NAME``."""
 _TARGET_TYPES = "spec_core.target_types"
 """Entry-point group of target types; an entry point's name is the ``model_type`` of a config.json."""
-_OURS = re.compile(r"spec[-_]core\b", re.IGNORECASE)
-"""Matches the start of this project's entry-point groups, also in the misspelling ``spec-core``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PluginRecord:
-    """One installed entry point, a row of ``spec-trainer plugins``."""
-
-    kind: str
-    name: str
-    distribution: str
-    version: str
-    entry_point: metadata.EntryPoint
-
-    @property
-    def owner(self) -> str:
-        """Name and version of the plugin's distribution, for messages."""
-        return f"{self.distribution} {self.version}"
-
-    @property
-    def what(self) -> str:
-        """Kind, name and distribution of the plugin, for messages."""
-        return f"{self.kind} {self.name!r} of {self.owner}"
 
 
 def required_by(distribution: str) -> set[str]:
@@ -87,17 +61,7 @@ def kind_of(interface: type) -> str:
 
 def installed(interface: type[P]) -> list[PluginRecord]:
     """Return every entry point of the interface's group, sorted by name, duplicates included."""
-    return _records(_group(interface), kind_of(interface))
-
-
-def _records(group: str, kind: str) -> list[PluginRecord]:
-    # An editable install and its source folder can both be on the path: one distribution, listed once.
-    records: dict[tuple[str, str, str], PluginRecord] = {}
-    for record in _entry_points():
-        if record.kind == group:
-            key = (record.name, record.distribution, record.entry_point.value)
-            records.setdefault(key, replace(record, kind=kind))
-    return [records[key] for key in sorted(records)]
+    return plugin_records(_group(interface), kind_of(interface))
 
 
 def unknown_groups() -> list[PluginRecord]:
@@ -106,43 +70,9 @@ def unknown_groups() -> list[PluginRecord]:
     No command finds such plugins. ``PluginRecord.kind`` is the group's name.
     """
     known = _groups()
-    unknown = [record for record in _entry_points() if record.kind not in known]
+    unknown = [record for record in entry_points() if record.kind not in known]
     found = {(record.kind, record.name, record.distribution): record for record in unknown}
     return [found[key] for key in sorted(found)]
-
-
-def _entry_points() -> tuple[PluginRecord, ...]:
-    """Return every entry point in a group whose name begins with this project's name.
-
-    ``PluginRecord.kind`` is the group's name. The result is cached: the metadata of all distributions is read
-    again only if a folder of ``sys.path`` has changed.
-    """
-    return _read_entry_points(tuple((folder, _changed_at(folder)) for folder in sys.path))
-
-
-@lru_cache(maxsize=1)
-def _read_entry_points(_folders: tuple[tuple[str, int], ...]) -> tuple[PluginRecord, ...]:
-    return tuple(
-        PluginRecord(
-            kind=point.group,
-            name=point.name,
-            distribution=distribution.name,
-            version=distribution.version,
-            entry_point=point,
-        )
-        for distribution in metadata.distributions()
-        if _OURS.search(distribution.read_text("entry_points.txt") or "")
-        for point in distribution.entry_points
-        if _OURS.match(point.group)
-    )
-
-
-def _changed_at(folder: str) -> int:
-    """Return the modification time of a folder of ``sys.path`` in nanoseconds; 0 if it does not exist."""
-    try:
-        return os.stat(folder or ".").st_mtime_ns
-    except OSError:
-        return 0
 
 
 def unknown_group_problem(group: str) -> str:
@@ -153,7 +83,7 @@ def unknown_group_problem(group: str) -> str:
 def packages() -> set[str]:
     """Return the top-level packages of all installed plugins. The plugins' logger names begin with these."""
     groups = set(map(_group, INTERFACES))
-    points = [record.entry_point for record in _entry_points() if record.kind in groups]
+    points = [record.entry_point for record in entry_points() if record.kind in groups]
     return {point.module.partition(".")[0] for point in points}
 
 
@@ -213,7 +143,7 @@ def find_kernel(backend: Backend) -> FindKernel:
     The function looks for a kernel of the backend, then for an entry point for the backend's ``device_type``. It
     raises a PluginError for an entry point that is no function.
     """
-    records = _records(_KERNELS, "kernel")
+    records = plugin_records(_KERNELS, "kernel")
 
     def find(name: str) -> Kernel | None:
         if (kernel := backend.kernel(name)) is not None:
@@ -229,7 +159,7 @@ def find_target_type(name: str, own: Mapping[str, TargetType | str]) -> TargetTy
 
     Raise a PluginError if the entry point is no target type, or if ``own`` has a type of the same name.
     """
-    record = _only(_records(_TARGET_TYPES, "target_type"), name)
+    record = _only(plugin_records(_TARGET_TYPES, "target_type"), name)
     if record is None:
         return own.get(name)
     if name in own:
@@ -283,16 +213,20 @@ def load_record(interface: type[P], record: PluginRecord) -> type[P]:
 
 def _import(record: PluginRecord) -> Any:
     try:
-        return import_entry_point(record.entry_point)
-    except NotImported as error:
+        return record.entry_point.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module may even call exit
+        text, name = cause(error), type(error).__name__
+        problem = text if text.startswith(name) else f"{name}: {text}"
         source = record.entry_point.value
-        raise PluginImportFailed(f"{record.what} does not import ({source}): {error}") from error.__cause__
+        raise PluginImportFailed(f"{record.what} does not import ({source}): {problem}") from error
 
 
 def listed() -> list[PluginRecord]:
     """Return the entry points of every kind of plugin, then the entry points of target types."""
     plugins = [record for interface in INTERFACES for record in installed(interface)]
-    return [*plugins, *_records(_TARGET_TYPES, "target_type")]
+    return [*plugins, *plugin_records(_TARGET_TYPES, "target_type")]
 
 
 def load_listed(record: PluginRecord) -> Any:
@@ -300,7 +234,7 @@ def load_listed(record: PluginRecord) -> Any:
 
     Raise a PluginError if it is invalid or its name is not unique.
     """
-    _only(_records(record.entry_point.group, record.kind), record.name)
+    _only(plugin_records(record.entry_point.group, record.kind), record.name)
     interface = next((interface for interface in INTERFACES if kind_of(interface) == record.kind), None)
     return _load_target_type(record) if interface is None else load_record(interface, record)
 
