@@ -14,17 +14,6 @@ from ..draft_batches import random_documents, step_arguments
 from ..draft_parts import make_target, make_tensors
 
 
-def test_a_run_directory_from_before_the_norms_keeps_its_identity():
-    """The section as such a directory's identity holds it: no option that came later is in it."""
-    section = {
-        "name": "eagle3", "init_from": None, "intermediate_size": None, "num_heads": None, "num_kv_heads": None,
-        "head_dim": None, "loss": "ce", "num_steps": 7, "step_decay": 0.8, "vocab_size": None, "layers": None,
-        "fc_norm": None, "norm_output": None,
-    }  # fmt: skip
-    before = Eagle3Config(name="eagle3").as_before()
-    assert before.model_dump(mode="json", exclude={*before.speed_only}) == section
-
-
 @pytest.mark.parametrize(
     ("options", "changes", "reason"),
     [

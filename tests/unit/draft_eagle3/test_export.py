@@ -208,17 +208,14 @@ def test_norms_are_the_folders_unless_an_option_says_otherwise(tmp_path, norm):
         assert Eagle3Draft(again).shape(make_target()) == draft.shape(make_target())
 
 
-def test_norms_are_the_default_of_a_fresh_draft_and_null_is_without_as_before(tmp_path):
+def test_norms_are_the_default_of_a_fresh_draft_and_null_is_without(tmp_path):
     def norms(config):
         shape = Eagle3Draft(config).shape(make_target())
         return shape.fc_norm, shape.norm_output
 
     assert norms(Eagle3Config()) == (True, True)
     assert norms(Eagle3Config(fc_norm=None, norm_output=None)) == (False, False)
-    before = Eagle3Config().as_before()
-    assert norms(before) == (False, False)
-    assert before.as_before() is None
-    assert norms(Eagle3Config(norm_output=True).as_before()) == (False, True)
+    assert norms(Eagle3Config(fc_norm=None)) == (False, True)
 
 
 def test_init_from_refuses_other_layers(tmp_path):

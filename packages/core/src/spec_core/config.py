@@ -6,9 +6,8 @@ application fills it in if a configuration names no plugin.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import pydantic
 
@@ -34,9 +33,6 @@ class BackendConfig(Config):
 class DraftConfig(Config):
     """Section ``draft``; a draft's own options are fields of its subclass."""
 
-    former_defaults: ClassVar[Mapping[str, object]] = {}
-    """Former default of each option whose default has changed. A run that began with the former default keeps
-    it."""
     speed_only: ClassVar[frozenset[str]] = frozenset()
     """Options that change the cost of training, and its result by rounding at most. A run can be resumed with other
     values of these, but not of any other option."""
@@ -45,13 +41,6 @@ class DraftConfig(Config):
     """Name of the draft plugin: the drafting algorithm."""
     init_from: Path | None = None
     """Folder of a published draft to start from."""
-
-    def as_before(self) -> Self | None:
-        """Return the section with former defaults for unset options; None if no unset option has one."""
-        former = {
-            key: value for key, value in self.former_defaults.items() if key not in self.model_fields_set
-        }
-        return self.model_copy(update=former) if former else None
 
 
 class StrategyConfig(Config):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: TC003 (pydantic evaluates annotations)
 from typing import Annotated, ClassVar, Literal
 
 import pydantic
@@ -15,8 +14,7 @@ published draft has as many."""
 
 
 LatentSize = Annotated[int | None, pydantic.Field(ge=1, exclude_if=lambda size: size is None)]
-"""A size of multi-head latent attention. A run directory's configuration omits a size that is None, as in
-earlier versions."""
+"""A size of multi-head latent attention. A run directory's configuration omits a size that is None."""
 
 
 ImageEmbeddings = Literal["placeholder", "merged"]
@@ -30,7 +28,6 @@ class Eagle3Config(DecoderConfig):
     takes the default named below. A run whose options contradict the folder is refused.
     """
 
-    former_defaults: ClassVar[Mapping[str, object]] = {"fc_norm": None, "norm_output": None}
     speed_only: ClassVar[frozenset[str]] = frozenset({"checkpoint_activations"})
 
     loss: DistilledLoss = "ce"

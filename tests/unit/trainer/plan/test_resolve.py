@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spec_core.errors import ArtifactError, ConfigError
+from spec_core.errors import ConfigError
 from spec_trainer.cli.commands.plan import describe_run
 from spec_trainer.plan.resolve import resolve, resolve_config, resolve_parts
 from spec_trainer.run.dispatch import sample_bytes
@@ -80,18 +80,6 @@ def test_a_child_process_gets_the_same_parts_from_the_resolved_configuration(res
     assert parts.config == run.config
     assert (parts.target, parts.schema) == (run.target, run.schema)
     assert parts.schema.layers == (1, 3, 8)
-
-
-@pytest.mark.parametrize(("policy", "warnings"), [("all", 0), ("quorum", 1), ("best_effort", 1)])
-def test_the_policy_of_earlier_run_directories_is_left_out(resolved, caplog, policy, warnings):
-    assert resolved(f"push.policy={policy}").config == resolved().config
-    assert sum("push.policy" in line.message for line in caplog.records) == warnings
-
-
-@pytest.mark.parametrize("policy", ["most", "[all]", "5"])
-def test_a_policy_that_there_never_was_is_an_unknown_key(resolved, policy):
-    with pytest.raises(ConfigError, match=r"unknown key 'push\.policy'"):
-        resolved(f"push.policy={policy}")
 
 
 def test_draft_that_the_strategy_cannot_divide_is_refused(resolved, monkeypatch):
@@ -194,35 +182,6 @@ def test_unreadable_files_are_bad_input(words, monkeypatch):
         resolve(None, {}, words)
 
 
-def test_keys_by_their_former_names_are_moved_and_named_in_one_line(resolved, caplog):
-    run = resolved("train.betas=[0.5,0.75]", "train.weight_decay=0.1")
-    assert (run.config.optimizer.betas, run.config.optimizer.weight_decay) == ((0.5, 0.75), 0.1)
-    (record,) = caplog.records
-    assert (
-        "train.betas (now optimizer.betas), train.weight_decay (now optimizer.weight_decay)" in record.message
-    )
-    assert run.identity == resolved("optimizer.betas=[0.5,0.75]", "optimizer.weight_decay=0.1").identity
-
-
-def test_a_key_by_both_names_is_refused(resolved):
-    with pytest.raises(ConfigError, match=r"train.eps=1e-07 and optimizer.eps=1e-06: .*; remove train.eps"):
-        resolved("train.eps=1e-7", "optimizer.eps=1e-6")
-
-
-def test_a_directory_that_began_with_former_defaults_goes_on_with_them(resolved):
-    before = resolved("draft.fc_norm=null", "draft.norm_output=null")
-    fresh = resolved()
-    assert fresh.config.draft.fc_norm
-    assert fresh.identity != before.identity
-    before.directory.root.mkdir(parents=True, exist_ok=True)
-    before.directory.open(before.identity, before.config)
-    again = resolved()
-    assert again.identity == before.identity
-    assert not again.draft.shape(again.target).fc_norm
-    with pytest.raises(ArtifactError, match="belongs to another run"):
-        resolved("draft.fc_norm=true")
-
-
 def test_a_directory_that_began_with_todays_defaults_goes_on_with_them(resolved):
     fresh = resolved()
     fresh.directory.root.mkdir(parents=True, exist_ok=True)
@@ -239,11 +198,10 @@ def begun(run, **train):
     run.directory.config.write_text(yaml.safe_dump(stored))
 
 
-@pytest.mark.parametrize("stored", [None, "tokens"])
-def test_a_directory_that_balances_tokens_goes_on_so(resolved, stored):
+def test_a_directory_that_balances_tokens_goes_on_so(resolved):
     fresh = resolved()
     assert fresh.schedule.settings.balance == "cost"
-    begun(fresh, balance=stored)
+    begun(fresh, balance="tokens")
     again = resolved()
     assert (again.config.train.balance, again.schedule.settings.balance) == ("tokens", "tokens")
     assert again.identity == fresh.identity
@@ -260,5 +218,3 @@ def test_a_directory_keeps_its_number_of_passes(resolved):
     begun(resolved(), accumulation=3)
     assert resolved().schedule.settings.accumulation == 3
     assert resolved("train.accumulation=2").schedule.settings.accumulation == 2
-    begun(resolved(), accumulation=None)
-    assert resolved().schedule.settings.accumulation == 1

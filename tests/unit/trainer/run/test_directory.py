@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 
@@ -69,26 +67,9 @@ def test_options_of_a_strategy_are_part_of_the_identity_but_for_those_that_chang
         strategy = Momentum(name="momentum", **options)
         return run_identity(config.model_copy(update={"strategy": strategy}), "d", "t")
 
-    as_before = with_options()
-    assert with_options(bucket_mib=1) == with_options(momentum=0.9) == as_before == identity(resolved())
-    assert len({with_options(momentum=0.5), with_options(momentum=0.6), as_before}) == 3
-
-
-def test_a_run_directory_of_before_optimizers_were_plugins_is_the_same_runs(resolved):
-    config = resolved("draft.fc_norm=null", "draft.norm_output=null").config
-    names = ("lr", "schedule", "warmup_steps", "decay_share", "min_lr_ratio", "clip", "dtype",
-             "global_batch_tokens")  # fmt: skip
-    adamw = {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0}
-    parts = {
-        "data": "d",
-        "shuffle": config.data.shuffle,
-        "target": "t",
-        "draft": config.draft.model_dump(mode="json", exclude={"checkpoint_activations"}),
-        "train": {name: getattr(config.train, name) for name in names} | adamw,
-        "seed": config.seed,
-    }
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-    assert run_identity(config, "d", "t") == digest
+    usual = with_options()
+    assert with_options(bucket_mib=1) == with_options(momentum=0.9) == usual == identity(resolved())
+    assert len({with_options(momentum=0.5), with_options(momentum=0.6), usual}) == 3
 
 
 def test_options_of_the_strategies_here_change_speed_only():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from spec_core.wording import counted
 from spec_trainer.base.hub import resolve_target
 from spec_trainer.configuration import read_configuration, read_resolved
 from spec_trainer.configuration.follow import FOLLOW_DEFAULTS
-from spec_trainer.configuration.moved_keys import move_keys, warn_of_moved
 from spec_trainer.configuration.plugin_names import named_plugin, with_plugin_names
 from spec_trainer.configuration.push_options import absolute, anchor_options, transport_configs
 from spec_trainer.configuration.run import SECTIONS, AnyRunConfig, DecodeConfig, check_source, run_config_type
@@ -43,7 +41,6 @@ _PATHS = (
     *(("data", key) for key in ("path", "eval_path", "features", "media_root")),
     ("draft", "init_from"),
 )
-_POLICIES = ("all", "quorum", "best_effort")
 
 
 def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Sequence[str]) -> RunSpec:
@@ -54,36 +51,23 @@ def resolve(config_file: Path | None, flags: Mapping[str, object], overrides: Se
     parts, dataset = read_inputs(config_file, flags, overrides)
     run = parts.with_dataset(dataset)
     with _one_line():
-        _check(run := with_passes_that_fit(_as_begun(run)))
+        _check(run := with_passes_that_fit(run))
     return run
-
-
-def _as_begun(run: RunSpec) -> RunSpec:
-    """Return the run with former defaults of the draft's options, if it began before they changed."""
-    former = run.config.draft.as_before()
-    if former is None or run.directory.begun_as() is None:
-        return run
-    config = run.config.model_copy(update={"draft": former})
-    before = replace(run, config=config, draft=type(run.draft)(former))
-    return before if before.identity == run.directory.begun_as() else run
 
 
 def _divided_as_begun(config: AnyRunConfig) -> AnyRunConfig:
     """Return the configuration with the run directory's ``train.balance`` and ``train.accumulation``.
 
-    A key that the user has set keeps the user's value. So a resumed run has the same batches bit for bit. A
-    directory that began before ``train.balance`` existed balances tokens.
+    A key that the user has set keeps the user's value. So a resumed run has the same batches bit for bit.
     """
     file = RunDirectory(config.output).config
-    before = {"balance": "tokens", "accumulation": 1}
     if not os.path.isfile(file):
         return config
     with suppress(ConfigError):  # no run depends on that file
         begun = read_resolved(file).get("train")
         if isinstance(begun, dict):
-            wanted = {
-                key: begun.get(key, before[key]) for key in before.keys() - config.train.model_fields_set
-            }
+            kept = {"balance", "accumulation"} - config.train.model_fields_set
+            wanted = {key: begun[key] for key in kept & begun.keys()}
             values = validate(type(config.train), wanted, f"config {file}").model_dump(include=set(wanted))
             return config.model_copy(update={"train": config.train.model_copy(update=values)})
     return config
@@ -253,18 +237,13 @@ def resolve_config(
     """Return the validated configuration, and the plugin class of each section that names a plugin."""
     values = read_configuration(config_file, flags, overrides, defaults)
     values.setdefault("output", str(_default_output(config_file, values)))
-    moved = move_keys(values)
     _anchor(values)
-    resolved = _validated(values, f"config {config_file}" if config_file else "configuration")
-    warn_of_moved(moved)
-    return resolved
+    return _validated(values, f"config {config_file}" if config_file else "configuration")
 
 
 def resolved_config(file: Path) -> tuple[AnyRunConfig, dict[str, Any]]:
     """Return configuration and plugin classes from ``config.yaml`` of a run or of a checkpoint."""
-    values = read_resolved(file)
-    move_keys(values)
-    return _validated(values, f"config {file}")
+    return _validated(read_resolved(file), f"config {file}")
 
 
 def _anchor(values: dict[str, Any]) -> None:
@@ -292,7 +271,6 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
         track=track_config_type(values.get("track", {})),
     )
     _set_default_placement(values, types["engine"])
-    _drop_policy(values)
     config = validate(model, with_plugin_names(values), source)
     transport_configs(config.push.options, source)
     _check_decoding(config)
@@ -310,18 +288,6 @@ def _set_default_placement(values: dict[str, Any], engine_type: type[Engine]) ->
             placement.setdefault("kind", "colocated")
     elif _key(values, "train", "ranks") not in (None, 1):
         placement.setdefault("kind", "disaggregated")
-
-
-def _drop_policy(values: dict[str, Any]) -> None:
-    """Remove the key ``push.policy``, which configurations of earlier versions have, from ``values``."""
-    if (policy := _key(values, "push", "policy")) not in _POLICIES:
-        return
-    values["push"] = {key: value for key, value in values["push"].items() if key != "policy"}
-    if policy != "all":
-        log.warning(
-            "push.policy=%s does nothing any more: each server commits what it has received; remove the key",
-            policy,
-        )
 
 
 def _key(values: Mapping[str, Any], section: str, key: str) -> Any:

@@ -12,8 +12,6 @@ from spec_core.errors import ArtifactError, RunError
 from spec_core.foreign import read_bytes
 from spec_trainer.base.disk import check_own, check_writable, locked_folder, remove, write_atomically
 from spec_trainer.configuration import dump_yaml
-from spec_trainer.configuration.moved_keys import OLD_KEYS, moved_values
-from spec_trainer.configuration.plugin_names import DEFAULT_PLUGINS
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -21,7 +19,8 @@ if TYPE_CHECKING:
     from spec_trainer.configuration.run import AnyRunConfig
 
 _TRAIN_IDENTITY = (
-    "lr", "schedule", "warmup_steps", "decay_share", "min_lr_ratio", "clip", "dtype", "global_batch_tokens",
+    "lr", "schedule", "warmup_steps", "decay_share", "min_lr_ratio", "clip", "dtype", "fp8",
+    "global_batch_tokens",
 )  # fmt: skip
 
 
@@ -37,26 +36,16 @@ def run_identity(config: AnyRunConfig, data_digest: str, target_digest: str) -> 
         "shuffle": config.data.shuffle,
         "target": target_digest,
         "draft": config.draft.model_dump(mode="json", exclude={*config.draft.speed_only}),
-        "train": {key: getattr(config.train, key) for key in _TRAIN_IDENTITY}
-        | moved_values(config.optimizer),
+        "train": {key: getattr(config.train, key) for key in _TRAIN_IDENTITY},
+        "optimizer": config.optimizer.model_dump(mode="json", exclude={*config.optimizer.speed_only}),
+        # Defaults are left out, because another strategy without these options may go on with the run.
+        "strategy": config.strategy.model_dump(
+            mode="json", exclude={"name", *config.strategy.speed_only}, exclude_defaults=True
+        ),
         "seed": config.seed,
     }
-    if config.train.fp8 is not None:
-        parts["train"]["fp8"] = config.train.fp8
     if any(config.data.record().values()):  # the tokens alone may be equal
         parts["chat"] = config.data.record()
-    optimizer, strategy = config.optimizer, config.strategy
-    own = {*OLD_KEYS, *optimizer.speed_only}
-    if optimizer.name == DEFAULT_PLUGINS["optimizer"]:
-        own.add("name")
-    # Defaults are left out: directories of versions whose identity lacked these options can be resumed.
-    chosen = {
-        "optimizer": optimizer.model_dump(mode="json", exclude=own, exclude_defaults=True),
-        "strategy": strategy.model_dump(
-            mode="json", exclude={"name", *strategy.speed_only}, exclude_defaults=True
-        ),
-    }
-    parts |= {section: options for section, options in chosen.items() if options}
     if config.decode.every:
         decode = config.decode.model_dump(mode="json", exclude={"replicas"})
         parts["decode"] = {**decode, "push_every": config.train.push_every}
