@@ -119,8 +119,9 @@ def test_examples_are_valid_configurations(example):
     assert config.train.lr > 0
 
 
-def test_the_configuration_page_is_what_its_generator_prints(capsys):
+@pytest.mark.parametrize("page", ["configuration", "combinations"])
+def test_a_made_page_is_what_its_generator_prints(page, capsys):
     import runpy
 
-    runpy.run_path(str(ROOT / "docs/generate_configuration.py"), run_name="__main__")
-    assert capsys.readouterr().out == (ROOT / "docs/configuration.md").read_text()
+    runpy.run_path(str(ROOT / f"docs/generate_{page}.py"), run_name="__main__")
+    assert capsys.readouterr().out == (ROOT / f"docs/{page}.md").read_text()

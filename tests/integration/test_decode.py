@@ -237,18 +237,23 @@ def test_what_does_not_go_with_decoding_is_refused_in_one_line(command_line, unt
 @pytest.mark.parametrize(
     ("plugin", "ability", "lost", "line"),
     [
-        (Eagle3Draft, "learns_from_guesses", False, "draft 'eagle3' does not learn from judged guesses"),
+        (
+            Eagle3Draft,
+            "learns_from_guesses",
+            False,
+            "draft.name=eagle3: this draft does not learn",
+        ),
         (
             HfEngine,
             "abilities",
             EngineAbilities(in_process=True),
-            "engine 'hf' does not say which guesses it judged",
+            "engine.name=hf: this engine does not say which guesses it judged",
         ),
         (
             HfEngine,
             "abilities",
             EngineAbilities(in_process=True, guess_depths=True),
-            "engine 'hf' takes no fresh weights while it serves",
+            "engine.name=hf: this engine takes no fresh weights while it serves",
         ),
     ],
 )

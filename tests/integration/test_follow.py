@@ -475,17 +475,20 @@ def test_neither_process_nor_the_run_directory_grows_with_the_number_of_cycles()
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["train.steps=5"], "train.steps=5 with follow; set follow.requests instead"),
-        (["train.schedule=cosine"], "train.schedule=cosine with follow, which has no last step"),
+        (
+            ["train.steps=5"],
+            "train.steps=5 with follow: it ends after a number of requests; set",
+        ),
+        (["train.schedule=cosine"], "train.schedule=cosine with follow: it has no last step"),
         (
             ["placement.kind=disaggregated", "train.ranks=2"],
-            "train.ranks=2 with follow, which trains in one rank",
+            "train.ranks=2 with follow: it trains in one rank",
         ),
         (["placement.kind=colocated", "train.restarts=1"], "train.restarts=1 with follow"),
         (["follow.window=3"], "follow.window=3"),
         (["engine.batch_tokens=16"], "engine.batch_tokens=16 with follow is smaller than a request may be"),
         (["follow.servers=[127.0.0.1]"], "is no address of a server"),
-        (["follow.capture=serving"], "data.path with follow.capture=serving, which has no engine of its own"),
+        (["follow.capture=serving"], "data.path with follow.capture=serving: it has no engine of its own"),
         (
             ["follow.capture=serving", "placement.kind=colocated"],
             "placement.kind=colocated with follow.capture",
@@ -515,7 +518,7 @@ def test_a_schedule_in_a_file_is_not_overridden_silently(command_line, lab, tmp_
     (tmp_path / "run.yaml").write_text("train: {schedule: cosine}\n")
     words = lab.follow("http://127.0.0.1:1", tmp_path / "run", "--config", tmp_path / "run.yaml")
     words.remove("train.schedule=constant")
-    assert "train.schedule=cosine with follow, which has no last step" in command_line(*words).error
+    assert "train.schedule=cosine with follow: it has no last step" in command_line(*words).error
 
 
 def test_without_a_secret_or_a_server_it_does_not_begin(command_line, lab, tmp_path, monkeypatch) -> None:

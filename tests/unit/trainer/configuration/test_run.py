@@ -72,25 +72,6 @@ def test_file_gives_an_equal_configuration_back():
     assert validate(RunConfig, yaml.safe_load(dump_yaml(config)), "test") == config
 
 
-def test_defaults_written_out_are_no_illegal_combination():
-    """The resolved file writes every key; a default there is nobody's choice."""
-    for schedule in ("cosine", "wsd", "constant"):
-        config = validate(RunConfig, {**LEAST, "train": {"schedule": schedule, "steps": 3}}, "test")
-        assert validate(RunConfig, config.model_dump(mode="json"), "test") == config
-
-
-@pytest.mark.parametrize(
-    ("section", "values"),
-    [
-        ("placement", {"kind": "colocated", "trainer_fraction": 0.6, "engine_fraction": 0.4}),
-        ("train", {"schedule": "wsd", "decay_share": 0.5, "min_lr_ratio": 0.1}),
-        ("train", {"epochs": 3}),
-    ],
-)
-def test_legal_combinations(section, values):
-    validate(RunConfig, {**LEAST, section: values}, "test")
-
-
 def test_configuration_can_be_built_in_code():
     config = AnyRunConfig(target="t", output=Path("o"), data=DataConfig(path="d"))
     assert (config.engine, config.backend) == (EngineConfig(), BackendConfig())

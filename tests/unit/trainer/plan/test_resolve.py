@@ -158,7 +158,7 @@ def test_fp8_is_refused_where_it_cannot_be(words, make_target, monkeypatch):
     refusals = {
         "train.fp8=frozen with train.dtype=float32: .*; set train.dtype=bfloat16 or remove": [*divisible, fp8[0]],
         "train.fp8=frozen: target .* has 97 tokens in its vocabulary, not a multiple of 16; remove": [*words, *fp8],
-        "train.fp8=frozen: strategy 'megatron' does not compute in fp8; remove": [
+        "train.fp8=frozen with strategy.name=megatron: this strategy does not compute in fp8; remove": [
             *divisible, *fp8, "strategy.name=megatron"
         ],
     }  # fmt: skip
@@ -168,7 +168,8 @@ def test_fp8_is_refused_where_it_cannot_be(words, make_target, monkeypatch):
     able = Capabilities(dtypes=frozenset({"bfloat16"}))
     monkeypatch.setattr(CpuBackend, "capabilities", classmethod(lambda cls: able))
     with pytest.raises(
-        ConfigError, match=r"train.fp8=frozen: backend 'cpu' has no fp8 products here; remove it"
+        ConfigError,
+        match=r"train.fp8=frozen with backend.name=cpu: this backend has no fp8 products here; remove",
     ):
         resolve(None, {}, [*divisible, *fp8])
 

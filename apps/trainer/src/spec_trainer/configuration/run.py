@@ -7,7 +7,7 @@ Sections that have a ``name`` (``SECTIONS``) belong to the plugins that they nam
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import (
     BeforeValidator,
@@ -15,7 +15,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    model_validator,
 )
 
 from spec_core import (
@@ -30,7 +29,6 @@ from spec_core import (
     plugins,
 )
 from spec_core.config import Seconds
-from spec_core.errors import ConfigError
 from spec_trainer.configuration.data import DataConfig
 from spec_trainer.configuration.follow import FollowConfig
 from spec_trainer.configuration.push_options import TransportOptions
@@ -243,13 +241,6 @@ class RunConfig(Config, Generic[B, D, U, S, E, L, K]):
         """Whether engines of the run decode, either to train on the answers or to measure the draft."""
         return bool(self.decode.every or self.train.serve_every)
 
-    @model_validator(mode="after")
-    def _combinations(self) -> Self:
-        problems = [*_illegal_with_features(self), *_illegal_pushes(self), *_illegal_combinations(self)]
-        if problems:
-            raise ValueError(problems[0])
-        return self
-
 
 AnyRunConfig = RunConfig[
     BackendConfig, DraftConfig, OptimizerConfig, StrategyConfig, EngineConfig, LauncherConfig, TrackConfig
@@ -267,123 +258,3 @@ def run_config_type(
 ) -> type[AnyRunConfig]:
     """Return the run configuration for the plugins that a run names."""
     return RunConfig[backend, draft, optimizer, strategy, engine, launcher, track]  # type: ignore[valid-type,return-value]
-
-
-def check_source(config: AnyRunConfig) -> None:
-    """Raise ConfigError if a run has no data, or has ``follow.servers``.
-
-    This is checked for all commands except ``spec-trainer follow``, which allows both.
-    """
-    if config.follow.servers:
-        raise ConfigError("follow.servers: only spec-trainer follow learns from servers; remove it")
-    if config.data.path is None:
-        raise ConfigError("data.path is required, such as data.path=VALUE")
-
-
-def _illegal_combinations(config: AnyRunConfig) -> list[str]:
-    """Return an error message for each combination of values that is not allowed.
-
-    A message names the keys, the reason and the remedy.
-    """
-    placement, train, engine = config.placement, config.train, config.engine
-    inline = placement.kind == "inline"
-    fractions = [
-        key for key in ("trainer_fraction", "engine_fraction") if getattr(placement, key) is not None
-    ]
-    checks = [
-        (
-            inline and engine.replicas > 1,
-            f"engine.replicas={engine.replicas} with placement.kind=inline: an inline engine lives in the one "
-            "trainer process; set placement.kind=disaggregated or engine.replicas=1",
-        ),
-        (
-            inline and train.ranks > 1,
-            f"train.ranks={train.ranks} with placement.kind=inline: inline is one process; "
-            "set placement.kind=colocated or disaggregated, or train.ranks=1",
-        ),
-        (
-            inline and engine.tensor_parallel > 1,
-            f"engine.tensor_parallel={engine.tensor_parallel} with placement.kind=inline: inline is one process; "
-            "set engine.tensor_parallel=1 or another placement",
-        ),
-        (
-            inline and train.restarts > 0,
-            f"train.restarts={train.restarts} with placement.kind=inline: what ends its process ends the command; "
-            "remove it or set another placement",
-        ),
-        (
-            bool(fractions) and placement.kind != "colocated",
-            f"placement.{' and placement.'.join(fractions)} with placement.kind={placement.kind}: only colocated "
-            "processes share a device; remove it or set placement.kind=colocated",
-        ),
-        (
-            (placement.trainer_fraction or 0) + (placement.engine_fraction or 0) > 1,
-            f"placement.trainer_fraction={placement.trainer_fraction} and "
-            f"placement.engine_fraction={placement.engine_fraction} exceed the device; their sum must be <= 1",
-        ),
-        (
-            _changed(train, "decay_share") and train.schedule != "wsd",
-            f"train.decay_share with train.schedule={train.schedule}: only wsd decays at the end; "
-            "remove it or set train.schedule=wsd",
-        ),
-        (
-            _changed(train, "min_lr_ratio") and train.schedule == "constant",
-            f"train.min_lr_ratio={train.min_lr_ratio} with train.schedule=constant: a constant rate never falls; "
-            "remove it or set another schedule",
-        ),
-        (
-            _changed(train, "epochs") and train.steps is not None,
-            f"train.steps={train.steps} and train.epochs={train.epochs}: both say how long; remove one",
-        ),
-    ]
-    return [message for wrong, message in checks if wrong]
-
-
-def _illegal_pushes(config: AnyRunConfig) -> list[str]:
-    """Return an error for each push setting that needs another setting that is missing."""
-    every, push = config.train.push_every, config.push
-    checks = [
-        (
-            every > 0 and not push.to and not config.decode.every,
-            f"train.push_every={every}, but push.to names no server: set push.to=[http://127.0.0.1:8000] or where "
-            "yours is, or remove it",
-        ),
-        (
-            every == 0 and bool(push.to),
-            f"push.to={','.join(push.to)} with train.push_every=0: nothing is pushed; set train.push_every or remove "
-            "it",
-        ),
-        (
-            _changed(push, "canary_rounds") and push.canary_margin is None,
-            f"push.canary_rounds={push.canary_rounds} without push.canary_margin: nothing is reverted; set "
-            "push.canary_margin or remove it",
-        ),
-    ]
-    return [message for wrong, message in checks if wrong]
-
-
-def _illegal_with_features(config: AnyRunConfig) -> list[str]:
-    """Return an error for each setting of engines or memory that has no effect with stored features."""
-    placement, engine = config.placement, config.engine
-    if config.data.features is None:
-        return []
-    wrong = {
-        f"engine.replicas={engine.replicas}": engine.replicas > 1,
-        f"engine.tensor_parallel={engine.tensor_parallel}": engine.tensor_parallel > 1,
-        f"placement.window_bytes={placement.window_bytes}": placement.window_bytes is not None,
-        "placement.kind=colocated": placement.kind == "colocated",
-    }
-    return [
-        f"{setting} with data.features: features are read from {config.data.features}, no engine starts; remove one "
-        "of the two"
-        for setting, given in wrong.items()
-        if given
-    ]
-
-
-def _changed(section: Config, key: str) -> bool:
-    """Return whether the configuration key ``key`` has another value than its default.
-
-    A key that was set to its default does not count, because the resolved ``config.yaml`` sets every key.
-    """
-    return getattr(section, key) != type(section).model_fields[key].default

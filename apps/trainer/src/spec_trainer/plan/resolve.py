@@ -16,9 +16,10 @@ from spec_trainer.configuration import read_configuration, read_resolved
 from spec_trainer.configuration.follow import FOLLOW_DEFAULTS
 from spec_trainer.configuration.plugin_names import named_plugin, with_plugin_names
 from spec_trainer.configuration.push_options import absolute, anchor_options, transport_configs
-from spec_trainer.configuration.run import SECTIONS, AnyRunConfig, DecodeConfig, check_source, run_config_type
+from spec_trainer.configuration.run import SECTIONS, AnyRunConfig, run_config_type
 from spec_trainer.configuration.track import track_config_type
 from spec_trainer.offline.store import open_features
+from spec_trainer.plan import combinations
 from spec_trainer.plan.activations import with_passes_that_fit
 from spec_trainer.plan.fp8 import check_fp8
 from spec_trainer.plan.images import check_sight, image_rules
@@ -82,8 +83,7 @@ def read_inputs(
 
     with _one_line():
         config, types = resolve_config(config_file, flags, overrides, FOLLOW_DEFAULTS if follows else None)
-        if not follows:
-            check_source(config)
+        combinations.refuse(combinations.FOLLOW if follows else combinations.WITHOUT_FOLLOW, config)
         parts = _load_parts(_divided_as_begun(config), types)
         if parts.config.draft.init_from is not None:
             check_finite(parts.config.draft.init_from)
@@ -134,21 +134,7 @@ def _check_decoder(parts: RunParts) -> None:
             f"decode.num_draft_tokens={wanted}: draft {config.draft.name!r} guesses "
             f"{counted(most, 'token')} a round; lower it"
         )
-    if decode.on_policy and not parts.draft.learns_from_guesses:
-        raise ConfigError(
-            f"decode.on_policy=true: draft {config.draft.name!r} does not learn from judged guesses; remove it"
-        )
-    if decode.on_policy and not parts.engine_type.abilities.guess_depths:
-        raise ConfigError(
-            f"decode.on_policy=true: engine {config.engine.name!r} does not say which guesses it judged; remove it"
-        )
     parts.engine_type.check_method(config.engine, parts.draft)
-    key = "serve_every" if config.train.serve_every else "push_every"
-    if (steps := getattr(config.train, key)) and not parts.engine_type.abilities.fresh_weights:
-        raise ConfigError(
-            f"train.{key}={steps}: engine {config.engine.name!r} takes no fresh weights while it serves; set "
-            f"train.{key}=0"
-        )
     if parts.longest_prompt < 1:
         raise ConfigError(
             f"decode.max_new_tokens={decode.max_new_tokens} leaves no room for a prompt: target "
@@ -214,8 +200,8 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
         types["engine"].check_capture(config.engine, draft.required_features(target))
     types["strategy"].check(config.strategy, target, draft.shard_hints(target))
     if config.train.fp8 is not None:
-        check_fp8(config, backend, types["strategy"], target)
-    return RunParts(
+        check_fp8(config, target)
+    parts = RunParts(
         config=config.model_copy(update={"draft": draft.config}),
         backend=backend,
         draft=draft,
@@ -226,6 +212,8 @@ def _load_parts(config: AnyRunConfig, types: Mapping[str, Any]) -> RunParts:
         target=target,
         schema=draft.required_features(target),
     )
+    combinations.refuse(combinations.PARTS, config, parts)
+    return parts
 
 
 def resolve_config(
@@ -273,8 +261,8 @@ def _validated(values: dict[str, Any], source: str) -> tuple[AnyRunConfig, dict[
     _set_default_placement(values, types["engine"])
     config = validate(model, with_plugin_names(values), source)
     transport_configs(config.push.options, source)
-    _check_decoding(config)
-    _check_placement(config, types["engine"])
+    combinations.refuse(combinations.KEYS, config)
+    combinations.refuse(combinations.ENGINE, config, types["engine"])
     return config, types
 
 
@@ -293,64 +281,6 @@ def _set_default_placement(values: dict[str, Any], engine_type: type[Engine]) ->
 def _key(values: Mapping[str, Any], section: str, key: str) -> Any:
     part = values.get(section)
     return part.get(key) if isinstance(part, dict) else None
-
-
-def _check_placement(config: AnyRunConfig, engine_type: type[Engine]) -> None:
-    runs = config.data.features is None
-    if runs and config.placement.kind == "inline" and not engine_type.abilities.in_process:
-        raise ConfigError(
-            f"placement.kind=inline with engine.name={config.engine.name}: this engine runs in processes of its own; "
-            "set placement.kind=colocated or disaggregated"
-        )
-
-
-def _check_decoding(config: AnyRunConfig) -> None:
-    """Raise ConfigError for settings that conflict with decoding, or ``decode`` settings without effect."""
-    decode, push, push_every = config.decode, config.push, config.train.push_every
-    if not decode.every:
-        unused = {"on_policy"} if config.decodes else set(DecodeConfig.model_fields)
-        for key, value in decode.model_dump(exclude_defaults=True, include=unused).items():
-            what = "its answers are not trained on" if config.decodes else "nothing is decoded"
-            raise ConfigError(
-                f"decode.{key}={value} without decode.every: {what}; set decode.every or remove it"
-            )
-    if not config.decodes:
-        return
-    serve_every = config.train.serve_every
-    subject = f"train.serve_every={serve_every} with" if serve_every else f"decode.every={decode.every} with"
-    checks = [
-        (
-            serve_every > 0 and decode.every > 0,
-            f"{subject} decode.every={decode.every}: its cycles measure the draft; remove one of them",
-        ),
-        (
-            config.data.features is not None,
-            f"{subject} data.features: features are read from {config.data.features}, no engine starts; remove one "
-            "of them",
-        ),
-        (
-            config.placement.kind == "inline" and decode.replicas > 1,
-            f"decode.replicas={decode.replicas} with placement.kind=inline: an inline engine lives in the one "
-            "trainer process; set placement.kind=disaggregated or decode.replicas=1",
-        ),
-        (
-            bool(push.to),
-            f"{subject} push.to={','.join(push.to)}: the run's own engine gets the draft; remove one of them",
-        ),
-        (
-            push.canary_margin is not None,
-            f"{subject} push.canary_margin={push.canary_margin}: the run's own engine has no other traffic; "
-            "remove it",
-        ),
-        (
-            decode.every > 0 and push_every % decode.every != 0,
-            f"train.push_every={push_every} with decode.every={decode.every}: the engine decodes between cycles "
-            f"only; set train.push_every={decode.every} or a multiple of it, or 0 for no push",
-        ),
-    ]
-    for wrong, message in checks:
-        if wrong:
-            raise ConfigError(message)
 
 
 def _default_output(config_file: Path | None, values: Mapping[str, Any]) -> Path:

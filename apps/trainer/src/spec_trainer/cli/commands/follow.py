@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spec_core import Transport
-    from spec_trainer.configuration.run import AnyRunConfig
     from spec_trainer.live.reservoir import Reservoir
     from spec_trainer.run.spec import RunParts, RunSpec
     from spec_trainer.workers.run_driver import RunDriver
@@ -47,7 +46,6 @@ def resolve_follow(
     parts, replayed = read_inputs(config_file, flags, overrides, follows=True)
     if parts.config.follow.serve.engine is not None:
         parts = _with_own_server(parts)
-    _check(parts.config)
     check_sender(parts)
     if parts.config.follow.metrics is not None:
         MetricsPage(parts.config.follow.metrics).close()
@@ -115,73 +113,3 @@ def _with_own_server(parts: RunParts) -> RunParts:
 
 def _kept_states(spec: RunSpec, reservoir: Reservoir, transport: Transport) -> KeptStates:
     return KeptStates(reservoir.states, transport, spec.config.timeouts.step_s)
-
-
-def _check(config: AnyRunConfig) -> None:
-    """Raise ConfigError for settings that ``spec-trainer follow`` does not support."""
-    train, push = config.train, config.push
-    vocabulary = getattr(config.draft, "vocab_size", None)  # an option of some drafts
-    checks = [
-        (
-            vocabulary is not None and config.data.path is None and config.draft.init_from is None,
-            f"draft.vocab_size={vocabulary} with follow without data, in which the most frequent tokens are counted; "
-            "remove it, or set data.path",
-        ),
-        (
-            not config.follow.servers,
-            "follow needs a server: --server with an address such as http://127.0.0.1:8000, or --serve with the "
-            "engine whose server it starts itself",
-        ),
-        (
-            train.ranks > 1,
-            f"train.ranks={train.ranks} with follow, which trains in one rank; set train.ranks=1",
-        ),
-        (
-            train.restarts > 0,
-            f"train.restarts={train.restarts} with follow, which ends with a lost rank; remove it, and start the "
-            "command again",
-        ),
-        (
-            train.schedule != "constant",
-            f"train.schedule={train.schedule} with follow, which has no last step; set train.schedule=constant",
-        ),
-        (train.steps is not None, f"train.steps={train.steps} with follow; set follow.requests instead"),
-        (train.eval_every > 0, f"train.eval_every={train.eval_every} with follow; remove it"),
-        (train.serve_every > 0, f"train.serve_every={train.serve_every} with follow; remove it"),
-        (config.decode.every > 0, f"decode.every={config.decode.every} with follow; remove it"),
-        (bool(push.to), f"push.to={','.join(push.to)} with follow; set follow.servers instead"),
-        (push.canary_margin is not None, f"push.canary_margin={push.canary_margin} with follow; remove it"),
-        (config.data.features is not None, f"data.features={config.data.features} with follow; remove it"),
-    ]
-    if config.follow.capture == "serving":
-        checks += _serving_checks(config)
-    for wrong, message in checks:
-        if wrong:
-            raise ConfigError(message)
-
-
-def _serving_checks(config: AnyRunConfig) -> list[tuple[bool, str]]:
-    """Return a condition and an error message for each setting that needs an engine of the run's own.
-
-    The condition is true if the setting is used. The settings are not allowed with
-    ``follow.capture=serving``.
-    """
-    follow, serving = config.follow, "with follow.capture=serving, which has no engine of its own"
-    return [
-        (
-            config.placement.kind != "inline",
-            f"placement.kind={config.placement.kind} {serving}; remove engine.name and placement.kind",
-        ),
-        (
-            follow.retention.rows > 0,
-            f"follow.retention.rows={follow.retention.rows} {serving} to capture requests again; remove it",
-        ),
-        (
-            follow.new_target != "stop",
-            f"follow.new_target={follow.new_target} {serving} to capture requests again; remove it",
-        ),
-        (
-            config.data.path is not None,
-            f"data.path {serving} to capture the samples; remove it, or set follow.capture=prefill",
-        ),
-    ]

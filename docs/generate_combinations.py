@@ -1,0 +1,31 @@
+"""Prints docs/combinations.md from the tables of refused settings: ``python docs/generate_combinations.py``."""
+
+from __future__ import annotations
+
+from spec_trainer.plan import combinations
+
+HEAD = """\
+# Settings that do not go together
+
+Made by `docs/generate_combinations.py` from `plan/combinations.py`, the tables that the commands themselves read.
+`KEY=*` is the key with any value of yours. A refused combination ends the command with exit code 2 before anything
+starts.
+"""
+TABLES = {
+    "Every command": (*combinations.KEYS, *combinations.ENGINE, *combinations.PARTS),
+    "Every command but `follow`": combinations.WITHOUT_FOLLOW,
+    "`follow`": combinations.FOLLOW,
+}
+
+
+def main() -> None:
+    print(HEAD)
+    for title, table in TABLES.items():
+        print(f"## {title}\n\n| settings | why they are refused | what to do |\n|---|---|---|")
+        for row in table:
+            print(f"| {row.settings} | {row.why} | {row.remedy} |".replace("*", r"\*"))
+        print()
+
+
+if __name__ == "__main__":
+    main()
