@@ -6,12 +6,11 @@ import json
 import random
 
 import numpy as np
-import psutil
 import pytest
 
 from spec_core.errors import DataError
 from spec_trainer.configuration.data import DataConfig
-from spec_trainer.data import render_process, turns
+from spec_trainer.data import turns
 from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.render_process import RenderProcess
 
@@ -291,49 +290,6 @@ def test_very_many_turns_that_must_be_found_one_by_one_are_refused(load, supervi
 def test_an_answer_of_end_tokens_takes_no_longer_than_another(load, supervised):
     row = conversation("a", "<|im_end|> " * 40_000)
     assert supervised(load(row, max_length=10**6).sample(0)) == "<|im_end|>"
-
-
-@pytest.mark.parametrize(
-    ("template", "why"),
-    [
-        ("{{ range(10**9) | list }}", "OverflowError"),
-        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nested too deeply"),
-        ("{{ 'a' * 10**11 }}", "MemoryError"),
-        (
-            "{% set x = namespace(y='ab') %}{% for i in range(60) %}{% set x.y = x.y ~ x.y %}{% endfor %}",
-            "MemoryError",
-        ),
-        (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "it takes more than",
-        ),
-        # C code that nothing interrupts, as the comparison below, but for longer.
-        pytest.param("{{ 5|round(-99999999) }}", "it takes more than", marks=pytest.mark.slow),
-        ("{{ 'x' * (2**24 + 1) }}", "it makes 16777217 characters, expected at most 16777216"),
-        (
-            "{% set x = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set x.a = [x.a] * 9 %}"
-            "{% set x.b = [x.b] * 9 %}{% endfor %}{{ x.a == x.b }}",
-            "it takes more than",
-        ),
-    ],
-    ids=["range", "macro", "string", "doubling", "loops", "digits", "text", "comparison"],
-)
-def test_a_template_without_end_is_refused(load, monkeypatch, template, why):
-    monkeypatch.setattr(render_process, "SECONDS", 0.5)
-    monkeypatch.setattr(render_process, "BYTES", 128 << 20)
-    with pytest.raises(DataError, match=f"refused by the chat template: .*{why}"):
-        load(conversation("a", "b"), template=template)
-
-
-def test_a_closed_process_for_templates_is_gone_and_starts_again():
-    others, rendering = set(psutil.Process().children()), RenderProcess()
-    words = {"conversations": [[{"role": "user", "content": "a"}]], "chat_template": CHATML}
-    for _ in range(2):
-        text, _ = rendering.render(**words)
-        assert text == "<|im_start|>user\na<|im_end|>\n"
-        (child,) = set(psutil.Process().children()) - others
-        rendering.close()
-        assert not child.is_running()
 
 
 def test_a_row_that_is_nested_too_deeply_for_the_template_is_a_bad_row(load):

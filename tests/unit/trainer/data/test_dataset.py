@@ -11,6 +11,8 @@ import shutil
 import numpy as np
 import pytest
 from datasets import Dataset as Table
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
 from spec_core.errors import ArtifactError, DataError
 from spec_trainer.configuration.data import DataConfig
@@ -18,6 +20,7 @@ from spec_trainer.data.dataset import load_dataset
 from spec_trainer.data.sources import read_rows
 
 from ....chat_templates import READS_PARTS
+from .conftest import byte_level
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The fox"}]}
 SHARED = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "The fox"}]}
@@ -53,6 +56,29 @@ def test_all_of_a_plain_text_is_supervised(load, supervised):
     sample = load({"text": "The quick brown fox"}).sample(0)
     assert sample.loss_mask.all()
     assert supervised(sample) == "The quick brown fox"
+
+
+@pytest.mark.parametrize("template", ["<s> $A", "<s> $A </s>", "<s> <|start|> $A", "$A </s>", "$A"])
+@pytest.mark.parametrize(
+    "text", ["The fox", "<s>The fox", "The fox</s>", "<s><|start|>The fox</s>", "<s>", ""]
+)
+def test_a_text_has_the_tokenizers_special_tokens_once(tokenizer_folder, write, template, text):
+    def build():
+        tokenizer = byte_level()
+        tokenizer.add_special_tokens(["<s>", "</s>", "<|start|>"])
+        ids = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>", "<|start|>")]
+        tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=ids)
+        return tokenizer
+
+    folder = tokenizer_folder(build=build)
+    dataset = read(write({"text": text}, {"text": "The fox"}), folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    before, after = template.replace(" ", "").split("$A")
+    expected = text if text.startswith(before) else before + text
+    expected = expected if expected.endswith(after) else expected + after
+    row = next((sample for sample in dataset.train if sample.where.endswith(":1")), None)
+    learnt = "" if row is None else tokenizer.decode(row.input_ids)
+    assert learnt == (expected if len(tokenizer.tokenize(expected)) > 1 else "")
 
 
 def test_tokenised_rows_are_taken_as_they_are_and_need_no_tokenizer(write):

@@ -10,9 +10,8 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from spec_core.errors import DataError
-from spec_core.foreign import foreign_errors
-from spec_trainer.data.errors import BadRow
-from spec_trainer.data.render_process import TemplateUnreadable, render_process
+from spec_trainer.data.errors import BadRow, row_errors
+from spec_trainer.data.render_process import OverLimit, TemplateUnreadable, render_process
 from spec_trainer.data.rows import Chat
 from spec_trainer.data.served_messages import served_messages, served_tool
 from spec_trainer.data.turns import Around, EndTokens, Frames, Render, TurnFinder
@@ -141,6 +140,8 @@ class ChatRenderer:
         def render(messages: Sequence[dict[str, Any]], prompt: bool) -> str | None:
             try:
                 return self._render(chat, messages, prompt=prompt)[0]
+            except OverLimit:  # each further rendering would take as long
+                raise
             except BadRow:
                 return None
 
@@ -156,7 +157,7 @@ class ChatRenderer:
         self, chat: Chat, messages: Sequence[dict[str, Any]], *, prompt: bool = False, marked: bool = False
     ) -> tuple[str, Spans]:
         template, kwargs = self._template(chat), self._config.chat_template_kwargs
-        with foreign_errors(BadRow, "refused by the chat template"):
+        with row_errors("refused by the chat template"):
             try:
                 return render_process().render(
                     conversations=[[{"content": "", **message} for message in messages]],

@@ -1,8 +1,22 @@
-"""BadRow is the error for a single row of the data."""
+"""BadRow is the error for a single row of the data; a fault of the machine never becomes one."""
 
 from __future__ import annotations
 
-from spec_core.errors import DataError
+import errno
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from spec_core.errors import DataError, RunError
+from spec_core.foreign import cause, foreign_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_OF_A_NAME = (
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG,
+    errno.EINVAL, errno.ENXIO, errno.ENODEV,
+)  # fmt: skip
+"""Errors of the file system that a row causes by the name of a file."""
 
 
 class BadRow(DataError):
@@ -21,3 +35,27 @@ class BadRow(DataError):
     def reason(self) -> str:
         """The kind of problem, without the detail of this row."""
         return str(self).partition(": ")[0]
+
+
+@contextmanager
+def row_errors(reason: str) -> Iterator[None]:
+    """Raise BadRow for any foreign error in the block; RunError if the machine is at fault, not the row."""
+    try:
+        with foreign_errors(BadRow, reason):
+            yield
+    except BadRow as bad:
+        check_machine(bad)
+        raise
+
+
+def check_machine(error: BaseException) -> None:
+    """Raise RunError if the machine caused ``error``: too few file descriptors, too little memory, a broken disk."""
+    first: BaseException | None = error
+    while first is not None:
+        named = isinstance(first, OSError) and first.errno in (None, *_OF_A_NAME)
+        if isinstance(first, OSError | MemoryError) and not named:
+            raise RunError(
+                f"a row cannot be read, and the machine is at fault: {cause(first)}; raise the limit (ulimit -a "
+                "shows it) or end other programs, then run the same command again"
+            ) from error
+        first = first.__cause__

@@ -1,7 +1,8 @@
 """RenderProcess renders chat templates in a child process, which can be killed.
 
 A template is untrusted code that comes with the target. Jinja's sandbox limits neither time nor memory. No signal
-interrupts Python's C code, such as ``{{ 5|round(-99999999) }}`` or the comparison of two nested lists.
+interrupts Python's C code, such as ``{{ 5|round(-99999999) }}``, the filters ``title`` and ``urlize``, or the
+comparison of two nested lists. So the kernel limits both, for the child as a whole (``rendering_limits``).
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 import atexit
 import os
 import selectors
+import signal
 import subprocess
 import time
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from spec_core.errors import PeerLost
-from spec_processes import end_group, spawn
+from spec_core.errors import DataError, PeerLost, RunError
+from spec_processes import end_group, ending, spawn
 from spec_trainer.data.errors import BadRow
 
 if TYPE_CHECKING:
@@ -27,50 +28,49 @@ if TYPE_CHECKING:
 SECONDS = 3.0
 """Seconds of CPU time for one rendering; a long conversation takes some milliseconds."""
 BYTES = 1 << 30
-"""Bytes that one rendering may add to the memory of the process."""
+"""Bytes that one rendering may add to the memory that the process has when it starts."""
 CHARACTERS = 1 << 24
 """Largest number of characters of one rendering; a million tokens have some four million."""
-_GRACE_S = 1.0
-"""CPU seconds beyond ``SECONDS`` after which the process is killed."""
+MOST_OVER = 5
+"""Number of renderings over a limit after which the template is given up, whatever ``data.on_bad_row`` says."""
 _LONGEST_S = 120.0
-"""Largest number of seconds of wall time for one rendering or for reading one message."""
-_TICK_S = 0.25
+"""Largest number of seconds of wall time for one rendering, for reading one message, and for the start."""
 _REFUSED = "refused by the chat template"
+_MACHINE = "see whether memory or processors are short, then run the same command again"
 
 
 class TemplateUnreadable(Exception):
     """The text is not a valid Jinja template; the arguments are line number and message."""
 
 
+class OverLimit(BadRow):
+    """A rendering takes more time, memory or characters than a rendering may."""
+
+
 class RenderProcess:
-    """Renders templates in a child process, which starts when first needed, and again after it was killed."""
+    """Renders templates in a child process, which starts when first needed, and again after it has ended."""
 
     def __init__(self) -> None:
         """Create the object only; the child process starts when it is first needed."""
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
+        self._num_over = 0
 
     def render(self, **arguments: Any) -> tuple[str, list[tuple[int, int]]]:
         """Render one conversation; return its text, and where its ``{% generation %}`` blocks begin and end.
 
-        ``arguments`` are passed to ``render_jinja_template`` of Transformers. Raise BadRow if the template
-        fails or exceeds a limit, TemplateUnreadable if it is not a valid template.
+        ``arguments`` are passed to ``render_jinja_template`` of Transformers. Raise BadRow if the template fails,
+        OverLimit if it exceeds a limit, DataError if it has done so ``MOST_OVER`` times, TemplateUnreadable if it
+        is not a valid template, and RunError if the machine does not let the child work.
         """
-        try:
-            self._start()
-            self._channel.send("render", seconds=SECONDS, bytes=BYTES, arguments=arguments)
-            answer = self._answer()
-        except PeerLost as error:
-            self._end()
-            raise BadRow(_REFUSED, "its process was killed") from error
+        self._start()
+        answer = self._answer(seconds=SECONDS, bytes=BYTES, characters=CHARACTERS, arguments=arguments)
         if answer["kind"] == "unreadable":
             raise TemplateUnreadable(answer["line"], answer["problem"])
         if answer["kind"] == "refused":
             raise BadRow(_REFUSED, answer["problem"])
-        if len(answer["text"]) > CHARACTERS:
-            raise BadRow(
-                _REFUSED, f"it makes {len(answer['text'])} characters, expected at most {CHARACTERS}"
-            )
+        if answer["kind"] == "over":
+            raise self._over(answer["problem"])
         return answer["text"], [(start, stop) for start, stop in answer["marks"]]
 
     def close(self) -> None:
@@ -85,24 +85,38 @@ class RenderProcess:
             return
         words = ["spec_trainer.data.render_main"]
         self._process, self._channel = spawn(words, os.environ, subprocess.DEVNULL, _LONGEST_S)
-        self._wait(until=time.monotonic() + _LONGEST_S)
-        self._channel.arrived()  # it says that it has imported what it needs
+        try:
+            self._received()  # it says that it has imported what it needs
+        except PeerLost as error:
+            how = ending(self._exit_code())
+            raise RunError(
+                f"the process that renders chat templates {how} as it started; {_MACHINE}"
+            ) from error
 
-    def _answer(self) -> Mapping[str, Any]:
-        """Return the child's answer; kill the child and raise BadRow if it exceeds its time limit."""
-        if arrived := self._arrived():  # nearly always
-            return arrived[0]
-        most = self._cpu_s() + SECONDS + _GRACE_S
+    def _answer(self, **request: Any) -> Mapping[str, Any]:
+        """Return the child's answer; if the kernel has ended the child for its time, an answer that says so."""
+        try:
+            self._channel.send("render", **request)
+            return self._received()
+        except PeerLost as error:
+            code = self._exit_code()
+            if code == -signal.SIGXCPU:
+                return {"kind": "over", "problem": f"it takes more than {SECONDS:g} s"}
+            if code == -signal.SIGKILL:  # not by this process, so by the kernel or a person
+                raise RunError(f"the process that renders chat templates was killed; {_MACHINE}") from error
+            raise BadRow(_REFUSED, f"its process {ending(code)}") from error
+
+    def _received(self) -> Mapping[str, Any]:
+        """Return the child's next message. Raise PeerLost if it has ended, RunError if it is silent."""
         until = time.monotonic() + _LONGEST_S
-        while not (arrived := self._arrived()):
-            if self._cpu_s() > most or time.monotonic() > until:
+        while not (arrived := self._channel.arrived()):
+            if time.monotonic() > until:
                 self._end()
-                raise BadRow(_REFUSED, f"it takes more than {SECONDS:g} s")
+                raise RunError(
+                    f"the process that renders chat templates was silent for {_LONGEST_S:g} s; {_MACHINE}"
+                )
+            self._wait(until)
         return arrived[0]
-
-    def _arrived(self) -> list[Any]:
-        self._wait(until=time.monotonic() + _TICK_S)
-        return self._channel.arrived()
 
     def _wait(self, until: float) -> None:
         """Wait until the child sends something or exits, at most until ``until`` (``time.monotonic``)."""
@@ -110,13 +124,23 @@ class RenderProcess:
             selector.register(self._channel, selectors.EVENT_READ)
             selector.select(max(0.0, until - time.monotonic()))
 
-    def _cpu_s(self) -> float:
+    def _over(self, problem: str) -> DataError:
+        self._num_over += 1
+        if self._num_over < MOST_OVER:
+            return OverLimit(_REFUSED, problem)
+        return DataError(
+            f"the chat template exceeded its limits {MOST_OVER} times, at last as {problem}; mend it, set "
+            "data.chat_template to the file of another, or remove the rows that it is too slow for"
+        )
+
+    def _exit_code(self) -> int:
+        """Return the exit code of the child, which has closed its channel; a signal's number negated."""
         assert self._process is not None
-        try:
-            times = psutil.Process(self._process.pid).cpu_times()
-        except psutil.NoSuchProcess as error:
-            raise PeerLost("the process that renders chat templates has ended") from error
-        return times.user + times.system
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LONGEST_S)
+        code = self._process.returncode
+        self._end()
+        return -signal.SIGKILL if code is None else code
 
     def _end(self) -> None:
         if self._process is not None:

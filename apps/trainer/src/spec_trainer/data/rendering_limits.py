@@ -1,46 +1,63 @@
-"""Limit time and memory for rendering a chat template, which is untrusted code of the target."""
+"""Limit time and memory for rendering a chat template, which is untrusted code of the target.
+
+The kernel keeps both limits, so they hold for whatever the template has Python do, also in C code.
+"""
 
 from __future__ import annotations
 
+import math
 import resource
 import signal
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_GRACE_S = 1.0
+"""CPU seconds beyond the limit after which the kernel kills a process that did not end by itself."""
 
-class OutOfTime(Exception):
-    """A template ran for longer than the limit."""
+
+class OutOfTime(BaseException):
+    """A template ran for longer than the limit. No ``except Exception`` of Jinja, which has some, stops it."""
 
 
 @contextmanager
-def rendering_limits(seconds: float, num_bytes: int) -> Iterator[None]:
+def rendering_limits(seconds: float, most_bytes: int) -> Iterator[None]:
     """Raise OutOfTime or MemoryError if the ``with`` block takes too much CPU time or memory.
 
-    ``seconds``: the limit of CPU time, which cannot interrupt C code. ``num_bytes``: memory beyond the
-    process's present memory. The ``with`` block must be in the main thread.
+    ``seconds``: the limit of CPU time. In C code, no exception can be raised: the kernel then ends the process by
+    SIGXCPU, one to two seconds later. ``most_bytes``: the limit of the process's address space. The ``with`` block
+    must be in the main thread.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _address_space() + num_bytes
-    if soft != resource.RLIM_INFINITY:
-        limit = min(limit, soft)
 
     def ring(*_: object) -> None:
         raise OutOfTime(f"it takes more than {seconds:g} s")
 
-    before = signal.signal(signal.SIGVTALRM, ring)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    last_second = math.ceil(time.process_time() + seconds + _GRACE_S)
+    with _limit(resource.RLIMIT_AS, most_bytes), _limit(resource.RLIMIT_CPU, last_second):
+        before = signal.signal(signal.SIGVTALRM, ring)
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, before)
+
+
+@contextmanager
+def _limit(kind: int, value: int) -> Iterator[None]:
+    """Lower a limit of this process, unless it is lower."""
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value if soft == resource.RLIM_INFINITY else min(value, soft), hard))
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        resource.setrlimit(kind, (soft, hard))
 
 
-def _address_space() -> int:
+def address_space() -> int:
+    """Return the number of bytes of this process's address space."""
     with open("/proc/self/statm", "rb") as pages:
         return int(pages.read().split()[0]) * resource.getpagesize()

@@ -16,7 +16,7 @@ from spec_core.errors import DataError
 from spec_core.records import ImageSource
 from spec_core.wording import printable, shortened, shown
 from spec_kit.targets import TargetImages, decoded_image, media_type
-from spec_trainer.data.errors import BadRow
+from spec_trainer.data.errors import BadRow, check_machine
 from spec_trainer.data.image_parts import TEXT_ONLY, TEXT_PROMPTS, reference_name
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ def _as_bad_row(number: int, reference: object) -> Iterator[None]:
     except BadRow:
         raise
     except DataError as error:
+        check_machine(error)
         problem = printable(shortened(str(error), _PROBLEM).replace("\n", " "))
         raise BadRow(_BAD, f"image {number}, {reference_name(reference)}: {problem}") from error
 

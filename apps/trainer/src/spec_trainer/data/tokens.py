@@ -17,7 +17,7 @@ from spec_core.records import PromptWithImages
 from spec_core.wording import counted, shown
 from spec_trainer.configuration.chat import ChatConfig
 from spec_trainer.data.chat import ChatRenderer
-from spec_trainer.data.errors import BadRow
+from spec_trainer.data.errors import BadRow, row_errors
 from spec_trainer.data.image_parts import count_images
 from spec_trainer.data.row_images import NO_IMAGES, ImageRules, RowImages
 from spec_trainer.data.rows import Chat, Text, Tokens
@@ -255,7 +255,7 @@ class Encoder:
 
     def _tokenize(self, text: str, **options: bool) -> Any:
         tokenizer = self._tokenizer
-        with foreign_errors(BadRow, "refused by the tokenizer"):
+        with row_errors("refused by the tokenizer"):
             return tokenizer(text, verbose=False, **options)
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
@@ -268,9 +268,22 @@ class Encoder:
         return ids.astype(np.int32)
 
     def _text(self, row: Text) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and mask of a text, with the tokenizer's special tokens; all tokens are supervised."""
-        ids = np.asarray(self._tokenize(_unicode(row.text))["input_ids"], dtype=np.int64)
-        return ids, np.ones(len(ids), dtype=bool)
+        """Return ids and mask of a text, with the tokenizer's special tokens; all tokens are supervised.
+
+        A text that another program rendered may have these special tokens already, and gets no second ones.
+        """
+        ids = self._tokenize(_unicode(row.text), add_special_tokens=False)["input_ids"]
+        before, after = self._added_tokens
+        ids = ids if ids[: len(before)] == before else before + ids
+        ids = ids if ids[len(ids) - len(after) :] == after else ids + after
+        return np.asarray(ids, dtype=np.int64), np.ones(len(ids), dtype=bool)
+
+    @cached_property
+    def _added_tokens(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer adds before and after a text."""
+        own, whole = (self._tokenize("x", add_special_tokens=added)["input_ids"] for added in (False, True))
+        start = next((i for i in range(len(whole)) if whole[i : i + len(own)] == own), 0)
+        return whole[:start], whole[start + len(own) :]
 
     def _chat(self, row: Chat, last_turn_only: bool) -> tuple[np.ndarray, np.ndarray]:
         rendering = self._renderer.render(row, last_turn_only)
