@@ -21,9 +21,9 @@ HEAD = """\
 # Configuration
 
 Made by `docs/generate_configuration.py` from the classes that validate it. A run's configuration is a YAML file, the
-command's flags, and `section.key=value` words; later wins, unknown keys are errors. `${section.key}` stands for the
-value of another key. Nothing else is replaced, and the environment is not read: write `target=$NAME` on the command
-line. `section.key=null` is no value; `section.key=` is refused. [data.md](data.md) lists the bounds of what is read.
+command's flags, and `section.key=value` words; later wins, unknown keys are errors. Nothing in a value is replaced,
+and the environment is not read: write `target=$NAME` on the command line. `section.key=null` is no value;
+`section.key=` is refused. [data.md](data.md) lists the bounds of what is read.
 The first table holds what every run has. Sections `backend`, `draft`, `optimizer`, `strategy`, `engine` and
 `launcher` have further keys, of the plugins that they name; so has `push.options.NAME` of weight transports (and its
 `bucket_bytes`, which comes before `push.bucket_bytes`).

@@ -23,8 +23,9 @@ def build(root: Path) -> None:
     _features(root)
     _runs(root)
     (root / "run.yaml").write_text(
-        f"target: {root}/target\ndata:\n  path: {root}/tokens.jsonl\n  eval_samples: 2\noutput: out-${{seed}}\n"
-        "draft: {name: eagle3, num_steps: 2}\ntrain:\n  lr: 1e-3\n  betas: [0.9, 0.95]\n  steps: 4\nseed: 3\n"
+        f"target: {root}/target\ndata:\n  path: {root}/tokens.jsonl\n  eval_samples: 2\noutput: out\n"
+        "draft: {name: eagle3, num_steps: 2}\noptimizer: {betas: [0.9, 0.95]}\n"
+        "train:\n  lr: 1e-3\n  steps: 4\nseed: 3\n"
     )
 
 

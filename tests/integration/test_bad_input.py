@@ -95,7 +95,7 @@ def file(place) -> Callable[[str, str | bytes], Path]:
         ("draft.layers=[3,1]", "draft.layers: [3, 1] must be unique and ascending"),
         ("draft.vocab_size=98", "a draft vocabulary of 98 exceeds the target's 97"),
         ("track.wandb=''", "track.wandb='': String should have at least 1 character"),
-        ("target=${oc.env:HOME}", "configuration does not read the environment"),
+        ("target=${HOME}", "${HOME}"),
         ("output=\udcff", "is not Unicode"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Read and write the configuration as YAML, with references between keys."""
+"""Read and write the configuration as YAML."""
 
 from spec_trainer.configuration.reading import dump_yaml, read_configuration, read_resolved
 

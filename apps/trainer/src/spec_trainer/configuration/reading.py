@@ -12,7 +12,6 @@ import yaml
 from spec_core.errors import ConfigError
 from spec_core.foreign import foreign_errors, read_bytes
 from spec_core.wording import shown
-from spec_trainer.configuration.references import check_references, resolve_references
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -69,8 +68,8 @@ def read_configuration(
 ) -> dict[str, Any]:
     """Merge a command's defaults, a YAML file, the flags and ``section.key=value`` arguments.
 
-    ``defaults`` and ``flags``: dotted key -> value. Later layers win; ``${section.key}`` is replaced by that key's
-    value. Raise ConfigError, which names the file, line or argument that is wrong.
+    ``defaults`` and ``flags``: dotted key -> value. Later layers win. Raise ConfigError, which names the file,
+    line or argument that is wrong.
     """
     merged: dict[str, Any] = {}
     for key, value in (defaults or {}).items():
@@ -80,17 +79,16 @@ def read_configuration(
     for key, value in flags.items():
         word = f"{key}={value}"
         _check_word(word, f"override {shown(word)}")
-        check_references(str(value), f"override {shown(word)}")
         merged = _merged(merged, _layer(key, value, word))
     for word in overrides:
         merged = _merged(merged, _layer(*_parse_word(word), word))
-    return resolve_references(merged)
+    return merged
 
 
 def read_resolved(file: Path) -> dict[str, Any]:
-    """Return the values of a ``config.yaml`` that ``dump_yaml`` wrote; ``${…}`` in them is literal text."""
+    """Return the values of a ``config.yaml`` that ``dump_yaml`` wrote."""
     text, where = _read_text(file), f"config file {file}"
-    _check_yaml(text, where, resolved=True)
+    _check_yaml(text, where)
     return _load(text, where, yaml.SafeLoader)
 
 
@@ -154,11 +152,10 @@ def _check_word(word: str, where: str) -> None:
         word.encode()
 
 
-def _check_yaml(text: str, where: str, resolved: bool = False) -> None:
-    """Raise ConfigError for deep nesting, too many values or wrong references, before the text is loaded.
+def _check_yaml(text: str, where: str) -> None:
+    """Raise ConfigError for deep nesting, too many values or misleading scalars, before the text is loaded.
 
-    The YAML loader is recursive and would crash on very deep nesting; this check is iterative. ``resolved``:
-    ``${…}`` in the text is literal, not a reference.
+    The YAML loader is recursive and would crash on very deep nesting; this check is iterative.
     """
     size, begun, sizes = 0, list[tuple[str | None, int]](), dict[str | None, int]()
     try:
@@ -174,14 +171,12 @@ def _check_yaml(text: str, where: str, resolved: bool = False) -> None:
             if size > _VALUES:
                 raise ConfigError(f"{where} has more than {_VALUES} values, with its aliases written out")
             if isinstance(event, yaml.ScalarEvent):
-                _check_scalar(event, where, resolved)
+                _check_scalar(event, where)
     except yaml.YAMLError:
         return  # the loader finds it too, with a better message
 
 
-def _check_scalar(event: yaml.ScalarEvent, where: str, resolved: bool) -> None:
-    if not resolved:
-        check_references(event.value, where)
+def _check_scalar(event: yaml.ScalarEvent, where: str) -> None:
     if "\0" in event.value:
         raise ConfigError(f"{where}: {shown(event.value)} holds the character NUL, which no value can have")
     if event.implicit[0] and _ODD_NUMBER.fullmatch(event.value):
