@@ -24,8 +24,8 @@ _KEYS = [
     "data.features", "data.max_length", "data.packing", "data.on_bad_row", "draft", "draft.name", "draft.init_from",
     "draft.num_steps", "draft.layers", "draft.vocab_size", "train", "train.lr", "train.steps", "train.epochs",
     "optimizer.betas", "train.schedule", "train.ranks", "train.global_batch_tokens", "engine.name",
-    "engine.batch_tokens", "engine.replicas", "placement.kind", "placement.window_bytes", "timeouts.peer_s", "capture.shard_bytes",
-    "profile.steps", "track.wandb", "x", "x.y.z", "a..b", "data[path]", "",
+    "engine.batch_tokens", "engine.replicas", "placement.kind", "placement.window_bytes", "timeouts.peer_s",
+    "capture.shard_bytes", "profile.steps", "track.wandb", "x", "x.y.z", "a..b", "data[path]", "",
 ]  # fmt: skip
 _TEXTS = [
     "", " ",
