@@ -1,4 +1,4 @@
-"""What a chat template may take, and who is at fault when its process ends."""
+"""Limits of the rendering of a chat template, and the ends of its process."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_process_that_somebody_kills_is_no_fault_of_the_row(rendering):
     rendering.render(**words(CHATML))
     (child,) = psutil.Process().children()
     threading.Timer(0.3, os.kill, (child.pid, signal.SIGKILL)).start()
-    with pytest.raises(RunError, match="renders chat templates was killed; see whether memory"):
+    with pytest.raises(RunError, match="renders chat templates was killed; see whether memory or CPU time"):
         rendering.render(**words(BUSY))
     text, _ = rendering.render(**words(CHATML))
     assert text.startswith("<|im_start|>user")

@@ -36,7 +36,7 @@ MOST_OVER = 5
 _LONGEST_S = 120.0
 """Largest number of seconds of wall time for one rendering, for reading one message, and for the start."""
 _REFUSED = "refused by the chat template"
-_MACHINE = "see whether memory or processors are short, then run the same command again"
+_MACHINE = "see whether memory or CPU time is short, then run the same command again"
 
 
 class TemplateUnreadable(Exception):
@@ -102,7 +102,7 @@ class RenderProcess:
             code = self._exit_code()
             if code == -signal.SIGXCPU:
                 return {"kind": "over", "problem": f"it takes more than {SECONDS:g} s"}
-            if code == -signal.SIGKILL:  # not by this process, so by the kernel or a person
+            if code == -signal.SIGKILL:  # not by this process, but from outside, as by the OOM killer
                 raise RunError(f"the process that renders chat templates was killed; {_MACHINE}") from error
             raise BadRow(_REFUSED, f"its process {ending(code)}") from error
 
