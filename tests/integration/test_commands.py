@@ -483,10 +483,12 @@ def test_figures_are_printed_also_where_the_report_cannot_be_written(
 
 def test_evaluation_measures_greedy_and_sampled_answers(command_line, trained, peaked_target, prompts):
     flags = ["--target", peaked_target, "--draft-model", trained / "draft", "--prompts", prompts, "--json"]
-    both = json.loads(command_line("evaluate", *flags, "--max-new-tokens", 3, "--no-untrained").out)
+    both = json.loads(command_line("evaluate", *flags, "--max-new-tokens", 3).out)
+    assert both["acceptance_length_before"] is None
     assert (both["temperature"], both["sampled"]["temperature"]) == (0.0, 1.0)
     assert both["greedy"].items() <= both.items()
-    alone = json.loads(command_line("evaluate", *flags, "--max-new-tokens", 3, "--temperature", 0).out)
+    greedy = ["--max-new-tokens", 3, "--temperature", 0, "--untrained"]
+    alone = json.loads(command_line("evaluate", *flags, *greedy).out)
     assert alone["sampled"] is None
     assert alone["acceptance_length_before"] >= 1
     assert {key: alone[key] for key in ("rounds", "drafted", "accepted", "acceptance_per_position")} == {

@@ -160,6 +160,8 @@ def test_it_learns_from_requests_alone_told_apart_by_label_and_route_and_no_clie
     monkeypatch.setenv(LIVE_REQUESTS_VARIABLE, '{"share": 1.0, "labels": ["code", "chat"]}')
     output = tmp_path / "run"
     with live_server.serving(lab.target, lab.draft("old")) as url:
+        push = ["push", "--draft-model", str(lab.draft("old")), "--target", str(lab.target), "--to", url]
+        assert cli.run(push) == 0
         live_server.ask(url, prompts("new", 60, 26), **{"x-draft-label": "code"})
         live_server.ask(url, prompts("old", 60, 27), "/v1/completions")
         for number in range(40):
@@ -170,7 +172,10 @@ def test_it_learns_from_requests_alone_told_apart_by_label_and_route_and_no_clie
     said = capsys.readouterr().out
     (row,) = rows(output)
     assert row["acceptance_length"] > row["acceptance_length_start"]
-    assert (row["served"], row["version"]) == (row["step"], 1)
+    assert (row["served"], row["version"]) == (row["step"], 2)
+    steps = launching.metrics(output)
+    assert {step["serving_version"] for step in steps} == {1}, "what the servers had been given before"
+    assert json.loads((output / "summary.json").read_text())["steps"] == steps[-1]["step"]
     same = json.loads((output / "summary.json").read_text())["left_out"].get("same_prompt", 0)
     samples = sum(step["samples"] for step in launching.metrics(output))
     assert samples == 160 - row["held_out"] - same, "every one is a request, none is replayed"

@@ -223,7 +223,7 @@ def evaluation(seeing_target, pictures, tmp_path_factory):
 def test_evaluate_counts_images_and_text_apart(evaluation, pictures, tmp_path, capsys, model_type):
     report = tmp_path / "report.html"
     options = (f"data.media_root={pictures}", "--no-stop-at-eos", "--temperature", "0")
-    line = evaluation(model_type, pictures / "rows.jsonl", *options, "--report", str(report))
+    line = evaluation(model_type, pictures / "rows.jsonl", *options, "--untrained", "--report", str(report))
     capsys.readouterr()
     assert run([*line, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -243,7 +243,7 @@ def test_evaluate_counts_images_and_text_apart(evaluation, pictures, tmp_path, c
     seen = [row for row in rows if len(row["messages"][0]["content"]) > 1]
     alone = tmp_path / "images.jsonl"
     alone.write_text("".join(f"{json.dumps(row)}\n" for row in seen))
-    assert run([*evaluation(model_type, alone, *options, "--no-untrained"), "--json"]) == 0
+    assert run([*evaluation(model_type, alone, *options), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert list(again["inputs"]) == ["images"]
     assert again["rounds"] == images["rounds"]

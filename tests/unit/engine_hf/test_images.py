@@ -34,6 +34,11 @@ def captured(engine, requests, schema):
     return [sample.hidden_TNH.clone() for sample in found]
 
 
+def assert_close(found, expected):
+    """Up to rounding, which a CPU chooses by the number of rows: an expert gets other tokens in another batch."""
+    assert torch.allclose(found, expected, atol=1e-4 * expected.abs().max())
+
+
 @pytest.mark.parametrize("model_type", ALL_SEEING)
 def test_states_at_every_row_are_those_of_the_model_that_sees(
     seeing_target, open_engine, schema_of, model_type
@@ -45,10 +50,9 @@ def test_states_at_every_row_are_those_of_the_model_that_sees(
     assert requests[0].input_ids == requests[1].input_ids
     states = captured(open_engine(folder), requests, schema_of(*range(9)))
     for found, request, pictures in zip(states, requests, shown, strict=True):
-        expected = reference_states(folder, request, pictures)
-        assert torch.allclose(found, expected, atol=1e-4 * expected.abs().max())
+        assert_close(found, reference_states(folder, request, pictures))
     place, (first, second, *_) = requests[0].input_ids.index(IMAGE_ID), states
-    assert torch.equal(first[:place], second[:place])
+    assert_close(first[:place], second[:place])
     assert (first[place:] - second[place:]).abs().amax(dim=(1, 2)).min() > 1e-3
 
 

@@ -178,8 +178,9 @@ class Draft(ABC):
     def sample_cost(self, target: TargetSpec) -> Callable[[int, int], int]:
         """Return a function that computes the training cost of one sample, without importing torch (D15).
 
-        The function takes the number of tokens and the number of supervised tokens. Its unit does not matter. A run
-        balances the cost over ranks and micro-batches. Optional: by default the cost is the number of tokens.
+        The function takes the number of tokens and the number of supervised tokens, and returns FLOPs of one step on
+        the sample. A run balances the cost over ranks and micro-batches, and ``plan`` derives the least time of a run
+        from it. Optional: by default the cost is the number of tokens, and ``plan`` counts next to nothing.
         """
         return lambda num_tokens, _: num_tokens
 

@@ -7,6 +7,7 @@ from spec_trainer.run.records import (
     KeptSummary,
     ReplacementRow,
     StepRow,
+    length_of_served,
     read_figures,
     read_records,
     whole_rows,
@@ -56,3 +57,12 @@ def test_figures_that_are_none_are_named(tmp_path):
     file.write_text('{"cycles": [{"cycle": 0, "draft_version": "<b>"}]}')
     with pytest.raises(ArtifactError, match=f"^{file} is damaged: .*draft_version"):
         read_figures(file, KeptSummary)
+
+
+@pytest.mark.parametrize(
+    ("served", "length"),
+    [(30, "acceptance_length"), (20, "acceptance_length_served"), (0, "acceptance_length_start")],
+)
+def test_length_shown_beside_a_version_is_of_the_draft_that_a_verdict_let_serve(served, length):
+    """A push replaces the draft that was served before, whose length is another."""
+    assert length_of_served({"step": 30, "parent": 20, "served": served}) == length

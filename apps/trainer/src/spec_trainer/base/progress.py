@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from spec_trainer.base.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +31,9 @@ class StepProgress(AbstractContextManager["StepProgress"]):
     ) -> None:
         """Prepare the display. ``note`` formats a row of metrics; ``total_steps``: None if the end is unknown."""
         self._total = total_steps
+        self._title = title
+        self._waiting = Waiting(f"{title}, first step")
+        self._shown = ExitStack()
         self._note = note or step_note
         self._last_line_s = 0.0
         self._first: tuple[int, float] | None = None
@@ -48,13 +53,17 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         """Show the step number and the note of ``record``, a row of metrics."""
         note = self._note(record)
         self._bar.update(self._task, completed=record["step"], note=note)
+        self._waiting.begin(f"{self._title}, step {record['step'] + 1}{self._of_all}")
         now = time.monotonic()
         self._first = self._first or (record["step"], now)
         last = record["step"] == self._total
         if self._bar.disable and (last or now - self._last_line_s >= _LINE_EVERY_S):
             self._last_line_s = now
-            of_all = "" if self._total is None else f"/{self._total}"
-            log.info("step %d%s %s%s", record["step"], of_all, note, self._left(record["step"], now))
+            log.info("step %d%s %s%s", record["step"], self._of_all, note, self._left(record["step"], now))
+
+    @property
+    def _of_all(self) -> str:
+        return "" if self._total is None else f"/{self._total}"
 
     def _left(self, step: int, now: float) -> str:
         """Return the expected time left, such as ``about 1.2 h left``.
@@ -70,10 +79,13 @@ class StepProgress(AbstractContextManager["StepProgress"]):
     def __enter__(self) -> Self:
         """Start the display."""
         self._bar.start()
+        if self._bar.disable and self._total is not None:  # a command without an end may wait for days
+            self._shown.enter_context(self._waiting)
         return self
 
     def __exit__(self, *exc: object) -> None:
         """Stop the display."""
+        self._shown.close()
         with suppress(OSError):  # the terminal may have been closed
             self._bar.stop()
 

@@ -24,9 +24,9 @@ class Progress:
     waited_s: float
     served_step: int
     acceptance_lengths: Mapping[str, float]
-    """Acceptance length of each draft that the last verdict compared."""
+    """Acceptance length in the last verdict of the drafts ``trained``, ``start``, and ``served`` since then."""
     by_label: Mapping[str, float]
-    """Acceptance length of the draft that served before the last verdict, by the requests' label."""
+    """Acceptance length in the last verdict of the draft served since then, by the requests' label."""
 
 
 def run_metrics(

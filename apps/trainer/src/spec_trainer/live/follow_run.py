@@ -32,7 +32,8 @@ from spec_trainer.push.request import PushRequest
 from spec_trainer.push.servers import ANSWER_S
 from spec_trainer.report.page import write_report
 from spec_trainer.run.draft_trainer import export_draft
-from spec_trainer.run.metrics import StepLines
+from spec_trainer.run.metrics import StepLines, read_metrics
+from spec_trainer.run.records import length_of_served
 from spec_trainer.training.checkpoint.store import read_weights
 from spec_trainer.workers.decoded_folder import DecodedFolder
 from spec_trainer.workers.run_driver import RankTask
@@ -100,9 +101,9 @@ class FollowRun:
         self._served = last_served(spec)
         self._first_target = first_target(spec)
         self._acceptance_lengths: dict[str, float] = {}
-        """Acceptance length of the drafts in the last verdict: served, trained, start."""
+        """Acceptance length of the drafts in the last verdict: trained, start, and the one served since then."""
         self._by_label: dict[str, float] = {}
-        """Acceptance length of the served draft in the last verdict, by the requests' label."""
+        """Acceptance length in the last verdict of the draft served since then, by the requests' label."""
         self._num_verdicts = self._num_pushes = 0
         self._again_s = time.monotonic()
         """Time (``time.monotonic``) from which a server with an earlier draft may be pushed to again."""
@@ -241,7 +242,7 @@ class FollowRun:
         steps = batches.steps_in_epoch(0)
         part = self._spec.cycle(samples, range(first, first + steps))
         notes: dict[str, Any] = {
-            "serving_version": self._served.version or 0,
+            "serving_version": self._served.version or self._traffic.newest_version,
             "requests": self._reservoir.num_seen,
         }
         if self._acceptance_lengths:
@@ -282,27 +283,27 @@ class FollowRun:
             "acceptance_length_served": worth[served],
             "acceptance_length_start": worth[0],
         }
-        names = dict(zip(lengths, ("trained", "served", "start"), strict=True))
-        self._acceptance_lengths = {names[name]: one.acceptance_length for name, one in lengths.items()}
         labels = lengths_by_label(lengths, [label for at, label in enumerate(labels) if at not in not_finite])
-        self._by_label = {label: one["acceptance_length_served"] for label, one in labels.items()}
-        self._note(
-            {
-                "step": now,
-                "time": time.time(),
-                "parent": served,
-                "oldest_request": self._reservoir.oldest,
-                "requests": self._reservoir.num_seen,
-                "held_out": len(worth[now].tokens),
-                **{name: one.acceptance_length for name, one in lengths.items()},
-                "saved": gain.saved,
-                "chance": gain.chance,
-                "served": self._served.step,
-                "version": self._served.version,
-                "target": self._spec.target.digest,
-                "labels": labels,
-            }
-        )
+        row = {
+            "step": now,
+            "time": time.time(),
+            "parent": served,
+            "oldest_request": self._reservoir.oldest,
+            "requests": self._reservoir.num_seen,
+            "held_out": len(worth[now].tokens),
+            **{name: one.acceptance_length for name, one in lengths.items()},
+            "saved": gain.saved,
+            "chance": gain.chance,
+            "served": self._served.step,
+            "version": self._served.version,
+            "target": self._spec.target.digest,
+            "labels": labels,
+        }
+        now_served = length_of_served(row)
+        drafts = {"trained": "acceptance_length", "served": now_served, "start": "acceptance_length_start"}
+        self._acceptance_lengths = {draft: row[name] for draft, name in drafts.items()}
+        self._by_label = {label: one[now_served] for label, one in labels.items()}
+        self._note(row)
         self._folder.keep_only(0, self._served.step)
         self._show()
 
@@ -372,6 +373,7 @@ class FollowRun:
     def _finish(self) -> None:
         """Write a copy of the served draft, a summary and a report into the run directory."""
         directory, spec = self._spec.directory, self._spec
+        trained = read_metrics(directory.metrics)
         scratch = new_folder(directory.root, ".draft-")
         shutil.copytree(self._folder.draft(self._served.step), scratch, dirs_exist_ok=True)
         if os.path.lexists(directory.draft):
@@ -379,7 +381,7 @@ class FollowRun:
         scratch.rename(directory.draft)
         summary = {
             "description": f"{spec.config.draft.name} draft for {spec.target.folder.name} on live traffic",
-            "steps": self._done_steps,
+            "steps": trained[-1]["step"] if trained else 0,  # a cycle may have been interrupted
             "draft": str(directory.draft),
             "served_step": self._served.step,
             "served_version": self._served.version,

@@ -67,6 +67,11 @@ class Traffic:
         """Number of requests that the servers did not store, by reason."""
         return sum(self._left_out.values(), Counter())
 
+    @property
+    def newest_version(self) -> int:
+        """Newest draft version of a server that answered the last ``take``; 0 if they have their first draft."""
+        return max((version or 0 for version in self.versions.values()), default=0)
+
     def take(self, should_stop: Callable[[], bool] = lambda: False) -> list[TakenRequest]:
         """Return the requests that the servers have stored since the last call.
 

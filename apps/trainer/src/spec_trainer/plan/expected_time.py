@@ -7,6 +7,8 @@ from math import prod
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from spec_core import Backend
 from spec_core.wording import counted
 from spec_kit.targets import stored_tensors
@@ -15,7 +17,6 @@ from spec_trainer.run.metrics import read_metrics
 if TYPE_CHECKING:
     import torch
 
-    from spec_trainer.plan.memory import RunSizes
     from spec_trainer.run.spec import RunSpec
 
 _LAST_STEPS = 20
@@ -23,12 +24,15 @@ _FEWEST_STEPS = 3
 _WIDEST = 8192
 _PRODUCT_S = 0.003
 """If one matrix product takes more than these seconds, no wider product is measured."""
-_MEASURED_S = 0.2
+_MEASURED_S = 0.05
+_MEASUREMENTS = 5
+_MOST_SAMPLES = 10_000
+"""Number of samples whose cost is summed; the cost of more samples is estimated from about as many of them."""
 _ACCELERATOR_FLOPS = 1e15
 """FLOP/s in bfloat16 that no supported accelerator exceeds: the peak of an H100 or H200 without sparsity."""
 
 
-def expected_time(run: RunSpec, sizes: RunSizes) -> dict[str, Any]:
+def expected_time(run: RunSpec) -> dict[str, Any]:
     """Estimate the hours that a run takes, or give a lower bound; say on what the number rests.
 
     Return {"hours" or "hours_at_least", "rests_on"}; the first key is missing if no time can be given. The
@@ -49,16 +53,17 @@ def expected_time(run: RunSpec, sizes: RunSizes) -> dict[str, Any]:
         return {
             "rests_on": "nothing: the answers that the run trains on are not known; its progress shows it"
         }
-    flops = _least_flops(run, sizes)
+    of_target, of_draft = _target_flops(run), _draft_flops(run)
+    flops = of_target + of_draft
     measured = run.backend.device_type == Backend.device_type  # the default: a CPU
     rate = _product_flops_per_s(run) if measured else _ACCELERATOR_FLOPS
     speed = "which a matrix product has reached just now" if measured else "more than any such device reaches"
     devices = len({device for member in run.members() for device in member.devices}) or 1
     return {
         "hours_at_least": _hours(flops / rate / devices),
-        "rests_on": f"{flops:.1e} FLOPs (2 for each weight of the target's layers and 6 for each of the draft's, for "
-        f"each token) at {rate:.1e} FLOP/s on each of {counted(devices, 'device')}, {speed}; loss, "
-        "attention, unrolled steps and waiting come on top, and the progress of the run shows the real pace",
+        "rests_on": f"{flops:.1e} FLOPs ({of_target:.1e} of the target's layers, and {of_draft:.1e} of the draft's "
+        f"steps) at {rate:.1e} FLOP/s on each of {counted(devices, 'device')}, {speed}; waiting and what is no "
+        "matrix product come on top, and the progress of the run shows the real pace",
     }
 
 
@@ -69,26 +74,28 @@ def _recorded(run: RunSpec) -> list[dict[str, Any]]:
     return [row for row in rows if "time_step_s" in row and "time_data_s" in row][-_LAST_STEPS:]
 
 
-def _least_flops(run: RunSpec, sizes: RunSizes) -> float:
-    """Return a lower bound of the run's floating-point operations, in matrix products.
+def _target_flops(run: RunSpec) -> float:
+    """Return a lower bound of the target's FLOPs for the features of the run: 2 for each weight and token.
 
     Experts are left out, because only some experts process a token.
     """
-    target, hints = run.target, run.draft.shard_hints(run.target)
-    outside = {target.embedding_name, target.head_name}
-    per_token = 0.0
-    if run.config.data.features is None:
-        per_token += 2 * sum(
-            prod(stored.shape)
-            for name, stored in stored_tensors(target.folder).items()
-            if name not in outside and ".experts." not in name and len(stored.shape) == 2
-        )
-    per_token += 6 * sum(
-        prod(shape)
-        for name, shape in sizes.weights.items()
-        if len(shape) == 2 and not hints.is_vocabulary(name)
+    if run.config.data.features is not None:
+        return 0.0
+    outside = {run.target.embedding_name, run.target.head_name}
+    weights = sum(
+        prod(stored.shape)
+        for name, stored in stored_tensors(run.target.folder).items()
+        if name not in outside and ".experts." not in name and len(stored.shape) == 2
     )
-    return per_token * run.dataset.total_tokens * run.schedule.epochs
+    return 2.0 * weights * run.dataset.total_tokens * run.schedule.epochs
+
+
+def _draft_flops(run: RunSpec) -> float:
+    """Return the FLOPs of the draft's training, by the draft's own estimate for samples over the whole data."""
+    train = run.dataset.train
+    some = train[:: max(1, len(train) // _MOST_SAMPLES)]
+    cost = sum(run.sample_cost(len(sample), int(np.count_nonzero(sample.loss_mask))) for sample in some)
+    return cost * len(train) / max(1, len(some)) * run.schedule.epochs
 
 
 def _product_flops_per_s(run: RunSpec) -> float:
@@ -102,7 +109,8 @@ def _product_flops_per_s(run: RunSpec) -> float:
         _product_s(matrix, 1)  # the first one loads kernels
         seconds = _product_s(matrix, 1)
     number = max(1, int(_MEASURED_S / seconds))
-    return 2 * width**3 * number / _product_s(matrix, number)
+    fastest_s = min(_product_s(matrix, number) for _ in range(_MEASUREMENTS))  # others use the cores, too
+    return 2 * width**3 * number / fastest_s
 
 
 def _product_s(matrix: torch.Tensor, number: int) -> float:

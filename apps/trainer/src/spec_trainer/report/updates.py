@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_trainer.report.html import number, table
 from spec_trainer.report.svg import svg
+from spec_trainer.run.records import length_of_served
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,18 +58,18 @@ def judged_drafts(judged: Sequence[Record]) -> str:
         "requests": ("to request", "{:,}"),
         "held_out": ("judged by", "{:,}"),
         "acceptance_length": ("τ", "{:.2f}"),
-        "acceptance_length_served": ("τ, served", "{:.2f}"),
+        "acceptance_length_served": ("τ, served before", "{:.2f}"),
         "acceptance_length_start": ("τ, start", "{:.2f}"),
         "saved": ("saved", "{:.1%}"),
         "chance": ("by chance", "{:.1%}"),
-        "parent": ("served before", "{:,}"),
-        "served": ("served after", "{:,}"),
+        "parent": ("served before: step", "{:,}"),
+        "served": ("served after: step", "{:,}"),
     }
     heads = [head for head, _ in columns.values()]
     rows = [[number(one, key, form) for key, (_, form) in columns.items()] for one in judged]
 
     def draw(axes: Sequence[Axes]) -> None:
-        for key, label in (("", "trained"), ("_served", "served"), ("_start", "start")):
+        for key, label in (("", "trained"), ("_served", "served before"), ("_start", "start")):
             lengths = [one[f"acceptance_length{key}"] for one in judged]
             axes[0].plot([one["requests"] for one in judged], lengths, "o-", ms=4, lw=1.2, label=label)
         axes[0].set(title="simulated τ on the newest requests", xlabel="requests")
@@ -79,7 +80,7 @@ def judged_drafts(judged: Sequence[Record]) -> str:
 
 
 def _by_label(judged: Sequence[Record]) -> str:
-    """Return a plot of the served draft's acceptance length by the requests' label.
+    """Return a plot of the acceptance length, by the requests' label, of the draft that each verdict let serve.
 
     A table of the last verdict follows.
     """
@@ -92,7 +93,7 @@ def _by_label(judged: Sequence[Record]) -> str:
     def draw(axes: Sequence[Axes]) -> None:
         for label, _ in counts.most_common(_PLOTTED_LABELS):
             points = [
-                (one["requests"], one["labels"][label]["acceptance_length_served"])
+                (one["requests"], one["labels"][label][length_of_served(one)])
                 for one in judged
                 if label in one.get("labels", {})
             ]
@@ -105,7 +106,7 @@ def _by_label(judged: Sequence[Record]) -> str:
     rows = [
         (label, *(number(one, key, form) for key, form in columns.items())) for label, one in last.items()
     ]
-    heads = ("label, in the last verdict", "judged by", "τ", "τ, served", "τ, start")
+    heads = ("label, in the last verdict", "judged by", "τ", "τ, served before", "τ, start")
     return f"{svg(draw, panels=1)}{table(heads, rows, words=1)}"
 
 

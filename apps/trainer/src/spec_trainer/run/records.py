@@ -16,7 +16,7 @@ from spec_core.foreign import check_regular, foreign_errors, read_bytes
 from spec_kit.hosting import Label
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 _LINE_BYTES = 1 << 20
@@ -95,6 +95,17 @@ class VersionRow(Row):
     oldest_request: _Count = 0
     target: str = ""
     labels: Annotated[dict[Label, LabelFigures], Field(max_length=64)] = {}
+
+
+def length_of_served(verdict: Mapping[str, Any]) -> str:
+    """Return the name of the field with the acceptance length of the draft that servers have since a verdict.
+
+    ``acceptance_length_served`` is of the draft that they had before it. ``verdict``: a row of versions.jsonl.
+    """
+    if verdict["served"] == verdict["step"]:
+        return "acceptance_length"
+    has_stayed = verdict["served"] == verdict["parent"]
+    return "acceptance_length_served" if has_stayed else "acceptance_length_start"
 
 
 class MeasurementRow(Row):

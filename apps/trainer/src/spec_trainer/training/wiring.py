@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from spec_core import plugins
 from spec_core.engine import EngineContext
 from spec_core.errors import ArtifactError
+from spec_trainer.base.waiting import Waiting
 from spec_trainer.report.page import write_report
 from spec_trainer.run.draft_trainer import DraftTrainer
 from spec_trainer.run.few_steps import few_steps_warning
@@ -87,7 +88,8 @@ def create_engine(parts: RunParts | EngineOptions, target: TargetSpec, **around:
     """
     timeouts = parts.config.timeouts
     context = EngineContext(backend=parts.backend, start_s=timeouts.start_s, peer_s=timeouts.peer_s, **around)
-    return parts.engine_type.create(parts.config.engine, target, context)
+    with Waiting(f"starting engine {parts.config.engine.name}"):
+        return parts.engine_type.create(parts.config.engine, target, context)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from spec_trainer.base.waiting import Waiting
 from spec_trainer.run.dispatch import Dispatcher, capture_from
 from spec_trainer.run.timer import Timer
 from spec_trainer.training.wiring import RankLinks, create_engine, rank_features, train_rank
@@ -59,7 +60,8 @@ def inline_driver(
         if spec.config.data.features is None and not sources:
             around = {"placement": "inline", "transport": transport}
             engines = [stack.enter_context(create_engine(spec, spec.target, **around))]
-            engines[0].start(spec.schema)
+            with Waiting(f"starting captures of engine {spec.config.engine.name}"):
+                engines[0].start(spec.schema)
         yield InlineDriver(
             device=device,
             engines=engines,

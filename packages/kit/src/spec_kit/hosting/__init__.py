@@ -13,6 +13,7 @@ from spec_kit.hosting.feature_exporter import FeatureExporter
 from spec_kit.hosting.image_fields import image_fields, image_of_fields
 from spec_kit.hosting.live_answers import LiveAnswer, passed_on
 from spec_kit.hosting.live_requests import (
+    LEARN_HEADER,
     LIVE_REQUESTS_VARIABLE,
     OTHER_LABEL,
     Label,
@@ -49,6 +50,7 @@ else:
 __all__ = [
     "CAPTURE_VARIABLE",
     "DRAFT_TOKEN_VARIABLE",
+    "LEARN_HEADER",
     "LIVE_REQUESTS_VARIABLE",
     "MOST_STATE_ROWS",
     "OTHER_LABEL",

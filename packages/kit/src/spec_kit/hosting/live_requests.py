@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 LIVE_REQUESTS_VARIABLE = "SPEC_LIVE_REQUESTS"
 """Environment variable of a server: the fields of LiveRequestsConfig as JSON. If unset, nothing is stored."""
-LEARN_HEADER = b"x-draft-learn"
+LEARN_HEADER = "x-draft-learn"
 """Header of a request: ``yes`` stores it regardless of ``share``; any other value prevents its storage."""
 LABEL_HEADER = b"x-draft-label"
 """Header of a request: one of the labels of the configuration, by which acceptance is reported."""
@@ -369,7 +369,7 @@ def _learns(headers: Iterable[tuple[bytes, bytes]]) -> bool | None:
 
     A client and a proxy may both send it. Whatever is not ``yes`` is a no, and one no is enough.
     """
-    lines = [value.decode("latin-1") for name, value in headers if name == LEARN_HEADER]
+    lines = [value.decode("latin-1") for name, value in headers if name == LEARN_HEADER.encode()]
     values = {value.strip(" \t").lower() for line in lines for value in line.split(",")}
     return values == {"yes"} if lines else None
 

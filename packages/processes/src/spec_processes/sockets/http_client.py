@@ -26,7 +26,7 @@ from spec_core.resource import Resource
 from spec_core.wording import one_line, shortened, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
 LONGEST_ANSWER = 1 << 18
 """Largest number of bytes of a response. A status has some hundred bytes, an error message a few thousand."""
@@ -59,15 +59,17 @@ class HttpAnswer:
 class HttpClient(Resource):
     """Sends requests to one HTTP server, each in a new thread over a new connection. Any thread may call."""
 
-    def __init__(self, url: str, token: str | None) -> None:
+    def __init__(self, url: str, token: str | None, headers: Mapping[str, str] | None = None) -> None:
         """Store the server's ``url`` and the bearer ``token``, if there is one, without connecting.
 
-        Raise ConfigError if the URL or the token is invalid.
+        ``headers``: further headers of each request. Raise ConfigError if the URL or the token is invalid.
         """
         self._parts = server_address(url)
         if token is not None:
             check_secret(token)
-        self._token = token
+        self._headers = dict(headers or {})
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
         self.url = f"{self._parts.scheme}://{self._parts.netloc}"
         self._port = self._parts.port or _PORTS[self._parts.scheme]
         self._hint = "is the server's API at this address?"
@@ -140,13 +142,12 @@ class HttpClient(Resource):
         self, path: str, body: bytes, deadline: float, longest: int
     ) -> Generator[h11.Response | h11.Data]:
         """Send a request and yield its answer: the head, then the pieces of the body."""
-        authorization = [] if self._token is None else [("Authorization", f"Bearer {self._token}")]
         request = h11.Request(
             method="POST" if body else "GET",
             target=self._parts.path.rstrip("/") + path,
             headers=[
                 ("Host", self._parts.netloc),
-                *authorization,
+                *self._headers.items(),
                 ("Content-Type", "application/json"),
                 ("Content-Length", str(len(body))),
                 ("Connection", "close"),

@@ -70,6 +70,28 @@ def test_each_way_of_decoding_is_asked_for_in_one_go():
     assert engine.asked == [*plain, *drafted, ("fresh", 0.0, 3, 2)]
 
 
+def test_figures_of_a_pass_are_told_when_it_is_done_whatever_ends_the_next_one(caplog):
+    class Killed(Scripted):
+        def generate(self, prompts, sampling):
+            if self.draft and sampling.temperature:
+                raise KeyboardInterrupt
+            return super().generate(prompts, sampling)
+
+    caplog.set_level("INFO", "spec_trainer.measure.evaluation.measure")
+    with pytest.raises(KeyboardInterrupt):
+        measure(
+            Killed(), Path("trained"), Workload(prompts=PROMPTS, sampling=GREEDY, other_temperature=1.0), None
+        )
+    done = [message for message in caplog.messages if message.startswith("done ")]
+    assert [line.partition(":")[0] for line in done] == [
+        "done decoding prompts (2) greedily without a draft",
+        "done decoding prompts (2) at temperature 1 without a draft",
+        "done decoding prompts (2) greedily with a draft (tokens of a round",
+    ]
+    assert "40 tokens, " in done[0]
+    assert done[2].endswith(" tokens/s, tau 2.500")
+
+
 def test_warm_up_is_neither_timed_nor_counted():
     engine = Scripted(warm_up_s=0.2)
     result = decode(engine, PROMPTS, GREEDY)

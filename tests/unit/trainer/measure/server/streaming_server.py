@@ -31,6 +31,8 @@ class Streaming:
     says: str = ""
     """Begins every answer."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    scopes: list[dict[str, Any]] = field(default_factory=list)
+    """Path and headers of each question, as an ASGI server passes them to a middleware."""
     most_at_once: int = 0
     requests: int = 0
     generated: int = 0
@@ -106,6 +108,8 @@ class Routes(BaseHTTPRequestHandler):
             return
         assert self.headers["Content-Type"] == "application/json"
         self.streaming.bodies.append(body)
+        headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
+        self.streaming.scopes.append({"path": self.path, "headers": headers})
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import sys
@@ -11,6 +12,7 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
+from spec_kit.hosting import LiveRequests, LiveRequestsConfig
 from spec_trainer.cli.app import run
 
 from .streaming_server import NUM_DRAFT_TOKENS, streaming
@@ -84,6 +86,20 @@ def test_the_request_is_that_of_a_stream_with_its_usage(evaluate, bench):
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+def test_no_question_is_kept_by_a_server_that_keeps_every_request(evaluate, bench):
+    """Else ``follow`` would train on the questions of its own measurement, warm-ups included."""
+    kept = LiveRequests(LiveRequestsConfig(share=1.0), timed=False)
+    with streaming() as (url, served):
+        assert evaluate(*of_bench(url, bench, "--concurrency", "1,3"))[0] == 0
+
+    async def admitted(scope: dict) -> bool:
+        kept.begin(scope, lambda: None)
+        return kept.admits("id")
+
+    assert not any(asyncio.run(admitted(scope)) for scope in served.scopes)
+    assert kept.take()["left_out"] == {"opted_out": len(served.bodies)}
 
 
 def test_a_baseline_gives_speed_up_and_equal_texts(evaluate, bench):

@@ -34,7 +34,7 @@ def evaluate_draft(request: EvaluationRequest, words: Sequence[str] = ()) -> dic
     evaluation = prepare(request, words)
     with TemporaryDirectory() as scratch:
         untrained = None
-        if evaluation.measures_untrained:
+        if request.untrained:
             untrained = export_untrained(evaluation.draft, evaluation.target, Path(scratch) / "untrained")
         options = evaluation.options
         with engine_output_kept(options.engine_type), create_engine(options, evaluation.target) as engine:

@@ -45,7 +45,7 @@ def describe_run(run: RunSpec) -> dict[str, Any]:
         **_device_memory(run),
         "resources": _resources(run, sizes),
         "rank_memory": {part.what: part.num_bytes for part in rank_parts(run, sizes)},
-        "expected_time": expected_time(run, sizes),
+        "expected_time": expected_time(run),
         **({"push": _pushes(run)} if config.train.push_every else {}),
         **({"serve": _measuring(run)} if config.train.serve_every else {}),
         **({"decode": _decoding(run)} if config.decode.every else {}),

@@ -14,6 +14,7 @@ from spec_core.foreign import foreign_errors
 from spec_core.records import SamplingParams
 from spec_trainer.base.progress import StepProgress
 from spec_trainer.base.stop_request import Interrupted, StopRequest
+from spec_trainer.base.waiting import Waiting
 from spec_trainer.cli.engine_output import engine_output_kept
 from spec_trainer.configuration.engine_options import read_engine_options
 from spec_trainer.data.errors import BadRow
@@ -21,7 +22,7 @@ from spec_trainer.measure.regeneration.answer_file import AnswerFile, check_answ
 from spec_trainer.measure.regeneration.conversation import open_conversation
 from spec_trainer.plan.images import prompt_image_rules
 from spec_trainer.training.wiring import create_engine
-from spec_trainer.workers.passes import pass_seed
+from spec_trainer.workers.passes import pass_seed, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -163,10 +164,12 @@ def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dic
     whole. This matters because an answer depends on the position of its prompt in the batch.
     """
     batches = _batches(work, file.next_row)
-    num_tokens, started = 0, time.monotonic()
+    num_tokens = 0
     progress = StepProgress(len(batches), "answering", lambda record: f"{record['tokens_per_s']:,.0f} tok/s")
     options = work.options
     with engine_output_kept(options.engine_type), create_engine(options, work.target) as engine, progress:
+        _start(engine, work)
+        started = time.monotonic()
         for done, (batch, rows) in enumerate(batches.items()):
             if stop.requested:
                 raise Interrupted(
@@ -180,7 +183,14 @@ def _answer_rest(work: Regeneration, file: AnswerFile, stop: StopRequest) -> dic
                 if row.number >= file.next_row and not (work.request.drop_cut and conversation.was_cut)
             )
             progress.show({"step": done + 1, "tokens_per_s": num_tokens / (time.monotonic() - started)})
-    return {"generated_tokens": num_tokens, "tokens_per_s": num_tokens / (time.monotonic() - started)}
+        seconds = time.monotonic() - started
+    return {"generated_tokens": num_tokens, "tokens_per_s": round(num_tokens / seconds, 1)}
+
+
+def _start(engine: Engine, work: Regeneration) -> None:
+    """Let the engine decode a few tokens, because some engines start with their first prompt; this is not timed."""
+    with Waiting(f"starting engine {engine.name}"):
+        warm_up(engine, [work.open(work.rows[0].content).prompt], work.sampling)
 
 
 def _batches(work: Regeneration, next_row: int) -> dict[int, list[PromptRow]]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from spec_trainer.base.waiting import Waiting
 from spec_trainer.workers.passes import Pass, decode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from spec_core import Engine
@@ -64,10 +67,12 @@ def decode_without_draft(engine: Engine, work: Workload) -> Passes:
     passes = _decode_all(engine, work, "without a draft")
     if passes.greedy.answers[0].top2_margin:
         return passes
-    log.info(
-        "decoding prompts (%d) greedily once more, for the gaps of the two largest logits", len(work.prompts)
+    what = (
+        f"decoding prompts ({len(work.prompts)}) greedily once more, for the gaps of the two largest logits"
     )
-    answers = engine.generate(work.prompts, replace(work.greedy, with_margins=True))
+    log.info("%s", what)
+    with Waiting(what):
+        answers = engine.generate(work.prompts, replace(work.greedy, with_margins=True))
     return replace(passes, greedy=replace(passes.greedy, answers=answers))
 
 
@@ -83,23 +88,38 @@ def decode_once_with(engine: Engine, draft_model: Path, work: Workload, what: st
     ``what``: the draft's name in the log.
     """
     engine.load_draft(draft_model)
-    log.info("decoding prompts (%d) with %s", len(work.prompts), what)
-    return decode(engine, work.prompts, work.timed)
+    name = f"decoding prompts ({len(work.prompts)}) with {what}"
+    return _logged(name, lambda: decode(engine, work.prompts, work.timed))
 
 
 def _decode_all(engine: Engine, work: Workload, how: str) -> Passes:
-    number = len(work.prompts)
-    log.info("decoding prompts (%d) greedily %s", number, how)
-    greedy, sampled = _decode_once(engine, work, work.greedy), None
-    if work.sampled is not None:
-        log.info("decoding prompts (%d) at temperature %g %s", number, work.sampled.temperature, how)
-        sampled = _decode_once(engine, work, work.sampled)
-    loads: dict[int, Pass] = {}
-    for size in work.concurrency:
-        log.info("timing answers at concurrency %d %s", size, how)
-        streamed = replace(work.timed, with_times=True, concurrency=size)
-        loads[size] = decode(engine, work.enough_for(size), streamed)
+    what = f"decoding prompts ({len(work.prompts)})"
+    greedy, sampled = _logged(f"{what} greedily {how}", lambda: _decode_once(engine, work, work.greedy)), None
+    if (sampling := work.sampled) is not None:
+        at = f"{what} at temperature {sampling.temperature:g} {how}"
+        sampled = _logged(at, lambda: _decode_once(engine, work, sampling))
+    loads = {
+        size: _logged(
+            f"timing answers at concurrency {size} {how}", partial(_decode_load, engine, work, size)
+        )
+        for size in work.concurrency
+    }
     return Passes(greedy=greedy, sampled=sampled, loads=loads)
+
+
+def _logged(what: str, decode_one: Callable[[], Pass]) -> Pass:
+    """Decode one pass, and log its figures as soon as it is done, so that a command that is killed has shown them."""
+    log.info("%s", what)
+    with Waiting(what):
+        done = decode_one()
+    tau = f", tau {done.counters.acceptance_length:.3f}" if done.counters.rounds else ""
+    log.info("done %s: %s tokens, %.1f tokens/s%s", what, f"{done.num_tokens:,}", done.tokens_per_s, tau)
+    return done
+
+
+def _decode_load(engine: Engine, work: Workload, size: int) -> Pass:
+    streamed = replace(work.timed, with_times=True, concurrency=size)
+    return decode(engine, work.enough_for(size), streamed)
 
 
 def _decode_once(engine: Engine, work: Workload, sampling: SamplingParams) -> Pass:

@@ -40,12 +40,6 @@ class Evaluation:
     asked: Questions | None
     """The benchmarks that are asked, if there are any."""
 
-    @property
-    def measures_untrained(self) -> bool:
-        """Whether a draft of the same shape with random weights is measured, too."""
-        asked = self.request.untrained
-        return self.options.engine_type.abilities.in_process if asked is None else asked
-
 
 def prepare(request: EvaluationRequest, words: Sequence[str]) -> Evaluation:
     """Load and check all inputs of the request; start no engine.

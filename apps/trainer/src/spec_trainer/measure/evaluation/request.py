@@ -50,9 +50,8 @@ class EvaluationRequest:
     """Numbers of concurrent answers at which to measure the speed, such as 1,8,32."""
     stop_at_eos: bool = True
     """End an answer at the target's end token; otherwise every answer has max-new-tokens tokens."""
-    untrained: bool | None = None
-    """Also measure an untrained draft of the same shape. By default only if the engine runs in this process; other
-    engines have to start once more for it."""
+    untrained: bool = False
+    """Also measure an untrained draft of the same shape, in one more pass."""
     seed: int = 0
     """Seed of sampling."""
     timeout_s: float = 600.0

@@ -14,6 +14,7 @@ from spec_core.errors import EngineError
 from spec_core.foreign import foreign_errors
 from spec_core.resource import Resource
 from spec_core.wording import one_line, shortened, shown
+from spec_kit.hosting import LEARN_HEADER
 from spec_processes.sockets import HttpClient, check_secret
 from spec_trainer.measure.evaluation.latency import AnswerTimes
 from spec_trainer.measure.server.metrics_reader import engine_of
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 """Environment variable with the API key that a server started with ``--api-key`` requires."""
+_NOT_TO_BE_LEARNT = {LEARN_HEADER: "no"}
+"""Headers of each request: ``follow`` must not train on the questions by which its draft is measured."""
 _SHORT_ANSWER_S = 30.0
 """Longest time for a request of the list of models or of the metrics, in seconds."""
 _LONGEST_PAGE = 1 << 24
@@ -56,7 +59,7 @@ class OpenAiServer(Resource):
         Raise ConfigError for an invalid URL, or an API key that no HTTP header can carry. Raise EngineError
         if no server answers.
         """
-        self._client = HttpClient(url.rstrip("/").removesuffix("/v1"), _api_key())
+        self._client = HttpClient(url.rstrip("/").removesuffix("/v1"), _api_key(), _NOT_TO_BE_LEARNT)
         self.url, self._timeout_s = self._client.url, timeout_s
         self.model = self._first_model()
         self.engine_name: str | None = None
